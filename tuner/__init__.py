@@ -1,0 +1,1 @@
+"""Autotuner for PyTorch modules: describe it, tune it, prove it, export it."""

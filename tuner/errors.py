@@ -1,0 +1,109 @@
+"""Every failure that the tuner itself can report, drawn as one tree.
+
+    TunerError                      what the command line shows without a traceback
+    ├── InputError          exit 2  the user's files or arguments are wrong
+    │   ├── ConfigError             the YAML file: every error at once
+    │   ├── ExpressionError         one constraint or shape expression
+    │   ├── TemplateError           a template's head, its text, or its rendering
+    │   └── ProblemError            the reference file or its inputs
+    ├── NothingCorrectError exit 1  the search ended without one correct candidate
+    └── MachineError        exit 3  the machine, not the user
+        ├── ToolchainError          no compiler, or one that does not work
+        ├── DeviceError             no such device, or it went away
+        ├── StorageError            no space, no permission, an unreadable run
+        ├── RunLockedError          another process works on this run
+        └── WorkerError             the child process died or did not answer (see `worker`)
+
+A candidate that does not compile, crashes, hangs or is wrong is no exception: it is an
+`Outcome` with a status and a reason (see `trial`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+__all__ = [
+    "ConfigError",
+    "DeviceError",
+    "ExpressionError",
+    "InputError",
+    "MachineError",
+    "NothingCorrectError",
+    "ProblemError",
+    "RunLockedError",
+    "StorageError",
+    "TemplateError",
+    "ToolchainError",
+    "TunerError",
+    "WorkerError",
+    "did_you_mean",
+]
+
+
+class TunerError(Exception):
+    """A failure that is explained to the user in full by its message."""
+
+    exit_code = 3
+
+
+class InputError(TunerError):
+    """The user's files or arguments are wrong."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """The configuration is wrong; `problems` holds every error found, in file order."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class ExpressionError(InputError):
+    """An expression is outside the grammar, uses an unknown name, or cannot be computed."""
+
+
+class TemplateError(InputError):
+    """A template's head or text is wrong, or does not render."""
+
+
+class ProblemError(InputError):
+    """The reference file cannot be used as a problem."""
+
+
+class NothingCorrectError(TunerError):
+    """The search ended and no candidate was correct."""
+
+    exit_code = 1
+
+
+class MachineError(TunerError):
+    """The machine cannot do what was asked."""
+
+
+class ToolchainError(MachineError):
+    """A compiler is missing or does not work."""
+
+
+class DeviceError(MachineError):
+    """The device does not exist, or went away."""
+
+
+class StorageError(MachineError):
+    """A file of ours cannot be written or read."""
+
+
+class RunLockedError(MachineError):
+    """Another process works on this run directory."""
+
+
+class WorkerError(MachineError):
+    """The child process that owns the device failed."""
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """Return `hint: did you mean 'x'?` for the closest of `known`, or an empty string."""
+    close = get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"hint: did you mean {close[0]!r}?" if close else ""

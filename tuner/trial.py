@@ -1,0 +1,291 @@
+"""The records that flow through a run, and their way to and from JSON.
+
+A `Candidate` is rendered, becomes a `Build`, is judged by a `Check`, timed into a
+`Measurement`; all of that is an `Outcome`, and with its number a `Trial`.
+Records are frozen; nothing here does work.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter
+
+__all__ = [
+    "Argument",
+    "Build",
+    "Candidate",
+    "Check",
+    "Interval",
+    "KernelResources",
+    "Language",
+    "Measurement",
+    "Outcome",
+    "Params",
+    "Plan",
+    "ProbeResult",
+    "Status",
+    "Step",
+    "Tensor",
+    "Trial",
+    "Value",
+    "content_key",
+    "from_json",
+    "to_json",
+]
+
+Value = bool | int | float | str
+Params = dict[str, Value]
+Language = Literal["cuda", "cpp", "triton"]
+DType = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"]
+
+
+class Status(StrEnum):
+    """What became of a candidate, in the words of the community's T4 format (`invalidity`)."""
+
+    CORRECT = "correct"
+    CONSTRAINTS = "constraints"
+    COMPILE = "compile"
+    RUNTIME = "runtime"
+    TIMEOUT = "timeout"
+    CORRECTNESS = "correctness"
+
+
+# ---- what is run: the plan of one call ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of the operator's call: a tensor with named sizes, or a number.
+
+    `shape` is None for a number (passed to C as `double` for "float", `int64_t` for "int").
+    """
+
+    name: str
+    dtype: Literal["float32", "float", "int"] = "float32"
+    shape: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An output or a piece of workspace that the caller allocates before each call.
+
+    Each entry of `shape` is an expression over the sizes (the parameters are already numbers).
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: DType = "float32"
+    zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the call.
+
+    `kind` "call" runs our function `function` of the source; "aten" runs PyTorch's
+    `at::<function>_out(out, *args)`. An argument is the name of a tensor (`x.t` is its
+    transpose, for "aten" only), `null`, or an expression over sizes, numbers and parameters.
+    """
+
+    kind: Literal["call", "aten"]
+    function: str
+    args: tuple[str, ...]
+    out: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is needed to run a candidate: what to allocate and what to call, in order."""
+
+    function: str
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Tensor, ...]
+    workspace: tuple[Tensor, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A template rendered with one set of parameters, not yet judged."""
+
+    op: str
+    template: str
+    params: Params
+    language: Language
+    source: str
+    plan: Plan
+    optimisations: tuple[str, ...] = ()
+    is_deterministic: bool = True
+
+    @property
+    def key(self) -> str:
+        """Content key: equal for two candidates with the same text, plan and language."""
+        return content_key(self.language, self.source, to_json(self.plan))
+
+
+# ---- what became of it ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """What the compiler reports of one device kernel."""
+
+    name: str
+    registers: int
+    smem_bytes: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The outcome of compiling one candidate.
+
+    `artefact` is the path of the shared object (for Triton: of the Python module), None when
+    it failed; then `error` says why in one line and `log` is the path of the whole log.
+    `binary_key` is equal for two builds with the same machine code.
+    """
+
+    key: str
+    status: Status
+    artefact: str | None
+    log: str
+    error: str = ""
+    binary_key: str = ""
+    kernels: tuple[KernelResources, ...] = ()
+    seconds: float = 0.0
+    is_cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """One probe's errors against float64, beside the baseline's own on the same probe.
+
+    `rms_rel` is the root mean square error over the root mean square of the float64 value;
+    `max_abs` the largest absolute error; both over all elements of the output.
+    """
+
+    probe: str
+    rms_rel: float
+    max_abs: float
+    baseline_rms_rel: float
+    baseline_max_abs: float
+    is_accepted: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The verdict on a candidate's answers."""
+
+    is_accepted: bool
+    accuracy: str
+    reason: str = ""
+    probes: tuple[ProbeResult, ...] = ()
+    is_thorough: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Samples of one call's time and their summary.
+
+    `latency_us` is the median, `noise` a robust relative dispersion (0.005 = 0.5 %),
+    `is_censored` says that sampling stopped early because the candidate is clearly slow
+    (then `latency_us` is still the median of what was seen). `anchor_us` is the baseline's
+    latency measured last before this one. `wall_us` cross-checks the device's clock.
+    """
+
+    latency_us: float
+    noise: float
+    samples_us: tuple[float, ...]
+    is_cold: bool
+    is_censored: bool = False
+    num_throttled: int = 0
+    anchor_us: float | None = None
+    wall_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A ratio baseline / candidate with the interval that another process should fall into."""
+
+    speedup: float
+    low: float
+    high: float
+    confidence: float
+    num_processes: int
+
+    @property
+    def verdict(self) -> Literal["faster", "slower", "no difference"]:
+        """A ratio whose interval holds 1 is no difference."""
+        if self.low > 1.0:
+            return "faster"
+        return "slower" if self.high < 1.0 else "no difference"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a candidate: its status, the reason, and what each stage found."""
+
+    status: Status
+    reason: str = ""
+    build: Build | None = None
+    check: Check | None = None
+    measurement: Measurement | None = None
+    seconds: dict[str, float] = field(default_factory=dict)  # per stage: render, build, ...
+    same_as: int | None = None  # trial number whose outcome was reused (same machine code)
+
+    @property
+    def latency_us(self) -> float | None:
+        """The objective: the median latency of a correct candidate, else None."""
+        if self.status is not Status.CORRECT or self.measurement is None:
+            return None
+        return self.measurement.latency_us
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One line of `trials.jsonl`."""
+
+    number: int
+    template: str
+    params: Params
+    candidate_key: str
+    outcome: Outcome
+    started_at: str = ""  # UTC, ISO 8601
+    elapsed_s: float = 0.0  # since the run's first start, of working time
+
+
+# ---- to and from JSON -----------------------------------------------------------------------
+
+R = TypeVar("R")
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def to_json(record: Any) -> str:
+    """Return the record as one line of JSON."""
+    text: str = _adapter(type(record)).dump_json(record).decode()
+    return text
+
+
+def from_json(kind: type[R], text: str | bytes) -> R:
+    """Read a record of type `kind`; pydantic's ValidationError when the text is not one."""
+    record: R = _adapter(kind).validate_json(text)
+    return record
+
+
+def content_key(*parts: object) -> str:
+    """Return a 16-digit key of the given parts, stable across processes and machines."""
+    text = json.dumps([str(part) for part in parts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
