@@ -21,6 +21,7 @@ __all__ = [
     "Build",
     "Candidate",
     "Check",
+    "Finalist",
     "Interval",
     "KernelResources",
     "Language",
@@ -29,6 +30,7 @@ __all__ = [
     "Params",
     "Plan",
     "ProbeResult",
+    "Result",
     "Status",
     "Step",
     "Tensor",
@@ -261,6 +263,38 @@ class Trial:
     outcome: Outcome
     started_at: str = ""  # UTC, ISO 8601
     elapsed_s: float = 0.0  # since the run's first start, of working time
+
+
+@dataclass(frozen=True, slots=True)
+class Finalist:
+    """A candidate that was checked in full and raced against the baseline, in fresh processes.
+
+    `latency_us` and `baseline_us` are medians over all rounds of all processes.
+    """
+
+    trial: int
+    check: Check
+    interval: Interval | None = None
+    latency_us: float | None = None
+    baseline_us: float | None = None
+    noise: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run ended with.
+
+    `ties` are the trial numbers that cannot be told from the winner. `exported` is the
+    measurement of the exported file itself, made from its file in fresh processes.
+    """
+
+    winner: int
+    finalists: tuple[Finalist, ...]
+    ties: tuple[int, ...]
+    exported: Finalist | None = None
+    export_path: str = ""
+    notes: tuple[str, ...] = ()
 
 
 # ---- to and from JSON -----------------------------------------------------------------------

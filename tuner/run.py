@@ -1,0 +1,251 @@
+"""One run directory: create it, lock it, append outcomes, read them back.
+
+`trials.jsonl` is the truth: append-only, one outcome a line, on disk before the next ask.
+A half-written last line (the process was killed, the disk was full) is dropped when the run
+is opened again; nothing else of the run is ever rewritten in place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import ValidationError
+
+from tuner.errors import RunLockedError, StorageError
+from tuner.trial import Result, Trial, from_json, to_json
+
+__all__ = ["Run", "create_run", "open_run", "storage_errors"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run directory, open for reading; `locked()` opens it for writing."""
+
+    path: Path
+
+    @property
+    def config_path(self) -> Path:
+        """The config as it was given."""
+        return self.path / "config.yaml"
+
+    @property
+    def journal_path(self) -> Path:
+        """Optuna's own journal, for Optuna's tools."""
+        return self.path / "study.journal"
+
+    @property
+    def export_path(self) -> Path:
+        """Where the winner is written."""
+        return self.path / "export" / "model_new.py"
+
+    @property
+    def report_path(self) -> Path:
+        """Where the report is written."""
+        return self.path / "report.html"
+
+    def environment(self) -> dict[str, Any]:
+        """Return what the run recorded of the machine and of how it was started."""
+        return _read_json(self.path / "environment.json")
+
+    def trials(self) -> list[Trial]:
+        """Read every whole line of `trials.jsonl`.
+
+        Raises:
+            StorageError: a line other than the last cannot be read.
+        """
+        path = self.path / "trials.jsonl"
+        if not path.exists():
+            return []
+        with storage_errors(path):
+            lines = path.read_bytes().split(b"\n")
+        trials = []
+        for number, line in enumerate(lines[:-1], 1):  # what follows the last newline is no line
+            try:
+                trials.append(from_json(Trial, line))
+            except ValidationError as error:
+                raise StorageError(
+                    f"{path}:{number}: not a trial: {error.errors()[0]['msg']}\n"
+                    f"  next: move the line away; the other {len(lines) - 2} are kept"
+                ) from error
+        return trials
+
+    def result(self) -> Result | None:
+        """Return what the run ended with, None when it has not."""
+        path = self.path / "result.json"
+        if not path.exists():
+            return None
+        with storage_errors(path):
+            return from_json(Result, path.read_bytes())
+
+    def best(self) -> Trial | None:
+        """Return the fastest correct trial by its screening latency."""
+        correct = [t for t in self.trials() if t.outcome.latency_us is not None]
+        return min(correct, key=lambda t: t.outcome.latency_us or 0.0, default=None)
+
+    @contextmanager
+    def locked(self) -> Iterator[RunWriter]:
+        """Open for writing, for one process at a time.
+
+        Raises:
+            RunLockedError: another process has it.
+        """
+        path = self.path / "lock"
+        with storage_errors(path), path.open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunLockedError(
+                    f"{self.path}: another process works on this run\n"
+                    "  next: wait for it, or stop it"
+                ) from error
+            with RunWriter(self) as writer:
+                yield writer
+
+
+class RunWriter:
+    """The one writer of a run directory."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._path = run.path / "trials.jsonl"
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> RunWriter:
+        with storage_errors(self._path):
+            self._file = self._path.open("a+b")
+            _drop_half_line(self._file)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def append(self, trial: Trial) -> None:
+        """Append one outcome and see it on disk."""
+        assert self._file is not None
+        with storage_errors(self._path):
+            start = self._file.seek(0, os.SEEK_END)
+            try:
+                self._file.write(to_json(trial).encode() + b"\n")
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError:
+                os.ftruncate(self._file.fileno(), start)  # no half line stays behind
+                raise
+
+    def write_result(self, result: Result) -> None:
+        """Write what the run ended with."""
+        self.write_text("result.json", to_json(result))
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Write a file of the run, whole or not at all; return its path."""
+        path = self.run.path / name
+        write_whole(path, text)
+        return path
+
+
+def create_run(
+    runs_dir: Path, op: str, device: str, config_text: str, environment: Mapping[str, Any]
+) -> Run:
+    """Make a new run directory, `<time>-<op>-<device>`, and write what was asked into it."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    safe = "".join(c if c.isalnum() else "-" for c in device.lower()).strip("-")
+    with storage_errors(runs_dir):
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1000):
+            path = runs_dir / f"{stamp}-{op}-{safe}{f'-{attempt}' if attempt else ''}"
+            try:
+                path.mkdir()
+                break
+            except FileExistsError:
+                continue
+        for folder in ("candidates", "export"):
+            (path / folder).mkdir()
+    run = Run(path)
+    write_whole(run.config_path, config_text)
+    write_whole(path / "environment.json", json.dumps(environment, indent=1, default=str))
+    return run
+
+
+def open_run(path: Path) -> Run:
+    """Open an existing run directory.
+
+    Raises:
+        StorageError: there is none at `path`.
+    """
+    if not (path / "config.yaml").is_file() or not (path / "environment.json").is_file():
+        near = sorted(p.name for p in path.parent.glob("*/config.yaml"))[:5]
+        raise StorageError(
+            f"{path}: not a run directory (no config.yaml and environment.json)\n"
+            f"  next: name a folder like runs/20260101-120000-op-device {', '.join(near)}".rstrip()
+        )
+    return Run(path)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, whole or not at all (a temporary beside it, then renamed)."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError on `path` into a StorageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        advice = {
+            errno.ENOSPC: "free some disk space, then `tune --resume`",
+            errno.EDQUOT: "the disk quota is used up; free some, then `tune --resume`",
+            errno.EACCES: "make it yours (chown), or choose another folder with --runs-dir",
+            errno.EROFS: "the file system is read-only; choose another folder with --runs-dir",
+        }.get(error.errno or 0, "check the path")
+        raise StorageError(
+            f"{path}: {os.strerror(error.errno or 0).lower()}\n  next: {advice}"
+        ) from error
+
+
+def _drop_half_line(file: IO[bytes]) -> None:
+    end = file.seek(0, os.SEEK_END)
+    keep = end
+    while keep > 0:
+        start = max(0, keep - 65536)
+        file.seek(start)
+        found = file.read(keep - start).rfind(b"\n")
+        if found >= 0:
+            keep = start + found + 1
+            break
+        keep = start
+    if keep < end:
+        file.truncate(keep)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    with storage_errors(path):
+        text = path.read_text(encoding="utf-8")
+    try:
+        data: dict[str, Any] = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise StorageError(f"{path}: not JSON: {error}") from error
+    return data
