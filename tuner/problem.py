@@ -1,0 +1,539 @@
+"""What to compute: the reference module, its inputs, its float64 oracle, the accuracy classes.
+
+    load_problem(path, sizes) -> Problem
+        make_model(seed)       the reference with its own initial weights, KernelBench's way
+        randomise(model, seed) fresh weights and buffers, far from the initial ones
+        make_inputs(seed, ...) the reference's inputs, or the same shapes with other values
+        oracle(model, inputs)  the answer in float64
+
+The file is code and is trusted like code: it is executed in this process, as a private module.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import itertools
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tuner.errors import ProblemError, did_you_mean
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Accuracy",
+    "Distribution",
+    "Problem",
+    "WeightKind",
+    "load_problem",
+    "math_mode",
+]
+
+Distribution = Literal[
+    "as_given",  # what get_inputs() returns
+    "offset",  # the same plus 100: exposes float32 sums of squares
+    "heavy_tailed",  # normal times lognormal, clipped to +-1e4
+    "normal",
+    "wide_range",  # normal, each row scaled by its own power of two, 2^-20 to 2^20
+    "wide_columns",  # the same over the last dimension
+    "constant_columns",  # every row equal, values with few bits: most sums are exact
+    "nan_row",  # as given, one row NaN
+    "inf_element",  # as given, one element infinite
+]
+WeightKind = Literal["random", "dyadic"]
+WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
+HEAVY_TAIL_SIGMA = 1.5  # of the lognormal factor: about 1 value in 1000 above 100
+HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
+
+
+# ---- accuracy classes -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How near to float64 an answer must be.
+
+    `float32` and `tf32` are relative to PyTorch's own error in that arithmetic; `tolerance`
+    accepts every element within `atol + rtol * |value|`.
+    """
+
+    kind: Literal["float32", "tf32", "tolerance"] = "float32"
+    rtol: float = 0.0
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind != "tolerance":
+            if self.rtol or self.atol:
+                raise ValueError(f"accuracy {self.kind} takes no rtol and atol")
+        elif not (0.0 <= self.rtol < 1.0 and 0.0 <= self.atol < float("inf")):
+            raise ValueError(
+                f"accuracy: expected 0 <= rtol < 1 and a finite atol >= 0, "
+                f"got rtol={self.rtol:g}, atol={self.atol:g}"
+            )
+        elif self.rtol == 0.0 and self.atol == 0.0:
+            raise ValueError("accuracy: rtol and atol are both 0, which no float32 kernel meets")
+
+    @classmethod
+    def parse(cls, value: str | Mapping[str, Any]) -> Accuracy:
+        """Read `float32`, `tf32`, `1e-4,1e-4` (rtol, atol) or a mapping with rtol and atol.
+
+        Raises:
+            ValueError: it is none of these; the message says what was got and what is allowed.
+        """
+        if isinstance(value, str):
+            return cls._parse_word(value)
+        if not isinstance(value, Mapping):
+            raise ValueError(f"accuracy: got {value!r}; expected {_ACCURACY_FORMS}")
+        unknown = [str(name) for name in value if name not in ("rtol", "atol")]
+        missing = [name for name in ("rtol", "atol") if name not in value]
+        if unknown or missing:
+            problem = f"unknown {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
+            raise ValueError(f"accuracy: {problem}; expected {_ACCURACY_FORMS}")
+        return cls("tolerance", _tolerance(value["rtol"]), _tolerance(value["atol"]))
+
+    @classmethod
+    def _parse_word(cls, text: str) -> Accuracy:
+        word = text.strip().lower()
+        if word == "float32":
+            return cls("float32")
+        if word == "tf32":
+            return cls("tf32")
+        # The label ("rtol=1e-4,atol=1e-4") is read back as well.
+        form = re.fullmatch(r"(?:rtol=)?([^,=]+),\s*(?:atol=)?([^,=]+)", word)
+        if form is None:
+            hint = did_you_mean(word, ["float32", "tf32"])
+            raise ValueError(
+                f"accuracy: got {text!r}; expected {_ACCURACY_FORMS}" + (hint and f"\n  {hint}")
+            )
+        return cls("tolerance", _tolerance(form[1]), _tolerance(form[2]))
+
+    @property
+    def label(self) -> str:
+        """`float32`, `tf32` or `rtol=1e-4,atol=1e-4`; `parse` reads it back."""
+        if self.kind != "tolerance":
+            return self.kind
+        return f"rtol={_short(self.rtol)},atol={_short(self.atol)}"
+
+    def require_on(self, device: str | torch.device) -> None:
+        """Raise ProblemError when `device` cannot compute this class's baseline."""
+        kind = str(device).partition(":")[0]
+        if self.kind == "tf32" and kind != "cuda":
+            raise ProblemError(
+                f"accuracy tf32 is not available on {kind}: TF32 is arithmetic of NVIDIA's tensor "
+                "cores, so there is no PyTorch TF32 answer to compare with; "
+                "use float32, or {rtol, atol}"
+            )
+
+
+_ACCURACY_FORMS = "'float32', 'tf32', 'RTOL,ATOL' such as '1e-4,1e-4', or {rtol: ..., atol: ...}"
+
+
+def _tolerance(value: object) -> float:
+    try:
+        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+            raise ValueError
+        return float(value)
+    except ValueError:
+        raise ValueError(f"accuracy: {value!r} is no number; expected {_ACCURACY_FORMS}") from None
+
+
+def _short(value: float) -> str:
+    """Format 0.0001 as 1e-4 (Python would write 0.0001 or 1e-04), without losing a digit."""
+    shortest = next(text for n in range(18) if float(text := f"{value:.{n}e}") == value)
+    mantissa, _, exponent = shortest.partition("e")
+    return f"{mantissa}e{int(exponent)}" if abs(int(exponent)) > 1 else repr(value)
+
+
+@contextlib.contextmanager
+def math_mode(accuracy: Accuracy) -> Iterator[None]:
+    """Set PyTorch's arithmetic for float32 products to that of the class, and put it back.
+
+    `tf32` allows TF32 in matrix products and convolutions; all others forbid it in both.
+    """
+    import torch
+
+    matmul_before = torch.get_float32_matmul_precision()
+    cudnn_before = torch.backends.cudnn.allow_tf32
+    is_tf32 = accuracy.kind == "tf32"
+    try:
+        torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = is_tf32
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul_before)
+        torch.backends.cudnn.allow_tf32 = cudnn_before
+
+
+# ---- the problem ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A loaded reference file; `sizes` are its module-level integers, as in force."""
+
+    path: Path
+    text: str
+    sha256: str
+    sizes: Mapping[str, int]
+    module: ModuleType
+
+    def make_model(self, seed: int, device: str | torch.device = "cpu") -> torch.nn.Module:
+        """Return `Model(*get_init_inputs())` in training mode, seeded as KernelBench does.
+
+        Raises:
+            ProblemError: the reference's constructor or `get_init_inputs` fails.
+        """
+        import torch
+
+        torch.manual_seed(seed)
+        init_inputs = self._ask("get_init_inputs")
+        torch.manual_seed(seed)
+        with self._explained("Model(*get_init_inputs())"):
+            model = self.module.Model(*init_inputs)
+            if not isinstance(model, torch.nn.Module):
+                raise ProblemError(f"{self.path}: Model is not a torch.nn.Module")
+            return model.to(device).train()
+
+    def init_inputs(self, seed: int) -> list[Any]:
+        """Return the constructor's arguments; a candidate gets the same ones."""
+        import torch
+
+        torch.manual_seed(seed)
+        return self._ask("get_init_inputs")
+
+    def make_inputs(
+        self,
+        seed: int,
+        *,
+        distribution: Distribution = "as_given",
+        batch: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> list[Any]:
+        """Return the reference's inputs, or the same shapes with other values.
+
+        `distribution` changes floating-point tensors only. `batch` is the number of rows of every
+        tensor that has as many as the first one (fewer are a slice, more are drawn afresh); None
+        leaves them as given.
+        """
+        import torch
+
+        if distribution not in get_args(Distribution):
+            raise ValueError(f"unknown distribution {distribution!r}")
+        inputs = self._draw_inputs(seed, batch)
+        generator = torch.Generator(device=device).manual_seed(seed ^ 0x5EED)
+        moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
+        return [_redistribute(x, distribution, generator) for x in moved]
+
+    def _draw_inputs(self, seed: int, batch: int | None) -> list[Any]:
+        import torch
+
+        torch.manual_seed(seed)
+        inputs = self._ask("get_inputs")
+        first = next((x for x in inputs if isinstance(x, torch.Tensor) and x.ndim > 0), None)
+        if batch is None or first is None or first.shape[0] == batch:
+            return inputs
+        rows = first.shape[0]
+        if rows == 0:
+            raise ProblemError(f"{self.path}: get_inputs() gives 0 rows; cannot make {batch}")
+        # Drawing goes on from the same random state, so repeated rows have fresh values.
+        draws = [inputs, *(self._ask("get_inputs") for _ in range((batch - 1) // rows))]
+
+        def resized(parts: Sequence[Any]) -> Any:
+            if not isinstance(parts[0], torch.Tensor) or parts[0].ndim == 0:
+                return parts[0]
+            return torch.cat(parts)[:batch].clone() if parts[0].shape[0] == rows else parts[0]
+
+        return [resized(parts) for parts in zip(*draws, strict=True)]
+
+    def randomise(
+        self, model: torch.nn.Module, seed: int, kind: WeightKind = "random"
+    ) -> torch.nn.Module:
+        """Give every floating-point weight and buffer a fresh value, in place.
+
+        Works on the state_dict by name and shape, so a reference and a candidate with the same
+        keys get the same values. Vectors get a zero, a tiny and a negative element; buffers that
+        were positive (a running variance) stay so; a counter at 0 becomes 7.
+
+        `kind` "dyadic" draws multiples of 1/16 within +-1, with which sums of products of similar
+        inputs are exact in float32.
+        """
+        import torch
+
+        generator = torch.Generator().manual_seed(seed)
+        buffers = {name for name, _ in model.named_buffers()}
+        with torch.no_grad():
+            for name, tensor in model.state_dict().items():
+                fresh = _fresh_values(tensor, name in buffers, generator, kind)
+                tensor.copy_(fresh)
+        return model
+
+    def call(self, model: torch.nn.Module, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """Run the reference once and return its outputs, one or several tensors.
+
+        Raises:
+            ProblemError: it raised, or returned something that is no tensor.
+        """
+        import torch
+
+        with self._explained("Model.forward"):
+            result = model(*inputs)
+        values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        if not values or not all(isinstance(value, torch.Tensor) for value in values):
+            found = ", ".join(type(value).__name__ for value in values) or "nothing"
+            raise ProblemError(
+                f"{self.path}: Model.forward returned {found}; expected a tensor, or a tuple of "
+                "tensors"
+            )
+        return values
+
+    def oracle(self, model: torch.nn.Module, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
+        """Run a float64 copy of `model` once, leaving `model` itself as it was.
+
+        Returns:
+            `output` (or `output.0`, `output.1` ...) and `buffer.<name>` after the call.
+        """
+        import copy
+
+        import torch
+
+        wide = copy.deepcopy(model).double()
+        with torch.no_grad():
+            outputs = self.call(wide, [widened(value) for value in inputs])
+        names = ["output"] if len(outputs) == 1 else [f"output.{i}" for i in range(len(outputs))]
+        answer = dict(zip(names, outputs, strict=True))
+        answer.update((f"buffer.{name}", value) for name, value in wide.named_buffers())
+        return answer
+
+    def _ask(self, function: str) -> list[Any]:
+        with self._explained(f"{function}()"):
+            values = getattr(self.module, function)()
+        if not isinstance(values, (list, tuple)):
+            raise ProblemError(
+                f"{self.path}: {function}() returned {type(values).__name__}; expected a list"
+            )
+        return list(values)
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        with _explained(self.path, what):
+            yield
+
+
+def widened(value: Any) -> Any:
+    """Return a floating-point tensor in float64, anything else as it is."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.double()
+    return value
+
+
+def _fresh_values(
+    tensor: torch.Tensor, is_buffer: bool, generator: torch.Generator, kind: WeightKind
+) -> torch.Tensor:
+    """Return new values of the same shape and dtype, drawn on the CPU."""
+    import torch
+
+    old = tensor.detach().to("cpu")
+    if not old.is_floating_point():
+        is_counter = is_buffer and old.ndim == 0 and old.dtype == torch.int64 and int(old) == 0
+        return torch.full_like(old, 7) if is_counter else old
+    if is_buffer and old.numel() and float(old.min()) > 0.0:
+        return 0.5 + 1.5 * torch.rand(old.shape, generator=generator, dtype=old.dtype)
+    if kind == "dyadic":
+        return torch.randint(-16, 17, old.shape, generator=generator).to(old.dtype) / 16
+    fresh = torch.randn(old.shape, generator=generator, dtype=old.dtype)
+    if old.ndim >= 2:
+        # A matrix keeps its magnitude, which was chosen for its fan-in.
+        magnitude = float(old.double().square().mean().sqrt()) if old.numel() else 0.0
+        return fresh * (magnitude or old[0].numel() ** -0.5)
+    if old.ndim == 1 and old.numel() >= 4:
+        zero, tiny, negative, _ = torch.randperm(old.numel(), generator=generator)[:4].tolist()
+        fresh[zero], fresh[tiny], fresh[negative] = 0.0, 1e-6, -fresh[negative].abs() - 0.1
+    return fresh
+
+
+def _redistribute(value: Any, distribution: Distribution, generator: torch.Generator) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    if distribution == "as_given":
+        return value
+    if distribution == "offset":
+        return value + 100.0
+
+    def drawn(shape: Sequence[int]) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=value.dtype, device=generator.device)
+
+    def powers_of_two(shape: Sequence[int]) -> torch.Tensor:
+        exponents = torch.randint(
+            -WIDE_RANGE_BITS,
+            WIDE_RANGE_BITS + 1,
+            shape,
+            generator=generator,
+            device=generator.device,
+        )
+        return torch.exp2(exponents.to(value.dtype))
+
+    if distribution == "normal":
+        return drawn(value.shape)
+    if distribution == "heavy_tailed":
+        factor = drawn(value.shape).mul_(HEAVY_TAIL_SIGMA).exp_()
+        return drawn(value.shape).mul_(factor).clamp_(-HEAVY_TAIL_CLIP, HEAVY_TAIL_CLIP)
+    if distribution == "wide_range":
+        return drawn(value.shape).mul_(powers_of_two([*value.shape[:1]] + [1] * (value.ndim - 1)))
+    if distribution == "wide_columns":
+        return drawn(value.shape).mul_(powers_of_two(value.shape[-1:]))
+    if distribution == "constant_columns":
+        row = torch.randint(-8, 9, value.shape[1:], generator=generator, device=generator.device)
+        return (row.to(value.dtype) / 4).expand(value.shape).contiguous()
+    poisoned = value.clone()
+    rows = poisoned.view(value.shape[0] if value.ndim else 1, -1)
+    at = int(torch.randint(len(rows), (), generator=generator, device=generator.device))
+    if distribution == "nan_row":
+        rows[at] = float("nan")
+    else:
+        rows[at, 0] = float("inf")
+    return poisoned
+
+
+# ---- loading --------------------------------------------------------------------------------
+
+
+def load_problem(path: Path, sizes: Mapping[str, int] | None = None) -> Problem:
+    """Import a KernelBench-format file: `class Model`, `get_inputs`, `get_init_inputs`.
+
+    `sizes` replace module-level numbers of the same name. The file is executed with them in
+    force, so what it computes from them (`scale_shape = (out_features,)`) follows.
+
+    Raises:
+        ProblemError: the file cannot be read, parsed or executed, lacks one of the names, or
+            `sizes` has a name that the file does not set.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        text = raw.decode()
+    except OSError as error:
+        raise ProblemError(f"{path}: cannot read the reference: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ProblemError(f"{path}: not a text file in UTF-8: {error.reason}") from None
+    try:
+        tree = ast.parse(text, filename=str(path))
+    except (SyntaxError, ValueError) as error:
+        place = f"{path}:{error.lineno}" if isinstance(error, SyntaxError) else str(path)
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise ProblemError(f"{place}: the reference is not valid Python: {reason}") from None
+    wanted = dict(sizes or {})
+    overrides = _Overrides(wanted)
+    tree = ast.fix_missing_locations(overrides.visit(tree))
+    module = _execute(path, tree)
+    _require_names(path, module)
+    known = _sizes_of(module, overrides.assigned)
+    _require_known(path, wanted, overrides.assigned, known)
+    return Problem(path, text, hashlib.sha256(raw).hexdigest(), known, module)
+
+
+class _Overrides(ast.NodeTransformer):
+    """Follow each top-level assignment of a wanted name with `name = value`."""
+
+    def __init__(self, wanted: Mapping[str, int]) -> None:
+        self.wanted = wanted
+        self.assigned: set[str] = set()
+
+    def _leave(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
+
+    def _follow(self, node: ast.stmt) -> list[ast.stmt]:
+        names = [
+            part.id
+            for part in ast.walk(node)
+            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+        ]
+        self.assigned.update(names)
+        extra = [
+            ast.copy_location(
+                ast.Assign([ast.Name(name, ast.Store())], ast.Constant(self.wanted[name])), node
+            )
+            for name in names
+            if name in self.wanted
+        ]
+        return [node, *extra]
+
+    visit_Assign = visit_AnnAssign = visit_AugAssign = _follow
+
+
+_module_numbers = itertools.count()
+
+
+def _execute(path: Path, tree: ast.Module) -> ModuleType:
+    # Registered under a private name, since dataclasses and pickling look modules up there.
+    name = f"_tuner_reference_{next(_module_numbers)}"
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    try:
+        with _explained(path, "importing the reference"):
+            exec(compile(tree, str(path), "exec"), module.__dict__)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def _explained(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into a ProblemError with its file and line."""
+    try:
+        yield
+    except ProblemError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f.lineno for f in reversed(frames) if f.filename == str(path)), None)
+        place = f"{path}:{line}" if line is not None else str(path)
+        reason = str(error).strip() or "no message"
+        raise ProblemError(f"{place}: {what} failed: {type(error).__name__}: {reason}") from error
+
+
+def _require_names(path: Path, module: ModuleType) -> None:
+    required = {"Model": "class", "get_inputs": "function", "get_init_inputs": "function"}
+    for name, kind in required.items():
+        if not callable(getattr(module, name, None)):
+            found = [n for n in vars(module) if not n.startswith("_")]
+            hint = did_you_mean(name, found)
+            raise ProblemError(
+                f"{path}: no {kind} {name!r}; expected KernelBench's format: class Model, "
+                "get_inputs(), get_init_inputs()" + (hint and f"\n  {hint}")
+            )
+
+
+def _sizes_of(module: ModuleType, assigned: set[str]) -> dict[str, int]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name in assigned and type(value) is int
+    }
+
+
+def _require_known(
+    path: Path, wanted: Mapping[str, int], assigned: set[str], known: Mapping[str, int]
+) -> None:
+    for name in wanted:
+        if name not in assigned:
+            lines = [f"{path}: unknown size {name!r}"]
+            lines.append(f"  known: {', '.join(known) or 'none'}")
+            hint = did_you_mean(name, list(known))
+            raise ProblemError("\n".join(lines + ([f"  {hint}"] if hint else [])))
