@@ -8,17 +8,20 @@ config says is ever evaluated as Python.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import overload
 
-from tuner.errors import ExpressionError, did_you_mean
-from tuner.trial import Value
+from tuner.errors import ExpressionError, InputError, did_you_mean
+from tuner.trial import Params, Value
 
-__all__ = ["WORD", "Expression", "unknown_name"]
+__all__ = ["WORD", "Constraint", "Expression", "Parameter", "SearchSpace", "unknown_name"]
 
 WORD = re.compile(r"[A-Za-z0-9_.-]+")  # what a word may be made of, since it reaches source text
 
@@ -26,6 +29,8 @@ MAX_LENGTH = 1000  # characters; the longest honest constraint seen is under 200
 MAX_DEPTH = 60  # levels of the tree; far below Python's own recursion limit
 MAX_EXPONENT = 64  # with MAX_NUMBER, no power is ever longer than 4096 bits
 MAX_NUMBER = 2**63 - 1  # magnitude; what int64_t holds, so that C++ computes the same
+MAX_VISITED = 40_000_000  # partial configurations judged; about 20 s at 0.5 us each
+MAX_MEMO = 1_000_000  # remembered verdicts of one constraint; about 100 MB
 
 Env = Mapping[str, Value]
 Code = Callable[[Env], Value]
@@ -475,3 +480,457 @@ def _cpp_call(name: str, arguments: list[str]) -> str:
     if name == "abs":
         return f"std::max<int64_t>({arguments[0]}, -({arguments[0]}))"
     raise _Refused(f"{name} has no exact meaning in whole numbers")
+
+
+# ---- the search space -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One tunable name and its values; absent from `params` where `when` does not hold."""
+
+    name: str
+    values: tuple[Value, ...]
+    when: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A rule that every configuration obeys, and why there is such a rule.
+
+    It is judged only where all its names exist and `when` (if given) holds. `origin` says who
+    asks for it, such as `gemm.yaml:12` or `template wgmma`.
+    """
+
+    expression: Expression
+    why: str
+    origin: str = ""
+    when: Expression | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that must exist for the constraint to be judged."""
+        return self.expression.names | (self.when.names if self.when else frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Parameters, constraints, and every configuration that obeys them.
+
+    A feasible configuration is kept as one whole number, its rank: the positions of its values
+    are the digits, the first declared parameter's most significant. Sorted ranks are therefore
+    the order of declaration, whatever order the enumeration visited.
+
+    Attributes:
+        facts: the named values that are not tuned: problem sizes and device facts.
+        rejections: for each constraint, how many combinations of values it was the first to
+            reject; its sum with `num_feasible` is `num_cartesian` where nothing is conditional.
+    """
+
+    parameters: tuple[Parameter, ...]
+    constraints: tuple[Constraint, ...]
+    facts: Mapping[str, Value]
+    rejections: Mapping[str, int]
+    _ranks: list[int] = field(repr=False)
+    _order: tuple[Parameter, ...] = field(repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        parameters: Sequence[Parameter],
+        constraints: Sequence[Constraint],
+        facts: Mapping[str, Value],
+        *,
+        max_feasible: int = 2_000_000,
+    ) -> SearchSpace:
+        """Enumerate the feasible configurations.
+
+        Raises:
+            ExpressionError: a `when` or constraint uses an unknown name or cannot be computed.
+            InputError: two parameters share a name, a parameter has no values or one of them
+                twice, conditions go round in a circle, nothing is feasible (with what each
+                constraint rejects), or more than `max_feasible` configurations are.
+        """
+        _check_declared(parameters, constraints, facts)
+        order = _enumeration_order(parameters, constraints)
+        walk = _Walk(tuple(parameters), order, tuple(constraints), facts, max_feasible)
+        walk.run()
+        if not walk.ranks:
+            raise InputError(_explain_nothing(walk))
+        walk.ranks.sort()
+        rejections: dict[str, int] = {}
+        for constraint, count in zip(constraints, walk.rejected, strict=True):
+            rejections[constraint.why] = rejections.get(constraint.why, 0) + count
+        return cls(
+            tuple(parameters), tuple(constraints), dict(facts), rejections, walk.ranks, order
+        )
+
+    @property
+    def num_cartesian(self) -> int:
+        """How many combinations of values there are before conditions and constraints."""
+        return math.prod(len(parameter.values) for parameter in self.parameters)
+
+    @property
+    def num_feasible(self) -> int:
+        """How many configurations are feasible; at least 1."""
+        return len(self._ranks)
+
+    @property
+    def feasible(self) -> Sequence[Params]:
+        """Every feasible configuration, in the order of declaration."""
+        return _Feasible(self)
+
+    def coordinates(self, position: int) -> tuple[int, ...]:
+        """Return the positions of the values of `feasible[position]`, by parameter.
+
+        A parameter that is absent has the position after its last value.
+        """
+        rank = self._ranks[position]
+        digits = []
+        for parameter in reversed(self.parameters):
+            rank, digit = divmod(rank, _base(parameter))
+            digits.append(digit)
+        return tuple(reversed(digits))
+
+    def index(self, params: Mapping[str, Value]) -> int | None:
+        """Return the position of `params` in `feasible`, None when it is not there."""
+        rank = 0
+        for parameter in self.parameters:
+            digit = len(parameter.values)
+            if parameter.name in params:
+                if params[parameter.name] not in parameter.values:
+                    return None
+                digit = parameter.values.index(params[parameter.name])
+            elif parameter.when is None:
+                return None
+            rank = rank * _base(parameter) + digit
+        position = bisect_left(self._ranks, rank)
+        is_there = position < len(self._ranks) and self._ranks[position] == rank
+        known = {parameter.name for parameter in self.parameters}
+        return position if is_there and params.keys() <= known else None
+
+    def reject(self, params: Mapping[str, Value]) -> str | None:
+        """Say why `params` is no configuration of this space; None when it is feasible.
+
+        The reason is the `why` of the first constraint that it violates, or which parameter
+        is missing, unknown, absent by its condition, or has a value that is not declared.
+        """
+        env: dict[str, Value] = {**self.facts, **params}
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name in params:
+            if name not in known:
+                return unknown_name(name, known)
+        for parameter in self._order:
+            exists = _exists(parameter, env)
+            if parameter.name not in params:
+                if exists:
+                    return f"{parameter.name} has no value"
+            elif not exists and parameter.when is not None:
+                return f"{parameter.name} exists only when {parameter.when.text}"
+            elif params[parameter.name] not in parameter.values:
+                values = ", ".join(str(value) for value in parameter.values)
+                return f"{parameter.name} = {params[parameter.name]} is not one of {values}"
+        broken = (constraint for constraint in self.constraints if not _obeys(constraint, env))
+        return next((constraint.why for constraint in broken), None)
+
+    def neighbours(self, params: Mapping[str, Value]) -> list[Params]:
+        """Return the feasible configurations that differ from `params` in one parameter.
+
+        Where that change makes other parameters vanish they are dropped; where it makes some
+        appear they take the first values, in the order of declaration, that are feasible.
+        """
+        found = []
+        for parameter in self.parameters:
+            if parameter.name not in params:
+                continue
+            for value in parameter.values:
+                if value != params[parameter.name]:
+                    changed = self._completed({**params, parameter.name: value})
+                    found.extend([] if changed is None else [changed])
+        return found
+
+    def _completed(self, wanted: Mapping[str, Value]) -> Params | None:
+        names = {parameter.name for parameter in self.parameters}
+
+        def complete(depth: int, env: dict[str, Value]) -> Iterator[Params]:
+            if depth == len(self._order):
+                yield {p.name: env[p.name] for p in self.parameters if p.name in env}
+                return
+            parameter = self._order[depth]
+            if not _exists(parameter, env):
+                values: Sequence[Value] = ()
+                yield from complete(depth + 1, env)
+            elif parameter.name in wanted:
+                values = (wanted[parameter.name],)
+            else:
+                values = parameter.values
+            for value in values:
+                yield from complete(depth + 1, {**env, parameter.name: value})
+
+        facts = {name: value for name, value in self.facts.items() if name not in names}
+        tries = itertools.islice(complete(0, facts), 1000)  # enough, and bounded
+        return next((params for params in tries if self.index(params) is not None), None)
+
+
+class _Feasible(Sequence[Params]):
+    """The feasible configurations, each unpacked from its rank when it is looked at."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+
+    def __len__(self) -> int:
+        return self._space.num_feasible
+
+    @overload
+    def __getitem__(self, position: int) -> Params: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Params]: ...
+    def __getitem__(self, position: int | slice) -> Params | list[Params]:
+        if isinstance(position, slice):
+            return [self[i] for i in range(*position.indices(len(self)))]
+        digits = self._space.coordinates(position)
+        pairs = zip(self._space.parameters, digits, strict=True)
+        return {p.name: p.values[digit] for p, digit in pairs if digit < len(p.values)}
+
+
+def _base(parameter: Parameter) -> int:
+    """How many digits a parameter has: its values, and absence where it is conditional."""
+    return len(parameter.values) + (parameter.when is not None)
+
+
+def _exists(parameter: Parameter, env: Env) -> bool:
+    when = parameter.when
+    return when is None or (all(name in env for name in when.names) and when.holds(env))
+
+
+def _obeys(constraint: Constraint, env: Env) -> bool:
+    if not all(name in env for name in constraint.names):
+        return True
+    if constraint.when is not None and not constraint.when.holds(env):
+        return True
+    return constraint.expression.holds(env)
+
+
+def _check_declared(
+    parameters: Sequence[Parameter], constraints: Sequence[Constraint], facts: Env
+) -> None:
+    names: set[str] = set()
+    for parameter in parameters:
+        if parameter.name in names or parameter.name in facts:
+            raise InputError(f"the name {parameter.name!r} is declared twice")
+        if len(set(parameter.values)) < len(parameter.values) or not parameter.values:
+            raise InputError(f"{parameter.name} needs values, each of them once")
+        names.add(parameter.name)
+    known = [*names, *facts]
+    rules = [(p.when, f"{p.name}: when") for p in parameters if p.when]
+    rules += [(c.expression, c.origin or "constraint") for c in constraints]
+    rules += [(c.when, c.origin or "constraint") for c in constraints if c.when]
+    for rule, place in rules:
+        for name in sorted(rule.names - set(known)):
+            raise ExpressionError(f"{place}: {rule.text!r}: {unknown_name(name, known)}")
+
+
+# ---- enumeration ----------------------------------------------------------------------------
+
+
+def _enumeration_order(
+    parameters: Sequence[Parameter], constraints: Sequence[Constraint]
+) -> tuple[Parameter, ...]:
+    """Order the parameters so that constraints can be judged early.
+
+    Again and again, the constraint with the fewest combinations of values left to choose is
+    completed. What a `when` needs comes before the parameter that has it.
+    """
+    by_name = {parameter.name: parameter for parameter in parameters}
+    needs = {name: _needs(name, by_name, ()) for name in by_name}
+    order: dict[str, None] = {}
+    pending = [_with_needs(constraint.names, needs) for constraint in constraints]
+    while pending := [left for names in pending if (left := names - order.keys())]:
+        easiest = min(pending, key=lambda left: math.prod(len(by_name[n].values) for n in left))
+        for name in sorted(easiest, key=lambda n: (len(needs[n]), len(by_name[n].values), n)):
+            order[name] = None
+    for name in sorted(by_name, key=lambda n: len(needs[n])):
+        order[name] = None
+    return tuple(by_name[name] for name in order)
+
+
+def _with_needs(names: frozenset[str], needs: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    tuned = names & needs.keys()
+    return tuned.union(*(needs[name] for name in tuned))
+
+
+def _needs(name: str, by_name: Mapping[str, Parameter], path: tuple[str, ...]) -> frozenset[str]:
+    """Return the parameters that `name` exists by, and what they exist by."""
+    if name in path:
+        circle = " -> ".join([*path[path.index(name) :], name])
+        raise InputError(f"the conditions of parameters go round in a circle: {circle}")
+    when = by_name[name].when
+    direct = when.names & by_name.keys() if when else frozenset()
+    return direct.union(*(_needs(other, by_name, (*path, name)) for other in direct))
+
+
+class _Walk:
+    """One depth-first walk over partial configurations, pruned by every constraint it can judge.
+
+    `ranks` are the feasible configurations found, `rejected` counts by constraint the
+    combinations of values that it cut off.
+    """
+
+    def __init__(
+        self,
+        parameters: tuple[Parameter, ...],
+        order: tuple[Parameter, ...],
+        constraints: tuple[Constraint, ...],
+        facts: Env,
+        max_feasible: int,
+    ) -> None:
+        self.parameters = parameters
+        self.order = order
+        self.constraints = constraints
+        self.facts = facts
+        self.max_feasible = max_feasible
+        self.ranks: list[int] = []
+        self.rejected = [0] * len(constraints)
+        self.num_visited = 0
+        self._env = dict(facts)
+        self._weights = _weights(parameters)
+        depths = {parameter.name: depth for depth, parameter in enumerate(order)}
+        self._judges: list[list[tuple[int, Callable[[Env], bool]]]] = [[] for _ in order]
+        self._first: list[tuple[int, Callable[[Env], bool]]] = []  # those of facts alone
+        for number, constraint in enumerate(constraints):
+            tuned = constraint.names & depths.keys()
+            judge = (number, _judge(constraint, sorted(tuned)))
+            depth = max((depths[name] for name in tuned), default=-1)
+            (self._judges[depth] if tuned else self._first).append(judge)
+        sizes = [len(parameter.values) for parameter in order]
+        self._below = [math.prod(sizes[depth + 1 :]) for depth in range(len(order))]
+        self._num_cartesian = math.prod(sizes)
+
+    def run(self) -> None:
+        """Walk it all."""
+        for number, judge in self._first:
+            if not judge(self._env):
+                self.rejected[number] += self._num_cartesian
+                return
+        try:
+            self._visit(0, 0)
+        except ExpressionError as error:
+            at = {p.name: self._env[p.name] for p in self.parameters if p.name in self._env}
+            where = ", ".join(f"{name} = {value}" for name, value in at.items())
+            raise ExpressionError(f"{error}\n  where: {where}") from None
+
+    def _visit(self, depth: int, rank: int) -> None:
+        if depth == len(self.order):
+            self.ranks.append(rank)
+            if len(self.ranks) > self.max_feasible:
+                raise InputError(_explain_too_many(self))
+            return
+        parameter, env = self.order[depth], self._env
+        weight, judges = self._weights[parameter.name], self._judges[depth]
+        if not _exists(parameter, env):
+            self._visit(depth + 1, rank + weight * len(parameter.values))
+            return
+        self.num_visited += len(parameter.values)
+        if self.num_visited > MAX_VISITED:
+            raise InputError(_explain_too_long(self))
+        for digit, value in enumerate(parameter.values):
+            env[parameter.name] = value
+            for number, judge in judges:
+                if not judge(env):
+                    self.rejected[number] += self._below[depth]
+                    break
+            else:
+                self._visit(depth + 1, rank + weight * digit)
+        del env[parameter.name]
+
+
+def _weights(parameters: Sequence[Parameter]) -> dict[str, int]:
+    """The worth of one step of each parameter's digit in a rank."""
+    weights, weight = {}, 1
+    for parameter in reversed(parameters):
+        weights[parameter.name] = weight
+        weight *= _base(parameter)
+    return weights
+
+
+def _judge(constraint: Constraint, tuned: Sequence[str]) -> Callable[[Env], bool]:
+    """Return the constraint as a function that remembers its verdict for each combination."""
+    if not tuned:
+        return lambda env: _obeys(constraint, env)
+    key_of = operator.itemgetter(*tuned)
+    memo: dict[object, bool] = {}
+
+    def judge(env: Env) -> bool:
+        try:
+            key = key_of(env)
+        except KeyError:  # a parameter is absent: not judged
+            return True
+        verdict = memo.get(key)
+        if verdict is None:
+            verdict = _obeys(constraint, env)
+            if len(memo) < MAX_MEMO:
+                memo[key] = verdict
+        return verdict
+
+    return judge
+
+
+# ---- why there is nothing, or too much ------------------------------------------------------
+
+
+def _explain_nothing(walk: _Walk) -> str:
+    lines = [f"no configuration is feasible: all {walk._num_cartesian:,} are rejected"]
+    for constraint, count in zip(walk.constraints, walk.rejected, strict=True):
+        if not count:
+            continue
+        origin = f", {constraint.origin}" if constraint.origin else ""
+        lines.append(f"  {count:,} by: {constraint.why} ({constraint.expression.text}{origin})")
+        facts = sorted(constraint.names & walk.facts.keys())
+        if facts:
+            lines.append("    with " + ", ".join(f"{n} = {walk.facts[n]}" for n in facts))
+    lines.append("  " + _hint_to_loosen(walk))
+    return "\n".join(lines)
+
+
+def _hint_to_loosen(walk: _Walk) -> str:
+    """Find the constraints any one of which, left out, would leave something feasible."""
+    alone = []
+    for number, constraint in enumerate(walk.constraints):
+        if walk.rejected[number] and walk.num_visited < 200_000:  # each try costs as much again
+            rest = (*walk.constraints[:number], *walk.constraints[number + 1 :])
+            order = _enumeration_order(walk.parameters, rest)
+            trial = _Walk(walk.parameters, order, rest, walk.facts, 100)
+            try:
+                trial.run()
+            except ExpressionError:  # it guarded another one
+                continue
+            except InputError:
+                pass
+            if trial.ranks:
+                alone.append(repr(constraint.why))
+    if alone:
+        return f"hint: loosen {' or '.join(alone)}, or give other values to its parameters"
+    return "hint: no single constraint is the cause: loosen more than one, or give other values"
+
+
+def _explain_too_many(walk: _Walk) -> str:
+    used = frozenset[str]().union(*(constraint.names for constraint in walk.constraints))
+    by_size = sorted(walk.parameters, key=lambda parameter: -len(parameter.values))
+    free = [f"{p.name} ({len(p.values)} values)" for p in by_size if p.name not in used]
+    most = [f"{p.name} ({len(p.values)} values)" for p in by_size]
+    over = f"{', '.join(free[:3])}, which no constraint mentions" if free else ", ".join(most[:3])
+    return (
+        f"more than {walk.max_feasible:,} configurations are feasible, of "
+        f"{walk._num_cartesian:,} combinations\n"
+        f"  hint: add a constraint over {over}, or give fewer values"
+    )
+
+
+def _explain_too_long(walk: _Walk) -> str:
+    largest = max(walk.constraints, key=lambda constraint: len(constraint.names), default=None)
+    late = f"\n  the latest to judge: {largest.expression.text}" if largest else ""
+    return (
+        f"gave up after looking at {MAX_VISITED:,} partial configurations of "
+        f"{walk._num_cartesian:,} combinations, with {len(walk.ranks):,} feasible so far{late}"
+        "\n  hint: add constraints over fewer parameters, or give fewer values"
+    )
