@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tuner.errors import WorkerError
+from tuner.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
+
+ENTRY = "jobs_for_worker:run"
+
+
+@pytest.fixture
+def worker():
+    with Worker(ENTRY, name="test") as worker:
+        yield worker
+    assert not worker.is_alive
+
+
+def is_gone(pid: int, wait_s: float = 5.0) -> bool:
+    """Dead, or a zombie that its new parent has not waited for."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# ---- answers --------------------------------------------------------------------------------
+
+
+def test_payload_and_blobs_come_back_unchanged(worker):
+    payload = {"text": "ä\n", "number": 1.5, "nothing": None, "list": [1, {"a": True}]}
+    reply = worker.call("echo", payload, [b"abc", b"", bytearray(7)], timeout_s=10)
+    assert reply.data == payload
+    assert [bytes(blob) for blob in reply.blobs] == [b"abc", b"", bytes(7)]
+    assert all(isinstance(blob, bytearray) for blob in reply.blobs)
+
+
+def test_200_megabytes_go_both_ways_at_over_half_a_gigabyte_a_second(worker):
+    blob = bytes(range(256)) * (200 * 2**20 // 256)
+    worker.call("echo", timeout_s=10)
+    best_s = 1e9
+    for _ in range(3):
+        started = time.perf_counter()
+        reply = worker.call("echo", {}, [blob], timeout_s=60)
+        best_s = min(best_s, time.perf_counter() - started)
+        assert reply.blobs[0] == blob
+    print(f"{2 * len(blob) / best_s / 1e9:.2f} GB/s")
+    assert 2 * len(blob) / best_s > 0.5e9  # 2e9 seen; a busy machine gets the rest
+
+
+def test_many_small_calls_reuse_one_process(worker):
+    pids = {worker.call("prepared", timeout_s=10).data["pid"] for _ in range(50)}
+    assert pids == {worker.pid}
+    assert worker.generation == 1
+
+
+def test_numbers_of_blobs_beyond_the_limit_are_refused_before_sending(worker):
+    with pytest.raises(ValueError, match="blobs"):
+        worker.call("length", {}, [b""] * 5000, timeout_s=10)
+    assert worker.call("length", {}, [b"ab"], timeout_s=10).data == {"lengths": [2]}
+
+
+def test_payload_that_json_cannot_hold_is_the_callers_error(worker):
+    with pytest.raises(TypeError):
+        worker.call("echo", {"x": object()}, timeout_s=10)
+    assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
+    assert worker.generation == 1
+
+
+# ---- jobs that fail, in a child that lives on -----------------------------------------------
+
+
+def test_exception_comes_with_type_message_and_traceback(worker):
+    with pytest.raises(JobFailed) as caught:
+        worker.call("raise_error", {"kind": "value"}, timeout_s=10)
+    error = caught.value
+    assert (error.error_type, error.message) == ("builtins.ValueError", "boo")
+    assert "in raise_error" in error.traceback
+    assert not error.is_fatal
+    assert "ValueError: boo" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [("pickle", "Unpicklable", "this and that"), ("print", "Unprintable", "RuntimeError")],
+)
+def test_unpicklable_and_unprintable_exceptions_arrive(worker, kind, name, message):
+    with pytest.raises(JobFailed) as caught:
+        worker.call("raise_error", {"kind": kind}, timeout_s=10)
+    assert caught.value.error_type == f"jobs_for_worker.{name}"
+    assert message in caught.value.message
+    assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
+    assert worker.generation == 1
+
+
+@pytest.mark.parametrize(
+    ("job", "payload"), [("no_json", {}), ("no_answer", {}), ("leave_politely", {"status": 0})]
+)
+def test_wrong_return_value_or_sys_exit_is_a_failed_job(worker, job, payload):
+    with pytest.raises(JobFailed):
+        worker.call(job, payload, timeout_s=10)
+    assert worker.generation == 1
+    assert worker.is_alive
+
+
+def test_fault_is_fatal_and_the_next_call_gets_a_fresh_process(worker):
+    first = worker.call("prepared", timeout_s=10).data["pid"]
+    with pytest.raises(JobFailed, match="illegal memory access") as caught:
+        worker.call("fault", timeout_s=10)
+    assert caught.value.is_fatal
+    assert not worker.is_alive
+    assert worker.call("prepared", timeout_s=10).data["pid"] != first
+    assert worker.generation == 2
+
+
+# ---- children that die ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job", "payload", "reason", "code"),
+    [
+        ("segfault", {}, "killed by signal 11 (SIGSEGV)", -11),
+        ("leave", {"status": 0}, "exited with status 0 without an answer", 0),
+        ("leave", {"status": 7}, "exited with status 7 without an answer", 7),
+        ("kill_self", {}, "killed by signal 9 (SIGKILL), perhaps out of memory", -9),
+        ("close_channel", {}, "closed the channel without an answer", None),
+        ("garble", {"text": "x" * 100}, "garbled the channel: a frame starts with", None),
+    ],
+)
+def test_death_in_a_job_is_a_crash_with_its_reason(worker, job, payload, reason, code):
+    with pytest.raises(WorkerCrashed) as caught:
+        worker.call(job, payload, timeout_s=20)
+    assert caught.value.reason.startswith(reason)
+    assert caught.value.returncode == code
+    assert worker.pid is None
+    assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
+    assert worker.generation == 2
+
+
+def test_crash_message_quotes_the_last_output_with_the_python_line(worker):
+    with pytest.raises(WorkerCrashed) as caught:
+        worker.call("segfault", timeout_s=10)
+    assert "about to read address 0" in str(caught.value)
+    assert "in segfault" in caught.value.log_tail  # faulthandler's line
+
+
+def test_absurd_frame_sizes_are_refused(worker):
+    frame = "tunerwk1" + "\x01" + "\0" * 7 + "\x7f" * 8
+    with pytest.raises(WorkerCrashed, match="2139062143 blobs"):
+        worker.call("garble", {"text": frame}, timeout_s=10)
+
+
+def test_stray_bytes_after_an_answer_cost_the_child_its_life(worker):
+    with pytest.raises(WorkerCrashed, match="garbled"):
+        worker.call("answer_twice", timeout_s=10)
+    assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
+
+
+def test_child_killed_while_idle_is_replaced_without_a_word(worker):
+    worker.start()
+    os.kill(worker.pid, signal.SIGKILL)
+    assert is_gone(worker.pid)
+    assert not worker.is_alive
+    assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
+    assert worker.generation == 2
+
+
+def test_no_zombies_are_left(worker):
+    for _ in range(3):
+        with pytest.raises(WorkerCrashed):
+            worker.call("leave", {"status": 1}, timeout_s=10)
+    children = psutil.Process().children()
+    assert not [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
+
+
+# ---- time -----------------------------------------------------------------------------------
+
+
+def test_hang_is_a_timeout_and_the_process_is_gone(worker):
+    worker.start()
+    pid = worker.pid
+    started = time.monotonic()
+    with pytest.raises(WorkerTimeout, match="hanging now"):
+        worker.call("hang", timeout_s=0.5)
+    assert time.monotonic() - started < 5
+    assert not psutil.pid_exists(pid)
+    assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
+
+
+@pytest.mark.parametrize("job", ["start_grandchild", "start_orphan"])
+@pytest.mark.parametrize("setsid", [False, True])
+@pytest.mark.parametrize("then", ["hang", "segfault"])
+def test_grandchildren_die_with_the_child(worker, tmp_path, job, setsid, then):
+    path = tmp_path / "pid"
+    payload = {"path": str(path), "setsid": setsid, "then": then}
+    with pytest.raises((WorkerTimeout, WorkerCrashed)):
+        worker.call(job, payload, timeout_s=3)
+    assert is_gone(int(path.read_text()))
+
+
+def test_crash_is_seen_though_a_forked_process_holds_the_channel(worker, tmp_path):
+    path = tmp_path / "pid"
+    started = time.monotonic()
+    with pytest.raises(WorkerCrashed, match="SIGSEGV"):
+        worker.call("fork_and_crash", {"path": str(path)}, timeout_s=60)
+    assert time.monotonic() - started < 20
+    assert is_gone(int(path.read_text()))
+
+
+def test_timeout_while_the_child_does_not_read(worker):
+    worker.start()
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerTimeout):
+        worker.call("length", {}, [bytes(50 * 2**20)], timeout_s=0.5)
+
+
+def test_kill_from_another_thread_ends_a_call(worker):
+    worker.start()
+    threading.Timer(0.3, worker.kill).start()
+    with pytest.raises(WorkerCrashed, match="killed on request"):
+        worker.call("hang", timeout_s=60)
+    assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
+
+
+# ---- output ---------------------------------------------------------------------------------
+
+
+def test_much_output_does_not_block_and_only_the_tail_is_kept(worker):
+    worker.call("print_a_lot", {"lines": 2000}, timeout_s=30)
+    deadline = time.monotonic() + 5
+    while "line 1999 " not in worker.log_tail and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "line 1999 " in worker.log_tail
+    assert len(worker.log_tail) <= 64 * 2**10
+
+
+def test_printing_forever_ends_at_the_timeout(worker):
+    with pytest.raises(WorkerTimeout) as caught:
+        worker.call("print_forever", timeout_s=1)
+    assert "yyyy" in caught.value.log_tail
+    assert len(str(caught.value)) < 10_000
+
+
+# ---- starting and ending --------------------------------------------------------------------
+
+
+def test_on_start_is_replayed_after_a_respawn():
+    jobs = [("prepare", {"text": "a"}), ("prepare", {"text": "b"})]
+    with Worker(ENTRY, on_start=jobs) as worker:
+        assert worker.call("prepared", timeout_s=10).data["text"] == "ab"
+        assert worker.call("prepared", timeout_s=10).data["text"] == "ab"
+        with pytest.raises(WorkerCrashed):
+            worker.call("segfault", timeout_s=10)
+        worker.on_start.append(("prepare", {"text": "c"}))
+        assert worker.call("prepared", timeout_s=10).data["text"] == "abc"
+        assert worker.generation == 2
+
+
+def test_failing_on_start_job_is_reported_and_leaves_no_process():
+    with Worker(ENTRY, on_start=[("raise_error", {"kind": "value"})]) as worker:
+        with pytest.raises(JobFailed, match="boo"):
+            worker.start()
+        assert worker.pid is None
+
+
+@pytest.mark.parametrize("entry", ["no_such_module:run", "jobs_for_worker:no_such_function"])
+def test_entry_that_cannot_be_imported_is_a_worker_error(entry):
+    with Worker(entry, name="w") as worker, pytest.raises(WorkerError, match="no_such"):
+        worker.start()
+
+
+def test_environment_niceness_and_own_session():
+    with Worker(ENTRY, env={"TUNER_TEST_VARIABLE": "x"}, niceness=3) as worker:
+        data = worker.call("facts", timeout_s=10).data
+    assert data == {"variable": "x", "nice": os.nice(0) + 3, "is_leader": True}
+
+
+def test_memory_limit_makes_a_large_allocation_fail():
+    with Worker(ENTRY, memory_limit_bytes=300 * 2**20) as worker:
+        assert worker.call("allocate", {"bytes": 2**20}, timeout_s=10).data == {"length": 2**20}
+        with pytest.raises(JobFailed, match="MemoryError"):
+            worker.call("allocate", {"bytes": 2**30}, timeout_s=10)
+
+
+def test_interrupt_is_ignored_by_the_child(worker):
+    assert worker.call("interrupt", timeout_s=10).data == {"survived": True}
+
+
+def test_closed_worker_refuses_calls_and_is_gone(worker):
+    worker.start()
+    pid = worker.pid
+    worker.close()
+    worker.close()
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(WorkerError, match="closed"):
+        worker.call("echo", timeout_s=10)
+
+
+def test_no_descriptor_leaks_over_respawns(worker):
+    worker.start()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        worker.kill()
+        worker.start()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_child_outlives_the_thread_that_started_it(worker):
+    thread = threading.Thread(target=worker.start)
+    thread.start()
+    thread.join()
+    pid = worker.pid
+    time.sleep(0.3)
+    assert worker.call("prepared", timeout_s=10).data["pid"] == pid
+
+
+@pytest.mark.parametrize("job", ["hang", "echo"])
+def test_parent_killed_takes_the_child_with_it(tmp_path, job):
+    script = f"""
+import sys, threading
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from tuner.worker import Worker
+worker = Worker({ENTRY!r})
+worker.start()
+print(worker.pid, flush=True)
+worker.call({job!r}, timeout_s=1000)
+threading.Event().wait()
+"""
+    root = str(Path(__file__).parent.parent)
+    env = {**os.environ, "PYTHONPATH": root}
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=env)
+    try:
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    assert is_gone(pid)
