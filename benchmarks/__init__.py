@@ -1,0 +1,1 @@
+"""Measurements that back docs/results.md; each module says its own command."""
