@@ -19,7 +19,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -36,6 +36,7 @@ __all__ = [
     "WeightKind",
     "load_problem",
     "math_mode",
+    "widened",
 ]
 
 Distribution = Literal[
@@ -45,6 +46,7 @@ Distribution = Literal[
     "normal",
     "wide_range",  # normal, each row scaled by its own power of two, 2^-20 to 2^20
     "wide_columns",  # the same over the last dimension
+    "tiny",  # as given times 2^-10: a variance near the eps that is added to it
     "constant_columns",  # every row equal, values with few bits: most sums are exact
     "nan_row",  # as given, one row NaN
     "inf_element",  # as given, one element infinite
@@ -185,6 +187,16 @@ class Problem:
     sha256: str
     sizes: Mapping[str, int]
     module: ModuleType
+    _last_draw: dict[int, list[Any]] = field(default_factory=dict, repr=False, compare=False)
+
+    def error(self, reason: str) -> ProblemError:
+        """Return, for the caller to raise, the error that this reference cannot be used."""
+        return ProblemError(f"{self.path}: {reason}")
+
+    def num_rows(self) -> int | None:
+        """Return the rows (dim 0) of the first input tensor, None where there is none."""
+        first = _first_with_rows(self._drawn(0))
+        return None if first is None else int(first.shape[0])
 
     def make_model(self, seed: int, device: str | torch.device = "cpu") -> torch.nn.Module:
         """Return `Model(*get_init_inputs())` in training mode, seeded as KernelBench does.
@@ -236,23 +248,41 @@ class Problem:
     def _draw_inputs(self, seed: int, batch: int | None) -> list[Any]:
         import torch
 
-        torch.manual_seed(seed)
-        inputs = self._ask("get_inputs")
-        first = next((x for x in inputs if isinstance(x, torch.Tensor) and x.ndim > 0), None)
+        inputs = self._drawn(seed)
+        first = _first_with_rows(inputs)
         if batch is None or first is None or first.shape[0] == batch:
-            return inputs
+            return [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         rows = first.shape[0]
         if rows == 0:
-            raise ProblemError(f"{self.path}: get_inputs() gives 0 rows; cannot make {batch}")
-        # Drawing goes on from the same random state, so repeated rows have fresh values.
-        draws = [inputs, *(self._ask("get_inputs") for _ in range((batch - 1) // rows))]
+            raise self.error(f"get_inputs() gives 0 rows; cannot make {batch} of them")
+        draws = [inputs]
+        if batch > rows:
+            torch.manual_seed(seed + 1)
+            draws += [self._ask("get_inputs") for _ in range((batch - 1) // rows)]
 
         def resized(parts: Sequence[Any]) -> Any:
-            if not isinstance(parts[0], torch.Tensor) or parts[0].ndim == 0:
+            if not isinstance(parts[0], torch.Tensor):
                 return parts[0]
-            return torch.cat(parts)[:batch].clone() if parts[0].shape[0] == rows else parts[0]
+            if parts[0].ndim == 0 or parts[0].shape[0] != rows:
+                return parts[0].clone()
+            return torch.cat([part[:batch] for part in parts])[:batch]
 
         return [resized(parts) for parts in zip(*draws, strict=True)]
+
+    def _drawn(self, seed: int) -> list[Any]:
+        """Return get_inputs() for this seed, on the CPU; the caller must not edit it.
+
+        The last draw is kept, since the probes of one check share a seed and a full-size draw
+        on the CPU takes about a second for 2^27 numbers.
+        """
+        import torch
+
+        if seed not in self._last_draw:
+            torch.manual_seed(seed)
+            inputs = self._ask("get_inputs")
+            self._last_draw.clear()
+            self._last_draw[seed] = inputs
+        return self._last_draw[seed]
 
     def randomise(
         self, model: torch.nn.Module, seed: int, kind: WeightKind = "random"
@@ -328,6 +358,13 @@ class Problem:
             yield
 
 
+def _first_with_rows(inputs: Sequence[Any]) -> Any:
+    """Return the first tensor that has a dimension, or None."""
+    import torch
+
+    return next((x for x in inputs if isinstance(x, torch.Tensor) and x.ndim > 0), None)
+
+
 def widened(value: Any) -> Any:
     """Return a floating-point tensor in float64, anything else as it is."""
     import torch
@@ -371,6 +408,8 @@ def _redistribute(value: Any, distribution: Distribution, generator: torch.Gener
         return value
     if distribution == "offset":
         return value + 100.0
+    if distribution == "tiny":
+        return value * 2.0**-10
 
     def drawn(shape: Sequence[int]) -> torch.Tensor:
         return torch.randn(shape, generator=generator, dtype=value.dtype, device=generator.device)

@@ -1,0 +1,340 @@
+"""The reference file: what is loaded, what is drawn from it, and what it is told when wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.errors import ProblemError
+from tuner.problem import Accuracy, load_problem, math_mode
+
+FLAGSHIP = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self, in_features, out_features, scale_shape, eps=1e-5, momentum=0.1):
+        super(Model, self).__init__()
+        self.gemm = nn.Linear(in_features, out_features)
+        self.scale = nn.Parameter(torch.randn(scale_shape))
+        self.bn = nn.BatchNorm1d(out_features, eps=eps, momentum=momentum)
+
+    def forward(self, x):
+        x = self.gemm(x)
+        x = x * self.scale
+        x = self.bn(x)
+        return x
+
+
+batch_size = 64
+in_features = 48
+out_features = 40
+scale_shape = (out_features,)
+
+
+def get_inputs():
+    return [torch.rand(batch_size, in_features)]
+
+
+def get_init_inputs():
+    return [in_features, out_features, scale_shape]
+"""
+
+
+@pytest.fixture
+def flagship(tmp_path):
+    return load_problem(write(tmp_path, FLAGSHIP))
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "reference.py"
+    path.write_text(text)
+    return path
+
+
+def test_accuracy_is_read_from_words_pairs_and_mappings():
+    assert Accuracy.parse("float32") == Accuracy("float32")
+    assert Accuracy.parse(" TF32 ") == Accuracy("tf32")
+    assert Accuracy.parse("1e-4,2e-3") == Accuracy("tolerance", 1e-4, 2e-3)
+    assert Accuracy.parse({"atol": 1e-4, "rtol": "1e-3"}) == Accuracy("tolerance", 1e-3, 1e-4)
+
+
+def test_accuracy_labels_are_short():
+    assert Accuracy.parse("1e-4,1e-4").label == "rtol=1e-4,atol=1e-4"
+    assert Accuracy.parse({"rtol": 0.5, "atol": 2.5e-5}).label == "rtol=0.5,atol=2.5e-5"
+    assert Accuracy("float32").label == "float32"
+
+
+@given(st.floats(0, 0.9), st.floats(1e-300, 1e6))
+def test_accuracy_labels_are_read_back_without_losing_a_digit(rtol, atol):
+    accuracy = Accuracy("tolerance", rtol, atol)
+    assert Accuracy.parse(accuracy.label) == accuracy
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("flot32", "did you mean 'float32'"),
+        ("1e-4", "expected 'float32'"),
+        ("a,b", "'a' is no number"),
+        ({"rtol": 1e-4}, "'atol' is missing"),
+        ({"rtol": 1e-4, "atol": 1e-4, "tol": 1}, "unknown 'tol'"),
+        ({"rtol": True, "atol": 1e-4}, "True is no number"),
+        ({"rtol": -1e-4, "atol": 1e-4}, "expected 0 <= rtol"),
+        ({"rtol": "nan", "atol": 1e-4}, "expected 0 <= rtol"),
+        ("0,0", "both 0"),
+        (3, "got 3"),
+    ],
+)
+def test_a_wrong_accuracy_is_explained(value, says):
+    with pytest.raises(ValueError, match="accuracy") as error:
+        Accuracy.parse(value)
+    assert says in str(error.value)
+
+
+def test_tf32_is_refused_where_it_does_not_exist():
+    with pytest.raises(ProblemError, match="tf32 is not available on cpu"):
+        Accuracy("tf32").require_on("cpu")
+    Accuracy("tf32").require_on("cuda:1")
+    Accuracy("float32").require_on("cpu")
+
+
+def test_math_mode_is_put_back():
+    before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+    with math_mode(Accuracy("tf32")):
+        assert torch.get_float32_matmul_precision() == "high"
+    with math_mode(Accuracy("float32")):
+        assert not torch.backends.cudnn.allow_tf32
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+def test_loading_keeps_text_hash_and_sizes(flagship):
+    assert flagship.text == FLAGSHIP
+    assert flagship.sha256 == hashlib.sha256(FLAGSHIP.encode()).hexdigest()
+    assert flagship.sizes == {"batch_size": 64, "in_features": 48, "out_features": 40}
+    assert flagship.num_rows() == 64
+
+
+def test_sizes_reach_what_the_file_computes_from_them(tmp_path):
+    problem = load_problem(write(tmp_path, FLAGSHIP), {"out_features": 12, "batch_size": 5})
+    assert problem.module.scale_shape == (12,)
+    assert problem.make_model(0).scale.shape == (12,)
+    assert problem.make_inputs(0)[0].shape == (5, 48)
+    assert problem.sizes["out_features"] == 12
+
+
+def test_sizes_win_over_tuple_annotated_and_chained_assignments(tmp_path):
+    head = "m, n = 3, 4\nk: int = 5\np = q = 6\nif True:\n    n += 1\nboth = (m, n, k, p, q)\n"
+    sizes = {"m": 30, "n": 40, "k": 50, "q": 60}
+    problem = load_problem(write(tmp_path, head + FLAGSHIP), sizes)
+    assert problem.module.both == (30, 40, 50, 6, 60)
+
+
+def test_a_local_variable_of_the_same_name_is_left_alone(tmp_path):
+    text = FLAGSHIP + "\ndef f():\n    batch_size = 3\n    return batch_size\nseven = f() + 4\n"
+    assert load_problem(write(tmp_path, text), {"batch_size": 9}).sizes["seven"] == 7
+
+
+def test_an_unknown_size_names_the_known_ones_and_the_nearest(tmp_path):
+    with pytest.raises(ProblemError) as error:
+        load_problem(write(tmp_path, FLAGSHIP), {"out_feature": 12})
+    assert "unknown size 'out_feature'" in str(error.value)
+    assert "known: batch_size, in_features, out_features" in str(error.value)
+    assert "did you mean 'out_features'?" in str(error.value)
+
+
+def line_of(text: str, part: str) -> int:
+    return next(i for i, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class Model(:\n", "reference.py:1: the reference is not valid Python"),
+        ("x = 1\nx = x / 0\n", "reference.py:2: importing the reference failed: ZeroDivision"),
+        ("import no_such_module_at_all\n", "reference.py:1: importing the reference failed"),
+        (
+            "import sys\nsys.exit(0)\n",
+            "reference.py:2: importing the reference failed: SystemExit",
+        ),
+        ("x = 1\n", "no class 'Model'"),
+        (FLAGSHIP.replace("def get_inputs", "def get_input"), "did you mean 'get_input'"),
+        (FLAGSHIP.replace("def get_init_inputs", "def init"), "no function 'get_init_inputs'"),
+    ],
+)
+def test_a_broken_file_is_explained_with_its_line(tmp_path, text, says):
+    with pytest.raises(ProblemError) as error:
+        load_problem(write(tmp_path, text))
+    assert says in str(error.value)
+
+
+def test_a_missing_file_and_a_binary_one_are_explained(tmp_path):
+    with pytest.raises(ProblemError, match="cannot read the reference: No such file"):
+        load_problem(tmp_path / "none.py")
+    (tmp_path / "reference.py").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ProblemError, match="not a text file"):
+        load_problem(tmp_path / "reference.py")
+
+
+def test_a_failing_get_inputs_names_file_and_line(tmp_path):
+    text = FLAGSHIP.replace("torch.rand(batch_size, in", "torch.rand(-batch_size, in")
+    problem = load_problem(write(tmp_path, text))
+    with pytest.raises(ProblemError) as error:
+        problem.make_inputs(0)
+    line = line_of(text, "torch.rand(")
+    assert f"reference.py:{line}: get_inputs() failed: RuntimeError" in str(error.value)
+
+
+def test_a_failing_model_names_file_and_line(tmp_path):
+    text = FLAGSHIP.replace("x = x * self.scale", "x = x * self.skale")
+    problem = load_problem(write(tmp_path, text))
+    with pytest.raises(ProblemError) as error:
+        problem.call(problem.make_model(0), problem.make_inputs(0))
+    line = line_of(text, "self.skale")
+    assert f"reference.py:{line}: Model.forward failed: AttributeError" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("return x\n", "return 3.0\n", "Model.forward returned float; expected a tensor"),
+        ("return [in_features", "return 5 or [in_features", "returned int; expected a list"),
+        ("class Model(nn.Module)", "class Model(dict)", "Model is not a torch.nn.Module"),
+    ],
+)
+def test_a_wrong_kind_of_answer_is_explained(tmp_path, old, new, says):
+    problem = load_problem(write(tmp_path, FLAGSHIP.replace(old, new)))
+    with pytest.raises(ProblemError) as error:
+        problem.call(problem.make_model(0), problem.make_inputs(0))
+    assert says in str(error.value)
+
+
+def test_two_files_do_not_share_a_namespace(tmp_path):
+    first = load_problem(write(tmp_path, FLAGSHIP))
+    second = load_problem(write(tmp_path, FLAGSHIP), {"batch_size": 3})
+    assert (first.num_rows(), second.num_rows()) == (64, 3)
+
+
+def test_equal_seeds_give_equal_models_and_inputs_as_kernelbench_draws_them(flagship):
+    model = flagship.make_model(42)
+    torch.manual_seed(42)
+    plain = flagship.module.Model(*flagship.module.get_init_inputs())
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor)
+    (mine,) = flagship.make_inputs(7)
+    torch.manual_seed(7)
+    assert torch.equal(mine, flagship.module.get_inputs()[0])
+    assert not torch.equal(flagship.make_inputs(8)[0], flagship.make_inputs(7)[0])
+    assert model.training
+
+
+def test_inputs_belong_to_the_caller(flagship):
+    flagship.make_inputs(3)[0].zero_()
+    assert flagship.make_inputs(3)[0].sum() > 0
+
+
+@pytest.mark.parametrize("batch", [0, 1, 33, 64, 65, 200])
+def test_any_batch_has_fresh_rows(flagship, batch):
+    (x,) = flagship.make_inputs(1, batch=batch)
+    assert x.shape == (batch, 48)
+    assert len({tuple(row) for row in x.tolist()}) == batch
+
+
+def test_only_tensors_with_the_batch_are_resized(tmp_path):
+    text = FLAGSHIP.replace(
+        "return [torch.rand(batch_size, in_features)]",
+        "return [torch.rand(batch_size, 3), torch.arange(batch_size), torch.rand(5), 2.5]",
+    )
+    inputs = load_problem(write(tmp_path, text)).make_inputs(0, batch=9, distribution="offset")
+    assert [tuple(x.shape) for x in inputs[:3]] == [(9, 3), (9,), (5,)]
+    assert inputs[1].dtype == torch.int64
+    assert torch.equal(inputs[1], torch.arange(9))
+    assert inputs[0].min() >= 100
+    assert inputs[2].min() >= 100
+    assert inputs[3] == 2.5
+
+
+def test_distributions_have_what_their_names_say(flagship):
+    def drawn(distribution):
+        return flagship.make_inputs(5, distribution=distribution, batch=256)[0]
+
+    as_given = drawn("as_given")
+    assert torch.equal(drawn("offset"), as_given + 100)
+    assert drawn("heavy_tailed").isfinite().all()
+    assert drawn("heavy_tailed").abs().max() > 50 > 3 * drawn("heavy_tailed").abs().median()
+    rows = drawn("wide_range").abs().amax(1)
+    assert rows.max() / rows.min() > 2**30
+    columns = drawn("wide_columns").abs().amax(0)
+    assert columns.max() / columns.min() > 2**30
+    assert torch.equal(drawn("tiny"), as_given / 1024)
+    constant = drawn("constant_columns")
+    assert (constant == constant[0]).all()
+    assert constant.unique().numel() > 4
+    assert drawn("nan_row").isnan().all(1).sum() == 1
+    assert drawn("nan_row").isnan().sum() == 48
+    assert drawn("inf_element").isinf().sum() == 1
+    assert abs(float(drawn("normal").mean())) < 0.05
+
+
+def test_an_unknown_distribution_is_a_programming_error(flagship):
+    with pytest.raises(ValueError, match="unknown distribution 'x'"):
+        flagship.make_inputs(0, distribution="x")
+
+
+def test_randomise_gives_every_weight_and_buffer_a_fresh_value(flagship):
+    before = flagship.make_model(1).state_dict()
+    model = flagship.randomise(flagship.make_model(1), 9)
+    for name, tensor in model.state_dict().items():
+        assert not torch.equal(tensor, before[name]), name
+        assert tensor.double().isfinite().all()
+    assert (model.bn.running_var > 0).all()
+    assert int(model.bn.num_batches_tracked) == 7
+    for vector in (model.scale, model.bn.weight):
+        assert (vector == 0).sum() == 1
+        assert (vector < -0.05).any()
+        assert ((vector.abs() > 0) & (vector.abs() < 1e-5)).sum() == 1
+
+
+def test_randomise_depends_on_names_and_seed_only(flagship):
+    one = flagship.randomise(flagship.make_model(1), 9).state_dict()
+    two = flagship.randomise(flagship.make_model(2), 9).state_dict()
+    other = flagship.randomise(flagship.make_model(1), 10).state_dict()
+    assert torch.equal(one["scale"], two["scale"])
+    assert torch.equal(one["gemm.bias"], two["gemm.bias"])
+    assert not torch.equal(one["scale"], other["scale"])
+
+
+def test_dyadic_weights_make_sums_exact(flagship):
+    model = flagship.randomise(flagship.make_model(1), 9, "dyadic")
+    (x,) = flagship.make_inputs(2, distribution="constant_columns")
+    z = model.gemm(x) * model.scale
+    wide = (x.double() @ model.gemm.weight.double().T + model.gemm.bias) * model.scale.double()
+    assert torch.equal(z.double(), wide)
+
+
+def test_the_oracle_is_float64_and_leaves_the_model_alone(flagship):
+    model = flagship.make_model(0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    answer = flagship.oracle(model, flagship.make_inputs(0))
+    assert sorted(answer) == [
+        "buffer.bn.num_batches_tracked", "buffer.bn.running_mean", "buffer.bn.running_var",
+        "output",
+    ]  # fmt: skip
+    assert answer["output"].dtype == torch.float64
+    assert int(answer["buffer.bn.num_batches_tracked"]) == 1
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    mean = answer["output"].mean(0).abs().max()
+    assert math.isclose(float(mean), 0.0, abs_tol=1e-12)
+
+
+def test_the_oracle_names_several_outputs(tmp_path):
+    problem = load_problem(write(tmp_path, FLAGSHIP.replace("return x\n", "return x, 2 * x\n")))
+    answer = problem.oracle(problem.make_model(0), problem.make_inputs(0))
+    assert torch.equal(answer["output.1"], 2 * answer["output.0"])
