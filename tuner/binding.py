@@ -84,7 +84,9 @@ def bind(plan: Plan, language: Language, artefact: Path) -> BoundOp:
         OSError, AttributeError, ImportError: the artefact cannot be loaded, or lacks a step.
     """
     if language == "triton":
-        spec = importlib.util.spec_from_file_location(f"candidate_{artefact.parent.name}", artefact)
+        spec = importlib.util.spec_from_file_location(
+            f"candidate_{artefact.parent.name}", artefact
+        )
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -434,7 +436,7 @@ def python_binding(plan: Plan, namespace: str) -> str:
     )
 
 
-_PYTHON_PREPARED = '''\
+_PYTHON_PREPARED = """\
 def cdiv(a, b):
     return -(-a // b)
 
@@ -445,7 +447,7 @@ def _prepared(tensor, name):
             f"{name} is {tensor.dtype} on {tensor.device}, expected torch.float32 on a GPU"
         )
     tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor'''
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor"""
 
 
 def size_lines(plan: Plan) -> list[str]:

@@ -102,7 +102,7 @@ class _WorkspaceHead(_Strict):
 class _StepHead(_Strict):
     call: str | None = None
     aten: str | None = None
-    args: tuple[str | int | float, ...]
+    args: tuple[str | int | float | None, ...]
     out: str | None = None
     when: str | None = None
 
@@ -168,9 +168,7 @@ class Family:
     templates: Mapping[str, Template]
     roots: tuple[Path, ...]
 
-    def render(
-        self, params: Params, facts: Mapping[str, Value] | None = None
-    ) -> Candidate:
+    def render(self, params: Params, facts: Mapping[str, Value] | None = None) -> Candidate:
         """Render the template that `params["template"]` names.
 
         Args:
@@ -309,9 +307,7 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
         replaces=op.replaces,
         sizes=op.sizes,
         arguments=tuple(Argument(a.name, a.dtype, a.shape) for a in op.arguments),
-        outputs=tuple(
-            Tensor(o.name, tuple(str(d) for d in o.shape), o.dtype) for o in op.outputs
-        ),
+        outputs=tuple(Tensor(o.name, tuple(str(d) for d in o.shape), o.dtype) for o in op.outputs),
         flops=Expression.parse(op.flops),
         bytes=Expression.parse(op.bytes),
         reference=files["reference.py"],
@@ -385,9 +381,7 @@ def _check_names(template: Template, roots: Sequence[Path]) -> None:
         raise TemplateError("\n".join(lines))
 
 
-def _undeclared(
-    environment: jinja2.Environment, source: str, seen: set[str]
-) -> set[str]:
+def _undeclared(environment: jinja2.Environment, source: str, seen: set[str]) -> set[str]:
     """Return the variables that a text and all it includes expect from outside."""
     tree = environment.parse(source)
     names = set(jinja2.meta.find_undeclared_variables(tree))
@@ -414,7 +408,7 @@ def _environment(roots: Sequence[Path]) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - source code, not HTML
+        autoescape=False,
     )
 
 
@@ -464,17 +458,16 @@ def _holds(text: str | None, constants: Mapping[str, Value], template: Template)
 
 
 def _guarded(name: str, text: str, why: str, template: Template) -> Constraint:
-    """A requirement of one template holds for the others whatever it says."""
+    """A requirement of one template says nothing of the others."""
     try:
-        expression = Expression.parse(f"template != {name!r} or ({text})")
+        expression = Expression.parse(text)
+        when = Expression.parse(f"template == {name!r}")
     except ExpressionError as error:
         raise TemplateError(f"{template.path}: requires {text!r}: {error}") from error
-    return Constraint(expression, why, str(template.path))
+    return Constraint(expression, why, f"template {name}", when)
 
 
-def _conditions(
-    family: Family, users: Sequence[str], names: Sequence[str], parameter: str
-) -> str:
+def _conditions(family: Family, users: Sequence[str], names: Sequence[str], parameter: str) -> str:
     """Say when a parameter exists: for the templates that use it, under their own `when`."""
     own = {name: family.templates[name].parameters[parameter].when for name in users}
     if len(users) == len(names) and not any(own.values()):
@@ -502,9 +495,9 @@ def _plan(family: Family, template: Template, constants: Mapping[str, Value]) ->
     absent = set(template.head.workspace) - {item.name for item in workspace}
     tensors |= {item.name for item in workspace}
 
-    def argument(text: str | int | float) -> str:
+    def argument(text: str | int | float | None) -> str:
         word = str(text)
-        if word in absent:
+        if text is None or word in absent:
             return "null"
         if word.removesuffix(".t") in tensors or word in _FLOAT_ARGUMENTS:
             return word

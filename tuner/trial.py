@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 __all__ = [
     "Argument",
@@ -56,6 +56,10 @@ class Status(StrEnum):
     RUNTIME = "runtime"
     TIMEOUT = "timeout"
     CORRECTNESS = "correctness"
+
+
+# NaN (no error could be computed) and Infinity (an interval without end) survive as words.
+_NUMBERS = ConfigDict(ser_json_inf_nan="strings")
 
 
 # ---- what is run: the plan of one call ------------------------------------------------------
@@ -174,6 +178,8 @@ class ProbeResult:
     `max_abs` the largest absolute error; both over all elements of the output.
     """
 
+    __pydantic_config__ = _NUMBERS
+
     probe: str
     rms_rel: float
     max_abs: float
@@ -204,6 +210,8 @@ class Measurement:
     latency measured last before this one. `wall_us` cross-checks the device's clock.
     """
 
+    __pydantic_config__ = _NUMBERS
+
     latency_us: float
     noise: float
     samples_us: tuple[float, ...]
@@ -217,6 +225,8 @@ class Measurement:
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A ratio baseline / candidate with the interval that another process should fall into."""
+
+    __pydantic_config__ = _NUMBERS
 
     speedup: float
     low: float
@@ -271,6 +281,8 @@ class Finalist:
 
     `latency_us` and `baseline_us` are medians over all rounds of all processes.
     """
+
+    __pydantic_config__ = _NUMBERS
 
     trial: int
     check: Check

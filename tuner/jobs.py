@@ -1,0 +1,412 @@
+"""What runs inside a worker: the jobs of `handle`, by name.
+
+One child serves one role at a time, each with the jobs that belong to it:
+
+    any role     describe            the device and the machine
+    screening    prepare, screen     the user's own candidates, checked and timed in place
+                 time_baseline
+    judge        prepare, ask,       holds the reference; draws inputs, gives the verdict;
+                 judge, time_model   times the baseline
+    producer     load, answer,       holds one stranger; only produces tensors and times
+                 time_model
+
+Payloads and answers are JSON; tensors travel as raw bytes beside it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tuner import check
+from tuner.binding import BoundOp, bind, match_sizes
+from tuner.device import describe, environment
+from tuner.errors import ProblemError
+from tuner.measure import CpuTimer, CudaTimer, Timer, measure
+from tuner.problem import Accuracy, Problem, load_problem, math_mode
+from tuner.trial import Argument, Candidate, Check, from_json, to_json
+from tuner.worker import Blob, Fault
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["handle"]
+
+NUM_INPUT_SETS = 3  # rotated while timing, so that no call finds its own input in a cache
+WEIGHT_SEED = 20_000  # of the weights that are timed; probes draw their own
+Answer = tuple[dict[str, Any], Sequence[Blob]]
+
+
+class _Seen(Exception):
+    """Carries the arguments that a module passed to its operator."""
+
+
+class _Session:
+    """The state of one child: what it was told to prepare or to load."""
+
+    def __init__(self) -> None:
+        self.device = ""
+        self.accuracy = Accuracy()
+        self.problem: Problem | None = None
+        self.timer: Timer | None = None
+        self.model: torch.nn.Module | None = None  # what time_model times
+        self.input_sets: list[list[Any]] = []
+        self.expected: dict[str, check.Expected] = {}
+        self.models: dict[Any, torch.nn.Module] = {}  # the reference's, by weights
+        self.module: dict[str, Any] = {}  # the namespace of the family's ModelNew
+        self.candidate_model: torch.nn.Module | None = None
+        self.make_model: Callable[[], torch.nn.Module] | None = None
+
+    # ---- any role -----------------------------------------------------------------------------
+
+    def describe(self, device: str) -> Answer:
+        found = describe(device)
+        return {
+            "device": json.loads(to_json(found)),
+            "torch_name": found.torch_name,
+            "facts": found.facts(),
+            "environment": environment(found),
+        }, ()
+
+    def sizes(
+        self, reference: str, sizes: dict[str, int], arguments: str, model_new: str, **_: Any
+    ) -> Answer:
+        """Find the named sizes by letting the family's module call a spy once."""
+        problem = load_problem(Path(reference), sizes)
+        module = _module_of(model_new)
+        module["fused_op"] = _spy
+        model = _constructed(module["ModelNew"], problem.init_inputs(0), "cpu").train()
+        inputs = problem.make_inputs(0)
+        try:
+            model(*inputs)
+        except _Seen as seen:
+            declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
+            given = zip(declared, seen.args, strict=True)
+            shapes = {a.name: tuple(v.shape) for a, v in given if a.shape is not None}
+            try:
+                return {"sizes": match_sizes(declared, shapes)}, ()
+            except ValueError as error:
+                raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
+        raise ProblemError(
+            f"{reference}: the operator's module never called its operator on these inputs\n"
+            "  expected: inputs that the family's templates handle (dtype, rank, training mode)"
+        )
+
+    # ---- the problem: screening and judge -----------------------------------------------------
+
+    def prepare(
+        self,
+        reference: str,
+        sizes: dict[str, int],
+        device: str,
+        accuracy: str,
+        screening_seed: int | None = None,
+        is_timed: bool = True,
+        model_new: str = "",
+        **_: Any,
+    ) -> Answer:
+        """Load the reference; compute what screening probes expect; get ready to time."""
+        self.device, self.accuracy = device, Accuracy.parse(accuracy)
+        self.problem = load_problem(Path(reference), sizes)
+        if screening_seed is not None:
+            num_rows = self.problem.num_rows
+            for probe in check.screening_probes(screening_seed, num_rows):
+                self.expected[probe.name] = self._expected(probe)
+        if model_new:
+            self.module = _module_of(model_new)
+        if is_timed:
+            self.timer = _timer(device)
+            self.model = self._reference_model()
+            self.input_sets = [
+                self.problem.make_inputs(seed, device=device) for seed in range(NUM_INPUT_SETS)
+            ]
+        return {
+            "init_inputs": _tagged(self.problem.init_inputs(0)),
+            "num_rows": self.problem.num_rows,
+            "sha256": self.problem.sha256,
+        }, ()
+
+    def _reference_model(self) -> torch.nn.Module:
+        assert self.problem is not None
+        model = self.problem.make_model(WEIGHT_SEED, self.device)
+        return self.problem.randomise(model, WEIGHT_SEED)
+
+    def _expected(self, probe: check.Probe) -> check.Expected:
+        assert self.problem is not None
+        return check.expected(self.problem, probe, self.accuracy, self.device, models=self.models)
+
+    # ---- screening ----------------------------------------------------------------------------
+
+    def screen(
+        self,
+        candidate: str,
+        artefact: str,
+        budget_s: float,
+        max_noise: float,
+        stop_above_us: float | None,
+    ) -> Answer:
+        """Check one of the user's own candidates in place, then time it if it is right."""
+        subject = from_json(Candidate, candidate)
+        start_s = time.perf_counter()
+        operator = bind(subject.plan, subject.language, Path(artefact))
+        with _spoilt_by_cuda_errors(self.device):
+            verdict = self._screened(operator, subject)
+            checked_s = time.perf_counter()
+            data: dict[str, Any] = {
+                "check": json.loads(to_json(verdict)),
+                "check_s": checked_s - start_s,
+            }
+            if verdict.is_accepted:
+                data["measurement"] = self._timed(operator, budget_s, max_noise, stop_above_us)
+                data["measure_s"] = time.perf_counter() - checked_s
+        operator.unload()
+        return data, ()
+
+    def _screened(self, operator: BoundOp, subject: Candidate) -> Check:
+        results = []
+        make = self._candidate_model(operator)
+        with math_mode(self.accuracy):
+            for expected in self.expected.values():
+                answer = check.answer(make, expected.question)
+                results.append(check.judge(expected, answer, self.accuracy))
+                if not results[-1].is_accepted:
+                    break
+        return check.merge(results, self.accuracy, is_thorough=False)
+
+    def _candidate_model(self, operator: BoundOp) -> Callable[[], torch.nn.Module]:
+        """Return the family's module around an operator: one object for all candidates."""
+        assert self.problem is not None
+        self.module["fused_op"] = operator
+        if self.candidate_model is None:
+            self.candidate_model = _constructed(
+                self.module["ModelNew"], self.problem.init_inputs(0), self.device
+            )
+        model = self.candidate_model
+        return lambda: model
+
+    def _timed(
+        self, operator: BoundOp, budget_s: float, max_noise: float, stop_above_us: float | None
+    ) -> dict[str, Any]:
+        assert self.model is not None
+        model = self._candidate_model(operator)().train()
+        model.load_state_dict(self.model.state_dict())
+        result: dict[str, Any] = json.loads(
+            to_json(self._measure(model, budget_s, max_noise, stop_above_us))
+        )
+        return result
+
+    def time_baseline(self, budget_s: float, max_noise: float) -> Answer:
+        """Time the reference as a candidate is timed."""
+        assert self.model is not None
+        return {
+            "measurement": json.loads(
+                to_json(self._measure(self.model, budget_s, max_noise, None))
+            )
+        }, ()
+
+    def _measure(
+        self, model: Any, budget_s: float, max_noise: float, stop_above_us: float | None
+    ) -> Any:
+        import torch
+
+        assert self.timer is not None
+        sets = self.input_sets
+        with torch.no_grad(), math_mode(self.accuracy):
+            return measure(
+                self.timer,
+                lambda i: model(*sets[i % len(sets)]),
+                budget_s=budget_s,
+                max_noise=max_noise,
+                stop_above_us=stop_above_us,
+            )
+
+    # ---- judge --------------------------------------------------------------------------------
+
+    def ask(self, probe: str) -> Answer:
+        """Draw a probe's inputs and weights; return the question for the producer."""
+        asked = from_json(check.Probe, probe)
+        found = self.expected[asked.name] = self._expected(asked)
+        text, blobs = check.pack(found.question.script, found.question.tensors)
+        return {"question": text}, blobs
+
+    def judge(self, probe: str, answer: str, blobs: list[memoryview]) -> Answer:
+        """Give the verdict on a producer's answer to the probe that was asked last."""
+        expected = self.expected.pop(from_json(check.Probe, probe).name)
+        report, tensors = check.unpack(check.Report, answer, blobs, self.device)
+        with math_mode(self.accuracy):
+            result = check.judge(expected, check.Answer(report, tensors), self.accuracy)
+        return {"result": json.loads(to_json(result))}, ()
+
+    def timing_set(self) -> Answer:
+        """Return the weights and the rotating inputs that contenders are timed on."""
+        assert self.model is not None
+        tensors = {f"state.{n}": t for n, t in self.model.state_dict().items()}
+        for number, inputs in enumerate(self.input_sets):
+            tensors |= {f"input.{number}.{i}": x for i, x in enumerate(inputs)}
+        text, blobs = check.pack(check.Script(), tensors)
+        return {"question": text}, blobs
+
+    # ---- producer -----------------------------------------------------------------------------
+
+    def load(
+        self,
+        device: str,
+        accuracy: str,
+        init_inputs: list[Any],
+        file: str | None = None,
+        candidate: str | None = None,
+        artefact: str = "",
+        model_new: str = "",
+    ) -> Answer:
+        """Import a stranger's file, or bind a built candidate into its family's module."""
+        self.device, self.accuracy = device, Accuracy.parse(accuracy)
+        arguments = _untagged(init_inputs)
+        if file is not None:
+            module = vars(_imported(Path(file)))
+        else:
+            assert candidate is not None
+            subject = from_json(Candidate, candidate)
+            module = _module_of(model_new)
+            module["fused_op"] = bind(subject.plan, subject.language, Path(artefact))
+        if not callable(module.get("ModelNew")):
+            raise ProblemError(f"{file}: no class ModelNew")
+        self.make_model = lambda: _constructed(module["ModelNew"], arguments, device)
+        return {}, ()
+
+    def answer(self, question: str, blobs: list[memoryview]) -> Answer:
+        """Answer one question of the judge."""
+        assert self.make_model is not None
+        script, tensors = check.unpack(check.Script, question, blobs, self.device)
+        with math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
+            found = check.answer(self.make_model, check.Question(script, tensors))
+            text, answers = check.pack(found.report, found.tensors)
+        return {"answer": text}, answers
+
+    def take_timing_set(self, question: str, blobs: list[memoryview]) -> Answer:
+        """Get ready to be timed on the judge's weights and inputs."""
+        assert self.make_model is not None
+        _, tensors = check.unpack(check.Script, question, blobs, self.device)
+        state = {n[6:]: t for n, t in tensors.items() if n.startswith("state.")}
+        inputs: dict[int, list[Any]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("input."):
+                inputs.setdefault(int(name.split(".")[1]), []).append(tensor)
+        self.model = self.make_model().train()
+        self.model.load_state_dict(state)
+        self.input_sets = list(inputs.values())
+        self.timer = _timer(self.device)
+        return {}, ()
+
+    # ---- judge and producer -------------------------------------------------------------------
+
+    def time_model(self, num_samples: int) -> Answer:
+        """Return that many samples of one call's time; the caller interleaves processes."""
+        import torch
+
+        assert self.model is not None and self.timer is not None
+        model, sets = self.model, self.input_sets
+        with torch.no_grad(), math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
+            samples = self.timer.samples(lambda i: model(*sets[i % len(sets)]), num_samples)
+        return {"samples_us": samples, "is_cold": self.timer.is_cold}, ()
+
+
+# ---- modules ----------------------------------------------------------------------------------
+
+
+def _spy(*args: Any) -> Any:
+    raise _Seen(*args)
+
+
+def _module_of(model_new: str) -> dict[str, Any]:
+    """Execute a family's module text in the namespace that an exported file gives it."""
+    import torch
+
+    module: dict[str, Any] = {
+        "torch": torch,
+        "nn": torch.nn,
+        "F": torch.nn.functional,
+        "__name__": "model_new",
+    }
+    exec(compile(model_new, "model_new.py", "exec"), module)
+    return module
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("stranger", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["stranger"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _constructed(kind: Any, init_inputs: Sequence[Any], device: str) -> Any:
+    """Construct a module on the CPU, as a user would, then move it."""
+    return kind(*init_inputs).to(device)
+
+
+def _timer(device: str) -> Timer:
+    if device.startswith("cuda"):
+        return CudaTimer(int(device.partition(":")[2] or 0))
+    return CpuTimer(l3_bytes=describe(device).l3_bytes)
+
+
+@contextmanager
+def _spoilt_by_cuda_errors(device: str) -> Iterator[None]:
+    """Raise Fault when the device no longer answers: the context is lost with all in it."""
+    try:
+        yield
+        _synchronize(device)
+    except Exception as error:
+        try:
+            _synchronize(device)
+        except Exception as sticky:
+            raise Fault(f"{type(error).__name__}: {error}") from sticky
+        raise
+
+
+def _synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _tagged(value: Any) -> Any:
+    """Return constructor arguments as JSON that tells tuples from lists."""
+    if isinstance(value, tuple):
+        return {"tuple": [_tagged(item) for item in value]}
+    if isinstance(value, list):
+        return [_tagged(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ProblemError(
+        f"get_init_inputs() gives a {type(value).__name__}; "
+        "expected numbers, words, None, and lists or tuples of them"
+    )
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(_untagged(item) for item in value["tuple"])
+    return [_untagged(item) for item in value] if isinstance(value, list) else value
+
+
+_SESSION = _Session()
+
+
+def handle(job: str, payload: dict[str, Any], blobs: list[memoryview]) -> Answer:
+    """Run one job of this child; payload entries are the job's arguments."""
+    if blobs:
+        payload = {**payload, "blobs": blobs}
+    run: Callable[..., Answer] = getattr(_SESSION, job)
+    return run(**payload)
