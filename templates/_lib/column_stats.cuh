@@ -29,16 +29,31 @@ __device__ __forceinline__ Moments merge_moments(Moments a, Moments b) {
   return merged;
 }
 
+// Merge the moments of kColumns columns with those of the lane whose number differs in the bit
+// kMask; both lanes must hold the same columns and take part. Both end up with the result.
+template <int kColumns, int kMask>
+__device__ __forceinline__ void merge_lanes(Moments (&moments)[kColumns]) {
+  const float count = moments[0].count;  // the columns of a tile have equally many rows
+  const float other = __shfl_xor_sync(0xffffffffu, count, kMask);
+  const float share = count + other > 0.0f ? other / (count + other) : 0.0f;
+  const float weight = count * share;
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    const float delta = __shfl_xor_sync(0xffffffffu, moments[j].mean, kMask) - moments[j].mean;
+    moments[j].m2 += __shfl_xor_sync(0xffffffffu, moments[j].m2, kMask) + delta * delta * weight;
+    moments[j].mean += delta * share;
+    moments[j].count = count + other;
+  }
+}
+
 // A thread's own values, summed about the first of them: one subtraction and two additions a
 // value. The shift is one of the values, so at worst log2(count) bits of the variance are lost.
 struct ShiftedSums {
-  float count;
   float shift;
   float sum;
   float square;
 
   __device__ __forceinline__ void start(float value) {
-    count = 0.0f;
     shift = value;
     sum = 0.0f;
     square = 0.0f;
@@ -46,14 +61,14 @@ struct ShiftedSums {
 
   __device__ __forceinline__ void add(float value) {
     const float deviation = value - shift;
-    count += 1.0f;
     sum += deviation;
     square = fmaf(deviation, deviation, square);
   }
 
-  __device__ __forceinline__ Moments moments() const {
+  __device__ __forceinline__ Moments moments(int num_values) const {
     Moments result = Moments();
-    if (count > 0.0f) {
+    if (num_values > 0) {
+      const float count = float(num_values);
       const float offset = sum / count;
       const float m2 = square - sum * offset;
       result.count = count;
