@@ -1,0 +1,285 @@
+"""Compile a Triton candidate ahead of time, in a process of its own that never opens the GPU.
+
+    python -m tuner.triton_build SOURCE.py PLAN.json OUT_DIR --arch 90 --sizes '{"batch": 1024}'
+
+Triton compiles a kernel when it is first called. Here the candidate's plan is called with
+tensors that have a shape and no memory, under a driver that only names the target, and every
+launch stops after its compilation. Triton's cache folder then holds what a worker, which uses
+the same folder, finds there instead of compiling. So builders compile in parallel, and the one
+process that owns the device only loads.
+
+The folder is `TRITON_CACHE_DIR` where that is set (one folder for all candidates shares the
+kernels that they have in common), else OUT_DIR/triton_cache. The report is one line of JSON on
+stdout; logs go to stderr. The exit status is 0 also for a candidate that does not compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.binding import bind
+from tuner.errors import ToolchainError, TunerError
+from tuner.trial import KernelResources, Plan, from_json, to_json
+
+__all__ = ["CACHE_FOLDER", "AheadBuild", "build_ahead", "main"]
+
+CACHE_FOLDER = "triton_cache"  # inside OUT_DIR, unless TRITON_CACHE_DIR names another
+WARP_THREADS = 32  # NVIDIA, every architecture
+DEFAULT_SIZE = 1024  # a size nobody gave: a multiple of 16, as Triton specialises on that
+
+# Largest dynamic shared memory of a block by compute capability: CUDA C++ Programming Guide,
+# "Technical Specifications per Compute Capability", less 1 KB that the system keeps.
+SMEM_BYTES_MAX = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448}
+
+_RESOURCES = "tuner_resources.json"  # beside a kernel's binary in Triton's cache
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_STACK = re.compile(
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AheadBuild:
+    """What compiling ahead found.
+
+    `error` is empty when every kernel compiled; it is the compiler's last line otherwise.
+    `note` says why kernels are left to the worker (the candidate still is a valid one).
+    `binary_key` is equal for two candidates with the same machine code.
+    """
+
+    cache_dir: str
+    error: str = ""
+    note: str = ""
+    kernels: tuple[KernelResources, ...] = ()
+    num_compiled: int = 0
+    num_cached: int = 0
+    has_launchers: bool = False
+    binary_key: str = ""
+    seconds: float = 0.0
+
+
+class _NotCompiledError(Exception):
+    """A kernel of the candidate does not compile, or needs more than the device has."""
+
+
+class _Driver:
+    """What Triton asks of the active driver in order to compile; it knows no device."""
+
+    def __init__(self, arch: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", arch, WARP_THREADS)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Replaces `JITFunction.run`: compile, note what was made, launch nothing."""
+
+    arch: int
+    run: Any
+    kernels: dict[str, KernelResources] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    has_launchers: bool = True
+    num_compiled: int = 0
+    num_cached: int = 0
+
+    def compile(self, function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        log = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(log):
+                kernel = self.run(function, *args, grid=grid, warmup=True, **options)
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            print(log.getvalue(), file=sys.stderr)
+            raise _NotCompiledError(f"{function.__name__}: {_last_line(error)}") from error
+        print(log.getvalue(), end="", file=sys.stderr)
+        if kernel.hash not in self.kernels:
+            self._note(kernel, log.getvalue())
+        limit = SMEM_BYTES_MAX.get(self.arch)
+        if limit is not None and kernel.metadata.shared > limit:
+            raise _NotCompiledError(
+                f"{kernel.name}: needs {kernel.metadata.shared} bytes of shared memory, "
+                f"a block of sm_{self.arch} has {limit}"
+            )
+        return kernel
+
+    def _note(self, kernel: Any, log: str) -> None:
+        binary = next(Path(p) for n, p in kernel.metadata_group.items() if n.endswith(".cubin"))
+        beside = binary.parent / _RESOURCES
+        registers, stack = _REGISTERS.search(log), _STACK.search(log)
+        if registers is not None and stack is not None:
+            self.num_compiled += 1
+            resources = KernelResources(
+                name=kernel.name,
+                registers=int(registers[1]),
+                smem_bytes=kernel.metadata.shared,
+                spill_store_bytes=int(stack[2]),
+                spill_load_bytes=int(stack[3]),
+                stack_bytes=int(stack[1]),
+            )
+            unfinished = beside.with_suffix(f".{os.getpid()}")
+            unfinished.write_text(to_json(resources))
+            unfinished.replace(beside)  # two builders may compile the same kernel
+        else:
+            self.num_cached += 1
+            if not beside.is_file():
+                return  # compiled by a process that does not note resources
+            resources = from_json(KernelResources, beside.read_text())
+        self.kernels[kernel.hash] = resources
+        self.digests[kernel.hash] = hashlib.sha256(binary.read_bytes()).hexdigest()
+        self.has_launchers = self.has_launchers and _compile_launcher(kernel)
+
+
+def build_ahead(
+    source: Path, plan: Plan, out_dir: Path, *, arch: int, sizes: Mapping[str, int]
+) -> AheadBuild:
+    """Compile every kernel that one call of the candidate launches.
+
+    Changes this process for good (Triton's driver, its launches, TRITON_CACHE_DIR): it is
+    meant for a process of its own.
+
+    Args:
+        source: the rendered text, as a file (Triton reads a kernel's lines from it).
+        plan: the candidate's plan.
+        out_dir: folder that exists.
+        arch: compute capability, 90 for 9.0.
+        sizes: the problem's named sizes; one that is missing is taken as 1024. Triton makes
+            one binary for sizes that are multiples of 16 and another for those that are not.
+
+    Raises:
+        ToolchainError: Triton is not installed.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise ToolchainError("Triton is not installed\n  next: pip install triton")
+    start = time.perf_counter()
+    cache_dir = os.environ.setdefault("TRITON_CACHE_DIR", str(out_dir / CACHE_FOLDER))
+    recorder = _intercept(arch)
+    error = note = ""
+    try:
+        call = bind(plan, "triton", source)
+    except Exception as failure:
+        traceback.print_exc(file=sys.stderr)
+        error = _last_line(failure)
+    else:
+        try:
+            call(*_stand_ins(plan, sizes))
+        except _NotCompiledError as failure:
+            error = str(failure)
+        except Exception as failure:  # the candidate's own host code: any exception
+            traceback.print_exc(file=sys.stderr)
+            note = f"left to the worker: {_last_line(failure)}"
+    digests = sorted(recorder.digests.values())
+    return AheadBuild(
+        cache_dir=cache_dir,
+        error=error,
+        note=note,
+        kernels=tuple(recorder.kernels.values()),
+        num_compiled=recorder.num_compiled,
+        num_cached=recorder.num_cached,
+        has_launchers=bool(recorder.kernels) and recorder.has_launchers,
+        binary_key="" if error or note else _digest(digests),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _intercept(arch: int) -> _Recorder:
+    from triton import knobs
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(_Driver(arch))
+    knobs.nvidia.dump_ptxas_log = True  # registers and spills; no part of the cache key
+    recorder = _Recorder(arch, JITFunction.run)
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return recorder.compile(self, *args, grid=grid, warmup=warmup, **options)
+
+    JITFunction.run = run
+    return recorder
+
+
+def _stand_ins(plan: Plan, sizes: Mapping[str, int]) -> list[Any]:
+    """Return the call's arguments as tensors without memory, and numbers."""
+    import torch
+
+    values: list[Any] = []
+    for argument in plan.arguments:
+        if argument.shape is not None:
+            shape = [sizes.get(name, DEFAULT_SIZE) for name in argument.shape]
+            values.append(torch.empty(shape, dtype=torch.float32, device="meta"))
+        else:
+            values.append(1e-5 if argument.dtype == "float" else sizes.get(argument.name, 1))
+    return values
+
+
+def _compile_launcher(kernel: Any) -> bool:
+    """Compile the C function that launches a kernel, which Triton caches too.
+
+    It links against the driver's library, which a machine without a GPU may lack.
+    """
+    from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
+
+    try:
+        CudaUtils()
+        CudaLauncher(kernel.src, kernel.metadata)
+    except (AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError):
+        return False
+    return True
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; print the report as one line of JSON."""
+    parser = argparse.ArgumentParser(prog="python -m tuner.triton_build")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--arch", type=int, required=True, help="90 for compute capability 9.0")
+    parser.add_argument("--sizes", type=json.loads, default={}, help="JSON object of named sizes")
+    asked = parser.parse_args(arguments)
+    try:
+        plan = from_json(Plan, asked.plan.read_bytes())
+        report = build_ahead(
+            asked.source, plan, asked.out_dir, arch=asked.arch, sizes=asked.sizes
+        )
+    except TunerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(to_json(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
