@@ -130,7 +130,8 @@ _BATCH = 32  # samples a synchronisation; with 5 kernels each, well below 1024 q
 _MAX_LAUNCH_US = 300.0  # host work of one call that is hidden; beyond, a user would see it too
 _CYCLES_PER_US = 2000  # of the spin kernel, at about 2 GHz; slower clocks make it longer: fine
 _MAX_RETRIES = 3
-_COOL_DOWN_S = 0.02  # longer with each retry, as nvbench does
+_COOL_DOWN_US = 20e3  # longer with each retry, as nvbench does; one spinning thread: no heat, but
+# unlike sleep it does not let the clocks fall to idle
 _ALLOWED_HIDDEN_US = 50.0  # the host's clock is good to some 10 us
 
 
@@ -172,7 +173,7 @@ class CudaTimer:
                 if is_throttled and num_retries < _MAX_RETRIES:
                     num_retries += 1
                     self.num_throttled += len(times)
-                    time.sleep(_COOL_DOWN_S * num_retries)
+                    self._torch.cuda._sleep(int(_COOL_DOWN_US * num_retries * _CYCLES_PER_US))
                 else:
                     result += times
         return result
