@@ -16,7 +16,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import overload
+from typing import Any, overload
 
 from tuner.errors import ExpressionError, InputError, did_you_mean
 from tuner.trial import Params, Value
@@ -181,7 +181,7 @@ def _compile(node: ast.expr, names: set[str], depth: int) -> Code:
         case ast.Name() | ast.Attribute():
             name = _name(node)
             names.add(name)
-            return lambda env: env[name]
+            return operator.itemgetter(name)
         case ast.BinOp() if type(node.op) in _ARITHMETIC:
             return _arithmetic(type(node.op), inner(node.left), inner(node.right))
         case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
@@ -275,7 +275,10 @@ def _arithmetic(kind: type[ast.operator], left: Code, right: Code) -> Code:
     compute = _ARITHMETIC[kind]
 
     def run(env: Env) -> Value:
-        number = compute(_number(left(env)), _number(right(env)))
+        first, second = left(env), right(env)
+        if first.__class__ is str or second.__class__ is str:  # faster than calling _number
+            _number(first), _number(second)
+        number = compute(first, second)  # type: ignore[arg-type]
         return number if -MAX_NUMBER <= number <= MAX_NUMBER else _bounded(number)
 
     return run
@@ -287,26 +290,13 @@ def _connective(kind: ast.boolop, parts: list[Code]) -> Code:
     return lambda env: any(_truth(part(env)) for part in parts)
 
 
-def _is_equal(left: Value, right: Value) -> bool:
-    return left == right
-
-
-def _ordered(compare: Callable[[float, float], bool]) -> Callable[[Value, Value], bool]:
-    def run(left: Value, right: Value) -> bool:
-        if isinstance(left, str) or isinstance(right, str):
-            raise _Refused(f"words have no order: {left!r} and {right!r}")
-        return compare(left, right)
-
-    return run
-
-
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Value, Value], bool]] = {
-    ast.Eq: _is_equal,
-    ast.NotEq: lambda left, right: left != right,
-    ast.Lt: _ordered(operator.lt),
-    ast.LtE: _ordered(operator.le),
-    ast.Gt: _ordered(operator.gt),
-    ast.GtE: _ordered(operator.ge),
+_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 
 
@@ -334,7 +324,16 @@ def _link(left: Code, op: ast.cmpop, right: Code | tuple[Value, ...]) -> Code:
         members, wanted = right, isinstance(op, ast.In)
         return lambda env: (left(env) in members) is wanted
     compare, other = _COMPARISONS[type(op)], right
-    return lambda env: compare(left(env), other(env))
+    if isinstance(op, ast.Eq | ast.NotEq):
+        return lambda env: compare(left(env), other(env))
+
+    def ordered(env: Env) -> bool:
+        first, second = left(env), other(env)
+        if first.__class__ is str or second.__class__ is str:
+            raise _Refused(f"words have no order: {first!r} and {second!r}")
+        return compare(first, second)
+
+    return ordered
 
 
 def _members(node: ast.expr) -> tuple[Value, ...]:
@@ -498,8 +497,9 @@ class Parameter:
 class Constraint:
     """A rule that every configuration obeys, and why there is such a rule.
 
-    It is judged only where all its names exist and `when` (if given) holds. `origin` says who
-    asks for it, such as `gemm.yaml:12` or `template wgmma`.
+    It is judged only where all its names exist and `when` (if given) holds; a fact that this
+    device does not have (a CPU's `device.num_sms`) does not exist either. `origin` says who asks
+    for it, such as `gemm.yaml:12` or `template wgmma`.
     """
 
     expression: Expression
@@ -630,8 +630,8 @@ class SearchSpace:
             elif params[parameter.name] not in parameter.values:
                 values = ", ".join(str(value) for value in parameter.values)
                 return f"{parameter.name} = {params[parameter.name]} is not one of {values}"
-        broken = (constraint for constraint in self.constraints if not _obeys(constraint, env))
-        return next((constraint.why for constraint in broken), None)
+        judges = ((constraint.why, _judge(constraint)) for constraint in self.constraints)
+        return next((why for why, judge in judges if not judge(env)), None)
 
     def neighbours(self, params: Mapping[str, Value]) -> list[Params]:
         """Return the feasible configurations that differ from `params` in one parameter.
@@ -645,11 +645,16 @@ class SearchSpace:
                 continue
             for value in parameter.values:
                 if value != params[parameter.name]:
-                    changed = self._completed({**params, parameter.name: value})
+                    changed = self.complete({**params, parameter.name: value})
                     found.extend([] if changed is None else [changed])
         return found
 
-    def _completed(self, wanted: Mapping[str, Value]) -> Params | None:
+    def complete(self, wanted: Mapping[str, Value]) -> Params | None:
+        """Return the feasible configuration that `wanted` describes, None when there is none.
+
+        What cannot exist beside the rest is dropped; what is missing takes the first values, in
+        the order of declaration, that are feasible.
+        """
         names = {parameter.name for parameter in self.parameters}
 
         def complete(depth: int, env: dict[str, Value]) -> Iterator[Params]:
@@ -703,14 +708,6 @@ def _exists(parameter: Parameter, env: Env) -> bool:
     return when is None or (all(name in env for name in when.names) and when.holds(env))
 
 
-def _obeys(constraint: Constraint, env: Env) -> bool:
-    if not all(name in env for name in constraint.names):
-        return True
-    if constraint.when is not None and not constraint.when.holds(env):
-        return True
-    return constraint.expression.holds(env)
-
-
 def _check_declared(
     parameters: Sequence[Parameter], constraints: Sequence[Constraint], facts: Env
 ) -> None:
@@ -727,6 +724,8 @@ def _check_declared(
     rules += [(c.when, c.origin or "constraint") for c in constraints if c.when]
     for rule, place in rules:
         for name in sorted(rule.names - set(known)):
+            if name.startswith("device."):  # a fact of another kind of device: never judged
+                continue
             raise ExpressionError(f"{place}: {rule.text!r}: {unknown_name(name, known)}")
 
 
@@ -799,8 +798,9 @@ class _Walk:
         self._first: list[tuple[int, Callable[[Env], bool]]] = []  # those of facts alone
         for number, constraint in enumerate(constraints):
             tuned = constraint.names & depths.keys()
-            judge = (number, _judge(constraint, sorted(tuned)))
             depth = max((depths[name] for name in tuned), default=-1)
+            comes_again = len(tuned) <= depth  # some parameter before is not among them
+            judge = (number, _judge(constraint, sorted(tuned) if comes_again else ()))
             (self._judges[depth] if tuned else self._first).append(judge)
         sizes = [len(parameter.values) for parameter in order]
         self._below = [math.prod(sizes[depth + 1 :]) for depth in range(len(order))]
@@ -845,7 +845,7 @@ class _Walk:
 
 
 def _weights(parameters: Sequence[Parameter]) -> dict[str, int]:
-    """The worth of one step of each parameter's digit in a rank."""
+    """Return the worth of one step of each parameter's digit in a rank."""
     weights, weight = {}, 1
     for parameter in reversed(parameters):
         weights[parameter.name] = weight
@@ -853,10 +853,20 @@ def _weights(parameters: Sequence[Parameter]) -> dict[str, int]:
     return weights
 
 
-def _judge(constraint: Constraint, tuned: Sequence[str]) -> Callable[[Env], bool]:
-    """Return the constraint as a function that remembers its verdict for each combination."""
+def _judge(constraint: Constraint, tuned: Sequence[str] = ()) -> Callable[[Env], bool]:
+    """Return the constraint as a function that remembers its verdict by the values of `tuned`.
+
+    Without `tuned` it remembers nothing.
+    """
+    names, holds, when = constraint.names, constraint.expression.holds, constraint.when
+
+    def obeys(env: Env) -> bool:
+        if not names <= env.keys() or (when is not None and not when.holds(env)):
+            return True
+        return holds(env)
+
     if not tuned:
-        return lambda env: _obeys(constraint, env)
+        return obeys
     key_of = operator.itemgetter(*tuned)
     memo: dict[object, bool] = {}
 
@@ -867,7 +877,7 @@ def _judge(constraint: Constraint, tuned: Sequence[str]) -> Callable[[Env], bool
             return True
         verdict = memo.get(key)
         if verdict is None:
-            verdict = _obeys(constraint, env)
+            verdict = obeys(env)
             if len(memo) < MAX_MEMO:
                 memo[key] = verdict
         return verdict
