@@ -47,7 +47,8 @@ Distribution = Literal[
     "wide_range",  # normal, each row scaled by its own power of two, 2^-20 to 2^20
     "wide_columns",  # the same over the last dimension
     "tiny",  # as given times 2^-10: a variance near the eps that is added to it
-    "constant_columns",  # every row equal, values with few bits: most sums are exact
+    "dyadic",  # multiples of 1/4 within +-2: with dyadic weights products and sums are exact
+    "constant_columns",  # dyadic, every row equal
     "nan_row",  # as given, one row NaN
     "inf_element",  # as given, one element infinite
 ]
@@ -433,9 +434,10 @@ def _redistribute(value: Any, distribution: Distribution, generator: torch.Gener
         return drawn(value.shape).mul_(powers_of_two([*value.shape[:1]] + [1] * (value.ndim - 1)))
     if distribution == "wide_columns":
         return drawn(value.shape).mul_(powers_of_two(value.shape[-1:]))
-    if distribution == "constant_columns":
-        row = torch.randint(-8, 9, value.shape[1:], generator=generator, device=generator.device)
-        return (row.to(value.dtype) / 4).expand(value.shape).contiguous()
+    if distribution in ("dyadic", "constant_columns"):
+        shape = value.shape if distribution == "dyadic" else value.shape[1:]
+        few_bits = torch.randint(-8, 9, shape, generator=generator, device=generator.device)
+        return (few_bits.to(value.dtype) / 4).expand(value.shape).contiguous()
     poisoned = value.clone()
     rows = poisoned.view(value.shape[0] if value.ndim else 1, -1)
     at = int(torch.randint(len(rows), (), generator=generator, device=generator.device))

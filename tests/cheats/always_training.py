@@ -1,0 +1,19 @@
+"""Use the batch's statistics in eval mode too."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_features, out_features, scale_shape, eps=1e-5, momentum=0.1):
+        super().__init__()
+        self.gemm = nn.Linear(in_features, out_features)
+        self.scale = nn.Parameter(torch.randn(scale_shape))
+        self.bn = nn.BatchNorm1d(out_features, eps=eps, momentum=momentum)
+
+    def forward(self, x):
+        bn, z = self.bn, self.gemm(x) * self.scale
+        if bn.training:
+            return bn(z)
+        return F.batch_norm(z, None, None, bn.weight, bn.bias, True, 0.0, bn.eps)

@@ -1,0 +1,21 @@
+"""Vary the last bits from call to call, though declared deterministic."""
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_features, out_features, scale_shape, eps=1e-5, momentum=0.1):
+        super().__init__()
+        self.gemm = nn.Linear(in_features, out_features)
+        self.scale = nn.Parameter(torch.randn(scale_shape))
+        self.bn = nn.BatchNorm1d(out_features, eps=eps, momentum=momentum)
+        self.count = 0
+
+    def right(self, x):
+        return self.bn(self.gemm(x) * self.scale)
+
+    def forward(self, x):
+        y = self.right(x)
+        self.count += 1
+        return y * (1.0 + 2.0**-23 * (self.count % 2))
