@@ -457,9 +457,16 @@ def test_killed_compiler_is_not_believed_a_second_time(tmp_path, cache, script):
     assert not build(toolchain, cache, cpp()).is_cached
 
 
-@pytest.mark.parametrize("words", ["No space left on device", "Disk quota exceeded"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "No space left on device",
+        "Disk quota exceeded",
+        "<built-in>: fatal error: when writing output to /x/tmpxft.cpp4.ii: Invalid argument",
+    ],
+)
 def test_compiler_that_says_the_disk_is_full_is_believed(tmp_path, cache, words):
-    toolchain = fake(tmp_path, f"echo 'ld: final link failed: {words}'; exit 1\n")
+    toolchain = fake(tmp_path, f"echo 'ld: {words}'; exit 1\n")
     with pytest.raises(StorageError, match="No space left"):
         build(toolchain, cache, cpp())
 

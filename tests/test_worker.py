@@ -227,6 +227,25 @@ def test_timeout_while_the_child_does_not_read(worker):
         worker.call("length", {}, [bytes(50 * 2**20)], timeout_s=0.5)
 
 
+def test_killing_again_and_again_from_other_threads_does_no_harm(worker):
+    stop = threading.Event()
+
+    def kill_often():
+        while not stop.wait(0.02):
+            worker.kill()
+            assert worker.is_alive in (True, False)
+
+    thread = threading.Thread(target=kill_often)
+    worker.start()
+    thread.start()
+    for _ in range(5):
+        with pytest.raises(WorkerCrashed, match="killed on request"):
+            worker.call("hang", timeout_s=60)
+    stop.set()
+    thread.join()
+    assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
+
+
 def test_kill_from_another_thread_ends_a_call(worker):
     worker.start()
     threading.Timer(0.3, worker.kill).start()
@@ -269,11 +288,24 @@ def test_on_start_is_replayed_after_a_respawn():
         assert worker.generation == 2
 
 
-def test_failing_on_start_job_is_reported_and_leaves_no_process():
-    with Worker(ENTRY, on_start=[("raise_error", {"kind": "value"})]) as worker:
-        with pytest.raises(JobFailed, match="boo"):
+@pytest.mark.parametrize(
+    ("job", "words"), [(("raise_error", {"kind": "value"}), "boo"), (("fault", {}), "illegal")]
+)
+def test_failing_on_start_job_is_reported_and_leaves_no_process(job, words):
+    with Worker(ENTRY, on_start=[job]) as worker:
+        for _ in range(2):
+            with pytest.raises(JobFailed, match=words):
+                worker.call("echo", timeout_s=10)
+            assert worker.pid is None
+
+
+def test_crash_and_hang_in_on_start_name_the_job():
+    with Worker(ENTRY, on_start=[("segfault", {})]) as worker:
+        with pytest.raises(WorkerCrashed, match="'segfault'"):
             worker.start()
-        assert worker.pid is None
+    with Worker(ENTRY, on_start=[("hang", {})], start_timeout_s=1) as worker:
+        with pytest.raises(WorkerTimeout, match="'hang'"):
+            worker.start()
 
 
 @pytest.mark.parametrize("entry", ["no_such_module:run", "jobs_for_worker:no_such_function"])

@@ -78,6 +78,7 @@ SOURCE_NAMES: dict[Language, str] = {
 LAYOUT_VERSION = 1  # of a cache folder and of the commands below; part of every key
 LOG_BYTES = 16 * 2**20  # a runaway template error prints gigabytes
 ERROR_CHARS = 400
+FULL_BYTES = 2**20  # with less left than one shared object, a failure says nothing
 STALE_S = 24 * 3600.0  # a temporary folder this old belongs to a builder that was killed
 COMPILER_NICENESS = 10  # compiling must not delay the process that measures
 
@@ -524,7 +525,7 @@ class Builder:
             error = f"the compiler was killed after {self._timeout_s:g} s"
             return replace(build, status=Status.TIMEOUT, error=error), False
         if end.code != 0:
-            if _matches(_DISK_FULL, log):
+            if _matches(_DISK_FULL, log) or shutil.disk_usage(folder).free < FULL_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             killed = end.code < 0 or _matches(_COMPILER_KILLED, log)
             return replace(build, error=_first_error(log, end.code)), not killed
@@ -674,7 +675,11 @@ def _finish_triton(build: Build, candidate: Candidate, folder: Path, log: str) -
 # ---- reading what the compilers wrote -------------------------------------------------------
 
 # The only places where a log is classified by its words; each has a test.
-_DISK_FULL = ("No space left on device", "Disk quota exceeded")
+_DISK_FULL = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "fatal error: when writing output to",  # g++ then names a stale, unrelated error
+)
 _COMPILER_KILLED = (
     "died due to signal",  # nvcc
     "Killed signal terminated program",  # g++

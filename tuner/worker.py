@@ -324,6 +324,8 @@ class _Child:
         self._options = options
         self._env = {**env, MARKER: self.marker, "PYTHONUNBUFFERED": "1"}
         self._tail = bytearray()
+        self._is_buried = False  # the pid and the descriptor may be somebody else's by now
+        self._grave = threading.Lock()
         self._error: OSError | None = None
         self._is_spawned = threading.Event()
         self._thread = threading.Thread(target=self._spawn_and_read, daemon=True)
@@ -386,6 +388,13 @@ class _Child:
         return bool(chunk)
 
     def has_exited(self, wait_s: float = 0.0) -> bool:
+        """Whether it is dead; only the thread that may bury it may also wait."""
+        if wait_s == 0:
+            with self._grave:
+                return self._is_buried or self._poll_exit(0)
+        return self._poll_exit(wait_s)
+
+    def _poll_exit(self, wait_s: float) -> bool:
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(wait_s * 1e3))
@@ -403,19 +412,23 @@ class _Child:
         return bytes(self._tail).decode(errors="replace")
 
     def kill(self) -> None:
-        """Kill it and all that it started; `bury` must follow."""
-        self.is_condemned = True
-        kill_tree(self.process.pid, self.marker)
+        """Kill it and all that it started, from any thread; `bury` must follow."""
+        with self._grave:
+            if not self._is_buried:
+                self.is_condemned = True
+                kill_tree(self.process.pid, self.marker)
 
     def bury(self) -> int:
         """Kill whatever is left, wait for the process, free everything; its exit code."""
         kill_tree(self.process.pid, self.marker)
         if not self.has_exited(KILL_WAIT_S):
             raise WorkerError(f"process {self.process.pid} cannot be killed; is the driver stuck?")
-        code = self.process.wait()
         self._thread.join()
-        self.channel.sock.close()
-        os.close(self.pidfd)
+        with self._grave:
+            self._is_buried = True
+            code = self.process.wait()
+            self.channel.sock.close()
+            os.close(self.pidfd)
         return code
 
 
@@ -514,7 +527,8 @@ class Worker:
                 for job, payload in self.on_start:
                     self._exchange(job, payload, (), self._start_timeout_s)
             except JobFailed as error:
-                self._bury()
+                if self._child is not None:
+                    self._bury()
                 if error.job == "start":
                     text = f"worker {self.name} cannot start: {error.message}\n{error.traceback}"
                     raise WorkerError(text) from None
