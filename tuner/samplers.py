@@ -1,0 +1,262 @@
+"""Optuna samplers that draw only feasible configurations, each of them once.
+
+    study -> FeasibleSampler -> Proposer: which of the untried feasible positions next?
+                                   |-- Random    any of them
+                                   |-- Grid      the first of them
+                                   '-- Inner     what an Optuna sampler draws, or the nearest
+
+A study holds one categorical distribution per parameter; a parameter that is absent has the
+choice `ABSENT`, which no word of a config can be. A sampler of our own is one more `Proposer`
+and one more line in `SAMPLERS`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Set
+from typing import Any, Protocol
+
+import numpy as np
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import BaseTrial, FrozenTrial, TrialState
+
+from tuner.errors import InputError, did_you_mean
+from tuner.space import SearchSpace
+from tuner.trial import Params, Value
+
+__all__ = [
+    "ABSENT",
+    "SAMPLERS",
+    "FeasibleSampler",
+    "Proposer",
+    "SpaceExhausted",
+    "distributions",
+    "encoded",
+    "make_sampler",
+    "params_of",
+]
+
+ABSENT = "(absent)"  # parentheses: never a word of a config
+MAX_DRAWS = 10  # of the inner sampler, before the nearest feasible configuration is taken
+MAX_NEAR = 100_000  # configurations looked at for the nearest; 0.3 s to unpack, once
+
+
+class SpaceExhausted(Exception):
+    """Every feasible configuration has been tried; the search is complete."""
+
+
+class Proposer(Protocol):
+    """Chooses the next configuration."""
+
+    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+        """Return a position in `space.feasible` that is not in `tried`; there is one."""
+
+
+# ---- configurations as a study holds them ---------------------------------------------------
+
+
+def distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
+    """Return the study's search space: a categorical distribution per parameter."""
+    return {
+        parameter.name: CategoricalDistribution(
+            parameter.values if parameter.when is None else (*parameter.values, ABSENT)
+        )
+        for parameter in space.parameters
+    }
+
+
+def encoded(params: Mapping[str, Value], space: SearchSpace) -> dict[str, Value]:
+    """Return `params` with `ABSENT` for each parameter that they do not have."""
+    return {parameter.name: params.get(parameter.name, ABSENT) for parameter in space.parameters}
+
+
+def params_of(trial: BaseTrial, space: SearchSpace) -> Params:
+    """Return a trial's configuration, without what is absent."""
+    return _decoded(trial.params, space)
+
+
+def _decoded(drawn: Mapping[str, Value], space: SearchSpace) -> Params:
+    names = [parameter.name for parameter in space.parameters]
+    return {name: drawn[name] for name in names if drawn.get(name, ABSENT) != ABSENT}
+
+
+# ---- the sampler that a study is given ------------------------------------------------------
+
+
+class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not followed
+    """Draws what a proposer chooses among the feasible configurations that no trial has.
+
+    Trials of every state count as tried, running ones too.
+
+    Raises (when asked for a trial):
+        SpaceExhausted: nothing is left; the trial that was asked for is told as failed.
+    """
+
+    def __init__(self, space: SearchSpace, proposer: Proposer) -> None:
+        self._space = space
+        self._proposer = proposer
+        self._positions: dict[int, int | None] = {}  # of the finished trials, by number
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the whole space: it is always sampled jointly."""
+        return distributions(self._space)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Choose a feasible configuration that no trial has."""
+        tried = self._tried(study, trial)
+        if len(tried) == self._space.num_feasible:
+            study.tell(trial.number, state=TrialState.FAIL)  # not left running for ever
+            raise SpaceExhausted
+        position = self._proposer.propose(study, trial, tried)
+        return encoded(self._space.feasible[position], self._space)
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Refuse: a parameter that is not in the space has no feasible values."""
+        raise InputError(f"{param_name} is not a parameter of the search space")
+
+    def _tried(self, study: Study, current: FrozenTrial) -> set[int]:
+        tried = set()
+        for trial in study.get_trials(deepcopy=False):
+            if trial.number == current.number:
+                continue
+            if trial.number not in self._positions:
+                drawn = trial.params or trial.system_attrs.get("fixed_params", {})  # enqueued
+                position = self._space.index(_decoded(drawn, self._space))
+                if not trial.state.is_finished():  # it may yet get its parameters
+                    tried.add(position)
+                    continue
+                self._positions[trial.number] = position
+            tried.add(self._positions[trial.number])
+        return {position for position in tried if position is not None}
+
+
+# ---- proposers ------------------------------------------------------------------------------
+
+
+class _Random:
+    """Any untried configuration, all of them equally likely."""
+
+    def __init__(self, space: SearchSpace, seed: int) -> None:
+        self._num_feasible = space.num_feasible
+        self._rng = np.random.default_rng(seed)
+
+    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+        if len(tried) * 2 > self._num_feasible:
+            left = [i for i in range(self._num_feasible) if i not in tried]
+            return left[int(self._rng.integers(len(left)))]
+        while (position := int(self._rng.integers(self._num_feasible))) in tried:
+            pass
+        return position
+
+
+class _Grid:
+    """The first untried configuration, in the order of declaration."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._num_feasible = space.num_feasible
+
+    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+        return next(position for position in range(self._num_feasible) if position not in tried)
+
+
+class _Inner:
+    """What an Optuna sampler draws jointly; a random configuration while it draws nothing.
+
+    A draw that is infeasible or tried is drawn again, `MAX_DRAWS` times; then the untried
+    feasible configuration with the fewest parameters different from the last draw is taken,
+    a random one of several.
+    """
+
+    def __init__(self, space: SearchSpace, inner: BaseSampler, seed: int) -> None:
+        self._space = space
+        self._inner = inner
+        self._random = _Random(space, seed)
+        self._rng = np.random.default_rng([seed, 1])
+        self._drawable = {
+            name: distribution
+            for name, distribution in distributions(space).items()
+            if not distribution.single()
+        }
+        self._near: tuple[np.ndarray, np.ndarray] | None = None
+
+    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+        fixed = {p.name: p.values[0] for p in self._space.parameters if len(p.values) == 1}
+        drawn: dict[str, Value] = {}
+        for _ in range(MAX_DRAWS):
+            draw = self._inner.sample_relative(study, trial, self._drawable)
+            if not draw:
+                return self._random.propose(study, trial, tried)
+            drawn = {**fixed, **draw}
+            params = self._space.complete(_decoded(drawn, self._space))
+            position = None if params is None else self._space.index(params)
+            if position is not None and position not in tried:
+                return position
+        return self._nearest(drawn, tried)
+
+    def _nearest(self, drawn: Mapping[str, Value], tried: Set[int]) -> int:
+        """Return the untried position with the smallest Hamming distance from `drawn`."""
+        positions, rows = self._candidates()
+        is_untried = ~np.isin(positions, list(tried))
+        if not is_untried.any():  # all that is looked at is tried, but not all there is
+            return next(i for i in range(self._space.num_feasible) if i not in tried)
+        point = [
+            p.values.index(drawn[p.name]) if drawn[p.name] in p.values else len(p.values)
+            for p in self._space.parameters
+        ]
+        distances = np.where(is_untried, (rows != np.array(point)).sum(axis=1), len(point) + 1)
+        nearest = np.flatnonzero(distances == distances.min())
+        return int(positions[nearest[int(self._rng.integers(len(nearest)))]])
+
+    def _candidates(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return positions and, a row each, the coordinates of their configurations."""
+        if self._near is None:
+            positions = np.arange(self._space.num_feasible)
+            if len(positions) > MAX_NEAR:
+                positions = np.sort(self._rng.choice(positions, MAX_NEAR, replace=False))
+            rows = np.array([self._space.coordinates(int(i)) for i in positions], dtype=np.int32)
+            self._near = positions, rows
+        return self._near
+
+
+# ---- the samplers by name -------------------------------------------------------------------
+
+
+def _tpe(space: SearchSpace, seed: int) -> Proposer:
+    # constant_liar: several trials run at once, and TPE should not propose beside them again.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        inner = TPESampler(seed=seed, multivariate=True, constant_liar=True)
+    return _Inner(space, inner, seed)
+
+
+SAMPLERS: Mapping[str, Callable[[SearchSpace, int], Proposer]] = {
+    "tpe": _tpe,
+    "random": _Random,
+    "grid": lambda space, seed: _Grid(space),
+}
+
+
+def make_sampler(name: str, space: SearchSpace, seed: int) -> BaseSampler:
+    """Return the sampler of that name; equal seeds and outcomes give equal sequences.
+
+    Raises:
+        InputError: there is no such sampler.
+    """
+    if name not in SAMPLERS:
+        hint = did_you_mean(name, list(SAMPLERS))
+        known = f"unknown sampler {name!r}\n  known: {', '.join(SAMPLERS)}"
+        raise InputError(known + (f"\n  {hint}" if hint else ""))
+    return FeasibleSampler(space, SAMPLERS[name](space, seed))
