@@ -24,8 +24,9 @@ __device__ __forceinline__ float scale_of(unsigned largest) {
 // and with both of one sign nothing overflows or underflows on the way but the result itself.
 __device__ __forceinline__ void undo_factors(float row_scale, float column_scale, float* first,
                                              float* second) {
-  const int exponent = 254 - (__float_as_int(row_scale) >> 23) - (__float_as_int(column_scale) >> 23);
-  const int half = exponent / 2;
+  const int exponent =
+      254 - (__float_as_int(row_scale) >> 23) - (__float_as_int(column_scale) >> 23);
+  const int half = exponent >> 1;
   *first = power_of_two(half);
   *second = power_of_two(exponent - half);
 }
