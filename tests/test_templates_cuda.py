@@ -121,6 +121,11 @@ def test_text_may_stand_in_an_exported_file(params: Params, family: Family) -> N
         assert not re.search(word, source), word
 
 
+def test_module_text_may_stand_in_an_exported_file(family: Family) -> None:
+    for word in (r"\bpass\b", r"\btry\b", r"\bexcept\b", r"\bimport\b", '"""', r"\.item\("):
+        assert not re.search(word, family.model_new), word
+
+
 @pytest.mark.parametrize("params", CONFIGS, ids=_name)
 def test_configurations_of_the_gpu_tests_obey_the_constraints(
     params: Params, family: Family
