@@ -1,0 +1,484 @@
+"""The check: cheats are rejected by name, honest modules are accepted, limits are as written."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_problem import FLAGSHIP
+
+from tuner.check import (
+    Answer,
+    Probe,
+    Question,
+    Report,
+    Script,
+    answer,
+    expected,
+    judge,
+    merge,
+    pack,
+    screening_probes,
+    thorough_probes,
+    unpack,
+)
+from tuner.errors import ProblemError
+from tuner.problem import Accuracy, load_problem
+
+FLOAT32 = Accuracy("float32")
+LOOSE = Accuracy("tolerance", 1e-4, 1e-4)
+HERE = Path(__file__).parent
+SEED = 20
+
+# Each cheat and what the verdict must say of it.
+CHEATS = {
+    "aligned_reads_only": "do vector loads assume 16-byte alignment",
+    "always_training": "eval mode must use the stored statistics",
+    "biased_running_variance": "looks biased: the variance is off by the factor B/(B-1)",
+    "cast_in_silence": "float64 input: it returned an answer where the reference raises",
+    "computed_one_row": "batch 1: it returned an answer where the reference raises",
+    "constant_output": "a constant output",
+    "detached_output": "the output is detached",
+    "dropped_eps": "is eps dropped or changed",
+    "edited_inputs": "input 0 was edited by the call",
+    "edited_weights": "the weight scale was edited by the call",
+    "exits_with_success": "raised in call 1: SystemExit: 0",
+    "extra_state": "'workspace' is not in the reference's",
+    "ignored_gamma_and_beta": "is a weight ignored",
+    "ignored_strides": "are strides ignored",
+    "late_thread": "changed after the call had returned",
+    "lazy_tensor": "a lazy or disguised tensor",
+    "memoised_by_content": "although the weights changed: memoised",
+    "memoised_by_pointer": "memoised by pointer",
+    "memoised_by_sample": "memoised by a part of the content",
+    "memoised_by_version": "version counter",
+    "naive_variance": "a variance from sums of squares",
+    "non_deterministic": "gave different bits",
+    "one_output_for_all_calls": "shares memory with the output of call 1",
+    "only_the_first_call": "kept from the first call",
+    "only_the_tested_distribution": "right only for the tested distribution",
+    "only_the_tested_shape": "right only for the tested shape",
+    "operands_in_bfloat16": "that of bfloat16 operands",
+    "operands_in_float16": "that of float16 or TF32 operands",
+    "operands_in_tf32": "that of float16 or TF32 operands",
+    "other_random_numbers": "must draw the same random numbers in the same order",
+    "output_in_the_input": "shares memory with input 0",
+    "part_written": "part of the output was never written",
+    "patched_comparisons": "a constant output",
+    "patched_random_numbers": "must draw the same random numbers",
+    "range_of_float16": "a format of less range",
+    "replayed_first_output": "memoised, or replayed",
+    "skipped_running_statistics": "the running statistics were not updated",
+    "swallowed_nan": "NaN and Inf must come through",
+    "uninitialised_memory": "memory was read that was never written",
+    "weights_folded_once": "are the weights folded once and kept",
+    "wrong_gradient": "gradient of input 0",
+    "zeroed_inputs": "input 0 was edited by the call",
+}  # fmt: skip
+ALWAYS_ACCEPTED = [
+    "scale_folded_afresh", "sums_in_float64", "two_sweeps", "welford_in_chunks",
+]  # fmt: skip
+
+
+def load_reference(folder: Path, text: str = FLAGSHIP, **sizes: int):
+    path = folder / "reference.py"
+    path.write_text(text)
+    return load_problem(path, sizes)
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory):
+    return load_reference(tmp_path_factory.mktemp("flagship"))
+
+
+@pytest.fixture(scope="module")
+def wide_problem(tmp_path_factory):
+    return load_reference(tmp_path_factory.mktemp("wide"), out_features=400)
+
+
+def expect_all(problem, probes, accuracy=FLOAT32):
+    models = {}
+    return [expected(problem, probe, accuracy, models=models) for probe in probes]
+
+
+@pytest.fixture(scope="module")
+def thorough(problem):
+    return expect_all(problem, thorough_probes(SEED, problem.num_rows()))
+
+
+@pytest.fixture
+def patched_functions():
+    """Put back what the patching cheats replace in PyTorch."""
+    names = ("allclose", "equal", "rand", "randn")
+    kept = {name: getattr(torch, name) for name in names}
+    assert_close = torch.testing.assert_close
+    yield
+    for name, function in kept.items():
+        setattr(torch, name, function)
+    torch.testing.assert_close = assert_close
+
+
+def load_candidate(path: Path):
+    spec = importlib.util.spec_from_file_location(f"candidate_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.ModelNew
+
+
+def ask(problem, new_class, expectations) -> list[Answer]:
+    init_inputs = problem.init_inputs(42)
+    return [answer(lambda: new_class(*init_inputs), e.question) for e in expectations]
+
+
+def verdict(problem, new_class, expectations, accuracy=FLOAT32):
+    answers = ask(problem, new_class, expectations)
+    pairs = zip(expectations, answers, strict=True)
+    return merge([judge(e, a, accuracy) for e, a in pairs], accuracy, is_thorough=True)
+
+
+def test_every_cheat_has_its_verdict_written_down():
+    assert sorted(path.stem for path in (HERE / "cheats").glob("*.py")) == sorted(CHEATS)
+
+
+@pytest.mark.parametrize("name", sorted(CHEATS))
+def test_the_cheat_is_rejected_and_named(name, problem, thorough, patched_functions):
+    init_inputs = problem.init_inputs(42)
+    new_class = load_candidate(HERE / "cheats" / f"{name}.py")
+    answers = [answer(lambda: new_class(*init_inputs), e.question) for e in thorough]
+    results = [judge(e, a, FLOAT32) for e, a in zip(thorough, answers, strict=True)]
+    check = merge(results, FLOAT32, is_thorough=True)
+    assert not check.is_accepted
+    assert CHEATS[name] in " | ".join(result.reason for result in results)
+    assert check.reason.startswith(next(r.reason for r in results if not r.is_accepted))
+
+
+@pytest.fixture(scope="module", params=[(1, FLOAT32), (2, LOOSE)], ids=["float32", "loose"])
+def wide_thorough(request, wide_problem):
+    seed, accuracy = request.param
+    probes = thorough_probes(seed, wide_problem.num_rows())
+    return expect_all(wide_problem, probes, accuracy), accuracy
+
+
+@pytest.mark.parametrize("name", ALWAYS_ACCEPTED)
+def test_the_honest_module_is_accepted(name, wide_problem, wide_thorough):
+    new_class = load_candidate(HERE / "honest" / f"{name}.py")
+    expectations, accuracy = wide_thorough
+    check = verdict(wide_problem, new_class, expectations, accuracy)
+    assert check.is_accepted, check.reason
+    assert len(check.probes) == len(expectations) > 25
+
+
+def test_the_reference_itself_is_accepted_by_screening(problem):
+    probes = screening_probes(SEED, problem.num_rows())
+    check = verdict(problem, problem.module.Model, expect_all(problem, probes))
+    assert check.is_accepted, check.reason
+
+
+def test_split_bfloat16_is_judged_by_its_numbers(problem):
+    new_class = load_candidate(HERE / "honest" / "split_bfloat16.py")
+    probes = [p for p in thorough_probes(SEED, problem.num_rows()) if p.name != "offset"]
+    named = {p.name: p for p in probes}
+    usual = [named["as given"], named["fresh weights"], named["heavy-tailed"], named["batch 33"]]
+    loose = verdict(problem, new_class, expect_all(problem, usual, LOOSE), LOOSE)
+    assert loose.is_accepted, loose.reason
+    strict = verdict(problem, new_class, expect_all(problem, usual))
+    assert not strict.is_accepted
+    assert strict.probes[0].rms_rel > 2 * strict.probes[0].baseline_rms_rel
+
+
+def altered(problem, change, *, probe=None, accuracy=FLOAT32):
+    """Judge the reference's own answer after `change` was applied to its tensors."""
+    probe = probe or Probe("plain", seed_inputs=3, seed_weights=4)
+    e = expected(problem, probe, accuracy)
+    (a,) = ask(problem, problem.module.Model, [e])
+    change(e, a.tensors)
+    # What the producer would have seen of these outputs.
+    late = {f"late.{n}": _sum(t) for n, t in a.tensors.items() if n.startswith("call")}
+    report = dataclasses.replace(a.report, checksums={**a.report.checksums, **late})
+    return judge(e, Answer(report, a.tensors), accuracy)
+
+
+def _sum(tensor):
+    from tuner.check import _checksum
+
+    return _checksum(tensor)
+
+
+def spoil(index, factor):
+    """Return a change that moves one output element by `factor` times its limit."""
+
+    def change(e, tensors):
+        base = e.baseline["call0.output0"]
+        limit = max(2 * base.max_abs, 16 * 2**-24 * base.largest)
+        exact = e.oracle["call0.output0"][index]
+        tensors["call0.output0"][index] = (exact + factor * limit).float()
+
+    return change
+
+
+def test_float32_limit_is_twice_the_baselines_or_sixteen_ulp(problem):
+    assert altered(problem, spoil((3, 5), 0.9)).is_accepted
+    result = altered(problem, spoil((3, 5), 1.2))
+    assert not result.is_accepted
+    assert "output of call 1[3, 5]: got" in result.reason
+    assert "with limit" in result.reason
+
+
+def test_under_32_rows_the_limit_is_four_times_the_baselines(problem):
+    probe = Probe("few", seed_inputs=3, seed_weights=4, batch=31, distribution="offset")
+    assert altered(problem, spoil((3, 5), 1.9), probe=probe).is_accepted
+    assert not altered(problem, spoil((3, 5), 2.1), probe=probe).is_accepted
+
+
+def test_rms_is_judged_as_well_as_the_largest_error(problem):
+    probe = Probe("offset", seed_inputs=3, seed_weights=4, distribution="offset")
+
+    def shift_all(e, tensors):
+        base = e.baseline["call0.output0"]
+        exact = e.oracle["call0.output0"]
+        tensors["call0.output0"].copy_(exact + 1.5 * base.max_abs)
+
+    result = altered(problem, shift_all, probe=probe)
+    assert not result.is_accepted
+    assert "rms error" in result.reason
+
+
+def test_tolerance_is_judged_element_by_element(problem):
+    def shift(by):
+        def change(e, tensors):
+            exact = e.oracle["call0.output0"]
+            tensors["call0.output0"][7, 2] = exact[7, 2] + by * (1e-4 + 1e-4 * abs(exact[7, 2]))
+
+        return change
+
+    assert altered(problem, shift(0.9), accuracy=LOOSE).is_accepted
+    result = altered(problem, shift(1.3), accuracy=LOOSE)
+    assert not result.is_accepted
+    assert "[7, 2]" in result.reason
+    assert "rtol=1e-4,atol=1e-4" in result.reason
+
+
+def test_where_the_baseline_leaves_the_tolerance_twice_its_error_is_allowed(problem):
+    probe = Probe("offset", seed_inputs=3, seed_weights=4, distribution="offset")
+
+    def scaled(factor):
+        def change(e, tensors):
+            base = e.baseline["call0.output0"]
+            assert base.num_beyond
+            exact = e.oracle["call0.output0"]
+            tensors["call0.output0"][0, 0] = exact[0, 0] + factor * base.max_abs
+
+        return change
+
+    assert altered(problem, scaled(1.8), probe=probe, accuracy=LOOSE).is_accepted
+    assert not altered(problem, scaled(2.2), probe=probe, accuracy=LOOSE).is_accepted
+
+
+def test_rows_and_columns_of_a_tail_are_named(problem):
+    def tail(e, tensors):
+        tensors["call0.output0"][60:] += 1.0
+
+    assert "only rows 60 to 63 are wrong" in altered(problem, tail).reason
+
+    def column(e, tensors):
+        tensors["call0.output0"][:, 39] += 1.0
+
+    assert "only column 39 is wrong" in altered(problem, column).reason
+
+
+def test_a_counter_must_be_exact(problem):
+    def forget(e, tensors):
+        tensors["buffer.bn.num_batches_tracked"] -= 1
+
+    result = altered(problem, forget)
+    assert "buffer bn.num_batches_tracked[]: got 7, expected 8" in result.reason
+    assert "the calls were not counted" in result.reason
+
+
+def test_missing_tensors_and_wrong_shapes_are_rejected(problem):
+    assert "is missing" in altered(problem, lambda e, t: t.pop("buffer.bn.running_var")).reason
+    result = altered(problem, lambda e, t: t.update({"call0.output0": torch.zeros(2, 2)}))
+    assert "has shape [2, 2], not [64, 40]" in result.reason
+
+
+def test_the_bias_gradient_is_compared_absolutely(problem):
+    probe = Probe("gradients", seed_inputs=3, seed_weights=4, gradients=True)
+
+    def change(by):
+        def add(e, tensors):
+            assert e.baseline["grad.gemm.bias"].largest < 1e-9
+            tensors["grad.gemm.bias"].zero_().add_(by)
+
+        return add
+
+    assert altered(problem, change(0.0), probe=probe).is_accepted
+    assert not altered(problem, change(1e-2), probe=probe).is_accepted
+
+
+def test_tf32_is_refused_on_the_cpu(problem):
+    with pytest.raises(ProblemError, match="tf32 is not available on cpu"):
+        expected(problem, Probe("as given"), Accuracy("tf32"))
+
+
+def test_a_batch_may_be_refused_aloud_only_where_that_was_agreed(problem):
+    class Only64(problem.module.Model):
+        def forward(self, x):
+            if x.shape[0] != 64:
+                raise RuntimeError("this build does 64 rows only")
+            return super().forward(x)
+
+    strict = thorough_probes(SEED, 64)
+    check = verdict(problem, Only64, expect_all(problem, strict))
+    assert "this build does 64 rows only" in check.reason
+    lenient = thorough_probes(SEED, 64, may_refuse_batches=True)
+    check = verdict(problem, Only64, expect_all(problem, lenient))
+    assert check.is_accepted, check.reason
+
+
+def test_a_module_that_does_not_build_or_load_is_rejected_with_its_words(problem):
+    class NoBuild(torch.nn.Module):
+        def __init__(self, *args):
+            raise KeyError("no such tile")
+
+    class OtherKeys(problem.module.Model):
+        def __init__(self, *args):
+            super().__init__(*args)
+            del self.scale
+
+    e = expect_all(problem, [Probe("plain", seed_weights=1)])
+    assert "ModelNew(*get_init_inputs()) raised KeyError" in verdict(problem, NoBuild, e).reason
+    assert "does not load the reference's state_dict" in verdict(problem, OtherKeys, e).reason
+
+
+def test_answers_survive_the_channel_bit_by_bit(problem, thorough):
+    e = next(e for e in thorough if e.probe.name == "gradients")
+    text, blobs = pack(e.question.script, e.question.tensors)
+    script, tensors = unpack(Script, text, blobs)
+    assert script == e.question.script
+    assert tensors.keys() == e.question.tensors.keys()
+    (a,) = ask(
+        problem, problem.module.Model, [dataclasses.replace(e, question=Question(script, tensors))]
+    )
+    report, received = unpack(Report, *pack(a.report, a.tensors))
+    assert all(torch.equal(received[name], t) for name, t in a.tensors.items())
+    result = judge(e, Answer(report, received), FLOAT32)
+    assert result.is_accepted, result.reason
+
+
+def test_the_channel_carries_nan_empty_and_scalar_tensors():
+    tensors = {
+        "nan": torch.tensor([float("nan"), float("inf")]),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7),
+        "half": torch.ones(2, 2, dtype=torch.bfloat16).t(),
+        "flags": torch.tensor([True, False]),
+    }
+    _, received = unpack(Script, *pack(Script(), tensors))
+    for name, tensor in tensors.items():
+        assert received[name].dtype == tensor.dtype
+        assert torch.equal(received[name].nan_to_num(), tensor.nan_to_num())
+        assert received[name].shape == tensor.shape
+
+
+FLOATS = '{"record": {}, "tensors": [{"name": "x", "dtype": "float32", "shape": [2]}]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "blobs"),
+    [
+        ("{}", []),
+        ("no json", []),
+        ('{"record": {}, "tensors": [{"name": "x"}]}', [b""]),
+        ('{"record": {}, "tensors": []}', [b"1234"]),
+        (FLOATS, [b"1234"]),
+        (FLOATS.replace("float32", "load"), [b"12345678"]),
+        (FLOATS.replace("[2]", "[-1]"), [b"1234"]),
+        (FLOATS.replace("[2]", '["many"]'), [b"1234"]),
+        ('{"record": {"calls": "many"}, "tensors": []}', []),
+        ("[1, 2]", []),
+    ],
+)
+def test_a_spoiled_message_is_a_value_error(text, blobs):
+    with pytest.raises(ValueError):
+        unpack(Script, text, blobs)
+
+
+def test_a_question_tells_neither_seeds_nor_the_probe(thorough):
+    e = next(e for e in thorough if e.probe.name == "heavy-tailed")
+    text, _ = pack(e.question.script, e.question.tensors)
+    assert "heavy" not in text
+    assert str(e.probe.seed_inputs) not in text
+    assert str(e.probe.seed_weights) not in text
+
+
+def test_probes_depend_on_the_seed_and_are_json(problem):
+    one, two = thorough_probes(1, 64), thorough_probes(2, 64)
+    assert [p.name for p in one] == [p.name for p in two]
+    assert one[0].seed_inputs != two[0].seed_inputs
+    assert len({p.name for p in one}) == len(one)
+    assert json.loads(json.dumps([dataclasses.asdict(p) for p in one]))
+    assert any(p.has_side_stream for p in thorough_probes(1, 64, has_cuda=True))
+
+
+def test_few_probes_run_at_full_size():
+    full = [p.name for p in thorough_probes(1, 16384) if p.batch is None]
+    assert full == ["as given", "offset", "heavy-tailed"]
+    batches = {p.batch for p in thorough_probes(1, 16384)} - {None}
+    assert {0, 1, 2, 33, 257} <= batches
+    assert max(batches) == 257
+
+
+TWO_OUTPUTS = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, power):
+        super().__init__()
+        self.power = power
+
+    def forward(self, x, index, factor):
+        picked = x[:, index] * factor
+        return picked ** self.power, picked.argmax(1)
+
+def get_inputs():
+    return [torch.randn(12, 9), torch.tensor([1, 3, 5]), 1.5]
+
+def get_init_inputs():
+    return [2]
+"""
+
+
+def test_any_problem_is_checked_with_integers_numbers_and_several_outputs(tmp_path):
+    problem = load_reference(tmp_path, TWO_OUTPUTS)
+    probes = [
+        p for p in thorough_probes(3, problem.num_rows())
+        if p.name not in ("batch 0", "NaN row", "NaN row, eval")  # argmax has no answer there
+    ]  # fmt: skip
+    expectations = expect_all(problem, probes)
+    check = verdict(problem, problem.module.Model, expectations)
+    assert check.is_accepted, check.reason
+
+    class Wrong(problem.module.Model):
+        def forward(self, x, index, factor):
+            first, second = super().forward(x, index, factor)
+            return first, (second + 1) % 3
+
+    check = verdict(problem, Wrong, expectations)
+    assert "output 2 of call 1[0]: got" in check.reason
+
+
+def test_a_reference_that_draws_random_numbers_cannot_be_judged(tmp_path):
+    text = FLAGSHIP.replace("x = self.bn(x)", "x = nn.functional.dropout(self.bn(x))")
+    problem = load_reference(tmp_path, text)
+    with pytest.raises(ProblemError, match="does it draw random numbers"):
+        expected(problem, Probe("as given", weights="initial"), FLOAT32)
+
+
+def test_nothing_asked_is_nothing_proved():
+    check = merge([], FLOAT32, is_thorough=True)
+    assert not check.is_accepted
