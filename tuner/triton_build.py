@@ -1,6 +1,6 @@
 """Compile a Triton candidate ahead of time, in a process of its own that never opens the GPU.
 
-    python -m tuner.triton_build SOURCE.py PLAN.json OUT_DIR --arch 90 --sizes '{"batch": 1024}'
+    python -m tuner.triton_build SOURCE.py PLAN.json OUT_DIR --arch 90 --sizes '[{"batch": 1024}]'
 
 Triton compiles a kernel when it is first called. Here the candidate's plan is called with
 tensors that have a shape and no memory, under a driver that only names the target, and every
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,9 +48,7 @@ SMEM_BYTES_MAX = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 10
 
 _RESOURCES = "tuner_resources.json"  # beside a kernel's binary in Triton's cache
 _REGISTERS = re.compile(r"Used (\d+) registers")
-_STACK = re.compile(
-    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-)
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +153,14 @@ class _Recorder:
 
 
 def build_ahead(
-    source: Path, plan: Plan, out_dir: Path, *, arch: int, sizes: Mapping[str, int]
+    source: Path,
+    plan: Plan,
+    out_dir: Path,
+    *,
+    arch: int,
+    sizes: Sequence[Mapping[str, int]],
 ) -> AheadBuild:
-    """Compile every kernel that one call of the candidate launches.
+    """Compile every kernel that a call of the candidate launches, at each of `sizes`.
 
     Changes this process for good (Triton's driver, its launches, TRITON_CACHE_DIR): it is
     meant for a process of its own.
@@ -167,8 +170,9 @@ def build_ahead(
         plan: the candidate's plan.
         out_dir: folder that exists.
         arch: compute capability, 90 for 9.0.
-        sizes: the problem's named sizes; one that is missing is taken as 1024. Triton makes
-            one binary for sizes that are multiples of 16 and another for those that are not.
+        sizes: the problem's named sizes, one mapping a shape that will be called; a size that
+            is missing is taken as 1024. Triton makes one binary for sizes that are multiples
+            of 16 and another for those that are not.
 
     Raises:
         ToolchainError: Triton is not installed.
@@ -186,7 +190,8 @@ def build_ahead(
         error = _last_line(failure)
     else:
         try:
-            call(*_stand_ins(plan, sizes))
+            for shape in sizes:
+                call(*_stand_ins(plan, shape))
         except _NotCompiledError as failure:
             error = str(failure)
         except Exception as failure:  # the candidate's own host code: any exception
@@ -267,13 +272,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("plan", type=Path)
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--arch", type=int, required=True, help="90 for compute capability 9.0")
-    parser.add_argument("--sizes", type=json.loads, default={}, help="JSON object of named sizes")
+    parser.add_argument(
+        "--sizes", type=json.loads, default={}, help="JSON: an object of named sizes, or a list"
+    )
     asked = parser.parse_args(arguments)
     try:
         plan = from_json(Plan, asked.plan.read_bytes())
-        report = build_ahead(
-            asked.source, plan, asked.out_dir, arch=asked.arch, sizes=asked.sizes
-        )
+        sizes = asked.sizes if isinstance(asked.sizes, list) else [asked.sizes]
+        report = build_ahead(asked.source, plan, asked.out_dir, arch=asked.arch, sizes=sizes)
     except TunerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
