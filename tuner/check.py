@@ -422,6 +422,8 @@ class _Halted(Exception):
 def _stage(name: str) -> Iterator[None]:
     try:
         yield
+    except _Halted:
+        raise
     except (Exception, SystemExit) as error:
         # Whatever a candidate raises is its answer, not our failure.
         raise _Halted(name, error) from None
@@ -436,13 +438,15 @@ def answer(make_candidate: Callable[[], torch.nn.Module], question: Question) ->
     """
     session = _Session(question)
     try:
-        session.build(make_candidate)
-        with session.circumstances():
-            for call in range(question.script.calls):
-                session.call(call)
-        session.look_again()
-        if question.script.gradients:
-            session.differentiate()
+        # A device reports some faults only at a later operation, which may be one of ours.
+        with _stage("an operation after the call"):
+            session.build(make_candidate)
+            with session.circumstances():
+                for call in range(question.script.calls):
+                    session.call(call)
+            session.look_again()
+            if question.script.gradients:
+                session.differentiate()
     except _Halted as halt:
         return session.answer(halt.message, halt.stage)
     return session.answer()
@@ -846,9 +850,10 @@ def expected(
     import torch
 
     accuracy.require_on(device)
-    model = _weighted_model(problem, probe, device, {} if models is None else models)
+    known = {} if models is None else models
+    model, tensors = _weighted_model(problem, probe, device, known)
     arguments = _inputs_of_calls(problem, probe, device)
-    script, tensors = _question_of(problem, probe, model, arguments)
+    script = _script_of(problem, probe, arguments, tensors)
     wide = copy.deepcopy(model).double()
     start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
     with math_mode(accuracy):
@@ -870,7 +875,8 @@ def expected(
     errors = {n: _compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
     _require_stable(problem, probe, errors)
     momenta = {f"{n}." if n else "": m for n, m in _momenta(model).items()}
-    torch.cuda.empty_cache() if torch.device(device).type == "cuda" else None
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # of the float64 temporaries, 3 GB for the flagship
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
         start,
@@ -879,8 +885,12 @@ def expected(
 
 def _weighted_model(
     problem: Problem, probe: Probe, device: Any, models: dict[Any, torch.nn.Module]
-) -> torch.nn.Module:
-    """Return a fresh copy of the reference with the probe's weights, in its mode."""
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """Return a copy of the reference with the probe's weights, and them for the question.
+
+    The question's tensors are those of `models`, which nobody edits: at 8192 x 8192 a copy for
+    each probe would be 268 MB.
+    """
     if "initial" not in models:
         models["initial"] = problem.make_model(OWN_WEIGHTS_SEED, device)
     key: Any = "initial"
@@ -890,16 +900,19 @@ def _weighted_model(
             kind: Any = probe.weights
             fresh = copy.deepcopy(models["initial"])
             models[key] = problem.randomise(fresh, probe.seed_weights, kind)
-    if probe.edits_weights and ("edit", probe.seed_weights) not in models:
-        fresh = copy.deepcopy(models["initial"])
-        models["edit", probe.seed_weights] = problem.randomise(fresh, probe.seed_weights + 1)
-    model = copy.deepcopy(models[key])
+    tensors = {}
+    if probe.weights != "own":
+        tensors = {f"state.{n}": t.detach() for n, t in models[key].state_dict().items()}
     if probe.edits_weights:
-        # Travels with the copy; _question_of takes it out.
-        edits = models["edit", probe.seed_weights].named_parameters()
-        model.__dict__["_edits"] = {n: p.detach() for n, p in edits}
+        edit = ("edit", probe.seed_weights)
+        if edit not in models:
+            fresh = copy.deepcopy(models["initial"])
+            models[edit] = problem.randomise(fresh, probe.seed_weights + 1)
+        edits = models[edit].named_parameters()
+        tensors.update((f"edit.{n}", p.detach()) for n, p in edits)
+    model = copy.deepcopy(models[key])
     _set_mode(model, probe.mode)
-    return model
+    return model, tensors
 
 
 def _inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[Any]]:
@@ -948,12 +961,15 @@ def _nudged(value: Any, call: int) -> Any:
     return changed
 
 
-def _question_of(
-    problem: Problem, probe: Probe, model: torch.nn.Module, arguments: Sequence[Sequence[Any]]
-) -> tuple[Script, dict[str, torch.Tensor]]:
+def _script_of(
+    problem: Problem,
+    probe: Probe,
+    arguments: Sequence[Sequence[Any]],
+    tensors: dict[str, torch.Tensor],
+) -> Script:
+    """Return the script; puts `input.*` into `tensors`."""
     import torch
 
-    tensors: dict[str, torch.Tensor] = {}
     numbers: dict[str, Any] = {}
     for call, values in enumerate(arguments):
         for i, value in enumerate(values):
@@ -966,13 +982,7 @@ def _question_of(
                     f"get_inputs() gives a {type(value).__name__} as input {i}; "
                     "expected tensors and numbers"
                 )
-    edits = model.__dict__.pop("_edits", {})
-    tensors.update((f"edit.{name}", value) for name, value in edits.items())
-    is_own = probe.weights == "own"
-    if not is_own:
-        state = model.state_dict().items()
-        tensors.update((f"state.{n}", t.detach().clone()) for n, t in state)
-    script = Script(
+    return Script(
         calls=probe.calls,
         num_inputs=len(arguments[0]),
         is_overwritten=probe.inputs == "overwritten",
@@ -983,10 +993,9 @@ def _question_of(
         layout=probe.layout,
         has_nan_memory=probe.has_nan_memory,
         has_side_stream=probe.has_side_stream,
-        own_seed=OWN_WEIGHTS_SEED if is_own else None,
+        own_seed=OWN_WEIGHTS_SEED if probe.weights == "own" else None,
         numbers=numbers,
     )
-    return script, tensors
 
 
 def _reference_answer(
@@ -1325,6 +1334,9 @@ def _judge_form(expected: Expected, answer: Answer) -> str:
             return f"{_label(name)} is missing from the answer"
         if got_tensor is not None and got_tensor.shape != want.shape:
             return f"{_label(name)} has shape {list(got_tensor.shape)}, not {list(want.shape)}"
+        # Announced kinds were compared above; the received bytes must be of that kind as well.
+        if got_tensor is not None and got_tensor.is_complex():
+            return f"{_label(name)} is {got_tensor.dtype}"
     return ""
 
 
