@@ -455,7 +455,9 @@ def _cpp_comparison(node: ast.Compare, inner: Callable[[ast.expr], str]) -> str:
     terms = [inner(term) for term in (node.left, *node.comparators)]
     signs = [_CPP_OPERATORS[type(op)] for op in node.ops]
     links = [f"{terms[i]} {sign} {terms[i + 1]}" for i, sign in enumerate(signs)]
-    return "(" + " && ".join(f"({link})" for link in links) + ")"
+    return (
+        f"({links[0]})" if len(links) == 1 else "(" + " && ".join(map("({})".format, links)) + ")"
+    )
 
 
 def _cpp_choice(node: ast.IfExp, constants: Env) -> str:
