@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import tempfile
@@ -17,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pydantic import ValidationError
 
 from tuner.errors import RunLockedError, StorageError
 from tuner.trial import Result, Trial, from_json, to_json
 
-__all__ = ["Run", "create_run", "open_run", "storage_errors"]
+__all__ = ["Run", "RunWriter", "create_run", "open_run", "storage_errors", "write_whole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,14 @@ class Run:
         if not path.exists():
             return None
         with storage_errors(path):
-            return from_json(Result, path.read_bytes())
+            text = path.read_bytes()
+        try:
+            return from_json(Result, text)
+        except ValidationError as error:
+            raise StorageError(
+                f"{path}: not a result: {error.errors()[0]['msg']}\n"
+                "  next: move the file away, then `tune --resume`"
+            ) from error
 
     def best(self) -> Trial | None:
         """Return the fastest correct trial by its screening latency."""
@@ -100,14 +108,17 @@ class Run:
             RunLockedError: another process has it.
         """
         path = self.path / "lock"
-        with storage_errors(path), path.open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunLockedError(
-                    f"{self.path}: another process works on this run\n"
-                    "  next: wait for it, or stop it"
-                ) from error
+        with storage_errors(path):
+            lock = path.open("a")
+        with lock:  # outside of storage_errors: the caller's own OSErrors are none of the lock's
+            with storage_errors(path):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise RunLockedError(
+                        f"{self.path}: another process works on this run\n"
+                        "  next: wait for it, or stop it"
+                    ) from error
             with RunWriter(self) as writer:
                 yield writer
 
@@ -118,11 +129,13 @@ class RunWriter:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._path = run.path / "trials.jsonl"
-        self._file: IO[bytes] | None = None
+        self._file: io.FileIO | None = None
 
     def __enter__(self) -> RunWriter:
         with storage_errors(self._path):
-            self._file = self._path.open("a+b")
+            # Unbuffered: after a failed write nothing may stay behind in a buffer, to be written
+            # by the next flush.
+            self._file = self._path.open("a+b", buffering=0)
             _drop_half_line(self._file)
         return self
 
@@ -136,10 +149,11 @@ class RunWriter:
         with storage_errors(self._path):
             start = self._file.seek(0, os.SEEK_END)
             try:
-                self._file.write(to_json(trial).encode() + b"\n")
-                self._file.flush()
+                line = memoryview(to_json(trial).encode() + b"\n")
+                while line:  # a full disk takes a part before it refuses the rest
+                    line = line[self._file.write(line) :]
                 os.fsync(self._file.fileno())
-            except OSError:
+            except BaseException:
                 os.ftruncate(self._file.fileno(), start)  # no half line stays behind
                 raise
 
@@ -169,6 +183,8 @@ def create_run(
                 break
             except FileExistsError:
                 continue
+        else:
+            raise FileExistsError(errno.EEXIST, "all names are taken", str(path))
         for folder in ("candidates", "export"):
             (path / folder).mkdir()
     run = Run(path)
@@ -184,10 +200,10 @@ def open_run(path: Path) -> Run:
         StorageError: there is none at `path`.
     """
     if not (path / "config.yaml").is_file() or not (path / "environment.json").is_file():
-        near = sorted(p.name for p in path.parent.glob("*/config.yaml"))[:5]
+        near = sorted(p.parent.name for p in path.parent.glob("*/config.yaml"))[-5:]
+        advice = f"runs there: {', '.join(near)}" if near else "next: name a folder of runs/"
         raise StorageError(
-            f"{path}: not a run directory (no config.yaml and environment.json)\n"
-            f"  next: name a folder like runs/20260101-120000-op-device {', '.join(near)}".rstrip()
+            f"{path}: not a run directory (no config.yaml and environment.json)\n  {advice}"
         )
     return Run(path)
 
@@ -217,16 +233,16 @@ def storage_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         advice = {
             errno.ENOSPC: "free some disk space, then `tune --resume`",
+            errno.EFBIG: "the file size limit is reached (ulimit -f); raise it, then resume",
             errno.EDQUOT: "the disk quota is used up; free some, then `tune --resume`",
             errno.EACCES: "make it yours (chown), or choose another folder with --runs-dir",
             errno.EROFS: "the file system is read-only; choose another folder with --runs-dir",
         }.get(error.errno or 0, "check the path")
-        raise StorageError(
-            f"{path}: {os.strerror(error.errno or 0).lower()}\n  next: {advice}"
-        ) from error
+        reason = (error.strerror or str(error)).lower()
+        raise StorageError(f"{path}: {reason}\n  next: {advice}") from error
 
 
-def _drop_half_line(file: IO[bytes]) -> None:
+def _drop_half_line(file: io.FileIO) -> None:
     end = file.seek(0, os.SEEK_END)
     keep = end
     while keep > 0:
@@ -243,9 +259,9 @@ def _drop_half_line(file: IO[bytes]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     with storage_errors(path):
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     try:
         data: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also what is no UTF-8
         raise StorageError(f"{path}: not JSON: {error}") from error
     return data
