@@ -14,7 +14,7 @@ import operator
 import re
 import warnings
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -798,11 +798,12 @@ class _Walk:
         depths = {parameter.name: depth for depth, parameter in enumerate(order)}
         self._judges: list[list[tuple[int, Callable[[Env], bool]]]] = [[] for _ in order]
         self._first: list[tuple[int, Callable[[Env], bool]]] = []  # those of facts alone
+        certain = facts.keys() | {p.name for p in order if p.when is None}
         for number, constraint in enumerate(constraints):
             tuned = constraint.names & depths.keys()
             depth = max((depths[name] for name in tuned), default=-1)
             comes_again = len(tuned) <= depth  # some parameter before is not among them
-            judge = (number, _judge(constraint, sorted(tuned) if comes_again else ()))
+            judge = (number, _judge(constraint, sorted(tuned) if comes_again else (), certain))
             (self._judges[depth] if tuned else self._first).append(judge)
         sizes = [len(parameter.values) for parameter in order]
         self._below = [math.prod(sizes[depth + 1 :]) for depth in range(len(order))]
@@ -855,17 +856,28 @@ def _weights(parameters: Sequence[Parameter]) -> dict[str, int]:
     return weights
 
 
-def _judge(constraint: Constraint, tuned: Sequence[str] = ()) -> Callable[[Env], bool]:
+def _judge(
+    constraint: Constraint, tuned: Sequence[str] = (), certain: Set[str] = frozenset()
+) -> Callable[[Env], bool]:
     """Return the constraint as a function that remembers its verdict by the values of `tuned`.
 
-    Without `tuned` it remembers nothing.
+    Without `tuned` it remembers nothing. `certain` are names that exist in every environment.
     """
-    names, holds, when = constraint.names, constraint.expression.holds, constraint.when
+    compute, when = constraint.expression._code, constraint.when
+    uncertain = constraint.names - certain
 
     def obeys(env: Env) -> bool:
-        if not names <= env.keys() or (when is not None and not when.holds(env)):
+        if uncertain and not uncertain <= env.keys():
             return True
-        return holds(env)
+        if when is not None and not when.holds(env):
+            return True
+        try:
+            value = compute(env)
+        except (_Refused, ArithmeticError, ValueError):
+            value = ""
+        if value.__class__ is str:  # fails again, and says why
+            return constraint.expression.holds(env)
+        return bool(value)
 
     if not tuned:
         return obeys
