@@ -333,10 +333,15 @@ def _cpp_number(argument: Argument) -> str:
     return "double" if argument.dtype == "float" else "int64_t"
 
 
+def _tensor_names(plan: Plan) -> set[str]:
+    made = {tensor.name for tensor in (*plan.outputs, *plan.workspace)}
+    return made | {a.name for a in plan.arguments if a.shape is not None}
+
+
 def _declarations(plan: Plan) -> list[str]:
     """Declare the source's functions; C linkage takes every pointer as void*."""
     numbers = {a.name: _cpp_number(a) for a in plan.arguments if a.shape is None}
-    named = {t.name for t in (*plan.arguments, *plan.outputs, *plan.workspace)} - set(numbers)
+    named = _tensor_names(plan)
     declared = {}
     for step in _calls(plan):
         words = [
@@ -375,7 +380,7 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
     if is_cuda:
         lines.append("void* stream = c10::cuda::getCurrentCUDAStream().stream();")
     numbers = {a.name for a in plan.arguments if a.shape is None} | {"num_threads"}
-    named = {t.name for t in (*plan.arguments, *plan.outputs, *plan.workspace)} - numbers
+    named = _tensor_names(plan)
     lines += [_step(step, named, numbers, is_cuda) for step in plan.steps]
     names = ", ".join(output.name for output in plan.outputs)
     return [*lines, f"return std::make_tuple({names});"]

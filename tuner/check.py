@@ -361,7 +361,7 @@ def pack(record: Script | Report, tensors: Mapping[str, torch.Tensor]) -> tuple[
 
 
 def unpack(
-    kind: type[R], text: str, blobs: Sequence[bytes], device: str | torch.device = "cpu"
+    kind: type[R], text: str, blobs: Sequence[bytes | bytearray | memoryview], device: str | torch.device = "cpu"
 ) -> tuple[R, dict[str, torch.Tensor]]:
     """Read what `pack` wrote and return the record and its tensors.
 
@@ -389,7 +389,7 @@ _DTYPES = {
 }
 
 
-def _tensor(head: Mapping[str, Any], blob: bytes) -> torch.Tensor:
+def _tensor(head: Mapping[str, Any], blob: bytes | bytearray | memoryview) -> torch.Tensor:
     import torch
 
     if head["dtype"] not in _DTYPES:
@@ -1181,8 +1181,10 @@ def _limits(name: str, baseline: _Error, num_rows: int, accuracy: Accuracy) -> _
 
     - float32: twice PyTorch float32's own rms and max error on this probe (4 times for batches
       under 32), or 16 * 2^-24 of the largest value, whichever is larger;
-    - tf32: once PyTorch TF32's own, with the same floor; twice for buffers, whose few elements
-      leave the ratio of two maxima more to chance;
+    - tf32: once PyTorch TF32's own, with the same floor. Two equally good kernels that sum in
+      another order differ by chance: the rms by 1 %, the largest error of millions by 10 % (seen
+      on an H200 between PyTorch's own algorithms), so 1.02 and 1.25 times are taken as once;
+      twice for buffers, whose few elements leave the ratio of two maxima more to chance;
     - tolerance: every element within atol + rtol * |value|, or all within twice the baseline's
       own largest error (which is more where the baseline leaves the tolerance, as on x + 100);
       for buffers, |value| is that of the largest element.
@@ -1195,14 +1197,14 @@ def _limits(name: str, baseline: _Error, num_rows: int, accuracy: Accuracy) -> _
             return _Limits(limit, infinite, accuracy.label, is_elementwise=True)
         limit = max(limit, accuracy.atol + accuracy.rtol * baseline.largest)
         return _Limits(limit, infinite, f"{accuracy.label} of the largest value")
-    factor = 4.0 if num_rows < SMALL_BATCH else 2.0
+    factor = rms_factor = 4.0 if num_rows < SMALL_BATCH else 2.0
     if accuracy.kind == "tf32":
-        factor = 2.0 if is_buffer else 1.0
+        factor, rms_factor = (2.0, 2.0) if is_buffer else (1.25, 1.02)
     floor = FLOOR_ULPS * ULP * baseline.largest
     own = f"{factor:g} x PyTorch {accuracy.kind}'s own {baseline.max_abs:.3g}"
     why = own if factor * baseline.max_abs >= floor else f"16 x 2^-24 of {baseline.largest:.3g}"
     return _Limits(
-        max(factor * baseline.max_abs, floor), max(factor * baseline.rms_abs, floor), why
+        max(factor * baseline.max_abs, floor), max(rms_factor * baseline.rms_abs, floor), why
     )
 
 

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import optuna
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.samplers import SpaceExhausted, distributions, make_sampler, params_of
+from tuner.samplers import SpaceExhausted, distributions, encoded, make_sampler, params_of
 from tuner.space import SearchSpace
 from tuner.trial import Outcome, Params, Status, Trial
 
@@ -39,13 +39,16 @@ class Pending(Protocol):
         """The candidate's content key, empty when it did not render."""
 
 
-class Evaluator(Protocol):
+P = TypeVar("P", bound=Pending)
+
+
+class Evaluator(Protocol[P]):
     """What the search needs of whatever turns parameters into outcomes."""
 
-    def submit(self, params: Params) -> Pending:
+    def submit(self, params: Params) -> P:
         """Start working on a configuration; must not wait for it."""
 
-    def finish(self, pending: Pending, number: int, best_us: float | None) -> Outcome:
+    def finish(self, pending: P, number: int, best_us: float | None) -> Outcome:
         """Wait for a configuration and return what became of it."""
 
     @property
@@ -62,16 +65,16 @@ class SearchBudget:
 
 
 @dataclass(slots=True)
-class _InFlight:
+class _InFlight(Generic[P]):
     trial: optuna.Trial
     params: Params
-    pending: Pending
+    pending: P
     started_at: str
 
 
 def search(
     space: SearchSpace,
-    evaluator: Evaluator,
+    evaluator: Evaluator[P],
     *,
     sampler: str,
     seed: int,
@@ -106,7 +109,7 @@ def search(
 def _loop(
     study: optuna.Study,
     space: SearchSpace,
-    evaluator: Evaluator,
+    evaluator: Evaluator[P],
     budget: SearchBudget,
     previous: Sequence[Trial],
     record: Callable[[Trial], None],
@@ -115,7 +118,7 @@ def _loop(
     start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
     best_us = min((t.outcome.latency_us for t in previous if t.outcome.latency_us), default=None)
     number, asked, end = len(previous), len(previous), ""
-    flying: deque[_InFlight] = deque()
+    flying: deque[_InFlight[P]] = deque()
     while True:
         elapsed_s = time.monotonic() - start_s
         if should_stop():
@@ -152,7 +155,7 @@ def _loop(
             best_us = min(best_us or outcome.latency_us, outcome.latency_us)
 
 
-def _ask(study: optuna.Study, space: SearchSpace, evaluator: Evaluator) -> _InFlight:
+def _ask(study: optuna.Study, space: SearchSpace, evaluator: Evaluator[P]) -> _InFlight[P]:
     trial = study.ask(fixed_distributions=distributions(space))
     params = params_of(trial, space)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -206,7 +206,10 @@ class Family:
         )
 
     def parameters(
-        self, names: Sequence[str], varied: Mapping[str, tuple[Value, ...]]
+        self,
+        names: Sequence[str],
+        varied: Mapping[str, tuple[Value, ...]],
+        conditions: Mapping[str, Expression] | None = None,
     ) -> list[Parameter]:
         """Return the parameters of a search over the templates `names`.
 
@@ -215,16 +218,18 @@ class Family:
         Args:
             names: the templates to search, in order.
             varied: the values to search per parameter, as the config lists them.
+            conditions: the config's own `when` of some of them.
         """
         result = [Parameter("template", tuple(names), None)]
         for parameter, values in varied.items():
             users = [name for name in names if parameter in self.templates[name].parameters]
-            if users:
-                when = None
-                conditions = _conditions(self, users, names, parameter)
-                if conditions:
-                    when = Expression.parse(conditions)
-                result.append(Parameter(parameter, values, when))
+            if not users:
+                continue
+            texts = [_conditions(self, users, names, parameter, varied)]
+            if conditions and parameter in conditions:
+                texts.append(conditions[parameter].text)
+            text = " and ".join(f"({text})" for text in texts if text)
+            result.append(Parameter(parameter, values, Expression.parse(text) if text else None))
         return result
 
     def constraints(
@@ -234,11 +239,7 @@ class Family:
         result: list[Constraint] = []
         for name in names:
             template = self.templates[name]
-            fixed = {
-                parameter: head.default
-                for parameter, head in template.parameters.items()
-                if parameter not in varied
-            }
+            fixed = _fixed(template, varied)
             for requirement in template.head.requires:
                 text = _substitute(requirement.expr, fixed, template)
                 result.append(_guarded(name, text, requirement.why, template))
@@ -467,14 +468,27 @@ def _guarded(name: str, text: str, why: str, template: Template) -> Constraint:
     return Constraint(expression, why, f"template {name}", when)
 
 
-def _conditions(family: Family, users: Sequence[str], names: Sequence[str], parameter: str) -> str:
+def _fixed(template: Template, varied: Mapping[str, tuple[Value, ...]]) -> Params:
+    """Return the defaults of the parameters that a search does not vary."""
+    return {n: head.default for n, head in template.parameters.items() if n not in varied}
+
+
+def _conditions(
+    family: Family,
+    users: Sequence[str],
+    names: Sequence[str],
+    parameter: str,
+    varied: Mapping[str, tuple[Value, ...]],
+) -> str:
     """Say when a parameter exists: for the templates that use it, under their own `when`."""
-    own = {name: family.templates[name].parameters[parameter].when for name in users}
-    if len(users) == len(names) and not any(own.values()):
+    groups: dict[str, list[str]] = {}
+    for name in users:
+        template = family.templates[name]
+        when = template.parameters[parameter].when
+        own = _substitute(when, _fixed(template, varied), template) if when else ""
+        groups.setdefault(own, []).append(name)
+    if len(users) == len(names) and list(groups) == [""]:
         return ""
-    groups: dict[str | None, list[str]] = {}
-    for name, when in own.items():
-        groups.setdefault(when, []).append(name)
     terms = [
         f"template in {group!r}" + (f" and ({when})" if when else "")
         for when, group in groups.items()

@@ -7,7 +7,6 @@ Records are frozen; nothing here does work.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -314,9 +313,13 @@ class Result:
 R = TypeVar("R")
 
 
-@functools.cache
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # building one takes milliseconds
+
+
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 def to_json(record: Any) -> str:
