@@ -416,6 +416,9 @@ class _Reader:
             raise self._stop(line, f"nested deeper than {MAX_DEPTH} levels")
         if self.num_nodes > MAX_NODES:
             raise self._stop(line, f"more than {MAX_NODES} values")
+        if event.tag not in (None, "tag:yaml.org,2002:str"):
+            message = f"the tag {event.tag!r} is refused; write plain values"
+            self.document.report_yaml(line, place, message)
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(place, depth)
         if isinstance(event, yaml.MappingStartEvent):
@@ -453,10 +456,6 @@ class _Reader:
 
     def _scalar(self, event: yaml.ScalarEvent, place: str, line: int) -> Any:
         text = event.value
-        if event.tag is not None and event.tag != "tag:yaml.org,2002:str":
-            message = f"the tag {event.tag!r} is refused; write plain values"
-            self.document.report_yaml(line, place, message)
-            return None
         if event.style is not None or event.tag is not None:  # quoted
             return text
         if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", text):
@@ -883,7 +882,9 @@ def check_names(
     rules += [(f"constraints[{i}].expr", c.expression) for i, c in enumerate(config.constraints)]
     for place, rule in rules:
         for name in sorted(rule.names - {*known, *DEVICE_FACTS}):
-            if name in parameters:
+            if name.startswith("device."):
+                report(place, unknown_name(name, DEVICE_FACTS))
+            elif name in parameters:
                 hint = f"give {name} values under space"
                 report(place, f"{name!r} is not among the parameters of space\n  hint: {hint}")
             else:

@@ -129,7 +129,7 @@ def unknown_name(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     """Return the message for an unknown name, with what is known and the closest of it."""
     names = sorted(known)
     lines = [f"unknown name {name!r}", "  known: " + (", ".join(names) or "nothing")]
-    if hint := did_you_mean(name, names):
+    if hint := did_you_mean(name, names) or did_you_mean(name.lower(), names):
         lines.append("  " + hint)
     return "\n".join(lines)
 
