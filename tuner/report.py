@@ -414,7 +414,9 @@ def _advice_on_state(facts: _Facts) -> list[Advice]:
         remedy = "tune export makes the file and proves it"
         found.append(Advice("the exported file itself was not proved", remedy))
     if facts.result is not None:
-        found += [Advice(note, "") for note in facts.result.notes]
+        said = proof.check.reason if proof is not None else ""
+        notes = facts.result.notes
+        found += [Advice(note, "") for note in notes if not said or said not in note]
     return found
 
 
