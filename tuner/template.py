@@ -9,19 +9,21 @@ docs/architecture.md tells the whole of it with an example.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jinja2
 import jinja2.meta
+import jinja2.nodes
 import jinja2.sandbox
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tuner.errors import ExpressionError, TemplateError, did_you_mean
-from tuner.space import Constraint, Expression, Parameter
+from tuner.space import Constraint, Expression, Parameter, unknown_name
 from tuner.trial import (
     Argument,
     Candidate,
@@ -252,11 +254,13 @@ class Family:
 
     def _text(self, template: Template, filled: Params) -> str:
         environment = _environment(self.roots)
-        context = {**filled, "params": filled, "op": self.name}
+        context = {**filled, "params": dict(filled), "op": self.name}
         try:
-            return environment.from_string(template.body).render(context).lstrip("\n")
-        except jinja2.TemplateError as error:
-            raise _jinja_error(template.path, error) from error
+            code = environment.compile(template.body, filename=str(template.path))
+            text = jinja2.Template.from_code(environment, code, dict(environment.globals))
+            return text.render(context).lstrip("\n")
+        except Exception as error:  # the text may also divide by zero, include itself, ...
+            raise _render_error(template, self.roots, error) from error
 
 
 def family_names(folders: Sequence[Path] = ()) -> list[str]:
@@ -293,12 +297,19 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
     for needed in ("reference.py", "model_new.py"):
         if needed not in files:
             raise TemplateError(f"{homes[0]}: {needed} is missing\n  expected: see any family")
-    op = _validated(_OpFile, files["op.yaml"], _read(files["op.yaml"]))
-    templates = {}
+    text = _read(files["op.yaml"])
+    op: _OpFile = _validated(_OpFile, files["op.yaml"], text)
+    _check_op(op, name, files["op.yaml"], text)
+    templates: dict[str, Template] = {}
     for file in files.values():
         if file.name.endswith(".j2"):
-            template = _load_template(file, roots)
-            templates[template.name] = template
+            template = _load_template(file, roots, op)
+            twin = templates.setdefault(template.name, template)
+            if twin is not template:
+                raise TemplateError(
+                    f"{file}: a second template named {template.name!r}, beside {twin.path}\n"
+                    "  next: rename one of them (the name is what stands before the first dot)"
+                )
     if not templates:
         raise TemplateError(f"{homes[0]}: no template (*.cu.j2, *.cpp.j2, *.triton.py.j2)")
     return Family(
@@ -328,78 +339,248 @@ def _read(path: Path) -> str:
         raise TemplateError(f"{path}: cannot be read: {error}") from error
 
 
-def _validated(model: type[Any], path: Path, text: str) -> Any:
+def _validated(model: type[BaseModel], path: Path, text: str) -> Any:
     try:
-        return model.model_validate(yaml.safe_load(text))
+        data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise TemplateError(f"{path}: not YAML: {error}") from error
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        reason = getattr(error, "problem", None) or str(error)
+        raise TemplateError(
+            f"{place}: not YAML: {reason}\n  hint: quote texts that hold ': ', '#' or a bracket"
+        ) from error
+    if not isinstance(data, dict):
+        known = ", ".join(model.model_fields)
+        raise TemplateError(f"{path}: no `key: value` lines\n  known: {known}")
+    try:
+        return model.model_validate(data)
     except ValidationError as error:
         lines = []
         for item in error.errors():
             place = ".".join(map(str, item["loc"]))
-            lines.append(f"{path}: {place}: {item['msg']}")
-            if item["type"] == "extra_forbidden":
-                known = sorted(model.model_fields)
-                word = str(item["loc"][-1])
-                lines.append(f"  known: {', '.join(known)}  {did_you_mean(word, known)}".rstrip())
+            lines.append(f"{path}:{_line(text, item['loc'])}: {place}: {item['msg']}")
+            if item["type"] in ("extra_forbidden", "missing"):
+                known_here = sorted(_model_at(model, item["loc"]).model_fields)
+                hint = did_you_mean(str(item["loc"][-1]), known_here)
+                is_missing = item["type"] == "missing"
+                lines.append(f"  known: {', '.join(known_here)}")
+                lines += [f"  {hint}"] if hint and not is_missing else []
         raise TemplateError("\n".join(lines)) from error
 
 
-def _load_template(path: Path, roots: Sequence[Path]) -> Template:
+_Place = Sequence[str | int]  # keys and positions, from the top of a YAML text
+
+
+def _line(text: str, place: _Place) -> int:
+    """Return the line of a YAML text where the entry at `place`, or what holds it, begins."""
+    node = yaml.compose(text, yaml.SafeLoader)
+    line = 0
+    for step in place:
+        if isinstance(node, yaml.MappingNode):
+            inside = [(key, value) for key, value in node.value if key.value == str(step)]
+            if not inside:
+                break
+            line, node = inside[0][0].start_mark.line, inside[0][1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+            node = node.value[step]
+            line = node.start_mark.line
+    return line + 1
+
+
+def _model_at(model: type[BaseModel], place: _Place) -> type[BaseModel]:
+    """Return the model of the mapping that holds the entry at `place`."""
+    field = model.model_fields.get(str(place[0]))
+    if len(place) > 1 and field is not None:
+        for kind in get_args(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                return kind
+    return model
+
+
+def _check_op(op: _OpFile, name: str, path: Path, text: str) -> None:
+    findings = _Findings(path, text)
+    if op.name != name:
+        findings.add(["name"], f"{op.name!r} is not the folder's name {name!r}")
+    for number, argument in enumerate(op.arguments):
+        if (argument.dtype == "float32") is (argument.shape is None):
+            findings.add(
+                ["arguments", number], f"{argument.name}: a tensor has a shape, and only it"
+            )
+    if not any(argument.shape for argument in op.arguments):
+        findings.add(["arguments"], "at least one of them is a tensor")
+    sizes = _run_time_sizes(op) | set(op.sizes)
+    for key in ("flops", "bytes"):
+        findings.judge([key], getattr(op, key), sizes)
+    for number, output in enumerate(op.outputs):
+        for dim in output.shape:
+            findings.judge(["outputs", number, "shape"], str(dim), _run_time_sizes(op))
+    findings.report()
+
+
+def _run_time_sizes(op: _OpFile) -> set[str]:
+    return {size for argument in op.arguments for size in argument.shape or ()}
+
+
+def _load_template(path: Path, roots: Sequence[Path], op: _OpFile) -> Template:
     text = _read(path)
     parts = text.split("\n---\n", 1)
     if not text.startswith("---\n") or len(parts) != 2:
         raise TemplateError(
             f"{path}: no head\n  expected: YAML between two lines of '---', then the text"
         )
-    head: _Head = _validated(_Head, path, parts[0][4:])
+    head_text = parts[0][3:]  # begins with a newline in place of the '---': lines are the file's
+    head: _Head = _validated(_Head, path, head_text)
     ending = _FILE_NAME[head.language]
     if not path.name.endswith(ending):
-        raise TemplateError(f"{path}: language {head.language}: its name must end in {ending}")
+        raise TemplateError(
+            f"{path}:{_line(head_text, ['language'])}: language: {head.language}\n"
+            f"  expected: a file name that ends in {ending}"
+        )
     # Blank lines in place of the head keep Jinja's line numbers those of the file.
     body = "\n" * (parts[0].count("\n") + 2) + parts[1]
     template = Template(path.name.removesuffix(ending), path, head, body)
-    _check_names(template, roots)
+    findings = _Findings(path, head_text)
+    _check_head(findings, head, op)
+    _check_names(findings, template, roots)
+    findings.report()
     return template
 
 
-def _check_names(template: Template, roots: Sequence[Path]) -> None:
+class _Findings:
+    """What is wrong with one YAML text, each with its line."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.text = text
+        self.lines: list[str] = []
+
+    def add(self, place: _Place, reason: str, hint: str = "") -> None:
+        name = ".".join(map(str, place))
+        self.lines.append(f"{self.path}:{_line(self.text, place)}: {name}: {reason}")
+        self.lines += [f"  {hint}"] if hint else []
+
+    def judge(self, place: _Place, text: str | None, known: Collection[str]) -> None:
+        """Refuse an expression outside the grammar, or one with a name that is not known."""
+        if text is None:
+            return
+        try:
+            expression = Expression.parse(text)
+        except ExpressionError as error:
+            self.add(place, str(error))
+            return
+        for name in sorted(expression.names - set(known)):
+            if not name.startswith("device."):
+                self.add(place, f"{text!r}: {unknown_name(name, sorted(known))}")
+
+    def report(self) -> None:
+        if self.lines:
+            raise TemplateError("\n".join(self.lines))
+
+
+def _check_head(findings: _Findings, head: _Head, op: _OpFile) -> None:
+    sizes = _run_time_sizes(op)
+    outside = {argument.name for argument in op.arguments} | {output.name for output in op.outputs}
+    taken = {*sizes, *op.sizes, *outside, *head.workspace, *_FREE_NAMES, "template", "num_threads"}
+    for name in head.parameters:
+        if not name.isidentifier() or name in taken:
+            findings.add(["parameters", name], "this name is taken, or is no name")
+    for name in head.workspace:
+        if not name.isidentifier() or name in sizes | set(op.sizes) | outside:
+            findings.add(["workspace", name], "this name is taken, or is no name")
+    tuned = set(head.parameters)
+    for number, requirement in enumerate(head.requires):
+        findings.judge(["requires", number], requirement.expr, {*tuned, *sizes, *op.sizes})
+    for name, parameter in head.parameters.items():
+        findings.judge(["parameters", name], parameter.when, {*tuned, *sizes, *op.sizes})
+        if parameter.values is not None and parameter.default not in parameter.values:
+            findings.add(["parameters", name], "its default is not one of its values")
+    for name, item in head.workspace.items():
+        findings.judge(["workspace", name], item.when, tuned)
+        for dim in item.shape:
+            findings.judge(["workspace", name], str(dim), tuned | sizes)
+    for number, line in enumerate(head.optimisations):
+        findings.judge(["optimisations", number], line.when, tuned)
+    findings.judge(["deterministic"], str(head.deterministic), tuned)
+    for number, step in enumerate(head.steps):
+        findings.judge(["steps", number], step.when, tuned)
+        _check_step(findings, ["steps", number], step, head, op)
+
+
+def _check_step(
+    findings: _Findings, place: _Place, step: _StepHead, head: _Head, op: _OpFile
+) -> None:
+    tensors = {a.name for a in op.arguments if a.shape is not None}
+    tensors |= {output.name for output in op.outputs} | set(head.workspace)
+    words = {a.name for a in op.arguments if a.shape is None} | _FLOAT_ARGUMENTS | {"null"}
+    if (step.call is None) == (step.aten is None):
+        findings.add(place, "a step has either `call:` or `aten:`")
+    elif not str(step.call or step.aten).isidentifier():
+        findings.add(place, f"{step.call or step.aten!r} is no function's name")
+    if step.aten is not None and step.out not in tensors:
+        findings.add(place, "an `aten:` step needs `out:`, the tensor that it writes")
+    if step.call is not None and step.out is not None:
+        findings.add(place, "a `call:` step has no `out:`; its outputs are among `args:`")
+    for argument in step.args:
+        word = str(argument)
+        if word.endswith(".t") and word[:-2] in tensors and step.aten is None:
+            findings.add(place, f"{word!r}: only an `aten:` step takes a transpose")
+        elif argument is not None and word.removesuffix(".t") not in tensors | words:
+            findings.judge(place, word, set(head.parameters) | _run_time_sizes(op))
+
+
+def _check_names(findings: _Findings, template: Template, roots: Sequence[Path]) -> None:
+    known = set(template.parameters) | _FREE_NAMES
     environment = _environment(roots)
     try:
-        used = _undeclared(environment, template.body, set())
-    except jinja2.TemplateError as error:
-        raise _jinja_error(template.path, error) from error
-    known = set(template.parameters) | _FREE_NAMES
-    lines = []
-    for name in sorted(used - known):
-        lines.append(f"{_place(template, name)}: undefined variable {name!r}")
-        lines.append(f"  known: {', '.join(sorted(known))}")
-        lines.append(f"  {did_you_mean(name, sorted(known)) or 'declare it under parameters:'}")
-    for step in template.head.steps:
-        if (step.call is None) == (step.aten is None):
-            lines.append(f"{template.path}: steps: a step has either `call:` or `aten:`")
-    if lines:
-        raise TemplateError("\n".join(lines))
+        used = _undeclared(environment, template.path, template.body, frozenset(), set())
+    except jinja2.TemplateSyntaxError as error:
+        place = error.filename or str(template.path)
+        raise TemplateError(f"{place}:{error.lineno}: {error.message}") from error
+    for name in sorted(used.keys() - known):
+        hint = did_you_mean(name, sorted(known)) or f"next: declare {name} under `parameters:`"
+        findings.lines.append(f"{used[name]}: undefined variable {name!r}")
+        findings.lines.append(f"  known: {', '.join(sorted(known))}")
+        findings.lines.append(f"  {hint}")
 
 
-def _undeclared(environment: jinja2.Environment, source: str, seen: set[str]) -> set[str]:
-    """Return the variables that a text and all it includes expect from outside."""
-    tree = environment.parse(source)
-    names = set(jinja2.meta.find_undeclared_variables(tree))
-    for included in jinja2.meta.find_referenced_templates(tree):
-        if included is not None and included not in seen:
-            seen.add(included)
-            assert environment.loader is not None
-            inner = environment.loader.get_source(environment, included)[0]
-            names |= _undeclared(environment, inner, seen)
+def _undeclared(
+    environment: jinja2.Environment,
+    path: Path,
+    source: str,
+    declared: frozenset[str],
+    seen: set[str],
+) -> dict[str, str]:
+    """Return the variables that a text and all it includes expect from outside.
+
+    Each with the file and line of its first use. `declared` is what the texts that include this
+    one have set themselves.
+    """
+    tree = environment.parse(source, filename=str(path))
+    words = list(tree.find_all(jinja2.nodes.Name))
+    names: dict[str, str] = {}
+    for name in jinja2.meta.find_undeclared_variables(tree) - declared:
+        names[name] = f"{path}:{min(word.lineno for word in words if word.name == name)}"
+    inner = declared | {word.name for word in words if word.ctx != "load"}
+    kinds = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport)
+    for node in tree.find_all(kinds):
+        included = getattr(
+            getattr(node, "template", None), "value", None
+        )  # not a word: known when rendered
+        if not isinstance(included, str) or included in seen:
+            continue
+        seen.add(included)
+        assert environment.loader is not None
+        try:
+            text, file, _ = environment.loader.get_source(environment, included)
+        except jinja2.TemplateNotFound as error:
+            hint = did_you_mean(included, environment.list_templates())
+            raise TemplateError(
+                f"{path}:{node.lineno}: includes {included!r}, which does not exist\n"
+                f"  {hint or 'next: look into templates/_lib'}"
+            ) from error
+        found = _undeclared(environment, Path(file or included), text, inner, seen)
+        names = {**found, **names}
     return names
-
-
-def _place(template: Template, word: str) -> str:
-    for number, line in enumerate(template.body.splitlines(), 1):
-        if word in line and "{" in line:
-            return f"{template.path}:{number}"
-    return str(template.path)
 
 
 def _environment(roots: Sequence[Path]) -> jinja2.Environment:
@@ -413,13 +594,16 @@ def _environment(roots: Sequence[Path]) -> jinja2.Environment:
     )
 
 
-def _jinja_error(path: Path, error: jinja2.TemplateError) -> TemplateError:
-    line = getattr(error, "lineno", None)
+def _render_error(template: Template, roots: Sequence[Path], error: Exception) -> TemplateError:
+    """Name the file and line of the text that the error came from: Jinja2 keeps them in frames."""
+    place = str(template.path)
+    for frame in traceback.extract_tb(error.__traceback__):
+        if any(Path(frame.filename).is_relative_to(root) for root in roots):
+            place = f"{frame.filename}:{frame.lineno}"
     if isinstance(error, jinja2.TemplateNotFound):
-        return TemplateError(f"{path}: includes {error.name!r}, which does not exist")
-    if isinstance(error, jinja2.TemplateSyntaxError) and error.name:
-        path = Path(error.name)
-    return TemplateError(f"{path}{f':{line}' if line else ''}: {error.message}")
+        return TemplateError(f"{place}: includes {error.name!r}, which does not exist")
+    kind = "" if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: "
+    return TemplateError(f"{place}: does not render: {kind}{error}")
 
 
 # ---- expressions with the parameters filled in ----------------------------------------------
@@ -438,7 +622,12 @@ class _Constants(ast.NodeTransformer):
         return self._filled(node, ast.unparse(node))
 
     def _filled(self, node: ast.expr, name: str) -> ast.AST:
-        return ast.Constant(self.values[name]) if name in self.values else node
+        if name not in self.values:
+            return node
+        value = self.values[name]
+        if isinstance(value, (int, float)) and value < 0:  # so that (-2) ** 2 keeps its brackets
+            return ast.UnaryOp(ast.USub(), ast.Constant(-value))
+        return ast.Constant(value)
 
 
 def _substitute(text: str, values: Mapping[str, Value], template: Template) -> str:
