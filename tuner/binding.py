@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,11 @@ class BoundOp:
         self._by_shapes: dict[tuple[object, ...], _Prepared] = {}
 
     def __call__(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        """Run the plan on the operator's arguments, in their order; return its outputs.
+
+        Raises:
+            RuntimeError: an argument does not fit, or a step returned a message.
+        """
         import torch
 
         values = self._checked(args)
@@ -162,8 +168,15 @@ class BoundOp:
         first: torch.Tensor | None = None
         for argument, value in zip(plan.arguments, args, strict=True):
             if argument.shape is None:
-                values[argument.name] = value
+                # As PyTorch's schema does: an int is a float, but no float is an int.
+                to_number = float if argument.dtype == "float" else operator.index
+                values[argument.name] = to_number(value)
                 continue
+            if not isinstance(value, torch.Tensor):
+                kind = type(value).__name__
+                raise RuntimeError(
+                    f"{plan.function}: {argument.name} is {kind}, expected a tensor"
+                )
             first = value if first is None else first
             if value.dtype is not torch.float32 or value.device != first.device:
                 raise RuntimeError(
