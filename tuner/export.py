@@ -59,10 +59,8 @@ def export_text(
     text = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
     try:
         compile(text, "model_new.py", "exec")
-    except SyntaxError as error:  # a family's model_new.py or a Triton text that is no Python
-        raise TemplateError(
-            f"{family.name}: the exported file is not Python: line {error.lineno}: {error.msg}"
-        ) from error
+    except (SyntaxError, ValueError) as error:  # a family's model_new.py, a Triton text, a NUL
+        raise TemplateError(f"{family.name}: the exported file is not Python: {error}") from error
     return text
 
 
@@ -184,11 +182,30 @@ def _inputs(reference: str, sizes: Mapping[str, int]) -> str:
     for node in ast.parse(reference).body:
         is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         is_model = isinstance(node, ast.ClassDef) and node.name == "Model"
-        if is_docstring or is_model:
-            continue
-        kept.append(node)
-        if isinstance(node, ast.Assign):
-            for name in (t.id for t in node.targets if isinstance(t, ast.Name)):
-                if name in sizes:
-                    node.value = ast.Constant(sizes[name])
-    return ast.unparse(ast.Module(kept, []))
+        # The export's own imports come before: no future can be imported any more.
+        is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        if not (is_docstring or is_model or is_future):
+            kept.append(node)
+    return ast.unparse(ast.fix_missing_locations(_Sizes(sizes).visit(ast.Module(kept, []))))
+
+
+class _Sizes(ast.NodeTransformer):
+    """Give each module-level name its size, wherever the file assigns it."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+
+    def _leave(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
+
+    def _assign(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.stmt]:
+        stored = [n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store)]
+        names = [n.id for n in stored if isinstance(n, ast.Name) and n.id in self.sizes]
+        if len(stored) == 1 and names and not isinstance(node, ast.AugAssign):
+            node.value = ast.Constant(self.sizes[names[0]])
+            return [node]
+        return [node, *(ast.parse(f"{name} = {self.sizes[name]}").body[0] for name in names)]
+
+    visit_Assign = visit_AnnAssign = visit_AugAssign = _assign
