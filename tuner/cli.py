@@ -217,7 +217,7 @@ def _dry_run(planned: Planned) -> None:
     out.print(f"device: {planned.device.name}; accuracy: {planned.config.accuracy.label}")
     out.print(
         f"feasible: {space.num_feasible} of {space.num_cartesian} combinations"
-        f" ({space.num_feasible / space.num_cartesian:.2%})"
+        f" ({100 * space.num_feasible / space.num_cartesian:.2g} %)"
     )
     by_template: dict[str, int] = {}
     for params in space.feasible:

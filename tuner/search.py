@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,6 +83,7 @@ def search(
     journal: Path,
     previous: Sequence[Trial],
     record: Callable[[Trial], None],
+    first: Sequence[Params] = (),
     should_stop: Callable[[], bool] = lambda: False,
 ) -> str:
     """Search until the budget is used up, the space is exhausted, or `should_stop()`.
@@ -95,15 +97,32 @@ def search(
         journal: Optuna's journal file; written anew from `previous`, which is the truth.
         previous: the trials that the run already holds.
         record: called with each trial, in order; returns when it is on disk.
+        first: configurations to try before the sampler is asked, such as known good ones.
         should_stop: asked before every question; what is in flight is then dropped.
 
     Returns:
         Why it ended, in words.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with _quiet_optuna():
         study = _study(space, sampler, seed, journal, previous)
+        tried = [trial.params for trial in previous]
+        for params in first:
+            if params not in tried:
+                study.enqueue_trial(encoded(params, space))
         return _loop(study, space, evaluator, budget, previous, record, should_stop)
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Keep Optuna's own log lines and experimental warnings out of ours."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 def _loop(

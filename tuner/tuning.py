@@ -9,6 +9,7 @@ verify(file, reference) the verdict on anybody's ModelNew
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -68,6 +69,7 @@ from tuner.worker import JobFailed
 
 __all__ = ["Observer", "Planned", "export", "plan", "resume", "tune", "verify"]
 
+MAX_LOOKED_AT = 500_000  # feasible configurations, for those nearest to the defaults: 2 s
 DEFAULT_RUNS_DIR = Path("runs")
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
 
@@ -152,17 +154,25 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
         {**facts, **sizes},
     )
     planned = Planned(config, family, device, is_assumed, sizes, facts, machine, space, reference)
-    for params in _first_of_each(space):  # a text that does not render is found now
+    for params in _first_of_each(space, family):  # a text that does not render is found now
         family.render(params, facts)
     return planned
 
 
-def _first_of_each(space: SearchSpace) -> list[Params]:
-    """Return the first feasible configuration of each template that has one."""
-    found: dict[Value, Params] = {}
-    for params in space.feasible:
-        found.setdefault(params["template"], params)
-    return list(found.values())
+def _first_of_each(space: SearchSpace, family: Family) -> list[Params]:
+    """Return, for each template with a feasible configuration, that nearest to its defaults.
+
+    A search starts from them: their authors chose them, and every template gets its turn.
+    """
+    nearest: dict[Value, tuple[int, Params]] = {}
+    for params in itertools.islice(space.feasible, MAX_LOOKED_AT):
+        template = family.templates[str(params["template"])]
+        defaults = template.filled({})
+        distance = sum(defaults.get(name, value) != value for name, value in params.items())
+        best = nearest.get(params["template"])
+        if best is None or distance < best[0]:
+            nearest[params["template"]] = (distance, params)
+    return [params for _, params in nearest.values()]
 
 
 def _template_names(config: RunConfig, family: Family) -> list[str]:
@@ -376,6 +386,7 @@ class _Session:
                 journal=self.run.journal_path,
                 previous=list(self.trials),
                 record=record,
+                first=_first_of_each(planned.space, planned.family),
                 should_stop=self.should_stop,
             )
             self.observer.on_stage(why)
@@ -665,7 +676,7 @@ def verify(
 
 
 def _toolchain(planned: Planned) -> Toolchain:
-    names = {str(params["template"]) for params in _first_of_each(planned.space)}
+    names = {str(params["template"]) for params in _first_of_each(planned.space, planned.family)}
     languages = {planned.family.templates[name].language for name in names}
     return Toolchain.find(planned.device.kind, planned.device.capability, sorted(languages))
 
