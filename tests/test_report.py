@@ -166,7 +166,7 @@ def make_run(
     if result is not None:
         with run.locked() as writer:
             writer.write_result(result)
-    for trial in trials[:150]:
+    for trial in trials[:300]:
         keep = run.path / "candidates" / trial.candidate_key
         keep.mkdir(exist_ok=True)
         (keep / "source.cu").write_text(SOURCE + f"// trial {trial.number}\n")
@@ -243,7 +243,8 @@ def page_of(run: Run) -> Page:
 
 def test_page_answers_in_the_order_in_which_one_asks(finished):
     page = page_of(finished)
-    assert "1.620x faster than PyTorch (1.580x to 1.660x in 95 % of processes" in page.text
+    assert "1.620x faster than PyTorch" in page.text
+    assert "1.580x to 1.660x in 95 % of processes; 5 were raced" in page.text
     text = html.unescape(finished.report_path.read_text())
     headings = re.findall(r"<h2[^>]*>([^<]+)", text)
     assert headings == [
@@ -440,7 +441,7 @@ def test_run_where_all_failed_has_a_report(tmp_path, status):
 
 def test_probe_without_a_number_is_shown_as_such(finished):
     rows = page_of(finished).table("Relative root mean square")
-    assert ["NaN row", "nan", "1.00e-07", report.NONE] == rows[3][:4]
+    assert rows[3][:4] == ["NaN row", "nan", "1.00e-07", report.NONE]
 
 
 # ---- the summary ----------------------------------------------------------------------------
@@ -464,7 +465,7 @@ def test_slower_is_called_slower(tmp_path):
 
 def test_interval_without_ends_is_said_in_words(tmp_path):
     told = told_of(tmp_path, Interval(1.5, 0.0, float("inf"), 0.95, 1))
-    assert "no bound" in told.verdict and "1 process" in told.verdict
+    assert told.certainty == "0.000x to no bound in 95 % of rounds, seen in 1 process alone"
     assert any("one process only" in advice.text for advice in told.warnings)
 
 
@@ -509,7 +510,7 @@ def test_warnings_name_noise_throttling_drift_and_ties(tmp_path):
         "the baseline's times scatter by 1 %",
         "slowed its clock during 1 of 15",
         "the baseline drifted between 3010 µs and 3300 µs",
-        "1 more cannot be told from the winner",
+        "cannot be told from the winner",
     ):
         assert any(part in text for text in texts), (part, texts)
 

@@ -232,6 +232,7 @@ class Summary:
     device: str
     accuracy: str
     verdict: str
+    certainty: str
     kind: Literal["faster", "slower", "no difference", "rejected", "open"]
     measured: str
     interval: Interval | None
@@ -278,6 +279,7 @@ def _summary(facts: _Facts) -> Summary:
         device=facts.device_name,
         accuracy=facts.word("accuracy", "unknown"),
         verdict=verdict,
+        certainty=_interval_words(interval) if interval and kind != "rejected" else "",
         kind=kind,
         measured=measured,
         interval=interval,
@@ -323,11 +325,11 @@ def _verdict(
     if proof is not None and (proof.error or not proof.check.is_accepted):
         return "rejected", f"Rejected: {proof.error or proof.check.reason}"
     if interval is not None:
-        ratio, ends = _ratio(interval.speedup), _interval_words(interval)
+        ratio = _ratio(interval.speedup)
         words = {
-            "faster": f"{ratio} faster than PyTorch ({ends})",
-            "slower": f"Slower than PyTorch: {ratio} ({ends})",
-            "no difference": f"No difference from PyTorch: {ratio} ({ends})",
+            "faster": f"{ratio} faster than PyTorch",
+            "slower": f"Slower than PyTorch: {ratio}",
+            "no difference": f"No difference from PyTorch: {ratio}",
         }
         return interval.verdict, words[interval.verdict]
     if latency_us is None:
@@ -338,11 +340,11 @@ def _verdict(
 
 
 def _interval_words(interval: Interval) -> str:
+    ends = f"{_ratio(interval.low)} to {_ratio(interval.high)}"
     share = f"{100 * interval.confidence:.3g} %"
     if interval.num_processes == 1:
-        return f"{_ratio(interval.low)} to {_ratio(interval.high)}, {share} of rounds, 1 process"
-    ends = f"{_ratio(interval.low)} to {_ratio(interval.high)}"
-    return f"{ends} in {share} of processes, seen in {interval.num_processes}"
+        return f"{ends} in {share} of rounds, seen in 1 process alone"
+    return f"{ends} in {share} of processes; {interval.num_processes} were raced"
 
 
 def _error_words(probes: Sequence[ProbeResult]) -> str:
@@ -430,7 +432,8 @@ def _advice_on_verdict(facts: _Facts, interval: Interval | None) -> list[Advice]
         found.append(Advice(text, "race in several processes"))
     ties = [n for n in facts.result.ties if n != facts.result.winner] if facts.result else []
     if ties:
-        text = f"{len(ties)} more cannot be told from the winner: {_numbers(ties)}"
+        what = f"trial{'' if len(ties) == 1 else 's'} {_numbers(ties)}"
+        text = f"{what} cannot be told from the winner"
         found.append(Advice(text, "choose the simplest of them, or measure.finalists longer"))
     return found
 
@@ -461,6 +464,10 @@ def _us(value: float | None) -> str:
     if value >= 1e6:
         return f"{value / 1e6:.3g} s"
     return f"{value / 1e3:.4g} ms" if value >= 1e4 else f"{value:.4g} µs"
+
+
+def _cell_us(value: float) -> str:
+    return f"{value:.1f}" if value >= 100 else f"{value:.3f}"
 
 
 def _s(value: float) -> str:
@@ -508,7 +515,7 @@ def format_summary(summary: Summary) -> str:
     s = summary
     latency = _us(s.latency_us) + (f" ± {_percent(s.noise)}" if s.noise is not None else "")
     pairs = [
-        ("verdict", s.verdict),
+        ("verdict", s.verdict + (f" ({s.certainty})" if s.certainty else "")),
         ("latency", f"{latency}, PyTorch {_us(s.baseline_us)}; {s.measured}" if s.best else NONE),
         ("error", s.error),
         ("speed", s.throughput),
@@ -612,7 +619,9 @@ def progress_figure(
     figure.update_yaxes(title_text="latency in µs", type="log", tickformat=",", row=1, col=1)
     words = "trial" if by == "trial" else "seconds of working time"
     figure.update_xaxes(title_text=words, row=2 if failed else 1, col=1)
-    figure.update_layout(height=520 if failed else 420, legend={"orientation": "h", "y": 1.12})
+    figure.update_layout(
+        height=520 if failed else 420, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}
+    )
     return figure
 
 
@@ -628,6 +637,7 @@ def _add_points(
         marker={"color": colour, "symbol": symbol, "size": 7, "opacity": 0.75},
         hovertext=[_hover(t) for t in trials],
         hoverinfo="text",
+        showlegend=row == 1,
         row=row,
         col=1,
     )
@@ -725,7 +735,7 @@ def importance_figure(shares: Mapping[str, float]) -> Any:
     figure = go.Figure(bars)
     figure.update_xaxes(title_text="share of importance", tickformat=".0%", rangemode="tozero")
     figure.update_yaxes(type="category", automargin=True)
-    figure.update_layout(height=110 + 26 * len(ranked), showlegend=False)
+    figure.update_layout(height=80 + 26 * len(ranked), showlegend=False, margin={"t": 10})
     return figure
 
 
@@ -855,7 +865,7 @@ def stage_figure(trials: Sequence[Trial]) -> Any:
     figure = go.Figure(bars)
     figure.update_xaxes(title_text="seconds, all trials together", rangemode="tozero")
     figure.update_yaxes(type="category", automargin=True)
-    figure.update_layout(height=110 + 28 * len(stages), showlegend=False)
+    figure.update_layout(height=80 + 28 * len(stages), showlegend=False, margin={"t": 10})
     return figure
 
 
@@ -928,8 +938,8 @@ def _contest(trials: Sequence[Trial], names: Sequence[str], most: int = 25) -> _
             *values,
             str(count),
             str(len(times)),
-            f"{times[0]:.4g}" if times else NONE,
-            f"{statistics.median(times):.4g}" if times else NONE,
+            _cell_us(times[0]) if times else NONE,
+            _cell_us(statistics.median(times)) if times else NONE,
             f"{times[0] / best_us:.3f}" if times else NONE,
         )
         for _, values, count, times in ranked[:most]
@@ -976,7 +986,7 @@ def _timing_cells(trial: Trial, baseline_us: float | None) -> tuple[str, ...]:
     return (
         str(trial.number),
         status,
-        f"{outcome.latency_us:.5g}",
+        _cell_us(outcome.latency_us),
         f"{100 * measurement.noise:.2g}",
         f"{anchor_us / outcome.latency_us:.3f}" if anchor_us else NONE,
     )
@@ -1216,7 +1226,8 @@ def _importance_chart(shares: Mapping[str, float]) -> _Chart | None:
     first = max(shares, key=lambda name: shares[name])
     words = (
         f"How much each parameter decides whether a trial is among the fastest tenth "
-        f"(PED-ANOVA over correct trials). Most of all: {first}, {100 * shares[first]:.0f} %."
+        f"(PED-ANOVA over correct trials). Most of all: {first}, {100 * shares[first]:.0f} %. "
+        "Parameters that exist for one template alone share its merit."
     )
     return _chart("importance", "Importance", words, importance_figure(shares))
 

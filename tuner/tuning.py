@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -604,7 +604,7 @@ def _provenance(
     )
     lines = [
         "Provenance:",
-        f"  tuner {version('tuner')}, run {Path(run).name}, trial {trial.number}, "
+        f"  tuner {_version()}, run {Path(run).name}, trial {trial.number}, "
         f"{datetime.now(UTC).isoformat(timespec='seconds')}",
         f"  device: {planned.device.name}; {versions}",
         f"  compiler: {'; '.join(text for _, text in toolchain.versions)}",
@@ -693,7 +693,7 @@ def _environment(
     config, family = planned.config, planned.family
     sizes: dict[str, Value] = {**planned.facts, **planned.sizes}
     return {
-        "tuner": version("tuner"),
+        "tuner": _version(),
         "device": json.loads(to_json(planned.device)),
         "device_name": planned.device.name,
         "torch_name": planned.device.torch_name,
@@ -713,3 +713,10 @@ def _environment(
         "command": command or shlex.join(sys.argv),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _version() -> str:
+    try:
+        return version("tuner")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "(not installed)"
