@@ -50,7 +50,7 @@ from tuner.trial import (
     to_json,
 )
 
-__all__ = ["Builder", "Toolchain", "default_cache_dir"]
+__all__ = ["SOURCE_NAMES", "Builder", "Toolchain", "default_cache_dir"]
 
 CPP_FLAGS = (
     "-std=c++17",

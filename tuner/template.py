@@ -273,7 +273,7 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
     """Load an operator's family.
 
     Args:
-        name: the folder's name, for example `gemm_scale_batchnorm`.
+        name: the folder's name.
         folders: folders of the user's own that hold `<name>/`; they may add templates to a
             family that comes with the tuner, replace its files, or hold a new operator.
 

@@ -20,6 +20,7 @@ __all__ = [
     "Build",
     "Candidate",
     "Check",
+    "DType",
     "Finalist",
     "Interval",
     "KernelResources",

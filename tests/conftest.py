@@ -1,0 +1,68 @@
+"""Shared by all tests: where there is a GPU, and caches that are nobody's but this session's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Set before any test module imports PyTorch or the tuner, and inherited by every child process.
+_CACHES = Path(tempfile.mkdtemp(prefix="tuner-tests-"))
+for _variable, _folder in {
+    "XDG_CACHE_HOME": "cache",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+}.items():
+    os.environ[_variable] = str(_CACHES / _folder)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write what was rendered into tests/golden/ instead of comparing",
+    )
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(_CACHES, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _has_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU: torch.cuda sees none"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The repository's root."""
+    return Path(__file__).parent.parent
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Iterator[object]:
+    """A function that compares a text with tests/golden/<name>, or writes it there."""
+    folder = Path(__file__).parent / "golden"
+
+    def compare(name: str, text: str) -> None:
+        path = folder / name
+        if request.config.getoption("--update-golden"):
+            folder.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} is missing: run pytest with --update-golden, then read it"
+        assert text == path.read_text(encoding="utf-8")
+
+    yield compare

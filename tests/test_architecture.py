@@ -1,0 +1,206 @@
+"""The code is what docs/architecture.md says it is."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted(path for path in (ROOT / "tuner").glob("*.py") if not path.stem.startswith("__"))
+ROOMS = [path.stem for path in FILES]
+
+
+@functools.cache
+def tree(room: str) -> ast.Module:
+    return ast.parse((ROOT / "tuner" / f"{room}.py").read_text(encoding="utf-8"))
+
+
+def modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """Return the modules that one statement imports; `from tuner import x` imports tuner.x."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert node.level == 0, f"line {node.lineno}: relative imports hide the room's name"
+    if node.module == "tuner":
+        return [f"tuner.{alias.name}" for alias in node.names]
+    return [node.module or ""]
+
+
+def imports(room: str, *, at_import: bool) -> set[str]:
+    """Return the modules that a room imports: when it is imported itself, or anywhere."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        is_later = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        is_for_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if at_import and (is_later or is_for_types):
+            return
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(modules_of(node))
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(tree(room))
+    return found
+
+
+def rooms_used(room: str) -> set[str]:
+    return {m.split(".")[1] for m in imports(room, at_import=False) if m.startswith("tuner.")}
+
+
+@functools.cache
+def table() -> dict[str, set[str]]:
+    """Read `| room | does | may import |` of the document; "all above" is what it says."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.split("## The rooms", 1)[1].split("\n## ", 1)[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
+    allowed: dict[str, set[str]] = {}
+    for names, _, may_import in rows:
+        words = {word.strip() for word in may_import.split(",") if word.strip()}
+        above = set(allowed)
+        for name in re.findall(r"`(\w+)`", names):
+            allowed[name] = above if words == {"all above"} else words
+    return allowed
+
+
+def test_the_table_lists_every_room_and_no_other():
+    assert set(table()) == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_the_table_allows(room):
+    assert rooms_used(room) <= table()[room]
+
+
+def test_the_table_names_only_rooms_and_only_upwards():
+    above: set[str] = set()
+    for room, allowed in table().items():
+        assert allowed <= set(table()), room
+        assert allowed <= above, f"{room} imports downwards: {allowed - above}"
+        above.add(room)
+
+
+def test_no_import_goes_in_a_circle():
+    sorter = graphlib.TopologicalSorter({room: rooms_used(room) for room in ROOMS})
+    list(sorter.static_order())  # CycleError names the circle
+
+
+def doors() -> dict[str, set[str]]:
+    """Read "Third parties stay behind doors: `a` in `x` and `y`; `b` and `c` in `z`. ..."."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    sentence = text.split("Third parties stay behind doors:", 1)[1].split(".", 1)[0]
+    found: dict[str, set[str]] = {}
+    for part in sentence.split(";"):
+        packages, rooms = (set(re.findall(r"`(\w+)`", half)) for half in part.split(" in"))
+        found.update(dict.fromkeys(packages, rooms))
+    return found
+
+
+def test_the_document_names_the_doors():
+    assert {"jinja2", "optuna", "plotly"} <= set(doors())
+    assert set().union(*doors().values()) <= set(ROOMS)
+
+
+@pytest.mark.parametrize("package", sorted(doors()))
+def test_a_third_party_stays_behind_its_door(package):
+    users = {
+        room
+        for room in ROOMS
+        if any(m.split(".")[0] == package for m in imports(room, at_import=False))
+    }
+    assert users <= doors()[package]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_torch_and_its_like_are_imported_inside_functions_only(room):
+    packages = {m.split(".")[0] for m in imports(room, at_import=True)}
+    assert not packages & {"torch", "triton", "plotly", "scipy"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_importing_a_room_does_not_import_torch(room, imported_by_each_room):
+    assert "torch" not in imported_by_each_room[room]
+
+
+@pytest.fixture(scope="module")
+def imported_by_each_room():
+    """What is in sys.modules after importing one room; one process forks for each of them."""
+    code = (
+        "import importlib, os, sys\n"
+        "for room in sys.argv[1:]:\n"
+        "    sys.stdout.flush()\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        importlib.import_module('tuner.' + room)\n"
+        "        packages = {name.split('.')[0] for name in sys.modules}\n"
+        "        print(room, *sorted(packages), flush=True)\n"
+        "        os._exit(0)\n"
+        "    assert os.waitpid(pid, 0)[1] == 0, room\n"
+    )
+    output = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *ROOMS],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    ).stdout
+    rows = [line.split() for line in output.splitlines()]
+    return {row[0]: set(row[1:]) for row in rows}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_knows_no_operator_by_name(room):
+    text = (ROOT / "tuner" / f"{room}.py").read_text(encoding="utf-8")
+    families = [path.parent.name for path in (ROOT / "templates").glob("*/op.yaml")]
+    assert families
+    assert [name for name in families if name in text] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_what_a_room_offers_is_sorted_complete_and_there(room):
+    module = importlib.import_module(f"tuner.{room}")
+    offered = list(module.__all__)
+    # As ruff sorts them: constants, then classes, then the rest.
+    kinds = [0 if n.isupper() else 1 if n[:1].isupper() else 2 for n in offered]
+    assert list(zip(kinds, offered, strict=True)) == sorted(zip(kinds, offered, strict=True))
+    assert [name for name in offered if not hasattr(module, name)] == []
+    assert [name for name in offered if name.startswith("_")] == []
+
+
+def test_what_one_room_takes_from_another_is_offered_there():
+    hidden = []
+    for room in ROOMS:
+        for node in ast.walk(tree(room)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tuner."):
+                offered = importlib.import_module(node.module).__all__
+                hidden += [
+                    f"{room}: {node.module}.{alias.name}"
+                    for alias in node.names
+                    if alias.name not in offered
+                ]
+    assert hidden == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_what_it_is_for(room):
+    text = ast.get_docstring(tree(room))
+    assert text and re.match(r"[A-Z`].*[.:]$", text.split("\n\n")[0].replace("\n", " "))
+
+
+def test_every_failure_is_drawn_in_the_tree_of_errors():
+    errors = importlib.import_module("tuner.errors")
+    drawn = set(re.findall(r"\w+Error\b", errors.__doc__))
+    named = {name for name in errors.__all__ if name.endswith("Error")}
+    assert named <= drawn
+    exits = {"InputError": 2, "NothingCorrectError": 1, "MachineError": 3}
+    for name, code in exits.items():
+        assert getattr(errors, name).exit_code == code
+    for name in named - {"TunerError"}:
+        assert any(issubclass(getattr(errors, name), getattr(errors, top)) for top in exits)
