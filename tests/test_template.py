@@ -1,0 +1,523 @@
+"""Families load, refuse what is wrong by file and line, span a space, and render."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import TemplateError
+from tuner.space import SearchSpace
+from tuner.template import builtin_folder, family_names, load_family
+from tuner.trial import Step, Tensor, to_json
+
+OP = """\
+name: tiny
+title: A tiny operator
+function: fused_tiny
+replaces: [a sum]
+sizes: {rows: 4, cols: 8}
+arguments:
+  - {name: x, shape: [rows, cols]}
+  - {name: weight, shape: [cols, cols]}
+  - {name: eps, dtype: float}
+outputs:
+  - {name: y, shape: [rows, cols]}
+flops: 2 * rows * cols
+bytes: 8 * rows * cols
+"""
+
+TILED = """\
+---
+title: In tiles
+language: cpp
+requires:
+  - {expr: "device.kind == 'cpu'", why: "it is C++"}
+  - {expr: "tile * unroll <= 32", why: "the tile stays in registers"}
+parameters:
+  tile: {about: "columns at a time", default: 8}
+  unroll: {about: "rows at a time", default: 2, values: [1, 2, 4]}
+  stats: {about: "how sums meet", default: two_pass, values: [two_pass, atomics]}
+  slices: {about: "how many partial sums", default: 3, when: "stats == 'two_pass'"}
+workspace:
+  partial: {shape: ["cdiv(rows, tile)", 2 * slices, cols], when: "stats == 'two_pass'"}
+  sums: {shape: [cols], dtype: float64, zero: true, when: "stats == 'atomics'"}
+steps:
+  - {aten: mm, args: [x, weight.t], out: y}
+  - {call: fused_tiny_go, args: [y, partial, sums, rows, "cols * tile", eps, num_threads, null]}
+  - {call: fused_tiny_more, args: [y, device.num_cores], when: "unroll > 1"}
+optimisations:
+  - {text: "tiles"}
+  - {text: "atomic sums", when: "stats == 'atomics'"}
+deterministic: "stats != 'atomics'"
+---
+// {{ op }} in tiles of {{ tile }}, {{ params.unroll }} rows at a time
+{% include "_lib/sums.hpp" %}
+{% for row in range(unroll) %}
+{% if row %}
+// row {{ row }}
+{% endif %}
+{% endfor %}
+"""
+
+SIMPLE = """\
+---
+title: As simple as can be
+language: cpp
+parameters:
+  tile: {about: "columns at a time", default: 4}
+  simple_only: {about: "only here", default: 1}
+steps:
+  - {call: fused_tiny_simple, args: [x, y, rows, cols]}
+---
+// simple {{ tile }} {{ simple_only }}
+"""
+
+SUMS = """\
+// sums by {{ stats }}{% if stats == "two_pass" %} in {{ slices }} slices{% endif +%}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of families with one of them, of two templates."""
+    root = tmp_path / "mine"
+    write(root, "tiny/op.yaml", OP)
+    write(root, "tiny/reference.py", "# reference\n")
+    write(root, "tiny/model_new.py", "# model\n")
+    write(root, "tiny/tiled.cpp.j2", TILED)
+    write(root, "tiny/simple.cpp.j2", SIMPLE)
+    write(root, "_lib/sums.hpp", SUMS)
+    return root
+
+
+def write(root: Path, name: str, text: str | bytes) -> Path:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def edited(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(TemplateError) as caught:
+        load_family("tiny", [folder])
+    return str(caught.value)
+
+
+# ---- what is wrong is named by file and line ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "title: In tiles\n",
+            "",
+            ["tiled.cpp.j2:1: title: Field required", "known: determ"],
+        ),
+        ("title: In", "titel: In", ["cpp.j2:2: titel: Extra", "did you mean 'title'?"]),
+        (
+            'unroll: {about: "rows at a time", default: 2,',
+            'unroll: {about: "rows at a time", defualt: 2,',
+            ["tiled.cpp.j2:9: parameters.unroll.defualt: Extra", "hint: did you mean 'default'?"],
+        ),
+        ("args: [x, weight.t], out: y}", "arg: [x], out: y}", ["j2:16: steps.0.arg: Extra"]),
+        ("language: cpp", "language: rust", ["tiled.cpp.j2:3: language: Input should be 'cuda'"]),
+        ("language: cpp", "language: cuda", ["j2:3: language: cuda", "ends in .cu.j2"]),
+        ("title: In tiles", "title: In: tiles", ["tiled.cpp.j2:2: not YAML", "hint: quote"]),
+        ("parameters:\n", "parameters:\n\t\n", ["tiled.cpp.j2:8: not YAML"]),
+        (
+            "{aten: mm, args: [x, weight.t], out: y}",
+            "{aten: mm, call: f, args: [x], out: y}",
+            ["tiled.cpp.j2:16: steps.0: a step has either `call:` or `aten:`"],
+        ),
+        (
+            "{aten: mm, args: [x, weight.t], out: y}",
+            "{args: [x]}",
+            ["tiled.cpp.j2:16: steps.0: a step has either `call:` or `aten:`"],
+        ),
+        ("weight.t], out: y}", "weight.t]}", ["j2:16: steps.0: an `aten:` step needs `out:`"]),
+        ("weight.t], out: y}", "weight.t], out: z}", ["j2:16: steps.0: an `aten:` step needs"]),
+        ("aten: mm", "aten: mm(", ["j2:16: steps.0: 'mm(' is no function's name"]),
+        ("[y, partial,", "[x.t, partial,", ["j2:17: steps.1: 'x.t': only an `aten:` step"]),
+        ("[y, partial,", "[yy, partial,", ["j2:17: steps.1: 'yy': unknown name 'yy'"]),
+        ("tile * unroll <= 32", "tile * unrol <= 32", ["j2:6: requires.1", "mean 'unroll'?"]),
+        ("tile * unroll <= 32", "tile *", ["j2:6: requires.1: expression 'tile *'"]),
+        ("tile * unroll <= 32", "__import__('os')", ["j2:6: requires.1: expression"]),
+        ("tile * unroll <= 32", "tile.__class__ == 1", ["j2:6: requires.1"]),
+        (
+            "default: 3, when: \"stats == 'two_pass'\"",
+            "default: 3, when: \"stat == 'two_pass'\"",
+            ["j2:11: parameters.slices", "did you mean 'stats'?"],
+        ),
+        ('"cdiv(rows, tile)"', '"cdiv(row, tile)"', ["j2:13: workspace.partial", "mean 'rows'?"]),
+        (
+            "zero: true, when: \"stats == 'atomics'\"",
+            "zero: true, when: 'rows > 1'",
+            ["j2:14: workspace.sums", "unknown name 'rows'"],  # the sizes come with the call
+        ),
+        ('when: "unroll > 1"', 'when: "unroll >"', ["j2:18: steps.2: expression 'unroll >'"]),
+        ("\"stats != 'atomics'\"\n---", '"stat"\n---', ["j2:22: deterministic", "mean 'stats'?"]),
+        ("  tile: {about", "  rows: {about", ["j2:8: parameters.rows: this name is taken"]),
+        ("  tile: {about", "  two-words: {about", ["j2:8: parameters.two-words: this name is"]),
+        ("  sums: {shape", "  y: {shape", ["j2:14: workspace.y: this name is taken"]),
+        ("default: 2, values: [1,", "default: 3, values: [1,", ["j2:9: parameters.unroll: its d"]),
+        ("{{ tile }}", "{{ tiel }}", ["j2:24: undefined variable 'tiel'", "did you mean 'tile'?"]),
+        (
+            "{{ op }}",
+            "{{ nothing_like_it }}",
+            ["j2:24: undefined", "next: declare nothing_l"],
+        ),
+        ("_lib/sums.hpp", "_lib/sum.hpp", ["j2:25: includes '_lib/sum.hpp'", "'_lib/sums.hpp'?"]),
+        ("{% if row %}", "{% fi row %}", ["tiled.cpp.j2:27: ", "unknown tag 'fi'"]),
+        ("{% endfor %}", "", ["tiled.cpp.j2:30: ", "Unexpected end of template"]),
+        ("{{ op }}", "{{ op }", ["tiled.cpp.j2:24: "]),
+    ],
+)
+def test_a_wrong_template_is_refused_with_file_line_and_reason(folder, old, new, expected):
+    write(folder, "tiny/tiled.cpp.j2", edited(TILED, old, new))
+    message = refusal(folder)
+    for part in expected:
+        assert part in message
+    assert str(folder / "tiny" / "tiled.cpp.j2") in message.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "no head"),
+        ("no head at all", "no head"),
+        ("---\ntitle: x\n", "no head"),
+        (" ---\ntitle: x\n---\n", "no head"),
+        ("---\n\n---\ntext", "no `key: value` lines"),
+        ("---\n- a list\n---\ntext", "no `key: value` lines"),
+        (b"---\ntitle: \xff\xfe\n---\n", "cannot be read: 'utf-8' codec"),
+    ],
+)
+def test_a_file_without_a_usable_head_is_refused(folder, content, expected):
+    path = write(folder, "tiny/tiled.cpp.j2", content)
+    message = refusal(folder)
+    assert message.startswith(str(path)) and expected in message
+
+
+def test_every_error_of_a_head_is_told_at_once(folder):
+    text = edited(edited(TILED, "title:", "titel:"), 'about: "rows at', 'abuot: "rows at')
+    write(folder, "tiny/tiled.cpp.j2", text)
+    message = refusal(folder)
+    assert "titel" in message and "abuot" in message and message.count("Field required") == 2
+    text = edited(edited(TILED, "{{ tile }}", "{{ tiel }}"), "tile * unroll", "tile * unrol")
+    write(folder, "tiny/tiled.cpp.j2", text)
+    assert "unrol'" in refusal(folder) and "tiel" in refusal(folder)
+
+
+def test_errors_in_an_included_file_name_that_file_and_line(folder):
+    path = write(folder, "_lib/sums.hpp", "\n// {{ slcies }}\n")
+    message = refusal(folder)
+    assert message.startswith(f"{path}:2: undefined variable 'slcies'")
+    assert "did you mean 'slices'?" in message
+    write(folder, "_lib/sums.hpp", "\n\n{% if %}")
+    assert refusal(folder).startswith(f"{path}:3: ")
+    write(folder, "_lib/sums.hpp", '\n{% include "_lib/deeper.hpp" %}')
+    assert refusal(folder).startswith(f"{path}:2: includes '_lib/deeper.hpp'")
+
+
+def test_an_include_may_use_what_its_includer_sets(folder):
+    text = edited(TILED, "// {{ op }}", "{% set here = 3 %}\n// {{ op }}")
+    write(folder, "tiny/tiled.cpp.j2", text)
+    write(folder, "_lib/sums.hpp", "// {{ here }}\n")
+    assert "// 3\n" in load_family("tiny", [folder]).render({"template": "tiled"}).source
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ 1 // (tile - tile) }}", "ZeroDivisionError"),
+        ("{{ stats + 1 }}", "TypeError"),
+        ("{{ params.nothing }}", "has no attribute 'nothing'"),
+        ('{% include "tiny/tiled.cpp.j2" %}', "RecursionError"),
+        ('{% include stats ~ ".hpp" %}', "two_pass.hpp"),
+        ("{% for n in range(10000000) %}{% endfor %}", "OverflowError"),
+    ],
+)
+def test_what_fails_only_when_rendered_has_its_file_and_line_too(folder, text, reason):
+    path = write(folder, "tiny/tiled.cpp.j2", TILED.replace("{% if row %}", text + "{% if row %}"))
+    family = load_family("tiny", [folder])
+    with pytest.raises(TemplateError) as caught:
+        family.render({"template": "tiled"})
+    assert reason in str(caught.value)
+    assert str(caught.value).startswith((f"{path}:27:", f"{path}:2"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ ''['__class__'] }}",
+        "{{ ''|attr('__class__') }}",
+        "{{ params.__init__.__globals__ }}",
+        "{{ range.__self__ }}",
+        "{{ '{0.__class__}'.format(op) }}",
+        "{{ (lipsum.__globals__)['os'].popen('id') }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ self._TemplateReference__context }}",
+    ],
+)
+def test_a_template_cannot_reach_pythons_internals(folder, text):
+    write(folder, "tiny/tiled.cpp.j2", TILED + text + "\n")
+    with pytest.raises(TemplateError) as caught:
+        print(load_family("tiny", [folder]).render({"template": "tiled"}).source)
+    assert ":31: does not render" in str(caught.value)
+
+
+def test_a_template_cannot_read_files_outside_its_folders(folder, tmp_path):
+    write(tmp_path, "secret", "42")
+    for name in ("../secret", str(tmp_path / "secret"), "tiny/../../secret"):
+        write(folder, "tiny/tiled.cpp.j2", TILED + f'{{% include "{name}" %}}\n')
+        assert "does not exist" in refusal(folder)
+
+
+# ---- the operator's own file ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("function: fused_tiny\n", "", "op.yaml:1: function: Field required"),
+        ("title:", "titel:", "hint: did you mean 'title'?"),
+        ("name: tiny", "name: tony", "op.yaml:1: name: 'tony' is not the folder's name 'tiny'"),
+        ("{name: x, shape: [rows, cols]}", "{name: x}", "op.yaml:7: arguments.0: x: a tensor"),
+        ("{name: eps, dtype: float}", "{name: eps, dtype: float, shape: [rows]}", "arguments.2"),
+        ("flops: 2 * rows", "flops: 2 * row", "op.yaml:12: flops: '2 * row * cols': unknown"),
+        ("bytes: 8 *", "bytes: 8 * /", "op.yaml:13: bytes: expression"),
+        ("y, shape: [rows, cols]", "y, shape: [rows, colz]", "op.yaml:11: outputs.0.shape"),
+        ("sizes: {rows: 4,", "sizes: {rows: four,", "op.yaml:5: sizes.rows"),
+    ],
+)
+def test_a_wrong_operator_file_is_refused_with_its_line(folder, old, new, expected):
+    path = write(folder, "tiny/op.yaml", edited(OP, old, new))
+    message = refusal(folder)
+    assert message.startswith(str(path)) and expected in message
+
+
+def test_what_is_missing_is_named(folder, tmp_path):
+    with pytest.raises(TemplateError, match="unknown operator 'tinny'") as caught:
+        load_family("tinny", [folder])
+    assert "hint: did you mean 'tiny'?" in str(caught.value)
+    with pytest.raises(TemplateError, match="not a folder"):
+        load_family("tiny", [tmp_path / "nowhere"])
+    (folder / "tiny" / "model_new.py").unlink()
+    assert "model_new.py is missing" in refusal(folder)
+    write(folder, "tiny/model_new.py", "")
+    for name in ("tiled", "simple"):
+        (folder / "tiny" / f"{name}.cpp.j2").unlink()
+    assert "no template (*.cu.j2, *.cpp.j2, *.triton.py.j2)" in refusal(folder)
+
+
+def test_a_folder_in_the_place_of_a_file_is_no_template(folder):
+    (folder / "tiny" / "odd.cpp.j2").mkdir()
+    assert set(load_family("tiny", [folder]).templates) == {"tiled", "simple"}
+    (folder / "tiny" / "op.yaml").unlink()
+    (folder / "tiny" / "op.yaml").mkdir()
+    assert "unknown operator 'tiny'" in refusal(folder)
+
+
+def test_two_templates_of_one_name_are_refused(folder):
+    cuda = edited(SIMPLE, "language: cpp", "language: cuda")
+    write(folder, "tiny/simple.cu.j2", cuda)
+    assert "a second template named 'simple'" in refusal(folder)
+
+
+def test_an_unknown_template_is_refused_with_those_there(folder):
+    family = load_family("tiny", [folder])
+    with pytest.raises(TemplateError, match="has no template 'tild'") as caught:
+        family.render({"template": "tild"})
+    assert "known: simple, tiled" in str(caught.value)
+    assert "hint: did you mean 'tiled'?" in str(caught.value)
+
+
+# ---- the user's own folders -----------------------------------------------------------------
+
+
+def test_a_users_folder_adds_to_and_overrides_another(folder, tmp_path):
+    own = tmp_path / "own"
+    write(own, "tiny/extra.cpp.j2", SIMPLE)
+    write(own, "tiny/simple.cpp.j2", edited(SIMPLE, "// simple", "// simple, but mine"))
+    write(own, "_lib/sums.hpp", "// other sums\n")
+    family = load_family("tiny", [own, folder])
+    assert set(family.templates) == {"extra", "simple", "tiled"}
+    assert "but mine" in family.render({"template": "simple"}).source
+    assert "// other sums" in family.render({"template": "tiled"}).source
+    assert family.reference == folder / "tiny" / "reference.py"
+
+
+def test_a_users_template_joins_a_family_that_comes_with_the_tuner(tmp_path):
+    name = family_names()[0]
+    template = edited(SIMPLE, "fused_tiny_simple, args: [x, y, rows, cols]", "f, args: [x, y]")
+    write(tmp_path, f"{name}/users_own.cpp.j2", template)
+    assert set(load_family(name, [tmp_path]).templates) == {
+        *load_family(name).templates,
+        "users_own",
+    }
+    assert "tiny" not in family_names()
+
+
+def test_every_family_that_comes_with_the_tuner_loads_and_renders():
+    facts = {"device.kind": "cuda", "device.num_sms": 132, "device.capability": 90}
+    facts |= {"device.smem_bytes_max": 232448}
+    assert len(family_names()) >= 2
+    for name in family_names():
+        family = load_family(name)
+        assert family.reference.parent == builtin_folder() / name
+        for template in family.templates:
+            candidate = family.render({"template": template}, facts)
+            assert candidate.source.strip() and candidate.plan.steps
+            assert "{{" not in candidate.source and "{%" not in candidate.source
+
+
+# ---- the space that a family spans ----------------------------------------------------------
+
+VARIED = {
+    "tile": (4, 8, 16),
+    "unroll": (1, 2, 4, 8),
+    "stats": ("two_pass", "atomics"),
+    "slices": (1, 2),
+    "simple_only": (0, 1),
+}
+
+
+def space_of(folder: Path, names: list[str], varied: dict, kind: str = "cpu") -> list[dict]:
+    family = load_family("tiny", [folder])
+    space = SearchSpace.build(
+        family.parameters(names, varied),
+        family.constraints(names, varied),
+        {"device.kind": kind, "rows": 4, "cols": 8},
+    )
+    return list(space.feasible)
+
+
+def test_a_parameter_of_one_template_is_absent_for_the_other(folder):
+    feasible = space_of(folder, ["tiled", "simple"], VARIED)
+    simple = [params for params in feasible if params["template"] == "simple"]
+    assert [set(params) for params in simple] == [{"template", "tile", "simple_only"}] * 6
+    tiled = [params for params in feasible if params["template"] == "tiled"]
+    assert not any("simple_only" in params for params in tiled)
+    # tile * unroll <= 32 and unroll in 1, 2, 4 leave 8 pairs; 2 slices with one of the stats.
+    assert len(tiled) == 8 * (2 + 1)
+    assert {(p["tile"], p["unroll"]) for p in tiled} == {
+        (tile, unroll) for tile in (4, 8, 16) for unroll in (1, 2, 4) if tile * unroll <= 32
+    }
+
+
+def test_a_parameter_exists_only_under_its_heads_when(folder):
+    for params in space_of(folder, ["tiled"], VARIED):
+        assert ("slices" in params) == (params["stats"] == "two_pass")
+
+
+def test_a_when_about_a_parameter_that_is_not_varied_is_judged_by_its_default(folder):
+    varied = {"slices": (1, 2, 3)}
+    assert len(space_of(folder, ["tiled"], varied)) == 3  # stats is two_pass
+    text = edited(TILED, "default: two_pass", "default: atomics")
+    write(folder, "tiny/tiled.cpp.j2", text)
+    assert space_of(folder, ["tiled"], varied) == [{"template": "tiled"}]
+
+
+def test_defaults_stand_in_requirements_for_what_is_not_varied(folder):
+    feasible = space_of(folder, ["tiled"], {"tile": (8, 16, 32)})  # unroll is 2
+    assert [params["tile"] for params in feasible] == [8, 16]
+    family = load_family("tiny", [folder])
+    texts = [c.expression.text for c in family.constraints(["tiled"], {"tile": (8,)})]
+    assert "tile * 2 <= 32" in texts
+
+
+def test_values_that_the_text_does_not_know_are_rejected_with_a_reason(folder):
+    family = load_family("tiny", [folder])
+    constraints = family.constraints(["tiled", "simple"], {"unroll": (2, 3)})
+    assert "template tiled knows unroll: 1, 2, 4" in [c.why for c in constraints]
+    assert space_of(folder, ["tiled"], {"unroll": (2, 3)}) == [{"template": "tiled", "unroll": 2}]
+
+
+def test_a_template_for_another_device_leaves_the_others(folder):
+    feasible = space_of(folder, ["tiled", "simple"], {"tile": (4, 8)}, kind="cuda")
+    assert {params["template"] for params in feasible} == {"simple"}
+
+
+def test_parameters_that_no_searched_template_uses_do_not_appear(folder):
+    feasible = space_of(folder, ["simple"], VARIED)
+    assert len(feasible) == 6 and set(feasible[0]) == {"template", "tile", "simple_only"}
+
+
+def test_every_feasible_configuration_renders(folder):
+    family = load_family("tiny", [folder])
+    seen = set()
+    for params in space_of(folder, ["tiled", "simple"], VARIED):
+        candidate = family.render(params, {"device.num_cores": 2})
+        assert candidate.params == params
+        seen.add(candidate.key)
+    assert len(seen) == 24 + 6
+
+
+# ---- rendering ------------------------------------------------------------------------------
+
+
+def test_a_plan_holds_numbers_for_parameters_and_names_for_what_the_call_knows(folder):
+    family = load_family("tiny", [folder])
+    facts = {"device.num_cores": 2}
+    plan = family.render({"template": "tiled", "tile": 16}, facts).plan
+    assert plan.workspace == (Tensor("partial", ("cdiv(rows, 16)", "2 * 3", "cols")),)
+    assert plan.steps == (
+        Step("aten", "mm", ("x", "weight.t"), "y"),
+        Step(
+            "call",
+            "fused_tiny_go",
+            ("y", "partial", "null", "rows", "cols * 16", "eps", "num_threads", "null"),
+        ),
+        Step("call", "fused_tiny_more", ("y", "2")),
+    )
+    plan = family.render({"template": "tiled", "unroll": 1, "stats": "atomics"}, facts).plan
+    assert plan.workspace == (Tensor("sums", ("cols",), "float64", zero=True),)
+    assert plan.steps[-1].args[1:3] == ("null", "sums")
+
+
+def test_negative_parameters_keep_their_meaning_inside_expressions(folder):
+    text = edited(TILED, '"cols * tile"', '"cols * tile ** 2"')
+    write(folder, "tiny/tiled.cpp.j2", text)
+    params = {"template": "tiled", "tile": -2}
+    step = load_family("tiny", [folder]).render(params, {"device.num_cores": 2}).plan.steps[1]
+    assert step.args[4] == "cols * (-2) ** 2"
+
+
+def test_optimisations_and_determinism_follow_the_parameters(folder):
+    family = load_family("tiny", [folder])
+    usual = family.render({"template": "tiled"})
+    atomics = family.render({"template": "tiled", "stats": "atomics"})
+    assert usual.is_deterministic and usual.optimisations == ("tiles",)
+    assert not atomics.is_deterministic and atomics.optimisations == ("tiles", "atomic sums")
+
+
+def test_rendering_does_not_change_what_was_given(folder):
+    write(folder, "tiny/simple.cpp.j2", SIMPLE + "{{ params.clear() or '' }}{{ tile }}\n")
+    family = load_family("tiny", [folder])
+    params = {"template": "simple", "tile": 5}
+    for _ in range(2):
+        candidate = family.render(params)
+        assert params == {"template": "simple", "tile": 5} == candidate.params
+        assert candidate.source.endswith("5\n")
+
+
+def test_the_rendered_family_is_the_golden_one(folder, golden):
+    family = load_family("tiny", [folder])
+    facts = {"device.num_cores": 2}
+    parts = []
+    for params in (
+        {"template": "tiled"},
+        {"template": "tiled", "unroll": 1, "stats": "atomics", "tile": 4},
+        {"template": "simple", "tile": 7},
+    ):
+        candidate = family.render(params, facts)
+        parts += [f"==== {params}", candidate.source, to_json(candidate.plan), ""]
+    golden("tiny_family.txt", "\n".join(parts))
