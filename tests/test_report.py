@@ -248,6 +248,7 @@ def test_page_answers_in_the_order_in_which_one_asks(finished):
     text = html.unescape(finished.report_path.read_text())
     headings = re.findall(r"<h2[^>]*>([^<]+)", text)
     assert headings == [
+        "Before you believe it",
         "Progress",
         "What matters",
         "What failed and why",
@@ -782,6 +783,17 @@ def test_browser_page_never_scrolls_sideways(browser, finished, width):
     tab = Tab(browser, finished, viewport={"width": width, "height": 800})
     tab.draw_all()
     assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+    tab.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_browser_page_has_no_serious_accessibility_fault(browser, finished, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core here")
+    tab = Tab(browser, finished, color_scheme=scheme, bypass_csp=True)
+    tab.page.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    tab.draw_all()
+    faults = axe.Axe().run(tab.page).response["violations"]
+    assert [(f["id"], f["nodes"][0]["html"]) for f in faults] == []
     tab.context.close()
 
 

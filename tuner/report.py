@@ -390,7 +390,7 @@ def _advice(facts: _Facts, interval: Interval | None, noise: float | None) -> li
         found.append(_noise_advice("the winner's", noise or 0.0, limit))
     if limit < (facts.number("baseline_noise") or 0.0):
         found.append(_noise_advice("the baseline's", facts.number("baseline_noise") or 0.0, limit))
-    return [*found, *_advice_on_machine(facts)]
+    return [*found, *_advice_on_machine(facts), *_notes(facts)]
 
 
 def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
@@ -415,26 +415,29 @@ def _advice_on_state(facts: _Facts) -> list[Advice]:
     elif facts.result is not None and facts.result.exported is None:
         remedy = "tune export makes the file and proves it"
         found.append(Advice("the exported file itself was not proved", remedy))
-    if facts.result is not None:
-        said = proof.check.reason if proof is not None else ""
-        notes = facts.result.notes
-        found += [Advice(note, "") for note in notes if not said or said not in note]
     return found
+
+
+def _notes(facts: _Facts) -> list[Advice]:
+    """Return what the run itself noted, but for the rejection that is told already."""
+    said = facts.proof.check.reason if facts.proof is not None else ""
+    notes = facts.result.notes if facts.result is not None else ()
+    return [Advice(note, "") for note in notes if not said or said not in note]
 
 
 def _advice_on_verdict(facts: _Facts, interval: Interval | None) -> list[Advice]:
     found = []
     if interval is not None and interval.verdict == "no difference":
-        remedy = "keep PyTorch's own, or measure longer (measure.finalists)"
+        remedy = "keep PyTorch's own, or give measure.finalists more time"
         found.append(Advice("the interval holds 1: it may not be faster at all", remedy))
     if interval is not None and interval.num_processes == 1:
         text = "raced in one process only: the interval says nothing of another process"
-        found.append(Advice(text, "race in several processes"))
+        found.append(Advice(text, "set measure.num_processes above 1"))
     ties = [n for n in facts.result.ties if n != facts.result.winner] if facts.result else []
     if ties:
         what = f"trial{'' if len(ties) == 1 else 's'} {_numbers(ties)}"
         text = f"{what} cannot be told from the winner"
-        found.append(Advice(text, "choose the simplest of them, or measure.finalists longer"))
+        found.append(Advice(text, "choose the simplest, or give measure.finalists more time"))
     return found
 
 
@@ -521,7 +524,6 @@ def format_summary(summary: Summary) -> str:
         ("speed", s.throughput),
         ("trials", _trial_words(s)),
         ("best", f"trial {s.best.number}: {_params_words(s.best)}" if s.best else NONE),
-        ("ties", f"trials {_numbers(s.ties)}" if s.ties else ""),
         ("run", s.path),
         ("export", s.export_path),
         ("again", s.reproduce),
