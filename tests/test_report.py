@@ -389,6 +389,14 @@ def test_hostile_text_is_never_markup(tmp_path, finished):
     assert "<b>" not in hover and "&lt;b&gt;" in hover
 
 
+def test_figures_data_cannot_end_its_script_element():
+    figure = importance_figure({"a": 1.0})
+    figure.update_layout(title=HOSTILE)
+    data = report._chart("x", "x", "x", figure).data
+    assert not set("<>&\u2028") & set(data)
+    assert json.loads(data)["layout"]["title"]["text"] == HOSTILE
+
+
 def test_hostile_text_moves_no_cursor_in_the_terminal(tmp_path):
     text = format_summary(summary(make_hostile(tmp_path)))
     assert "\x1b" not in text and "\u2028" not in text
