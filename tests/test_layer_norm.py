@@ -30,24 +30,24 @@ EPS = 1e-5
 FLOOR = 16 * 2.0**-24  # of the largest output
 CPU_CONFIGS: list[Params] = [
     {"template": "cpu"},
-    {"template": "cpu", "stats": "two_pass", "split": 4, "stream": True, "piece": 64},
+    {"template": "cpu", "stats": "two_pass", "split": 4, "stream_output": True, "piece": 64},
     {"template": "cpu", "stats": "two_pass", "split": 3, "width": 8, "huge_pages": False},
-    {"template": "cpu", "stats": "shared_memory", "width": 8, "stream": True},
-    {"template": "cpu", "stats": "shared_memory", "threads": 1},
+    {"template": "cpu", "stats": "shared_memory", "width": 8, "stream_output": True},
+    {"template": "cpu", "stats": "shared_memory", "max_threads": 1},
     {"template": "cpu", "stats": "atomics"},
-    {"template": "cpu", "stats": "atomics", "split": 5, "stream": True},
+    {"template": "cpu", "stats": "atomics", "split": 5, "stream_output": True},
 ]
 CUDA_CONFIGS: list[Params] = [
     {"template": "cuda"},
     {"template": "cuda", "split": 3, "norm_rows": 1, "norm_columns": 512, "vector": 2},
     {"template": "cuda", "split": 1000, "threads": 128, "norm_rows": 16, "reverse": False},
-    {"template": "cuda", "stats": "atomics", "threads": 1024, "unroll": 1, "stream": False},
+    {"template": "cuda", "stats": "atomics", "threads": 1024, "unroll": 1, "stream_output": False},
     {"template": "cuda", "stats": "atomics", "split": 1, "vector": 1, "threads": 32},
     {"template": "cuda", "stats": "shared_memory"},
     {"template": "cuda", "stats": "shared_memory", "threads": 1024, "held": 32, "unroll": 8},
     {"template": "cuda", "stats": "shared_memory", "threads": 256, "rows_per_block": 8},
     {"template": "cuda", "stats": "shared_memory", "threads": 128, "rows_per_block": 2,
-     "held": 64, "vector": 2, "stream": False},
+     "held": 64, "vector": 2, "stream_output": False},
 ]  # fmt: skip
 SHAPES = [(1, 1), (7, 13), (40, 1024), (33, 770), (3, 100_000), (1000, 6)]
 GPU_SHAPES = [*SHAPES, (4096, 1024), (70_000, 36), (2, 1_000_001)]

@@ -28,8 +28,8 @@ CONFIGS: list[Params] = [
     {"stats": "gram", "gemm": "own"},
     {"stats": "gram", "gemm": "own", "width": 8, "tile_rows": 6, "tile_vectors": 4, "depth": 32,
      "rows_per_block": 16, "slices": 3, "huge_pages": False},
-    {"stats": "gram", "width": 8, "threads": 1, "slices": 1},
-    {"stats": "shared_memory", "width": 8, "col_tile": 8, "threads": 1},
+    {"stats": "gram", "width": 8, "max_threads": 1, "slices": 1},
+    {"stats": "shared_memory", "width": 8, "col_tile": 8, "max_threads": 1},
     {"stats": "two_pass", "width": 8, "col_tile": 256, "rows_per_block": 7},
     {"stats": "gram", "gemm": "own", "tile_rows": 12, "tile_vectors": 1, "depth": 100},
     {"stats": "atomics", "col_tile": 32, "rows_per_block": 1024, "huge_pages": False},
@@ -265,7 +265,7 @@ def test_random_feasible_configurations_compile_without_warnings(family: Family)
     head = family.template("cpu").parameters
     choices = {name: item.values for name, item in head.items() if item.values is not None}
     choices |= {"rows_per_block": (1, 33, 512), "col_tile": (16, 48, 512), "slices": (1, 64)}
-    choices |= {"threads": (0, 3), "depth": (1, 512)}
+    choices |= {"max_threads": (0, 3), "depth": (1, 512)}
     constraints = family.constraints(["cpu"], choices)
     tried = 0
     while tried < 6:
