@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from tuner.build import (
     default_cache_dir,
 )
 from tuner.errors import StorageError, ToolchainError
-from tuner.trial import Candidate, KernelResources, Plan, Status, Tensor
+from tuner.trial import Argument, Candidate, KernelResources, Plan, Status, Step, Tensor
 
 HAS_NVCC = shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").exists()
 needs_nvcc = pytest.mark.skipif(not HAS_NVCC, reason="nvcc is not installed")
@@ -660,6 +661,91 @@ def test_triton_syntax_error_names_its_line(builder, text, error):
     built = builder.submit(cpp(text=text, language="triton")).result(60)
     assert built.status is Status.COMPILE
     assert error in built.error
+
+
+has_triton = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not has_triton, reason="triton is not installed")
+TRITON = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def op_add_kernel(x, y, n, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < n
+    tl.store(y + places, tl.load(x + places, mask=inside) + NUMBER, mask=inside)
+
+def op_add(x, y, n):
+    op_add_kernel[(triton.cdiv(n, 128),)](x, y, n, BLOCK=128)  # NOTE
+"""
+TRITON_PLAN = Plan(
+    "op",
+    (Argument("x", shape=("n",)),),
+    (Tensor("y", ("n",)),),
+    (),
+    (Step("call", "op_add", ("x", "y", "n")),),
+)
+FOR_GPU = Toolchain("cuda", None, capability=90, triton="installed")
+
+
+def triton(number="1.0", text=TRITON, plan=TRITON_PLAN):
+    return Candidate("op", "t", {}, "triton", text.replace("NUMBER", str(number)), plan)
+
+
+@needs_triton
+def test_triton_is_compiled_ahead_and_a_second_builder_compiles_nothing(cache):
+    sizes = [{"n": 1024}, {"n": 257}]
+    built = build(FOR_GPU, cache, triton(), triton_sizes=sizes)
+    assert (built.status, built.error) == (Status.CORRECT, "")
+    assert Path(built.artefact).name == "source.py"
+    assert {kernel.name for kernel in built.kernels} == {"op_add_kernel"}
+    assert len(built.kernels) == 2 and all(kernel.registers > 0 for kernel in built.kernels)
+    binaries = set((cache / "triton").rglob("*.cubin"))
+    assert len(binaries) == 2  # one for multiples of 16, one for other sizes
+    again = build(FOR_GPU, cache, triton(), triton_sizes=sizes)
+    assert again.is_cached and again.kernels == built.kernels
+    assert set((cache / "triton").rglob("*.cubin")) == binaries
+    assert leftovers(cache) == []
+
+
+@needs_triton
+def test_triton_candidates_with_the_same_code_and_launches_have_one_key(cache):
+    texts = {
+        "first": TRITON,
+        "reworded": TRITON.replace("# NOTE", "# other words"),
+        "other": TRITON.replace("NUMBER", "2.0"),
+        "grid": TRITON.replace("cdiv(n, 128),)", "cdiv(n, 128) + 1,)"),
+        "in place": TRITON.replace("](x, y,", "](y, y,"),
+    }
+    with Builder(FOR_GPU, cache, num_workers=2, triton_sizes=[{"n": 1024}]) as builder:
+        builds = {n: builder.submit(triton(text=t)) for n, t in texts.items()}
+        keys = {name: future.result(120).binary_key for name, future in builds.items()}
+    assert keys["first"] == keys["reworded"] != ""
+    assert len(set(keys.values())) == 4
+
+
+@needs_triton
+def test_triton_kernel_that_does_not_compile_says_why(cache):
+    text = TRITON.replace("tl.load(x", "tl.no_such_word(x")
+    built = build(FOR_GPU, cache, triton(text=text), triton_sizes=[{"n": 1024}])
+    assert built.status is Status.COMPILE and built.artefact is None
+    assert "no_such_word" in built.error and len(built.error) <= 400
+    assert "Traceback" in Path(built.log).read_text()
+
+
+@needs_triton
+def test_triton_host_code_that_refuses_is_left_to_the_worker(cache):
+    text = TRITON.replace(
+        "    op_add_kernel[(", '    raise RuntimeError("no")\n    op_add_kernel[('
+    )
+    built = build(FOR_GPU, cache, triton(text=text), triton_sizes=[{"n": 1024}])
+    assert built.status is Status.CORRECT and built.binary_key != ""
+
+
+def test_triton_that_is_missing_is_a_toolchain_error(cache):
+    toolchain = Toolchain("cuda", None, capability=90, triton=None)
+    with pytest.raises(ToolchainError, match=r"(?s)Triton is not installed.*pip install triton"):
+        build(toolchain, cache, triton(), triton_sizes=[{"n": 1024}])
 
 
 # ---- reading logs ---------------------------------------------------------------------------

@@ -4,6 +4,7 @@
                    key known? the same future                         artefact.so
                    folder good? read it                               log.txt     (whole)
                    else compile aside, rename                         build.json  (written last)
+                                                              <cache>/triton/  (Triton's own)
 
 A folder is filled beside its place, flushed to disk and renamed, so that a reader sees all of
 it or nothing. A candidate that does not compile is a `Build` that says why and is kept too;
@@ -32,9 +33,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +51,7 @@ from tuner.trial import (
     from_json,
     to_json,
 )
+from tuner.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
 
 __all__ = ["SOURCE_NAMES", "Builder", "Toolchain", "default_cache_dir"]
 
@@ -80,6 +83,7 @@ LOG_BYTES = 16 * 2**20  # a runaway template error prints gigabytes
 ERROR_CHARS = 400
 FULL_BYTES = 2**20  # with less left than one shared object, a failure says nothing
 STALE_S = 24 * 3600.0  # a temporary folder this old belongs to a builder that was killed
+TRITON_FOLDER = "triton"  # of the cache: what Triton compiled, by content; candidates share it
 COMPILER_NICENESS = 10  # compiling must not delay the process that measures
 
 
@@ -99,6 +103,7 @@ class Toolchain:
         variables: environment variables that these compilers obey, and their values.
         cpu: model and instruction sets, which `-march=native` depends on.
         demangler: path of c++filt or cu++filt; None leaves kernel names as they are.
+        triton: version of the Triton that is installed; None where there is none.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -112,6 +117,7 @@ class Toolchain:
     variables: tuple[tuple[str, str], ...] = ()
     cpu: str = ""
     demangler: str | None = None
+    triton: str | None = None
 
     @classmethod
     def find(
@@ -148,6 +154,7 @@ class Toolchain:
             variables=tuple((v, os.environ[v]) for v in _OBEYED if v in os.environ),
             cpu=_describe_cpu(),
             demangler=_first_program(["c++filt", "cu++filt"]),
+            triton=_triton_version(),
         )
         for language in languages if languages is not None else [_NATIVE[kind]]:
             toolchain.require(language)
@@ -158,6 +165,8 @@ class Toolchain:
     def require(self, language: Language) -> None:
         """Raise ToolchainError if `language` cannot be compiled here."""
         if language == "triton":
+            if self.kind == "cuda" and self.triton is None:
+                raise ToolchainError("Triton is not installed\n  hint: pip install triton")
             return
         if self.host_compiler is None:
             raise ToolchainError(
@@ -174,8 +183,8 @@ class Toolchain:
 
     def signature(self, language: Language) -> str:
         """Key of all that shapes the machine code of `language` besides the text."""
-        if language == "triton":  # compiled when it is loaded; the text is the artefact
-            return content_key(LAYOUT_VERSION, "triton")
+        if language == "triton":
+            return content_key(LAYOUT_VERSION, "triton", self.triton, self.capability)
         cpu = self.cpu if "-march=native" in self.cpp_flags and language == "cpp" else ""
         flags = self.cpp_flags if language == "cpp" else self.cuda_flags
         versions = [version for path, version in self.versions if self._uses(path, language)]
@@ -202,6 +211,12 @@ class Toolchain:
         return [self.nvcc, *self.cuda_flags, *ours, *output]
 
 
+_COMPILE_TRITON = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tuner.triton_build import main
+sys.exit(main(sys.argv[2:]))
+"""
 _OBEYED = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
@@ -250,6 +265,14 @@ def _check_architecture(nvcc: str, capability: int) -> None:
             f"{', '.join(f'{code / 10:.1f}' for code in sorted(known))}\n"
             "  hint: install a CUDA toolkit that knows this GPU and set CUDA_HOME to it"
         )
+
+
+def _triton_version() -> str | None:
+    """Return the installed Triton's version, without importing it."""
+    for name in ("triton", "pytorch-triton"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
 
 
 def _version(program: str) -> str:
@@ -410,18 +433,29 @@ class Builder:
         cache_dir: created with mode 0700 if absent.
         num_workers: compilers that run at a time.
         timeout_s: for one candidate, not counting pauses.
+        triton_sizes: the named sizes of every shape that Triton candidates will be called with
+            on this toolchain's GPU; their kernels are compiled for these. Without sizes only
+            their syntax is checked, and Triton compiles when they are first called.
 
     Raises:
         StorageError: the cache folder cannot be used, or others could plant code in it.
     """
 
     def __init__(
-        self, toolchain: Toolchain, cache_dir: Path, *, num_workers: int, timeout_s: float = 120.0
+        self,
+        toolchain: Toolchain,
+        cache_dir: Path,
+        *,
+        num_workers: int,
+        timeout_s: float = 120.0,
+        triton_sizes: Sequence[Mapping[str, int]] = (),
     ) -> None:
         _prepare_cache_dir(cache_dir)
         self.toolchain = toolchain
         self.cache_dir = cache_dir.absolute()
         self._timeout_s = timeout_s
+        is_ahead = toolchain.kind == "cuda" and toolchain.triton is not None
+        self._triton_sizes = [dict(sizes) for sizes in triton_sizes] if is_ahead else []
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="build")
         self._change = threading.Condition()  # guards all below
         self._futures: dict[str, Future[Build]] = {}
@@ -453,7 +487,13 @@ class Builder:
 
     def key(self, candidate: Candidate) -> str:
         """Name of the candidate's cache folder: its content and all that compiles it."""
-        return content_key(candidate.key, self.toolchain.signature(candidate.language))
+        sizes = self._triton_sizes if candidate.language == "triton" else []
+        return content_key(candidate.key, self.toolchain.signature(candidate.language), sizes)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for a process that runs candidates, so that it finds what was built."""
+        return {"TRITON_CACHE_DIR": str(self.cache_dir / TRITON_FOLDER)}
 
     @property
     def pending(self) -> int:
@@ -516,7 +556,7 @@ class Builder:
         language = candidate.language
         (folder / SOURCE_NAMES[language]).write_text(candidate.source, encoding="utf-8")
         started, paused_s = time.monotonic(), self._total_paused_s()
-        end = self._run(self.toolchain.command(language), folder)
+        end = self._run(self._command(candidate, folder), folder)
         seconds = time.monotonic() - started - (self._total_paused_s() - paused_s)
         (folder / "log.txt").write_bytes(end.output)
         log = end.output.decode(errors="replace")
@@ -529,8 +569,37 @@ class Builder:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             killed = end.code < 0 or _matches(_COMPILER_KILLED, log)
             return replace(build, error=_first_error(log, end.code)), not killed
-        finish = _finish_triton if language == "triton" else self._finish_native
-        return finish(build, candidate, folder, log), True
+        if language == "triton":
+            build = self._finish_triton(build, candidate, folder)
+            return build, not _matches(_COMPILER_KILLED, build.error)
+        return self._finish_native(build, candidate, folder, log), True
+
+    def _command(self, candidate: Candidate, folder: Path) -> list[str]:
+        """Compose the compiler's command; for Triton, ahead of time if the sizes are known."""
+        if candidate.language != "triton" or not self._triton_sizes:
+            return self.toolchain.command(candidate.language)
+        (folder / PLAN_FILE).write_text(to_json(candidate.plan))
+        package = str(Path(__file__).absolute().parent.parent)
+        target = ["--arch", str(self.toolchain.capability)]
+        target += ["--sizes", json.dumps(self._triton_sizes)]
+        # -P: a candidate's folder is no place to import from.
+        ours = [sys.executable, "-P", "-c", _COMPILE_TRITON, package]
+        return [*ours, SOURCE_NAMES["triton"], PLAN_FILE, ".", *target]
+
+    def _finish_triton(self, build: Build, candidate: Candidate, folder: Path) -> Build:
+        """Take over what was compiled ahead; the artefact is the module's text itself."""
+        plan = to_json(candidate.plan)
+        done = replace(build, status=Status.CORRECT, artefact=SOURCE_NAMES["triton"])
+        if not self._triton_sizes:
+            return replace(done, binary_key=content_key(candidate.source, plan))
+        report = from_json(AheadBuild, (folder / REPORT_FILE).read_bytes())
+        if _matches(_DISK_FULL, report.error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if report.error:
+            return replace(build, error=_shortened(report.error))
+        # Nothing is known of the code of a candidate that was left to the worker.
+        code = report.binary_key or candidate.source
+        return replace(done, kernels=report.kernels, binary_key=content_key(code, plan))
 
     def _finish_native(self, build: Build, candidate: Candidate, folder: Path, log: str) -> Build:
         artefact = folder / "artefact.so"
@@ -554,7 +623,7 @@ class Builder:
             self._change.wait_for(lambda: self._is_closed or not self._num_pauses)
             if self._is_closed:
                 raise CancelledError
-            process = _spawn(command, folder, scratch)
+            process = _spawn(command, folder, scratch, self.environment)
             self._groups.add(process.pid)
         try:
             _restrain(process.pid, self._timeout_s)
@@ -617,7 +686,9 @@ class _PidFd:
         os.close(self.fd)
 
 
-def _spawn(command: Sequence[str], folder: Path, scratch: Path) -> subprocess.Popen[bytes]:
+def _spawn(
+    command: Sequence[str], folder: Path, scratch: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command,
@@ -625,7 +696,7 @@ def _spawn(command: Sequence[str], folder: Path, scratch: Path) -> subprocess.Po
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(scratch), "LC_ALL": "C"},
+            env={**os.environ, **environment, "TMPDIR": str(scratch), "LC_ALL": "C"},
             start_new_session=True,
             bufsize=0,
         )
@@ -665,13 +736,6 @@ def _is_spoilt(future: Future[Build]) -> bool:
     return not os.path.exists(build.artefact if build.artefact is not None else build.log)
 
 
-def _finish_triton(build: Build, candidate: Candidate, folder: Path, log: str) -> Build:
-    """Finish a Triton module whose syntax is good; the seam for compiling it ahead of time."""
-    source = SOURCE_NAMES["triton"]
-    key = content_key(candidate.source, to_json(candidate.plan))
-    return replace(build, status=Status.CORRECT, artefact=source, binary_key=key)
-
-
 # ---- reading what the compilers wrote -------------------------------------------------------
 
 # The only places where a log is classified by its words; each has a test.
@@ -685,6 +749,7 @@ _COMPILER_KILLED = (
     "Killed signal terminated program",  # g++
     "out of memory allocating",  # g++
     "virtual memory exhausted",  # g++, ld
+    "`ptxas` failed with error code -",  # Triton
 )
 _ERRORS = (
     re.compile(r"^.*\b(?:fatal )?error\s*(?:#\d+(?:-D)?)?\s*:.*$", re.M),  # g++, nvcc, ptxas
@@ -709,7 +774,10 @@ def _first_error(log: str, code: int) -> str:
         lines = [line for line in log.splitlines() if line.strip()]
         how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
         line = f"the compiler {how}" + (f": {lines[-1]}" if lines else "")
-    line = line.strip()
+    return _shortened(line.strip())
+
+
+def _shortened(line: str) -> str:
     return line if len(line) <= ERROR_CHARS else line[: ERROR_CHARS - 3] + "..."
 
 

@@ -72,6 +72,7 @@ class Device:
     max_threads_per_block: int | None = None
     warp_size: int | None = None
     driver: str | None = None
+    has_triton: bool | None = None  # installed beside PyTorch
     # cpu
     num_cores: int | None = None
     simd_bits: int | None = None
@@ -156,6 +157,7 @@ def _describe_cuda(index: int, properties: Any) -> Device:
         max_threads_per_block=getattr(properties, "max_threads_per_block", 1024),
         warp_size=properties.warp_size,
         driver=_driver_version(),
+        has_triton=importlib.util.find_spec("triton") is not None,
     )
 
 
@@ -289,6 +291,7 @@ def _gpu(name: str, memory_mib: int, *, capability: int, num_sms: int, l2_mib: i
         max_threads_per_sm=2048,
         max_threads_per_block=1024,
         warp_size=32,
+        has_triton=True,
     )
 
 

@@ -94,9 +94,21 @@ class Task:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def new_worker(device: str, *, name: str = "", on_start: Sequence[Any] = ()) -> Worker:
-    """Return a worker whose children run `tuner.jobs`."""
-    return Worker(ENTRY, name=name or device, on_start=on_start, start_timeout_s=PREPARE_TIMEOUT_S)
+def new_worker(
+    device: str,
+    *,
+    name: str = "",
+    on_start: Sequence[Any] = (),
+    env: Mapping[str, str] | None = None,
+) -> Worker:
+    """Return a worker whose children run `tuner.jobs`, with `env` on top of our environment."""
+    return Worker(
+        ENTRY,
+        name=name or device,
+        env=env,
+        on_start=on_start,
+        start_timeout_s=PREPARE_TIMEOUT_S,
+    )
 
 
 # ---- screening: what the search talks to ----------------------------------------------------
@@ -157,7 +169,9 @@ class DeviceEvaluator:
         self._quiet = builder.paused if device.kind == "cpu" else nullcontext
         self._ahead = ahead or num_workers + 2
         payload = {**task.payload(), "screening_seed": seed}
-        self._worker = new_worker(task.device, on_start=[("prepare", payload)])
+        self._worker = new_worker(
+            task.device, on_start=[("prepare", payload)], env=builder.environment
+        )
         self._seen: dict[str, tuple[int, Outcome]] = {}
         self._num_since_anchor = 0
         self.baseline: Measurement | None = None
@@ -278,11 +292,15 @@ def explained(failure: JobFailed) -> TunerError:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Something to be proved: a built candidate, or a file that holds a ModelNew."""
+    """Something to be proved: a built candidate, or a file that holds a ModelNew.
+
+    `env` are the variables of its process: where what was built for it is found.
+    """
 
     name: str
     load: Mapping[str, Any]
     is_deterministic: bool = True
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_file(cls, path: Path, is_deterministic: bool) -> Contender:
@@ -290,14 +308,20 @@ class Contender:
         return cls(path.name, {"file": str(path.resolve())}, is_deterministic)
 
     @classmethod
-    def of_candidate(cls, candidate: Candidate, build: Build, model_new: str) -> Contender:
-        """Return a built candidate as a contender."""
+    def of_candidate(
+        cls,
+        candidate: Candidate,
+        build: Build,
+        model_new: str,
+        env: Mapping[str, str] | None = None,
+    ) -> Contender:
+        """Return a built candidate as a contender; `env` is `Builder.environment`."""
         load = {
             "candidate": to_json(candidate),
             "artefact": build.artefact,
             "model_new": model_new,
         }
-        return cls(candidate.template, load, candidate.is_deterministic)
+        return cls(candidate.template, load, candidate.is_deterministic, dict(env or {}))
 
 
 class Prover:
@@ -323,7 +347,7 @@ class Prover:
         results: list[ProbeResult] = []
         with ExitStack() as stack:
             judge = stack.enter_context(new_worker(self._task.device, name="judge"))
-            producer = stack.enter_context(new_worker(self._task.device, name=contender.name))
+            producer = stack.enter_context(self._own_process(contender))
             about = self._prepared(judge, is_timed=False)
             refusal = self._loaded(producer, contender, about)
             if refusal:
@@ -365,7 +389,7 @@ class Prover:
                 reply = self._call(judge, "timing_set", {})
                 racers = [judge]
                 for contender in contenders:
-                    racer = stack.enter_context(new_worker(self._task.device, name=contender.name))
+                    racer = stack.enter_context(self._own_process(contender))
                     refusal = self._loaded(racer, contender, about)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
@@ -396,6 +420,9 @@ class Prover:
             for place in order if number % 2 == 0 else reversed(order):
                 rounds[place].append(statistics.median(burst(racers[place], num_samples)))
         return rounds
+
+    def _own_process(self, contender: Contender) -> Worker:
+        return new_worker(self._task.device, name=contender.name, env=contender.env)
 
     def _prepared(self, judge: Worker, *, is_timed: bool) -> dict[str, Any]:
         payload = {**self._task.payload(), "model_new": "", "is_timed": is_timed}

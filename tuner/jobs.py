@@ -20,7 +20,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -78,28 +78,22 @@ class _Session:
     def sizes(
         self, reference: str, sizes: dict[str, int], arguments: str, model_new: str, **_: Any
     ) -> Answer:
-        """Find the named sizes by letting the family's module call a spy once."""
+        """Find the named sizes by letting the family's module call a spy.
+
+        `screening` are those of every batch that screening asks for, the problem's own first.
+        """
         problem = load_problem(Path(reference), sizes)
         module = _module_of(model_new)
         module["fused_op"] = _spy
         model = _constructed(module["ModelNew"], problem.init_inputs(0), "cpu").train()
-        inputs = problem.make_inputs(0)
-        try:
-            model(*inputs)
-        except _Seen as seen:
-            declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
-            given = zip(declared, seen.args, strict=True)
-            shapes = {a.name: tuple(v.shape) for a, v in given if a.shape is not None}
-            try:
-                return {"sizes": match_sizes(declared, shapes)}, ()
-            except ValueError as error:
-                raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
-        raise ProblemError(
-            f"{reference}: the operator's module never called its operator on these inputs\n"
-            "  expected: inputs that the family's templates handle (dtype, rank, training mode)"
-        )
+        declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
+        found = _sizes_seen(model, problem.make_inputs(0), declared, reference)
+        screening = [found]
+        for batch in {p.batch for p in check.screening_probes(0, problem.num_rows())} - {None}:
+            with suppress(ProblemError):  # a batch that the problem does not take
+                inputs = problem.make_inputs(0, batch=batch)
+                screening.append(_sizes_seen(model, inputs, declared, reference))
+        return {"sizes": found, "screening": screening}, ()
 
     # ---- the problem: screening and judge -----------------------------------------------------
 
@@ -325,6 +319,27 @@ class _Session:
 
 def _spy(*args: Any) -> Any:
     raise _Seen(*args)
+
+
+def _sizes_seen(
+    model: Any, inputs: Sequence[Any], declared: Sequence[Argument], reference: str
+) -> dict[str, int]:
+    """Return the sizes with which a module calls the spy in place of its operator."""
+    try:
+        model(*inputs)
+    except _Seen as seen:
+        given = zip(declared, seen.args, strict=True)
+        shapes = {a.name: tuple(v.shape) for a, v in given if a.shape is not None}
+        try:
+            return match_sizes(declared, shapes)
+        except ValueError as error:
+            raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
+    raise ProblemError(
+        f"{reference}: the operator's module never called its operator on these inputs\n"
+        "  expected: inputs that the family's templates handle (dtype, rank, training mode)"
+    )
 
 
 def _module_of(model_new: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Compile a Triton candidate ahead of time, in a process of its own that never opens the GPU.
 
-    python -m tuner.triton_build SOURCE.py PLAN.json OUT_DIR --arch 90 --sizes '[{"batch": 1024}]'
+    python -m tuner.triton_build SOURCE.py plan.json OUT_DIR --arch 90 --sizes '[{"batch": 1024}]'
 
 Triton compiles a kernel when it is first called. Here the candidate's plan is called with
 tensors that have a shape and no memory, under a driver that only names the target, and every
@@ -10,7 +10,8 @@ process that owns the device only loads.
 
 The folder is `TRITON_CACHE_DIR` where that is set (one folder for all candidates shares the
 kernels that they have in common), else OUT_DIR/triton_cache. The report is one line of JSON on
-stdout; logs go to stderr. The exit status is 0 also for a candidate that does not compile.
+stdout and in OUT_DIR/ahead.json; logs go to stderr. The exit status is 0 also for a candidate
+that does not compile.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ from tuner.binding import bind
 from tuner.errors import ToolchainError, TunerError
 from tuner.trial import KernelResources, Plan, from_json, to_json
 
-__all__ = ["CACHE_FOLDER", "AheadBuild", "build_ahead", "main"]
+__all__ = ["CACHE_FOLDER", "PLAN_FILE", "REPORT_FILE", "AheadBuild", "build_ahead", "main"]
 
+PLAN_FILE = "plan.json"
+REPORT_FILE = "ahead.json"  # inside OUT_DIR
 CACHE_FOLDER = "triton_cache"  # inside OUT_DIR, unless TRITON_CACHE_DIR names another
 WARP_THREADS = 32  # NVIDIA, every architecture
 DEFAULT_SIZE = 1024  # a size nobody gave: a multiple of 16, as Triton specialises on that
@@ -57,7 +60,8 @@ class AheadBuild:
 
     `error` is empty when every kernel compiled; it is the compiler's last line otherwise.
     `note` says why kernels are left to the worker (the candidate still is a valid one).
-    `binary_key` is equal for two candidates with the same machine code.
+    `binary_key` is equal for two candidates that launch the same machine code in the same way:
+    order, grids, numbers, and which tensors go where.
     """
 
     cache_dir: str
@@ -100,7 +104,9 @@ class _Recorder:
     arch: int
     run: Any
     kernels: dict[str, KernelResources] = field(default_factory=dict)
-    digests: dict[str, str] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)  # of the machine code
+    launches: list[str] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)  # kept, so that no address is used twice
     has_launchers: bool = True
     num_compiled: int = 0
     num_cached: int = 0
@@ -115,8 +121,9 @@ class _Recorder:
             print(log.getvalue(), file=sys.stderr)
             raise _NotCompiledError(f"{function.__name__}: {_last_line(error)}") from error
         print(log.getvalue(), end="", file=sys.stderr)
-        if kernel.hash not in self.kernels:
+        if kernel.hash not in self.digests:
             self._note(kernel, log.getvalue())
+        self.launches.append(self._launch(kernel, args, options, grid))
         limit = SMEM_BYTES_MAX.get(self.arch)
         if limit is not None and kernel.metadata.shared > limit:
             raise _NotCompiledError(
@@ -127,6 +134,8 @@ class _Recorder:
 
     def _note(self, kernel: Any, log: str) -> None:
         binary = next(Path(p) for n, p in kernel.metadata_group.items() if n.endswith(".cubin"))
+        self.digests[kernel.hash] = hashlib.sha256(binary.read_bytes()).hexdigest()
+        self.has_launchers = self.has_launchers and _compile_launcher(kernel)
         beside = binary.parent / _RESOURCES
         registers, stack = _REGISTERS.search(log), _STACK.search(log)
         if registers is not None and stack is not None:
@@ -148,8 +157,33 @@ class _Recorder:
                 return  # compiled by a process that does not note resources
             resources = from_json(KernelResources, beside.read_text())
         self.kernels[kernel.hash] = resources
-        self.digests[kernel.hash] = hashlib.sha256(binary.read_bytes()).hexdigest()
-        self.has_launchers = self.has_launchers and _compile_launcher(kernel)
+
+    def _launch(
+        self, kernel: Any, args: Sequence[Any], options: Mapping[str, Any], grid: Any
+    ) -> str:
+        """Describe a launch by all that its effect depends on, in words without addresses."""
+        blocks = "worked out" if callable(grid) else tuple(grid)
+        about = (self.digests[kernel.hash], kernel.metadata.shared, kernel.metadata.num_warps)
+        # A constant is part of the machine code; a grid may be worked out from it, though.
+        names = [n for n, v in sorted(options.items()) if callable(grid) or hasattr(v, "shape")]
+        given = [self._described(value) for value in (*args, *(options[n] for n in names))]
+        return repr((about, blocks, names, given))
+
+    def _described(self, value: Any) -> str:
+        import torch
+
+        base = getattr(value, "base", None)  # a tensor descriptor's
+        if base is not None and not isinstance(value, torch.Tensor):
+            return f"descriptor {self._described(base)} {value.shape} {value.strides} " + str(
+                getattr(value, "block_shape", "")
+            )
+        if not isinstance(value, torch.Tensor):
+            return repr(value)
+        self.tensors.append(value)
+        storage = value.untyped_storage()._cdata
+        known = [kept.untyped_storage()._cdata for kept in self.tensors]
+        place = (known.index(storage), value.storage_offset(), value.dtype)
+        return f"tensor {place} {tuple(value.shape)} {value.stride()}"
 
 
 def build_ahead(
@@ -197,7 +231,6 @@ def build_ahead(
         except Exception as failure:  # the candidate's own host code: any exception
             traceback.print_exc(file=sys.stderr)
             note = f"left to the worker: {_last_line(failure)}"
-    digests = sorted(recorder.digests.values())
     return AheadBuild(
         cache_dir=cache_dir,
         error=error,
@@ -206,7 +239,7 @@ def build_ahead(
         num_compiled=recorder.num_compiled,
         num_cached=recorder.num_cached,
         has_launchers=bool(recorder.kernels) and recorder.has_launchers,
-        binary_key="" if error or note else _digest(digests),
+        binary_key="" if error or note else _digest(recorder.launches),
         seconds=time.perf_counter() - start,
     )
 
@@ -257,12 +290,15 @@ def _compile_launcher(kernel: Any) -> bool:
 
 
 def _last_line(error: BaseException) -> str:
+    """Return the line that says most: ptxas's own error, else the last."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
+    told = [line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\b", line)]
+    told = told or [line for line in lines[:1] if line.startswith("`ptxas`")]
+    return f"{type(error).__name__}: {(told or lines[-1:])[0]}" if lines else type(error).__name__
 
 
 def _digest(parts: list[str]) -> str:
-    return hashlib.sha256("".join(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -283,6 +319,7 @@ def main(arguments: list[str] | None = None) -> int:
     except TunerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    (asked.out_dir / REPORT_FILE).write_text(to_json(report))
     print(to_json(report))
     return 0
 

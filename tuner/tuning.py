@@ -109,6 +109,7 @@ class Planned:
     environment: Mapping[str, str]
     space: SearchSpace
     reference: Path
+    screening_sizes: Sequence[Mapping[str, int]]  # of all that candidates are screened with
 
     @property
     def task(self) -> Task:
@@ -144,7 +145,8 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     names = _template_names(config, family)
     varied = {p.name: p.values for p in config.space if p.name != "template"}
     reference = config.problem.reference or family.reference
-    device, is_assumed, machine, sizes = _describe(config, family, reference, may_assume)
+    device, is_assumed, machine, screening = _describe(config, family, reference, may_assume)
+    sizes = screening[0]
     facts: dict[str, Value] = dict(device.facts())
     used = {name for t in names for name in family.templates[t].parameters}
     check_names(config, sizes=list(sizes), facts=list(facts), parameters=sorted(used))
@@ -153,7 +155,9 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
         [*family.constraints(names, varied), *config.constraints],
         {**facts, **sizes},
     )
-    planned = Planned(config, family, device, is_assumed, sizes, facts, machine, space, reference)
+    planned = Planned(
+        config, family, device, is_assumed, sizes, facts, machine, space, reference, screening
+    )
     for params in _first_of_each(space, family):  # a text that does not render is found now
         family.render(params, facts)
     return planned
@@ -198,8 +202,11 @@ def _template_names(config: RunConfig, family: Family) -> list[str]:
 
 def _describe(
     config: RunConfig, family: Family, reference: Path, may_assume: bool
-) -> tuple[Device, bool, dict[str, str], dict[str, int]]:
-    """Ask a child process for the device and the sizes; the parent imports no PyTorch."""
+) -> tuple[Device, bool, dict[str, str], list[dict[str, int]]]:
+    """Ask a child process for the device and the sizes; the parent imports no PyTorch.
+
+    The sizes are the problem's own and then those of other batches that screening asks for.
+    """
     is_assumed = False
     with new_worker("cpu", name="describe") as worker:
         try:
@@ -212,7 +219,7 @@ def _describe(
             device, is_assumed, found = known_device(), True, {"environment": {}}
         task = Task.of(family, reference, config.problem.sizes, device.torch_name, config.accuracy)
         try:
-            sizes = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data["sizes"]
+            sizes = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data["screening"]
         except JobFailed as failure:
             raise explained(failure) from failure
     return device, is_assumed, found["environment"], sizes
@@ -336,7 +343,10 @@ class _Session:
         with self.run.locked() as writer:
             self.trials = list(self.run.trials())  # after a half-written line was dropped
             with Builder(
-                self.toolchain, default_cache_dir(), num_workers=_num_workers(self.planned)
+                self.toolchain,
+                default_cache_dir(),
+                num_workers=_num_workers(self.planned),
+                triton_sizes=self.planned.screening_sizes,
             ) as builder:
                 try:
                     self._search(writer, builder, environment)
@@ -448,7 +458,9 @@ class _Session:
             self.observer.on_stage(f"checking trial {trial.number} on every probe")
             candidate = self.planned.family.render(trial.params, self.planned.facts)
             build = builder.submit(candidate).result()
-            contender = Contender.of_candidate(candidate, build, self.planned.family.model_new)
+            contender = Contender.of_candidate(
+                candidate, build, self.planned.family.model_new, builder.environment
+            )
             check = prover.check(contender, self.observer.on_probe)
             entries.append(finalist(trial.number, check, None, 0))
             self.observer.on_finalist(entries[-1])
