@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_every_key_is_read(tmp_path):
     assert whens["stages"] == Expression.parse("template in ['wgmma']")
     assert whens["chunk"] == Expression.parse("block_m > 64")
     assert whens["scale"] == Expression.parse("template == 'wgmma' and block_m == 64")
-    first, second = config.named_constraints()
+    first, second = config.constraints
     assert first.expression.text == "block_m * stages <= 512" and first.why == "it fits"
     assert first.origin == f"{tmp_path}/x.yaml:16" and second.why == "whole warps"
     search, measure = config.search, config.measure
@@ -381,6 +382,27 @@ def test_an_alias_bomb_is_refused_at_once():
     assert (
         problems("\n".join(lines)) == "x.yaml:2: aliases (*a0) are refused; write the values out"
     )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "1" * 10**6,
+        "problem: {op: x}\nsearch: {timeout: " + "1" * 10**6 + "}",
+        "problem: {op: x}\nmeasure: {max_noise: " + "1" * 10**6 + "}",
+        "problem: {op: x}\naccuracy: " + "1" * 10**6,
+        "problem: {op: x}\nsearch: {trials: " + "1" * 10**6 + "}",
+        "problem: {op: x}\nspace: {a: {range: [0, " + "9" * 90 + "]}}",
+        "problem: {op: x}\nspace: {a: [1e400]}",
+        "[" * 10**6,
+        "a: [" + "1," * 400_000 + "]",
+        "a:\n" + " b: 1\n" * 10**5,
+    ],
+)
+def test_hostile_text_is_refused_within_seconds(text):
+    begun = time.process_time()
+    assert problems(text)
+    assert time.process_time() - begun < 5
 
 
 def test_a_file_that_is_no_config_is_refused_with_its_name(tmp_path, monkeypatch):

@@ -150,6 +150,18 @@ def test_trials_added_with_encoded_params_count_as_tried():
     assert params == space.feasible[5]
 
 
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_enqueued_configurations_come_first_and_are_not_drawn_again(name):
+    space = small_space()
+    study = make_study(space, name)
+    wanted = [space.feasible[i] for i in (3, 0, 11)]
+    for params in wanted:
+        study.enqueue_trial(encoded(params, space))
+    seen = run(study, space, space.num_feasible)
+    assert seen[:3] == wanted
+    assert len({space.index(params) for params in seen}) == space.num_feasible
+
+
 def test_an_absent_parameter_is_a_choice_of_the_study_and_not_of_the_params():
     space = small_space()
     study = make_study(space, "grid")

@@ -52,6 +52,7 @@ __all__ = [
 
 MAX_BYTES = 2**20  # of a config; the longest honest one is a few kilobytes
 MAX_NODES = 50_000  # of YAML; PyYAML reads about 50 000 in a second
+MAX_NUMBER_LENGTH = 100  # characters; YAML's patterns take quadratic time on a long one
 MAX_DEPTH = 20  # levels of YAML; the schema has 5
 MAX_VALUES = 10_000  # of one parameter
 
@@ -76,6 +77,7 @@ DEVICE_FACTS = (  # of any kind of device; each device has those of its kind
     "device.max_threads_per_sm",
     "device.max_threads_per_block",
     "device.warp_size",
+    "device.has_triton",
     "device.num_cores",
     "device.simd_bits",
     "device.l3_bytes",
@@ -322,10 +324,6 @@ class RunConfig(_Section):
         lines += [f"  hint: {hint.removeprefix('hint: ')}"] if hint else []
         return _located(self.path, self.places, place, "\n".join(lines))
 
-    def named_constraints(self) -> list[Constraint]:
-        """Return the file's constraints."""
-        return list(self.constraints)
-
     def overridden(self, overrides: Mapping[str, Value]) -> RunConfig:
         """Return the config with other values; see `load_config`."""
         return parse_config(self.text, self.path, overrides, base=self.base)
@@ -456,8 +454,8 @@ class _Reader:
 
     def _scalar(self, event: yaml.ScalarEvent, place: str, line: int) -> Any:
         text = event.value
-        if event.style is not None or event.tag is not None:  # quoted
-            return text
+        if event.style is not None or event.tag is not None or len(text) > MAX_NUMBER_LENGTH:
+            return text  # quoted, or no number
         if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", text):
             return float(text)  # 1e-4 is a number, which YAML 1.1 takes for a word
         if re.fullmatch(r"[-+]?(0|[1-9][0-9]{0,99})", text):

@@ -109,7 +109,10 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Choose a feasible configuration that no trial has."""
+        """Choose a feasible configuration that no trial has, or take the one enqueued."""
+        enqueued: dict[str, Any] = trial.system_attrs.get("fixed_params", {})
+        if self._space.index(_decoded(enqueued, self._space)) is not None:
+            return enqueued
         tried = self._tried(study, trial)
         if len(tried) == self._space.num_feasible:
             study.tell(trial.number, state=TrialState.FAIL)  # not left running for ever
