@@ -293,11 +293,12 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     declarations = _declarations(plan) if is_cuda else []
     lines += ["", *declarations, "", "namespace {", "", _PREPARED, ""]
     outputs = ", ".join("at::Tensor" for _ in plan.outputs)
+    result = f"std::tuple<{outputs}>" if len(plan.outputs) > 1 else outputs
     arguments = ", ".join(
         f"const at::Tensor& {a.name}_" if a.shape is not None else f"{_cpp_number(a)} {a.name}"
         for a in plan.arguments
     )
-    lines += [f"std::tuple<{outputs}> {plan.function}({arguments}) {{"]
+    lines += [f"{result} {plan.function}({arguments}) {{"]
     lines += [f"  {line}" for line in _body(plan, is_cuda)]
     lines += ["}", "", "}  // namespace", ""]
     key = "CUDA" if is_cuda else "CPU"
@@ -314,6 +315,7 @@ _PREPARED = """\
 // What the kernels rely on: float32, contiguous, 16-byte aligned, on one device.
 at::Tensor prepared(const at::Tensor& tensor, const char* name, int64_t num_dims,
                     const at::Tensor& first) {
+  TORCH_CHECK(tensor.defined() && first.defined(), name, " is None, expected a tensor");
   TORCH_CHECK(tensor.scalar_type() == at::kFloat && tensor.device() == first.device(), name,
               " is ", tensor.scalar_type(), " on ", tensor.device(), ", expected Float on ",
               first.device());
@@ -323,9 +325,8 @@ at::Tensor prepared(const at::Tensor& tensor, const char* name, int64_t num_dims
   return reinterpret_cast<uintptr_t>(result.data_ptr()) % 16 ? result.clone() : result;
 }
 
-void expect(const at::Tensor& tensor, const char* name, int64_t dim, int64_t size) {
-  TORCH_CHECK(tensor.size(dim) == size, name, " has shape ", tensor.sizes(), ", expected size ",
-              size, " in dimension ", dim);
+void expect(const at::Tensor& tensor, const char* name, at::IntArrayRef shape) {
+  TORCH_CHECK(tensor.sizes() == shape, name, " has shape ", tensor.sizes(), ", expected ", shape);
 }
 
 // Converts to whatever pointer a step takes.
@@ -376,11 +377,10 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
             f'const at::Tensor {name} = prepared({name}_, "{name}", {len(shape)}, {first});'
         )
         for dim, size in enumerate(shape):
-            if size in sizes:
-                lines.append(f'expect({name}, "{name}", {dim}, {size});')
-            else:
+            if size not in sizes:
                 sizes.add(size)
                 lines.append(f"const int64_t {size} = {name}.size({dim});")
+        lines.append(f'expect({name}, "{name}", {{{", ".join(shape)}}});')
     for tensor in (*plan.outputs, *plan.workspace):
         make = "zeros" if tensor.zero else "empty"
         dims = ", ".join(Expression.parse(d).to_cpp({}) for d in tensor.shape)
@@ -396,7 +396,8 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
     named = _tensor_names(plan)
     lines += [_step(step, named, numbers, is_cuda) for step in plan.steps]
     names = ", ".join(output.name for output in plan.outputs)
-    return [*lines, f"return std::make_tuple({names});"]
+    is_tuple = len(plan.outputs) > 1
+    return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
 
 
 def _step(step: Step, tensors: set[str], numbers: set[str], is_cuda: bool) -> str:
@@ -427,30 +428,38 @@ def python_binding(plan: Plan, namespace: str) -> str:
     """
     arguments = ", ".join(f"{a.name}: {_python_type(a)}" for a in plan.arguments)
     outputs = ", ".join("torch.Tensor" for _ in plan.outputs)
+    result = f"tuple[{outputs}]" if len(plan.outputs) > 1 else outputs
     tensors = [a for a in plan.arguments if a.shape is not None]
+    device = f"{tensors[0].name}.device"
     lines = []
     for argument in tensors:
-        lines.append(f'{argument.name} = _prepared({argument.name}, "{argument.name}")')
+        name, num_dims = argument.name, len(argument.shape or ())
+        lines.append(f'{name} = _prepared({name}, "{name}", {num_dims}, {device})')
     lines += size_lines(plan)
+    for argument in tensors:
+        shape = ", ".join(argument.shape or ())
+        lines.append(f'_expect({argument.name}, "{argument.name}", ({shape},))')
     for tensor in (*plan.outputs, *plan.workspace):
         make = "zeros" if tensor.zero else "empty"
         lines.append(
             f"{tensor.name} = torch.{make}(({', '.join(tensor.shape)},), "
-            f"dtype=torch.{tensor.dtype}, device={tensors[0].name}.device)"
+            f"dtype=torch.{tensor.dtype}, device={device})"
         )
+    lines.append(f"with torch.cuda.device({device}):  # kernels start on the current device")
     for step in plan.steps:
         words = ["None" if a == "null" else a.removesuffix(".t") for a in step.args]
         if step.kind == "aten":
             words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
-            lines.append(f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})")
+            call = f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})"
         else:
-            lines.append(f"{step.function}({', '.join(words)})")
+            call = f"{step.function}({', '.join(words)})"
+        lines.append(f"    {call}")
     lines.append(f"return {', '.join(output.name for output in plan.outputs)}")
     body = "\n".join(f"    {line}" for line in lines)
     return (
-        f"{_PYTHON_PREPARED}\n\n"
+        f"{_PYTHON_PREPARED}\n\n\n"
         f'@torch.library.custom_op("{namespace}::{plan.function}", mutates_args=())\n'
-        f"def _{plan.function}({arguments}) -> tuple[{outputs}]:\n{body}\n"
+        f"def _{plan.function}({arguments}) -> {result}:\n{body}\n"
     )
 
 
@@ -459,13 +468,23 @@ def cdiv(a, b):
     return -(-a // b)
 
 
-def _prepared(tensor, name):
-    if tensor.dtype != torch.float32 or not tensor.is_cuda:
+def _prepared(tensor, name, num_dims, device):
+    if tensor.dtype != torch.float32 or tensor.device != device or device.type != "cuda":
         raise RuntimeError(
-            f"{name} is {tensor.dtype} on {tensor.device}, expected torch.float32 on a GPU"
+            f"{name} is {tensor.dtype} on {tensor.device}, expected torch.float32 on "
+            + (str(device) if device.type == "cuda" else "a GPU")
+        )
+    if tensor.dim() != num_dims:
+        raise RuntimeError(
+            f"{name} has shape {list(tensor.shape)}, expected {num_dims} dimensions"
         )
     tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor"""
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
+
+
+def _expect(tensor, name, shape):
+    if tuple(tensor.shape) != shape:
+        raise RuntimeError(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")"""
 
 
 def size_lines(plan: Plan) -> list[str]:

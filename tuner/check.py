@@ -361,7 +361,10 @@ def pack(record: Script | Report, tensors: Mapping[str, torch.Tensor]) -> tuple[
 
 
 def unpack(
-    kind: type[R], text: str, blobs: Sequence[bytes | bytearray | memoryview], device: str | torch.device = "cpu"
+    kind: type[R],
+    text: str,
+    blobs: Sequence[bytes | bytearray | memoryview],
+    device: str | torch.device = "cpu",
 ) -> tuple[R, dict[str, torch.Tensor]]:
     """Read what `pack` wrote and return the record and its tensors.
 
@@ -401,7 +404,8 @@ def _tensor(head: Mapping[str, Any], blob: bytes | bytearray | memoryview) -> to
         raise ValueError(f"{head['name']}: {len(blob)} bytes for {head['dtype']}{shape}")
     if not blob:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(blob), dtype=dtype).reshape(shape)
+    memory = bytearray(blob) if memoryview(blob).readonly else blob  # else shared, not copied
+    return torch.frombuffer(memory, dtype=dtype).reshape(shape)
 
 
 # ---- producer: run the candidate ------------------------------------------------------------

@@ -12,7 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -253,17 +253,17 @@ class DeviceEvaluator:
                     self._time_baseline()
                 self._num_since_anchor += 1
                 data = self._worker.call("screen", payload, timeout_s=SCREEN_TIMEOUT_S).data
-        except WorkerTimeout as error:
-            return Outcome(Status.TIMEOUT, error.reason, build, seconds=seconds)
-        except WorkerCrashed as error:
-            return Outcome(Status.RUNTIME, error.reason, build, seconds=seconds)
-        except JobFailed as failure:
-            return Outcome(Status.RUNTIME, failure.message, build, seconds=seconds)
+        except (WorkerTimeout, WorkerCrashed, JobFailed) as error:
+            status = Status.TIMEOUT if isinstance(error, WorkerTimeout) else Status.RUNTIME
+            reason = error.message if isinstance(error, JobFailed) else error.reason
+            seconds["device"] = time.perf_counter() - start_s
+            return Outcome(status, reason, build, seconds=seconds)
         check = from_json(Check, json.dumps(data["check"]))
         seconds |= {"check": data["check_s"], "measure": data.get("measure_s", 0.0)}
         seconds["device"] = time.perf_counter() - start_s
         if not check.is_accepted:
-            return Outcome(Status.CORRECTNESS, check.reason, build, check, seconds=seconds)
+            status = Status.RUNTIME if data["has_raised"] else Status.CORRECTNESS
+            return Outcome(status, check.reason, build, check, seconds=seconds)
         measurement = from_json(Measurement, json.dumps(data["measurement"]))
         if self.baseline is not None:
             measurement = replace(measurement, anchor_us=self.baseline.latency_us)
@@ -384,20 +384,29 @@ class Prover:
         samples: list[list[list[float]]] = [[] for _ in range(len(contenders) + 1)]
         for _ in range(num_processes):
             with ExitStack() as stack:
-                judge = stack.enter_context(new_worker(self._task.device, name="baseline"))
-                about = self._prepared(judge, is_timed=True)
-                reply = self._call(judge, "timing_set", {})
-                racers = [judge]
-                for contender in contenders:
-                    racer = stack.enter_context(self._own_process(contender))
+                names = ["baseline", *(contender.name for contender in contenders)]
+                racers = self._started(stack, names)
+                about = self._prepared(racers[0], is_timed=True)
+                reply = self._call(racers[0], "timing_set", {})
+                for racer, contender in zip(racers[1:], contenders, strict=True):
                     refusal = self._loaded(racer, contender, about)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
                     self._call(racer, "take_timing_set", reply.data, reply.blobs)
-                    racers.append(racer)
                 for lane, rounds in zip(samples, self._rounds(racers, seconds), strict=True):
                     lane.append(rounds)
         return samples
+
+    def _started(self, stack: ExitStack, names: Sequence[str]) -> list[Worker]:
+        """Start fresh processes side by side: each imports PyTorch for seconds."""
+        workers = [stack.enter_context(new_worker(self._task.device, name=name)) for name in names]
+        with ThreadPoolExecutor(len(workers)) as pool:
+            list(pool.map(lambda worker: self._call(worker, "warm_up", self._where), workers))
+        return workers
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"device": self._task.device}
 
     def _rounds(self, racers: Sequence[Worker], seconds: float) -> list[list[float]]:
         """Let processes take turns; a round is one burst of samples from each."""

@@ -51,7 +51,7 @@ def export_text(
         _header(family, candidate, provenance),
         "import inspect\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n",
         operator,
-        f"fused_op = torch.ops.{namespace}.{family.function}\n",
+        _fused_op(candidate, namespace),
         family.model_new.strip() + "\n",
         _autograd(candidate, namespace),
         _inputs(reference, sizes),
@@ -165,14 +165,27 @@ if IS_FIRST_IMPORT:
     @torch.library.register_fake("{namespace}::{plan.function}")
     def _fake({arguments}):
 {sizes}
-        return ({outputs},)'''
+        return {outputs if len(plan.outputs) == 1 else f"({outputs})"}'''
+
+
+def _fused_op(candidate: Candidate, namespace: str) -> str:
+    """Name the operator for the family's module: it always gives a tuple."""
+    operator = f"torch.ops.{namespace}.{candidate.plan.function}"
+    if len(candidate.plan.outputs) > 1:
+        return f"fused_op = {operator}"
+    return f"def fused_op(*args):\n    return ({operator}(*args),)"
 
 
 def _autograd(candidate: Candidate, namespace: str) -> str:
+    context = "setup_context"
+    if len(candidate.plan.outputs) == 1:  # the family's formula is given a tuple here as well
+        context = "lambda ctx, inputs, output: setup_context(ctx, inputs, (output,))"
     return f'''\
 if IS_FIRST_IMPORT:
     torch.library.register_autograd(
-        "{namespace}::{candidate.plan.function}", backward, setup_context=setup_context
+        "{namespace}::{candidate.plan.function}",
+        backward,
+        setup_context={context},
     )'''
 
 

@@ -2,7 +2,7 @@
 
 One child serves one role at a time, each with the jobs that belong to it:
 
-    any role     describe            the device and the machine
+    any role     describe, warm_up   the device and the machine
     screening    prepare, screen     the user's own candidates, checked and timed in place
                  time_baseline
     judge        prepare, ask,       holds the reference; draws inputs, gives the verdict;
@@ -59,6 +59,9 @@ class _Session:
         self.model: torch.nn.Module | None = None  # what time_model times
         self.input_sets: list[list[Any]] = []
         self.expected: dict[str, check.Expected] = {}
+        self.sent: dict[Any, tuple[str, torch.Tensor]] = {}  # weights that the producer has
+        self.received: dict[str, torch.Tensor] = {}
+        self.is_own_seed = True
         self.models: dict[Any, torch.nn.Module] = {}  # the reference's, by weights
         self.module: dict[str, Any] = {}  # the namespace of the family's ModelNew
         self.candidate_model: torch.nn.Module | None = None
@@ -74,6 +77,13 @@ class _Session:
             "facts": found.facts(),
             "environment": environment(found),
         }, ()
+
+    def warm_up(self, device: str) -> Answer:
+        """Import PyTorch and open the device."""
+        import torch
+
+        torch.zeros(1, device=device)
+        return {}, ()
 
     def sizes(
         self, reference: str, sizes: dict[str, int], arguments: str, model_new: str, **_: Any
@@ -120,9 +130,7 @@ class _Session:
         if is_timed:
             self.timer = _timer(device)
             self.model = self._reference_model()
-            self.input_sets = [
-                self.problem.make_inputs(seed, device=device) for seed in range(NUM_INPUT_SETS)
-            ]
+            self.input_sets = _rotated(self.problem.make_inputs(WEIGHT_SEED, device=device))
         return {
             "init_inputs": _tagged(self.problem.init_inputs(0)),
             "num_rows": self.problem.num_rows(),
@@ -153,10 +161,11 @@ class _Session:
         start_s = time.perf_counter()
         operator = bind(subject.plan, subject.language, Path(artefact))
         with _spoilt_by_cuda_errors(self.device):
-            verdict = self._screened(operator, subject)
+            verdict, has_raised = self._screened(operator)
             checked_s = time.perf_counter()
             data: dict[str, Any] = {
                 "check": json.loads(to_json(verdict)),
+                "has_raised": has_raised,
                 "check_s": checked_s - start_s,
             }
             if verdict.is_accepted:
@@ -165,16 +174,18 @@ class _Session:
         operator.unload()
         return data, ()
 
-    def _screened(self, operator: BoundOp, subject: Candidate) -> Check:
-        results = []
+    def _screened(self, operator: BoundOp) -> tuple[Check, bool]:
+        """Return the verdict, and whether it is that the candidate raised."""
+        results, has_raised = [], False
         make = self._candidate_model(operator)
         with math_mode(self.accuracy):
             for expected in self.expected.values():
                 answer = check.answer(make, expected.question)
                 results.append(check.judge(expected, answer, self.accuracy))
                 if not results[-1].is_accepted:
+                    has_raised = bool(answer.report.error) and not expected.error
                     break
-        return check.merge(results, self.accuracy, is_thorough=False)
+        return check.merge(results, self.accuracy, is_thorough=False), has_raised
 
     def _candidate_model(self, operator: BoundOp) -> Callable[[], torch.nn.Module]:
         """Return the family's module around an operator: one object for all candidates."""
@@ -229,8 +240,21 @@ class _Session:
         """Draw a probe's inputs and weights; return the question for the producer."""
         asked = from_json(check.Probe, probe)
         found = self.expected[asked.name] = self._expected(asked)
-        text, blobs = check.pack(found.question.script, found.question.tensors)
-        return {"question": text}, blobs
+        tensors, known = dict(found.question.tensors), {}
+        for name in [n for n in tensors if n.startswith(("state.", "edit."))]:
+            # Weights are the bulk of a question, and many questions share theirs.
+            tensor = tensors[name]
+            place = (tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape)
+            if place in self.sent:
+                known[name] = self.sent[place][0]
+                del tensors[name]
+            else:
+                token = f"{name}#{len(self.sent)}"
+                self.sent[place] = (token, tensor)  # kept, so that its memory stays its own
+                tensors[token] = tensors.pop(name)
+                known[name] = token
+        text, blobs = check.pack(found.question.script, tensors)
+        return {"question": text, "known": known}, blobs
 
     def judge(self, probe: str, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on a producer's answer to the probe that was asked last."""
@@ -244,8 +268,7 @@ class _Session:
         """Return the weights and the rotating inputs that contenders are timed on."""
         assert self.model is not None
         tensors = {f"state.{n}": t for n, t in self.model.state_dict().items()}
-        for number, inputs in enumerate(self.input_sets):
-            tensors |= {f"input.{number}.{i}": x for i, x in enumerate(inputs)}
+        tensors |= {f"input.{i}": x for i, x in enumerate(self.input_sets[0])}
         text, blobs = check.pack(check.Script(), tensors)
         return {"question": text}, blobs
 
@@ -274,13 +297,22 @@ class _Session:
             module["fused_op"] = _differentiable(operator, module)
         if not callable(module.get("ModelNew")):
             raise ProblemError(f"{file}: no class ModelNew")
-        self.make_model = lambda: _constructed(module["ModelNew"], arguments, device)
+        # Weights that are replaced at once need not be drawn on the CPU: seconds for large ones.
+        self.make_model = lambda: _constructed(
+            module["ModelNew"], arguments, device, is_quick=not self.is_own_seed
+        )
         return {}, ()
 
-    def answer(self, question: str, blobs: list[memoryview]) -> Answer:
-        """Answer one question of the judge."""
+    def answer(self, question: str, known: dict[str, str], blobs: list[memoryview]) -> Answer:
+        """Answer one question of the judge; `known` names tensors that came with it or before."""
         assert self.make_model is not None
-        script, tensors = check.unpack(check.Script, question, blobs, self.device)
+        script, tensors = check.unpack(check.Script, question, blobs)
+        self.received |= {name: t for name, t in tensors.items() if name in known.values()}
+        tensors = {name: t for name, t in tensors.items() if name not in known.values()}
+        tensors |= {name: self.received[token] for name, token in known.items()}
+        # Always a copy: what the candidate does to its weights must not reach the next question.
+        tensors = {name: t.to(self.device, copy=True) for name, t in tensors.items()}
+        self.is_own_seed = script.own_seed is not None
         with math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
             found = check.answer(self.make_model, check.Question(script, tensors))
             text, answers = check.pack(found.report, found.tensors)
@@ -291,13 +323,11 @@ class _Session:
         assert self.make_model is not None
         _, tensors = check.unpack(check.Script, question, blobs, self.device)
         state = {n[6:]: t for n, t in tensors.items() if n.startswith("state.")}
-        inputs: dict[int, list[Any]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("input."):
-                inputs.setdefault(int(name.split(".")[1]), []).append(tensor)
+        inputs = [t for n, t in tensors.items() if n.startswith("input.")]
+        self.is_own_seed = False
         self.model = self.make_model().train()
         self.model.load_state_dict(state)
-        self.input_sets = list(inputs.values())
+        self.input_sets = _rotated(inputs)
         self.timer = _timer(self.device)
         return {}, ()
 
@@ -379,9 +409,29 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
-def _constructed(kind: Any, init_inputs: Sequence[Any], device: str) -> Any:
-    """Construct a module on the CPU, as a user would, then move it."""
-    return kind(*init_inputs).to(device)
+def _constructed(
+    kind: Any, init_inputs: Sequence[Any], device: str, *, is_quick: bool = False
+) -> Any:
+    """Construct a module on the CPU, as a user would, then move it; `is_quick` on the device."""
+    import torch
+
+    with torch.device(device if is_quick else "cpu"):
+        return kind(*init_inputs).to(device)
+
+
+def _rotated(inputs: list[Any]) -> list[list[Any]]:
+    """Return the inputs and the same rows in other orders: new content in new memory."""
+    import torch
+
+    sets = [inputs]
+    for number in range(1, NUM_INPUT_SETS):
+
+        def rolled(value: Any, shift: int = number) -> Any:
+            is_batched = isinstance(value, torch.Tensor) and value.ndim > 0
+            return value.roll(shift, 0) if is_batched else value
+
+        sets.append([rolled(value) for value in inputs])
+    return sets
 
 
 def _timer(device: str) -> Timer:
