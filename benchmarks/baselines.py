@@ -1,0 +1,102 @@
+"""Time what PyTorch itself offers, beside exported files, interleaved in one process.
+
+    python -m benchmarks.baselines --op gemm_scale_batchnorm \
+        --sizes batch=1024,in_features=8192,out_features=8192 [--rounds 60] [EXPORT.py ...]
+
+Whole forward in training mode, cold L2, CUDA events, under `no_grad` as KernelBench times it.
+Prints a line a contender: median, noise, and the ratio to eager float32 of the same round (its
+median), with a 95 % interval for one more round. On a CPU the compiled and TF32 lines are left
+out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tuner.measure import CpuTimer, CudaTimer, interleave, ratio_interval
+from tuner.problem import Accuracy, load_problem, math_mode
+from tuner.template import load_family
+
+NUM_INPUT_SETS = 3
+
+
+def _imported(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _contenders(problem: Any, model: Any, device: str, files: list[Path]) -> dict[str, Any]:
+    """Return (module, math mode) by name, eager float32 first."""
+    import torch
+
+    highest, tf32 = Accuracy("float32"), Accuracy("tf32")
+    found: dict[str, Any] = {"eager float32": (model, highest)}
+    if device != "cpu":
+        found["eager TF32"] = (model, tf32)
+        for mode in ("default", "max-autotune-no-cudagraphs"):
+            for name, accuracy in (("float32", highest), ("TF32", tf32)):
+                torch._dynamo.reset()
+                with math_mode(accuracy):
+                    compiled = torch.compile(model, mode=mode)
+                    compiled(*problem.make_inputs(0, device=device))
+                found[f"torch.compile {mode} {name}"] = (compiled, accuracy)
+    for file in files:
+        candidate = _imported(file).ModelNew(*problem.init_inputs(0)).to(device).train()
+        candidate.load_state_dict(model.state_dict())
+        found[f"exported {file.name}"] = (candidate, highest)
+    return found
+
+
+def main() -> None:
+    """Parse the command line, time all contenders in turn, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--op", default="gemm_scale_batchnorm")
+    parser.add_argument("--sizes", default="", help="name=number,...")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("exports", type=Path, nargs="*")
+    options = parser.parse_args()
+    import torch
+
+    device = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
+    pairs = [pair.split("=") for pair in options.sizes.split(",") if pair]
+    sizes = {name: int(number) for name, number in pairs}
+    problem = load_problem(load_family(options.op).reference, sizes)
+    timer = CudaTimer(0) if device != "cpu" else CpuTimer()
+    sets = [problem.make_inputs(seed, device=device) for seed in range(NUM_INPUT_SETS)]
+    with torch.no_grad():
+        model = problem.make_model(0, device)
+        contenders = _contenders(problem, model, device, options.exports)
+
+        def call_of(module: Any, accuracy: Accuracy) -> Callable[[int], Any]:
+            def call(number: int) -> Any:
+                with math_mode(accuracy):
+                    return module(*sets[number % len(sets)])
+
+            return call
+
+        calls = [call_of(*contender) for contender in contenders.values()]
+        for call in calls:
+            timer.samples(call, 3)
+        times = interleave(calls, timer, options.rounds)
+    print(f"{torch.cuda.get_device_name() if device != 'cpu' else 'CPU'}, {dict(problem.sizes)}")
+    for name, samples in zip(contenders, times, strict=True):
+        ratio = ratio_interval([list(zip(times[0], samples, strict=True))])
+        centre = statistics.median(samples)
+        noise = 1.4826 * statistics.median(abs(s - centre) for s in samples) / centre
+        print(
+            f"| {name} | {centre / 1e3:.3f} ms | {noise:.2%} | {ratio.speedup:.3f}x "
+            f"[{ratio.low:.3f}, {ratio.high:.3f}] |"
+        )
+
+
+if __name__ == "__main__":
+    main()
