@@ -559,7 +559,8 @@ def _undeclared(
     words = list(tree.find_all(jinja2.nodes.Name))
     names: dict[str, str] = {}
     for name in jinja2.meta.find_undeclared_variables(tree) - declared:
-        names[name] = f"{path}:{min(word.lineno for word in words if word.name == name)}"
+        uses = [word.lineno for word in words if word.name == name and word.ctx == "load"]
+        names[name] = f"{path}:{min(uses)}"
     inner = declared | {word.name for word in words if word.ctx != "load"}
     kinds = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport)
     for node in tree.find_all(kinds):
