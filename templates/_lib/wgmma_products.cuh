@@ -1,0 +1,71 @@
+// Warpgroup matrix products (sm_90a): 64 rows times block_n columns, both operands K-major in
+// shared memory as the copy engine swizzles them, float32 sums in registers.
+namespace wgmma_products {
+
+// What one element of an operand in shared memory is.
+enum class Type { kFloat16, kBfloat16, kFloat8 };
+
+constexpr int kColumns = {{ block_n }};
+constexpr int kStepBytes = 32;  // bytes of a row that one instruction reads
+constexpr int kSums = kColumns / 2;
+
+// kRowBytes: bytes of a row before the next one begins, which is also what is swizzled over.
+template <int kRowBytes>
+__device__ __forceinline__ uint64_t descriptor(unsigned address) {
+  static_assert(kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128, "a swizzle");
+  constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : kRowBytes == 64 ? 2 : 3;
+  constexpr uint64_t kEightRows = 8 * kRowBytes / 16;
+  return kSwizzle << 62 | kEightRows << 32 | uint64_t{1} << 16 |
+         static_cast<uint64_t>((address & 0x3ffff) >> 4);
+}
+
+// Registers written before are visible to the products that follow.
+__device__ __forceinline__ void begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int kPending>
+__device__ __forceinline__ void wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving the sums while products are under way.
+__device__ __forceinline__ void pin(float (&sums)[kSums]) {
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+{% set num_sums = block_n // 2 %}
+{% macro instruction(shape, types, transposes) -%}
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %{{ num_sums + 2 }}, 0;\n"
+        "wgmma.mma_async.sync.aligned.{{ shape }}.f32.{{ types }} {"
+{% for row in range(0, num_sums, 16) %}
+        "{% for i in range(row, [row + 16, num_sums] | min) %}%{{ i }}{{ ", " if i + 1 < num_sums }}{% endfor %}"
+{% endfor %}
+        "}, %{{ num_sums }}, %{{ num_sums + 1 }}, p, 1, 1{{ transposes }};\n"
+        "}\n"
+        : {% for i in range(num_sums) %}"+f"(sums[{{ i }}]){{ ", " if i + 1 < num_sums }}{{ "\n          " if i % 6 == 5 }}{% endfor %}
+
+        : "l"(left), "l"(right), "r"(accumulate));
+{%- endmacro %}
+// sums (+)= left right^T over 32 bytes of k: 16 or 32 elements.
+template <Type kType>
+__device__ __forceinline__ void multiply(float (&sums)[kSums], uint64_t left, uint64_t right,
+                                         int accumulate) {
+  if constexpr (kType == Type::kFloat16) {
+    {{ instruction("m64n%dk16" % block_n, "f16.f16", ", 0, 0") }}
+  } else if constexpr (kType == Type::kBfloat16) {
+    {{ instruction("m64n%dk16" % block_n, "bf16.bf16", ", 0, 0") }}
+  } else {
+    {{ instruction("m64n%dk32" % block_n, "e4m3.e4m3", "") }}
+  }
+}
+
+}  // namespace wgmma_products
