@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.samplers import SpaceExhausted, distributions, encoded, make_sampler, params_of
+from tuner.samplers import distributions, encoded, make_sampler, params_of
 from tuner.space import SearchSpace
 from tuner.trial import Outcome, Params, Status, Trial
 
@@ -69,6 +69,7 @@ class SearchBudget:
 class _InFlight(Generic[P]):
     trial: optuna.Trial
     params: Params
+    position: int  # in `space.feasible`
     pending: P
     started_at: str
 
@@ -137,22 +138,26 @@ def _loop(
     start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
     best_us = min((t.outcome.latency_us for t in previous if t.outcome.latency_us), default=None)
     number, asked, end = len(previous), len(previous), ""
+    tried = {space.index(trial.params) for trial in previous} - {None}
     flying: deque[_InFlight[P]] = deque()
     while True:
         elapsed_s = time.monotonic() - start_s
         if should_stop():
-            return f"stopped by the user after {number} trials"
+            return _dropped(study, flying, f"stopped by the user after {number} trials")
         if elapsed_s >= budget.timeout_s:
-            return f"{number} trials in {elapsed_s:.0f} s: the time is used up"
+            end = f"{number} trials in {elapsed_s:.0f} s: the time is used up"
+            return _dropped(study, flying, end)
         while not end and len(flying) < evaluator.ahead:
             if asked >= budget.trials:
                 end = f"{budget.trials} trials: the budget is used up"
                 break
-            try:
-                flying.append(_ask(study, space, evaluator))
-            except SpaceExhausted:
+            # Counted here as well: where every parameter has one value, Optuna takes these
+            # without asking the sampler, again and again.
+            if len(tried) == space.num_feasible:
                 end = f"all {space.num_feasible} feasible configurations were tried"
                 break
+            flying.append(_ask(study, space, evaluator))
+            tried.add(flying[-1].position)
             asked += 1
         if not flying:
             return end
@@ -177,8 +182,17 @@ def _loop(
 def _ask(study: optuna.Study, space: SearchSpace, evaluator: Evaluator[P]) -> _InFlight[P]:
     trial = study.ask(fixed_distributions=distributions(space))
     params = params_of(trial, space)
+    position = space.index(params)
+    assert position is not None, "a sampler gave an infeasible configuration"
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return _InFlight(trial, params, evaluator.submit(params), now)
+    return _InFlight(trial, params, position, evaluator.submit(params), now)
+
+
+def _dropped(study: optuna.Study, flying: Iterable[_InFlight[P]], end: str) -> str:
+    """Leave no trial running in the journal; return `end`."""
+    for item in flying:
+        study.tell(item.trial, state=TrialState.FAIL)
+    return end
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
@@ -217,6 +231,8 @@ def _study(
     )
     named = distributions(space)
     for trial in previous:
+        if space.index(trial.params) is None:
+            continue  # a template was edited since: it stays in the run, and is no point here
         latency_us = trial.outcome.latency_us
         study.add_trial(
             optuna.create_trial(
