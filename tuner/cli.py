@@ -1,7 +1,11 @@
 """`tune`: arguments, the live view, exit codes. The only room that prints.
 
-Exit codes: 0 done; 1 nothing correct found, or `verify` rejects; 2 the user's files or
+Exit codes: 0 done; 1 nothing correct found, or a file is rejected; 2 the user's files or
 arguments; 3 toolchain, device, disk, or a run locked by another process; 130 interrupted.
+
+The first Ctrl-C ends the search: the best candidates until then are proved, exported and
+reported, and the exit code is 130 all the same, since less was searched than was asked. The
+second ends at once; `tune --resume` goes on in both cases.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,6 +38,11 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="tune",
     help="Tune kernel templates for a PyTorch module; export the fastest one that is right.",
+    epilog=(
+        "Ctrl-C ends the search; what was found is still proved and exported. Twice: at once. "
+        "Exit codes: 0 done; 1 nothing correct, or a file is rejected; 2 your files or arguments; "
+        "3 toolchain, device, disk, or a locked run; 130 interrupted."
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -44,6 +53,11 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 INTERRUPTED = 130
 SHOWN_TRIALS = 8  # of the latest, in the live view
+
+
+class _Interrupted(Exception):
+    """Ctrl-C; the text says how to go on."""
+
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="What to tune: a YAML file.")
@@ -87,6 +101,8 @@ def tune(
         return
     if (config is None) == (resume is None):
         raise InputError("expected either --config X.yaml or --resume RUN\n  next: tune --help")
+    if dry_run and resume is not None:
+        raise InputError("--dry-run goes with --config, not with --resume\n  next: tune --help")
     from tuner import tuning
     from tuner.config import load_config
 
@@ -104,7 +120,8 @@ def tune(
         if dry_run:
             _dry_run(tuning.plan(loaded, may_assume=True))
             return
-        with _interruptible() as stop, _view() as view:
+    with _interruptible() as stop, _view(stop) as view:
+        if config is not None:
             run = tuning.tune(
                 loaded,
                 runs_dir=runs_dir,
@@ -113,9 +130,8 @@ def tune(
                 command=shlex.join(["tune", *sys.argv[1:]]),
                 overrides=given,
             )
-    else:
-        assert resume is not None
-        with _interruptible() as stop, _view() as view:
+        else:
+            assert resume is not None
             run = tuning.resume(
                 resume,
                 overrides=given,
@@ -124,6 +140,11 @@ def tune(
                 may_move=any_machine,
             )
     _summarise(run)
+    if stop():
+        raise _Interrupted(_go_on(run))
+    result = run.result()
+    if result is None or result.exported is None or not result.exported.check.is_accepted:
+        raise typer.Exit(1)  # the summary says why the exported file was rejected
 
 
 @app.command()
@@ -258,6 +279,7 @@ class _Plain:
 
     def __init__(self) -> None:
         self.start_s = time.monotonic()
+        self.run: Run | None = None
         self.best_us: float | None = None
         self.budget: Any = None
 
@@ -271,6 +293,7 @@ class _Plain:
         )
 
     def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
+        self.run = run
         self.line(f"run {run.path}")
         self.line(
             f"baseline: {_us(baseline.latency_us)} (noise {baseline.noise:.1%},"
@@ -369,6 +392,8 @@ def _trial_line(trial: Trial) -> str:
         speed = f"{measured.anchor_us / measured.latency_us:5.2f}x" if measured.anchor_us else ""
         head += f"{mark}{_us(measured.latency_us):>10} ±{measured.noise:5.1%} {speed} "
     text = f"{head} {trial.template} {params}"
+    if outcome.same_as is not None:
+        text += f" (the machine code of #{outcome.same_as})"
     return f"{text}: {outcome.reason.splitlines()[0]}" if outcome.reason else text
 
 
@@ -388,19 +413,33 @@ def _finalist_line(entry: Finalist) -> str:
 
 
 @contextmanager
-def _view() -> Iterator[Any]:
+def _view(was_stopped: Callable[[], bool] = lambda: False) -> Iterator[Any]:
     """Yield what shows progress: live in a terminal, plain lines elsewhere."""
     from tuner.tuning import Observer
 
-    if not out.is_terminal:
-        yield type("View", (_Plain, Observer), {})()
-        return
-    with Live(console=out, refresh_per_second=8, transient=True) as live:
-        yield type("View", (_Screen, Observer), {})(live)
+    view: Any = None
+    try:
+        if not out.is_terminal:
+            view = type("View", (_Plain, Observer), {})()
+            yield view
+            return
+        with Live(console=out, refresh_per_second=8, transient=True) as live:
+            view = type("View", (_Screen, Observer), {})(live)
+            yield view
+    except KeyboardInterrupt as interrupt:
+        raise _Interrupted(_go_on(view.run if view else None)) from interrupt
+    except NothingCorrectError as error:  # since there was no time for it
+        if not was_stopped():
+            raise
+        raise _Interrupted(f"{error}\n{_go_on(view.run)}") from error
+
+
+def _go_on(run: Run | None) -> str:
+    return f"interrupted\n  next: tune --resume {run.path}" if run else "interrupted"
 
 
 @contextmanager
-def _interruptible() -> Iterator[Any]:
+def _interruptible() -> Iterator[Callable[[], bool]]:
     """Yield a function that says whether Ctrl-C was pressed; a second one ends at once."""
     pressed: list[float] = []
 
@@ -408,7 +447,10 @@ def _interruptible() -> Iterator[Any]:
         pressed.append(time.monotonic())
         if len(pressed) > 1:
             raise KeyboardInterrupt
-        err.print("stopping after the trial in flight; Ctrl-C again stops at once")
+        err.print(
+            "stopping the search after the trial in flight; what was found is proved and "
+            "exported; Ctrl-C again stops at once"
+        )
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:
@@ -428,8 +470,10 @@ def main() -> None:
         lines = [f"error: {line}" for line in getattr(error, "problems", [str(error)])]
         err.print("\n".join(lines), markup=False)
         sys.exit(error.exit_code)
+    except _Interrupted as interrupted:
+        err.print(str(interrupted), markup=False)
+        sys.exit(INTERRUPTED)
     except KeyboardInterrupt:
-        err.print("interrupted; `tune --resume RUN` goes on")
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

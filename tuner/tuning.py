@@ -16,6 +16,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +32,7 @@ from tuner.errors import (
     InputError,
     NothingCorrectError,
     StorageError,
+    TunerError,
     did_you_mean,
 )
 from tuner.evaluate import (
@@ -46,7 +48,7 @@ from tuner.export import export_text
 from tuner.measure import tie_set
 from tuner.problem import Accuracy
 from tuner.report import write_report
-from tuner.run import Run, RunWriter, create_run, open_run, write_whole
+from tuner.run import Run, RunWriter, create_run, open_run, storage_errors, write_whole
 from tuner.search import SearchBudget, search
 from tuner.space import SearchSpace
 from tuner.template import Family, load_family
@@ -310,6 +312,8 @@ def resume(
         )
     observer = observer or Observer()
     observer.on_plan(planned)
+    # The new totals hold from now on, also when this session is interrupted.
+    environment["overrides"] = {**environment.get("overrides", {}), **given}
     return _Session(planned, toolchain, run, observer, should_stop).work(environment)
 
 
@@ -352,10 +356,16 @@ class _Session:
                     self._search(writer, builder, environment)
                     result = self._prove(writer, builder)
                     writer.write_result(result)
-                finally:
-                    self.observer.on_stage("writing the report")
-                    write_report(self.run)
+                except Exception:  # not Ctrl-C, which ends at once
+                    with suppress(TunerError):  # a full disk, say: the first error is the one
+                        self._report()
+                    raise
+                self._report()
         return self.run
+
+    def _report(self) -> None:
+        self.observer.on_stage("writing the report")
+        write_report(self.run)
 
     def _search(self, writer: RunWriter, builder: Builder, environment: dict[str, Any]) -> None:
         planned, config = self.planned, self.planned.config
@@ -387,18 +397,19 @@ class _Session:
                 self.trials.append(trial)
                 self.observer.on_trial(trial, evaluator.num_building)
 
-            why = search(
-                planned.space,
-                evaluator,
-                sampler=config.search.sampler,
-                seed=config.search.seed,
-                budget=SearchBudget(config.search.trials, config.search.timeout_s),
-                journal=self.run.journal_path,
-                previous=list(self.trials),
-                record=record,
-                first=_first_of_each(planned.space, planned.family),
-                should_stop=self.should_stop,
-            )
+            with storage_errors(self.run.journal_path):  # Optuna's own file
+                why = search(
+                    planned.space,
+                    evaluator,
+                    sampler=config.search.sampler,
+                    seed=config.search.seed,
+                    budget=SearchBudget(config.search.trials, config.search.timeout_s),
+                    journal=self.run.journal_path,
+                    previous=list(self.trials),
+                    record=record,
+                    first=_first_of_each(planned.space, planned.family),
+                    should_stop=self.should_stop,
+                )
             self.observer.on_stage(why)
         finally:
             evaluator.close()
