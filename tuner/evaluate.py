@@ -9,7 +9,9 @@ candidate, and the others only produce tensors and times.
 from __future__ import annotations
 
 import json
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -102,10 +104,14 @@ def new_worker(
     env: Mapping[str, str] | None = None,
 ) -> Worker:
     """Return a worker whose children run `tuner.jobs`, with `env` on top of our environment."""
+    # An exported file is built by ninja, which pip puts beside Python; an environment that was
+    # not activated lacks that folder on its PATH.
+    beside = Path(sys.executable).parent
+    path = {"PATH": os.pathsep.join([str(beside), os.environ.get("PATH", os.defpath)])}
     return Worker(
         ENTRY,
         name=name or device,
-        env=env,
+        env={**path, **(env or {})},
         on_start=on_start,
         start_timeout_s=PREPARE_TIMEOUT_S,
     )
