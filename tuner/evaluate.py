@@ -352,8 +352,7 @@ class Prover:
         """
         results: list[ProbeResult] = []
         with ExitStack() as stack:
-            judge = stack.enter_context(new_worker(self._task.device, name="judge"))
-            producer = stack.enter_context(self._own_process(contender))
+            judge, producer = self._started(stack, "judge", [contender])
             about = self._prepared(judge, is_timed=False)
             refusal = self._loaded(producer, contender, about)
             if refusal:
@@ -390,8 +389,7 @@ class Prover:
         samples: list[list[list[float]]] = [[] for _ in range(len(contenders) + 1)]
         for _ in range(num_processes):
             with ExitStack() as stack:
-                names = ["baseline", *(contender.name for contender in contenders)]
-                racers = self._started(stack, names)
+                racers = self._started(stack, "baseline", contenders)
                 about = self._prepared(racers[0], is_timed=True)
                 reply = self._call(racers[0], "timing_set", {})
                 for racer, contender in zip(racers[1:], contenders, strict=True):
@@ -403,9 +401,18 @@ class Prover:
                     lane.append(rounds)
         return samples
 
-    def _started(self, stack: ExitStack, names: Sequence[str]) -> list[Worker]:
-        """Start fresh processes side by side: each imports PyTorch for seconds."""
-        workers = [stack.enter_context(new_worker(self._task.device, name=name)) for name in names]
+    def _started(
+        self, stack: ExitStack, first: str, contenders: Sequence[Contender]
+    ) -> list[Worker]:
+        """Start `first`, which is ours, and a process for each contender.
+
+        Side by side, since each imports PyTorch for seconds; no contender is loaded yet.
+        """
+        device = self._task.device
+        own = [new_worker(device, name=c.name, env=c.env) for c in contenders]
+        workers = [new_worker(device, name=first), *own]
+        for worker in workers:
+            stack.enter_context(worker)
         with ThreadPoolExecutor(len(workers)) as pool:
             list(pool.map(lambda worker: self._call(worker, "warm_up", self._where), workers))
         return workers
@@ -435,9 +442,6 @@ class Prover:
             for place in order if number % 2 == 0 else reversed(order):
                 rounds[place].append(statistics.median(burst(racers[place], num_samples)))
         return rounds
-
-    def _own_process(self, contender: Contender) -> Worker:
-        return new_worker(self._task.device, name=contender.name, env=contender.env)
 
     def _prepared(self, judge: Worker, *, is_timed: bool) -> dict[str, Any]:
         payload = {**self._task.payload(), "model_new": "", "is_timed": is_timed}
