@@ -1,0 +1,95 @@
+"""`tune` as a user runs it: a process, its exit code, what it prints."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+TIMEOUT_S = 240.0  # one command on a busy machine
+# The real command line with one constant changed: a hang need not take a minute to be one.
+IMPATIENT = """
+import tuner.evaluate as room
+from tuner.cli import main
+room.SCREEN_TIMEOUT_S = 4.0
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """How a command ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def command(*args: object, is_impatient: bool = False) -> list[str]:
+    program = ["-c", IMPATIENT] if is_impatient else ["-m", "tuner"]
+    return [sys.executable, *program, *map(str, args)]
+
+
+def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), **(changes or {})}
+
+
+def tune(
+    *args: object,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    is_impatient: bool = False,
+) -> Said:
+    """Run `tune ARGS` to its end; it never shows a traceback."""
+    done = subprocess.run(
+        command(*args, is_impatient=is_impatient),
+        cwd=cwd,
+        env=environment(env),
+        capture_output=True,
+        timeout=TIMEOUT_S,
+    )
+    said = Said(done.returncode, done.stdout.decode(), done.stderr.decode())
+    assert "Traceback" not in said.out + said.err, said.out + said.err
+    return said
+
+
+def started(*args: object, cwd: Path, is_impatient: bool = False) -> subprocess.Popen[bytes]:
+    """Start `tune ARGS` with its output in `cwd`/out.txt and err.txt."""
+    with (cwd / "out.txt").open("wb") as out, (cwd / "err.txt").open("wb") as err:
+        return subprocess.Popen(
+            command(*args, is_impatient=is_impatient),
+            cwd=cwd,
+            env=environment(),
+            stdout=out,
+            stderr=err,
+        )
+
+
+def wait_for(is_so: Callable[[], bool], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def all_children(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def are_gone(processes: list[psutil.Process]) -> bool:
+    """Whether none is left but for zombies, which somebody else has to bury."""
+
+    def is_left(process: psutil.Process) -> bool:
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return not any(map(is_left, processes))
