@@ -1,0 +1,372 @@
+"""The search loop against an evaluator with a known optimum and known failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from tuner import search as room
+from tuner.samplers import ABSENT, encoded
+from tuner.search import SearchBudget, search
+from tuner.space import Constraint, Expression, Parameter, SearchSpace
+from tuner.trial import Check, Measurement, Outcome, Params, Status, Trial
+
+SAMPLERS = ("tpe", "random", "grid")
+
+
+def make_space() -> SearchSpace:
+    """69 feasible configurations, `stages` absent for one template."""
+    return SearchSpace.build(
+        [
+            Parameter("template", ("mma", "library")),
+            Parameter("block", (16, 32, 64, 128, 256)),
+            Parameter("stages", (1, 2, 3, 4), Expression.parse("template == 'mma'")),
+            Parameter("vector", (1, 2, 4)),
+        ],
+        [Constraint(Expression.parse("block * stages <= 512"), "fits")],
+        {},
+    )
+
+
+def latency_us(params: Params) -> float:
+    """Best at block 64, stages 3, vector 4 of mma: 10 us."""
+    block = {16: 4.0, 32: 2.0, 64: 0.0, 128: 1.0, 256: 5.0}[int(params["block"])]
+    stages = abs(int(params.get("stages", 0)) - 3)
+    return 10.0 + 3 * block + 2 * stages + (4 - int(params["vector"]))
+
+
+def never(params: Params) -> Status | None:
+    return None
+
+
+def by_region(params: Params) -> Status | None:
+    """What fails, and how; the optimum's neighbours are among it."""
+    if params["block"] == 256:
+        return Status.COMPILE
+    if params.get("stages") == 4:
+        return Status.TIMEOUT
+    if params["block"] == 16 and params["vector"] == 1:
+        return Status.CORRECTNESS
+    if params["template"] == "library" and params["vector"] == 2:
+        return Status.RUNTIME
+    return None
+
+
+@dataclass
+class Flying:
+    params: Params
+    candidate_key: str
+
+
+@dataclass
+class FakeEvaluator:
+    """Answers at once; writes down everything that it is asked."""
+
+    fails: Callable[[Params], Status | None] = never
+    ahead: int = 3
+    events: list[tuple[str, object]] = field(default_factory=list)
+    flying: list[Flying] = field(default_factory=list)
+    bests: list[float | None] = field(default_factory=list)
+    most_in_flight: int = 0
+
+    def submit(self, params: Params) -> Flying:
+        pending = Flying(params, f"key{len(self.events)}")
+        self.flying.append(pending)
+        self.most_in_flight = max(self.most_in_flight, len(self.flying))
+        self.events.append(("submit", params))
+        return pending
+
+    def finish(self, pending: Flying, number: int, best_us: float | None) -> Outcome:
+        assert pending is self.flying.pop(0), "outcomes are taken in the order of asking"
+        self.events.append(("finish", pending.params))
+        self.bests.append(best_us)
+        status = self.fails(pending.params)
+        if status is not None:
+            return Outcome(status, f"it is {status.value}")
+        us = latency_us(pending.params)
+        measured = Measurement(us, 0.01, (us,), is_cold=True)
+        return Outcome(Status.CORRECT, "", check=Check(True, "float32"), measurement=measured)
+
+    @property
+    def submitted(self) -> list[Params]:
+        return [params for what, params in self.events if what == "submit"]  # type: ignore[misc]
+
+
+class Bench:
+    """One run's trials, searched in as many sessions as a test wants."""
+
+    def __init__(self, folder: Path, space: SearchSpace | None = None) -> None:
+        self.space = space or make_space()
+        self.journal = folder / "study.journal"
+        self.trials: list[Trial] = []
+
+    def search(
+        self,
+        evaluator: FakeEvaluator,
+        *,
+        sampler: str = "tpe",
+        trials: int = 20,
+        timeout_s: float = 1000.0,
+        seed: int = 0,
+        first: Sequence[Params] = (),
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> str:
+        def record(trial: Trial) -> None:
+            evaluator.events.append(("record", trial.params))
+            self.trials.append(trial)
+
+        return search(
+            self.space,
+            evaluator,
+            sampler=sampler,
+            seed=seed,
+            budget=SearchBudget(trials, timeout_s),
+            journal=self.journal,
+            previous=list(self.trials),
+            record=record,
+            first=first,
+            should_stop=should_stop,
+        )
+
+    def study(self) -> optuna.Study:
+        storage = JournalStorage(JournalFileBackend(str(self.journal)))
+        return optuna.load_study(study_name=room.STUDY_NAME, storage=storage)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    before = optuna.logging.get_verbosity()
+    yield Bench(tmp_path)
+    assert optuna.logging.get_verbosity() == before, "Optuna's verbosity is given back"
+
+
+def is_listed_once(trials: Sequence[Trial]) -> bool:
+    return len({tuple(trial.params.items()) for trial in trials}) == len(trials)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_outcomes_are_taken_in_order_with_builds_ahead(bench, sampler):
+    evaluator = FakeEvaluator(by_region, ahead=4)
+    why = bench.search(evaluator, sampler=sampler, trials=25)
+    assert why == "25 trials: the budget is used up"
+    assert [t.number for t in bench.trials] == list(range(25))
+    assert [t.params for t in bench.trials] == evaluator.submitted
+    assert evaluator.most_in_flight == 4 and not evaluator.flying
+    assert is_listed_once(bench.trials)
+    assert all(bench.space.index(t.params) is not None for t in bench.trials)
+    assert all(t.template == t.params["template"] for t in bench.trials)
+
+
+def test_every_outcome_is_recorded_before_the_next_question(bench):
+    evaluator = FakeEvaluator(ahead=3)
+    bench.search(evaluator, trials=12)
+    kinds = [what for what, _ in evaluator.events]
+    assert kinds[:3] == ["submit"] * 3
+    for place, kind in enumerate(kinds):
+        if kind == "finish":
+            assert kinds[place + 1] == "record"
+            assert evaluator.events[place][1] == evaluator.events[place + 1][1]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_equal_seeds_ask_the_same_questions(tmp_path, sampler):
+    asked = []
+    for seed in (5, 5, 6):
+        (folder := tmp_path / str(len(asked))).mkdir()
+        evaluator = FakeEvaluator(by_region)
+        Bench(folder).search(evaluator, sampler=sampler, seed=seed, trials=30)
+        asked.append(evaluator.submitted)
+    assert asked[0] == asked[1]
+    assert (asked[0] == asked[2]) == (sampler == "grid")
+
+
+def test_tpe_finds_the_known_optimum_in_half_of_the_space(bench):
+    bench.search(FakeEvaluator(by_region), sampler="tpe", trials=bench.space.num_feasible // 2)
+    correct = [t for t in bench.trials if t.outcome.latency_us]
+    best = min(correct, key=lambda t: latency_us(t.params))
+    assert best.params == {"template": "mma", "block": 64, "stages": 3, "vector": 4}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_an_exhausted_space_ends_the_search_and_says_so(bench, sampler):
+    evaluator = FakeEvaluator(by_region, ahead=5)
+    why = bench.search(evaluator, sampler=sampler, trials=1000)
+    assert why == f"all {bench.space.num_feasible} feasible configurations were tried"
+    assert len(bench.trials) == bench.space.num_feasible and is_listed_once(bench.trials)
+    states = {t.state for t in bench.study().trials}
+    assert states == {TrialState.COMPLETE, TrialState.PRUNED}
+    again = FakeEvaluator()
+    assert bench.search(again, sampler=sampler, trials=1000) == why and not again.events
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_space_of_one_configuration_is_tried_once(tmp_path, sampler):
+    space = SearchSpace.build([Parameter("template", ("only",)), Parameter("n", (1,))], [], {})
+    bench = Bench(tmp_path, space)
+    bench.search(FakeEvaluator(lambda _: Status.COMPILE), sampler=sampler)
+    assert [t.params for t in bench.trials] == [{"template": "only", "n": 1}]
+    assert bench.search(FakeEvaluator()) == "all 1 feasible configurations were tried"
+    assert len(bench.trials) == 1
+
+
+def test_the_evaluator_is_told_the_best_latency_so_far(bench):
+    evaluator = FakeEvaluator(by_region, ahead=1)
+    bench.search(evaluator, sampler="random", trials=20)
+    best: float | None = None
+    for trial, told in zip(bench.trials, evaluator.bests, strict=True):
+        assert told == best
+        us = trial.outcome.latency_us
+        best = us if best is None else best if us is None else min(best, us)
+    again = FakeEvaluator(by_region)
+    bench.search(again, trials=21)
+    assert again.bests == [best]  # a resumed search knows it from the start
+
+
+# ---- the budget -----------------------------------------------------------------------------
+
+
+class Clock:
+    """Each look at it takes a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(room, "time", clock)
+    return clock
+
+
+def test_the_time_is_up_after_so_many_seconds_of_all_sessions(bench, clock):
+    why = bench.search(FakeEvaluator(), trials=1000, timeout_s=20.0)
+    assert why.endswith("in 21 s: the time is used up")
+    num_first = len(bench.trials)
+    assert why.startswith(f"{num_first} trials in") and 5 <= num_first <= 20
+    assert bench.trials[-1].elapsed_s <= 20
+    clock.now_s += 10_000  # days between the sessions do not count
+    bench.search(FakeEvaluator(), trials=1000, timeout_s=30.0)
+    assert 2 <= len(bench.trials) - num_first <= 10
+    elapsed = [t.elapsed_s for t in bench.trials]
+    assert elapsed == sorted(elapsed) and elapsed[-1] <= 31
+    assert bench.search(FakeEvaluator(), timeout_s=30.0).endswith("the time is used up")
+
+
+def test_trials_of_earlier_sessions_count(bench):
+    bench.search(FakeEvaluator(), trials=7)
+    bench.search(FakeEvaluator(), trials=12)
+    assert [t.number for t in bench.trials] == list(range(12))
+    none = FakeEvaluator()
+    assert bench.search(none, trials=12) == "12 trials: the budget is used up"
+    assert not none.events and len(bench.trials) == 12
+
+
+def test_a_stop_drops_what_is_in_flight_and_leaves_nothing_running(bench):
+    evaluator = FakeEvaluator(ahead=4)
+    why = bench.search(evaluator, should_stop=lambda: len(bench.trials) >= 6)
+    assert why == "stopped by the user after 6 trials"
+    assert len(bench.trials) == 6 and len(evaluator.flying) == 3
+    states = [t.state for t in bench.study().trials]
+    assert states == [TrialState.COMPLETE] * 6 + [TrialState.FAIL] * 3
+    bench.search(FakeEvaluator(), trials=9)
+    assert is_listed_once(bench.trials)
+
+
+def test_a_stop_before_the_first_question_asks_nothing(bench):
+    evaluator = FakeEvaluator()
+    why = bench.search(evaluator, should_stop=lambda: True)
+    assert why == "stopped by the user after 0 trials" and not evaluator.events
+
+
+# ---- resuming, and Optuna's journal ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_resumed_search_repeats_nothing_and_goes_on_counting(bench, sampler):
+    for trials in (4, 5, 20, bench.space.num_feasible):
+        bench.search(FakeEvaluator(by_region), sampler=sampler, trials=trials)
+        assert [t.number for t in bench.trials] == list(range(trials))
+        assert is_listed_once(bench.trials)
+
+
+def test_the_journal_is_rebuilt_from_the_runs_own_trials(bench):
+    bench.search(FakeEvaluator(by_region), sampler="random", trials=30)
+    bench.journal.write_bytes(b"not a journal \xff\n")
+    assert bench.search(FakeEvaluator(), trials=30) == "30 trials: the budget is used up"
+    recorded = bench.study().trials
+    assert len(recorded) == 30
+    for trial, told in zip(bench.trials, recorded, strict=True):
+        is_correct = trial.outcome.status is Status.CORRECT
+        assert told.state == (TrialState.COMPLETE if is_correct else TrialState.PRUNED)
+        assert told.value == trial.outcome.latency_us
+        assert told.params == encoded(trial.params, bench.space)
+        assert told.user_attrs["status"] == trial.outcome.status.value
+    assert any(told.params["stages"] == ABSENT for told in recorded)
+    assert {t.outcome.status for t in bench.trials} >= {Status.CORRECT, Status.COMPILE}
+
+
+def test_failures_are_told_as_pruned_with_their_reason(bench):
+    bench.search(FakeEvaluator(by_region), sampler="random", trials=40)
+    told = bench.study().trials
+    assert [t.state == TrialState.PRUNED for t in told] == [
+        by_region(t.params) is not None for t in bench.trials
+    ]
+    reasons = {t.user_attrs.get("reason") for t in told if t.state == TrialState.PRUNED}
+    assert reasons >= {"it is compile", "it is timeout", "it is runtime"}
+    assert bench.study().best_value == min(
+        t.outcome.latency_us for t in bench.trials if t.outcome.latency_us is not None
+    )
+
+
+def test_a_lock_that_a_killed_process_left_does_not_block(bench):
+    bench.search(FakeEvaluator(), trials=2)
+    lock = Path(f"{bench.journal}.lock")
+    lock.symlink_to(bench.journal)
+    assert bench.search(FakeEvaluator(), trials=4) == "4 trials: the budget is used up"
+
+
+def test_trials_that_the_space_no_longer_has_stay_in_the_run(bench):
+    bench.search(FakeEvaluator(), sampler="grid", trials=3)
+    gone = Trial(3, "mma", {"template": "mma", "block": 999}, "k", Outcome(Status.COMPILE, "x"))
+    bench.trials.append(gone)
+    bench.search(FakeEvaluator(), sampler="grid", trials=1000)
+    assert len(bench.trials) == bench.space.num_feasible + 1 and is_listed_once(bench.trials)
+
+
+# ---- known good ones first ------------------------------------------------------------------
+
+FIRST = (
+    {"template": "library", "block": 128, "vector": 2},
+    {"template": "mma", "block": 32, "stages": 2, "vector": 1},
+)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_given_configurations_come_first_in_their_order(bench, sampler):
+    bench.search(FakeEvaluator(by_region), sampler=sampler, trials=30, first=FIRST)
+    assert tuple(t.params for t in bench.trials[:2]) == FIRST
+    assert is_listed_once(bench.trials)
+
+
+def test_given_configurations_that_were_tried_are_not_tried_again(bench):
+    bench.search(FakeEvaluator(), trials=1, first=FIRST)
+    bench.search(FakeEvaluator(), trials=1000, first=FIRST)
+    assert tuple(t.params for t in bench.trials[:2]) == FIRST
+    assert len(bench.trials) == bench.space.num_feasible and is_listed_once(bench.trials)
+
+
+def test_an_unknown_sampler_is_refused_by_name(bench):
+    with pytest.raises(Exception, match="unknown sampler 'tep'"):
+        bench.search(FakeEvaluator(), sampler="tep")
