@@ -1,0 +1,303 @@
+"""Candidates to outcomes on the CPU, with real compilers and processes; proofs of finalists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from tiny_operator import BAD, GOOD, NAME, config_text, write_family
+
+from tuner import evaluate as room
+from tuner.build import Builder, Toolchain
+from tuner.config import load_config
+from tuner.errors import DeviceError, ProblemError, WorkerError
+from tuner.evaluate import Contender, DeviceEvaluator, Prover, explained, finalist
+from tuner.trial import Build, Candidate, Check, Outcome, Params, Status
+from tuner.tuning import Planned, plan
+from tuner.worker import JobFailed
+
+SEED = 7
+MODULE = "import torch, torch.nn as nn\n\n\nclass ModelNew(nn.Module):\n"
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    folder = tmp_path_factory.mktemp("evaluate")
+    config = folder / "config.yaml"
+    space = {"mode": [*GOOD, *BAD], "salt": [0, 1, 2], "step": [1, 2, 4]}
+    config.write_text(config_text(write_family(folder / "families"), space=space))
+    return plan(load_config(config))
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
+    cache = tmp_path_factory.mktemp("cache") / "builds"
+    with Builder(Toolchain.find("cpu"), cache, num_workers=2) as builder:
+        yield builder
+
+
+@dataclass
+class Bench:
+    """One evaluator, and what it kept."""
+
+    planned: Planned
+    builder: Builder
+    kept: list[tuple[Candidate, Build]] = field(default_factory=list)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.evaluator = DeviceEvaluator(
+            self.planned.family,
+            self.planned.task,
+            facts=self.planned.facts,
+            device=self.planned.device,
+            builder=self.builder,
+            screen_s=0.005,
+            max_noise=0.05,
+            seed=SEED,
+            ahead=None,
+            num_workers=2,
+            keep=lambda candidate, build: self.kept.append((candidate, build)),
+        )
+
+    def outcome(self, best_us: float | None = None, **params: object) -> Outcome:
+        full = {"template": "sweep", "mode": "ok", "salt": 0, "step": 1, **params}
+        self.number += 1
+        return self.evaluator.finish(self.evaluator.submit(full), self.number - 1, best_us)
+
+
+@pytest.fixture(scope="module")
+def bench(planned: Planned, builder: Builder) -> Iterator[Bench]:
+    before, room.SCREEN_TIMEOUT_S = room.SCREEN_TIMEOUT_S, 4.0
+    bench = Bench(planned, builder)
+    try:
+        bench.evaluator.start()
+        yield bench
+    finally:
+        bench.evaluator.close()
+        room.SCREEN_TIMEOUT_S = before
+
+
+# ---- screening ------------------------------------------------------------------------------
+
+
+def test_it_times_the_baseline_when_it_starts(bench):
+    baseline = bench.evaluator.baseline
+    assert baseline is not None and baseline.latency_us > 0 and baseline.samples_us
+    assert bench.evaluator.ahead == 4  # two workers, and two more so that neither waits
+
+
+@pytest.mark.parametrize("mode", [m for m in GOOD if m != "slow"])
+def test_a_right_candidate_is_correct_and_timed(bench, mode):
+    outcome = bench.outcome(mode=mode)
+    assert outcome.status is Status.CORRECT and not outcome.reason
+    assert outcome.check is not None and outcome.check.is_accepted
+    assert not outcome.check.is_thorough and len(outcome.check.probes) >= 3
+    assert outcome.measurement is not None and outcome.measurement.latency_us > 0
+    assert outcome.measurement.anchor_us == bench.evaluator.baseline.latency_us
+    assert outcome.build is not None and outcome.build.artefact is not None
+    assert {"render", "build", "wait", "check", "measure", "device"} <= outcome.seconds.keys()
+    assert outcome.seconds["device"] >= outcome.seconds["check"] + outcome.seconds["measure"]
+
+
+@pytest.mark.parametrize("mode", BAD)
+def test_a_bad_candidate_is_an_outcome_with_its_reason_and_the_next_one_is_fine(bench, mode):
+    status, reason = BAD[mode]
+    outcome = bench.outcome(mode=mode)
+    assert outcome.status == status and reason in outcome.reason
+    assert outcome.measurement is None and outcome.latency_us is None
+    assert outcome.build is not None and Path(outcome.build.log).is_file()
+    # A step that this module uses nowhere else: it really runs.
+    after = bench.outcome(mode="ok", step=100 + list(BAD).index(mode))
+    assert after.status is Status.CORRECT and after.same_as is None
+
+
+def test_a_clearly_slower_candidate_is_stopped_early_and_says_so(bench):
+    outcome = bench.outcome(mode="slow", best_us=1.0)
+    assert outcome.status is Status.CORRECT
+    assert outcome.measurement is not None and outcome.measurement.is_censored
+
+
+def test_the_same_machine_code_is_neither_checked_nor_timed_again(bench):
+    first = bench.outcome(step=8, salt=1)
+    number = bench.number - 1
+    again = bench.outcome(step=8, salt=2)
+    assert first.same_as is None and again.same_as == number
+    assert again.measurement == first.measurement and again.check == first.check
+    assert again.build is not None and again.build.key != first.build.key
+    assert again.build.binary_key == first.build.binary_key
+    assert "device" not in again.seconds and "device" in first.seconds
+
+
+def test_wrong_machine_code_is_wrong_again(bench):
+    first = bench.outcome(mode="wrong", step=16, salt=1)
+    number = bench.number - 1
+    again = bench.outcome(mode="wrong", step=16, salt=2)
+    assert first.status is again.status is Status.CORRECTNESS
+    assert again.same_as == number and again.reason == first.reason
+
+
+def test_every_candidate_is_kept_with_its_build(bench):
+    num_kept = len(bench.kept)
+    bench.outcome(mode="ok", salt=2)
+    bench.outcome(mode="broken", salt=2)
+    new = bench.kept[num_kept:]
+    assert [candidate.params["mode"] for candidate, _ in new] == ["ok", "broken"]
+    assert all("// salt 2" in candidate.source for candidate, _ in new)
+    assert [build.status for _, build in new] == [Status.CORRECT, Status.COMPILE]
+
+
+def test_submitting_does_not_wait_and_counts_as_building(bench):
+    salts = range(900, 904)
+    params: list[Params] = [
+        {"template": "sweep", "mode": "ok", "salt": s, "step": 3} for s in salts
+    ]
+    flying = [bench.evaluator.submit(one) for one in params]
+    assert bench.evaluator.num_building >= 2
+    outcomes = [bench.evaluator.finish(f, 500 + i, None) for i, f in enumerate(flying)]
+    assert [o.status for o in outcomes] == [Status.CORRECT] * 4
+    assert [o.same_as for o in outcomes] == [None, 500, 500, 500]
+    assert bench.evaluator.num_building == 0
+
+
+def test_builders_stand_still_while_a_candidate_is_on_the_device(bench, monkeypatch):
+    worker, builder = bench.evaluator._worker, bench.builder
+    seen: list[tuple[str, bool]] = []
+    call = worker.call
+
+    def spy(job, *args, **kwargs):
+        seen.append((job, builder._num_pauses > 0))
+        return call(job, *args, **kwargs)
+
+    monkeypatch.setattr(worker, "call", spy)
+    monkeypatch.setattr(bench.evaluator, "_num_since_anchor", room.ANCHOR_EVERY)
+    before = bench.evaluator.baseline
+    assert bench.outcome(step=32).status is Status.CORRECT
+    assert seen == [("time_baseline", True), ("screen", True)]
+    assert bench.evaluator.baseline is not before  # the anchor was timed anew
+    assert builder._num_pauses == 0
+
+
+def test_a_baseline_that_fails_is_the_users_error(planned, builder, tmp_path):
+    text = (
+        Path(planned.reference).read_text().replace("return ((", "raise OSError('no')\n        ((")
+    )
+    (tmp_path / "reference.py").write_text(text)
+    broken = replace(planned, reference=tmp_path / "reference.py")
+    evaluator = Bench(broken, builder).evaluator
+    try:
+        with pytest.raises(ProblemError, match=r"reference.py:12: Model.forward failed"):
+            evaluator.start()
+    finally:
+        evaluator.close()
+
+
+def test_errors_of_ours_keep_their_kind_and_others_their_traceback():
+    ours = explained(JobFailed("prepare", "tuner.errors.ProblemError", "bad", "trace", False))
+    assert type(ours) is ProblemError and str(ours) == "bad"
+    ours = explained(JobFailed("prepare", "tuner.errors.DeviceError", "gone", "trace", False))
+    assert type(ours) is DeviceError
+    other = explained(JobFailed("prepare", "builtins.KeyError", "'x'", "the trace", False))
+    assert type(other) is WorkerError and "the trace" in str(other)
+
+
+# ---- proof ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prover(planned: Planned) -> Prover:
+    return Prover(planned.task, seed=SEED, timeout_s=60.0)
+
+
+def contender(planned: Planned, builder: Builder, **params: object) -> Contender:
+    full = {"template": "sweep", "mode": "ok", "salt": 0, "step": 1, **params}
+    candidate = planned.family.render(full, planned.facts)
+    build = builder.submit(candidate).result()
+    return Contender.of_candidate(candidate, build, planned.family.model_new, builder.environment)
+
+
+def test_a_right_candidate_passes_every_probe_then_races(prover, planned, builder):
+    subject = contender(planned, builder)
+    told = []
+    check = prover.check(subject, told.append)
+    assert check.is_accepted and check.is_thorough, check.reason
+    assert list(check.probes) == told and len(told) > 20
+    lanes = prover.race([subject], num_processes=2, seconds=0.02)
+    assert [len(lane) for lane in lanes] == [2, 2]
+    rounds = [[len(process) for process in lane] for lane in lanes]
+    assert rounds[0] == rounds[1] and min(rounds[0]) >= room.MIN_ROUNDS
+    assert all(us > 0 for lane in lanes for process in lane for us in process)
+    entry = finalist(3, check, lanes, 1)
+    assert entry.trial == 3 and entry.interval is not None and entry.interval.num_processes == 2
+    assert entry.interval.low <= entry.interval.speedup <= entry.interval.high
+    assert entry.latency_us and entry.baseline_us and entry.noise is not None
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [("wrong", "as given: output of call 1"), ("segfault", "as given: killed by signal 11")],
+)
+def test_a_bad_candidate_is_rejected_by_the_first_probe(prover, planned, builder, mode, reason):
+    check = prover.check(contender(planned, builder, mode=mode))
+    assert not check.is_accepted and reason in check.reason
+    assert [probe.is_accepted for probe in check.probes] == [False]
+    entry = finalist(1, check, None, 0)
+    assert entry.interval is None and reason in entry.error
+
+
+def test_a_file_is_checked_like_a_candidate(prover, tmp_path):
+    good = tmp_path / "good.py"
+    good.write_text(MODULE + "    def forward(self, x):\n        return x + x\n")
+    check = prover.check(Contender.of_file(good, is_deterministic=True))
+    assert check.is_accepted, check.reason
+    names = [probe.probe for probe in check.probes]
+    assert "called twice" in names and "as given" in names
+
+
+def test_a_file_that_is_right_only_at_first_is_rejected(prover, tmp_path):
+    bad = tmp_path / "bad.py"
+    body = "        self.y = getattr(self, 'y', x + x)\n        return self.y\n"
+    bad.write_text(MODULE + "    def forward(self, x):\n" + body)
+    check = prover.check(Contender.of_file(bad, is_deterministic=True))
+    assert not check.is_accepted and len(check.probes) > 1
+    assert math.isfinite(check.probes[0].rms_rel) and check.probes[0].is_accepted
+
+
+def test_a_file_that_cannot_be_imported_is_rejected_with_its_error(prover, tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("import there_is_no_such_module\n")
+    check = prover.check(Contender.of_file(bad, is_deterministic=True))
+    assert check == Check(
+        False,
+        "float32",
+        "importing it: ModuleNotFoundError: No module named 'there_is_no_such_module'",
+        (),
+        is_thorough=True,
+    )
+
+
+def test_a_contender_that_fails_in_the_race_is_named(prover, tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("raise RuntimeError('not today')\n")
+    with pytest.raises(WorkerError, match=r"bad.py: importing it: RuntimeError: not today"):
+        prover.race([Contender.of_file(bad, True)], num_processes=1, seconds=0.01)
+
+
+def test_each_contender_races_with_its_own_variables(prover, tmp_path):
+    told = tmp_path / "told"
+    module = tmp_path / "module.py"
+    module.write_text(
+        f"import os\nopen({str(told)!r}, 'a').write(os.environ['WHERE_BUILT'] + '\\n')\n"
+        + MODULE
+        + "    def forward(self, x):\n        return x + x\n"
+    )
+    racer = replace(Contender.of_file(module, True), env={"WHERE_BUILT": "there"})
+    prover.race([racer], num_processes=2, seconds=0.01)
+    assert told.read_text() == "there\nthere\n"
+
+
+def test_the_operator_of_these_tests_is_known_by_its_folder(planned):
+    assert planned.family.name == NAME and planned.sizes == {"rows": 64, "cols": 100}
