@@ -21,7 +21,7 @@ _API = {
     "RunConfig": "config",
     "TunerError": "errors",
     "doctor": "device",
-    "export": "tuning",
+    "export_trial": "tuning",
     "load_config": "config",
     "open_run": "run",
     "parse_config": "config",

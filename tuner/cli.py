@@ -159,7 +159,7 @@ def export(
     from tuner import tuning
 
     with _view() as view:
-        path, check = tuning.export(run, trial=trial, output=output, observer=view)
+        path, check = tuning.export_trial(run, trial=trial, output=output, observer=view)
     _print_verdict(check)
     out.print(f"written: {path}")
     if not check.is_accepted:

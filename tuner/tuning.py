@@ -3,7 +3,7 @@
 plan(config)            what would be searched: the family, the device, the feasible set
 tune(config)            search, prove, export, report; returns the Run
 resume(run)             go on with an interrupted run
-export(run)             write one trial as a standalone file, and prove it
+export_trial(run)       write one trial as a standalone file, and prove it
 verify(file, reference) the verdict on anybody's ModelNew
 """
 
@@ -69,7 +69,7 @@ from tuner.trial import (
 )
 from tuner.worker import JobFailed
 
-__all__ = ["Observer", "Planned", "export", "plan", "resume", "tune", "verify"]
+__all__ = ["Observer", "Planned", "export_trial", "plan", "resume", "tune", "verify"]
 
 MAX_LOOKED_AT = 500_000  # feasible configurations, for those nearest to the defaults: 2 s
 DEFAULT_RUNS_DIR = Path("runs")
@@ -536,7 +536,7 @@ def _nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> st
 # ---- exporting ------------------------------------------------------------------------------
 
 
-def export(
+def export_trial(
     path: Path,
     *,
     trial: int | None = None,
