@@ -291,7 +291,8 @@ def _compile_launcher(kernel: Any) -> bool:
 
 def _last_line(error: BaseException) -> str:
     """Return the line that says most: ptxas's own error, else the last."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Triton points at a place with a last line of nothing but a caret.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t^~")]
     told = [line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\b", line)]
     told = told or [line for line in lines[:1] if line.startswith("`ptxas`")]
     return f"{type(error).__name__}: {(told or lines[-1:])[0]}" if lines else type(error).__name__

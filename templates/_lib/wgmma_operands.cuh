@@ -75,8 +75,23 @@ __device__ __forceinline__ unsigned pack_fp8(float a, float b, float c, float d)
 
 constexpr int kChunk = 8;  // elements of a row that a thread handles at once
 
+// A chunk of 16-bit elements at `place`. kInPairs: of each 16 elements, pairs 0 2 4 6 1 3 5 7, so
+// that a thread's four consecutive elements of the other operand are those an instruction wants.
+template <bool kInPairs>
+__device__ __forceinline__ void store_halves(unsigned char* part, int64_t place,
+                                             const unsigned (&pairs)[kChunk / 2]) {
+  if constexpr (kInPairs) {
+    const int64_t start = place / 16 * 16 + place % 16 / 2;
+    *reinterpret_cast<uint2*>(part + 2 * start) = make_uint2(pairs[0], pairs[2]);
+    *reinterpret_cast<uint2*>(part + 2 * (start + 8)) = make_uint2(pairs[1], pairs[3]);
+  } else {
+    *reinterpret_cast<uint4*>(part + 2 * place) =
+        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+}
+
 // `first` is the chunk's place in the first part; `part_elements` the size of a part.
-template <Precision kPrecision>
+template <Precision kPrecision, bool kInPairs>
 __device__ __forceinline__ void store_chunk(const float (&value)[kChunk], float scale,
                                             unsigned char* parts, int64_t first,
                                             int64_t part_elements) {
@@ -99,15 +114,14 @@ __device__ __forceinline__ void store_chunk(const float (&value)[kChunk], float 
     rest[i] = v[i] - a;
     rest[i + 1] = v[i + 1] - b;
   }
-  *reinterpret_cast<uint4*>(parts + 2 * first) = make_uint4(high[0], high[1], high[2], high[3]);
+  store_halves<kInPairs>(parts, first, high);
   if constexpr (kPrecision == Precision::fp16x3 || kPrecision == Precision::bf16x3) {
     unsigned low[kChunk / 2];
 #pragma unroll
     for (int i = 0; i < kChunk; i += 2) {
       low[i / 2] = kIsBfloat16 ? pack_bf16(rest[i], rest[i + 1]) : pack_fp16(rest[i], rest[i + 1]);
     }
-    *reinterpret_cast<uint4*>(parts + 2 * (part_elements + first)) =
-        make_uint4(low[0], low[1], low[2], low[3]);
+    store_halves<kInPairs>(parts + 2 * part_elements, first, low);
   } else if constexpr (kPrecision == Precision::fp16_fp8x2) {
     constexpr float kDown = 1.0f / (1 << kFloat8Shift);
     constexpr float kUp = 1 << kFloat8Shift;
@@ -158,7 +172,7 @@ __device__ __forceinline__ float scale_of(unsigned largest, int target) {
 }
 
 // One row by one block. Up to kThreads * kHeld chunks stay in registers; kHeld 0: read twice.
-template <Precision kPrecision, int kThreads, int kHeld>
+template <Precision kPrecision, bool kInPairs, int kThreads, int kHeld>
 __device__ __forceinline__ void prepare_row(const float* __restrict__ row, unsigned char* parts,
                                             float* scale_place, int64_t first,
                                             int64_t part_elements, int64_t length, int64_t pitch,
@@ -188,12 +202,14 @@ __device__ __forceinline__ void prepare_row(const float* __restrict__ row, unsig
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) {
       const int64_t k = (int64_t{i} * kThreads + threadIdx.x) * kChunk;
-      if (k < pitch) store_chunk<kPrecision>(held[i], scale, parts, first + k, part_elements);
+      if (k < pitch) {
+        store_chunk<kPrecision, kInPairs>(held[i], scale, parts, first + k, part_elements);
+      }
     }
   } else {
     for (int64_t k = threadIdx.x * kChunk; k < pitch; k += kThreads * kChunk) {
       load_chunk(held[0], row, k, length, is_vector);
-      store_chunk<kPrecision>(held[0], scale, parts, first + k, part_elements);
+      store_chunk<kPrecision, kInPairs>(held[0], scale, parts, first + k, part_elements);
     }
   }
 }

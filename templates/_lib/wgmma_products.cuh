@@ -68,4 +68,35 @@ __device__ __forceinline__ void multiply(float (&sums)[kSums], uint64_t left, ui
   }
 }
 
+{% macro register_instruction(shape, types, transpose) -%}
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %{{ num_sums + 5 }}, 0;\n"
+        "wgmma.mma_async.sync.aligned.{{ shape }}.f32.{{ types }} {"
+{% for row in range(0, num_sums, 16) %}
+        "{% for i in range(row, [row + 16, num_sums] | min) %}%{{ i }}{{ ", " if i + 1 < num_sums }}{% endfor %}"
+{% endfor %}
+        "}, {"
+        "%{{ num_sums }}, %{{ num_sums + 1 }}, %{{ num_sums + 2 }}, %{{ num_sums + 3 }}"
+        "}, %{{ num_sums + 4 }}, p, 1, 1{{ transpose }};\n"
+        "}\n"
+        : {% for i in range(num_sums) %}"+f"(sums[{{ i }}]){{ ", " if i + 1 < num_sums }}{{ "\n          " if i % 6 == 5 }}{% endfor %}
+
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(accumulate));
+{%- endmacro %}
+// The same with the left operand in registers, laid out as mma.m16n8k16's (k32's) is.
+template <Type kType>
+__device__ __forceinline__ void multiply_registers(float (&sums)[kSums],
+                                                   const unsigned (&left)[4], uint64_t right,
+                                                   int accumulate) {
+  if constexpr (kType == Type::kFloat16) {
+    {{ register_instruction("m64n%dk16" % block_n, "f16.f16", ", 0") }}
+  } else if constexpr (kType == Type::kBfloat16) {
+    {{ register_instruction("m64n%dk16" % block_n, "bf16.bf16", ", 0") }}
+  } else {
+    {{ register_instruction("m64n%dk32" % block_n, "e4m3.e4m3", "") }}
+  }
+}
+
 }  // namespace wgmma_products
