@@ -40,6 +40,7 @@ space:
 constraints:
   - {{expr: "stats != 'gram' or in_features <= 2048", why: "stats=gram refuses more features"}}
 search: {{sampler: tpe, trials: {trials}, timeout: {timeout}, seed: 0}}
+measure: {{num_finalists: 2}}
 """
 
 
@@ -62,8 +63,8 @@ SHAPES = (
     Shape(8192, 64, 1024, "the quickstart: output-bound"),
     Shape(16384, 128, 512, "tall"),
     Shape(4096, 512, 1024, "a usual layer"),
-    Shape(2048, 2048, 2048, "square: mostly GEMM"),
-    Shape(1024, 4096, 4096, "all GEMM"),
+    Shape(1024, 2048, 1024, "mostly GEMM"),
+    Shape(512, 4096, 1024, "all GEMM"),
     Shape(128, 256, 256, "a small batch"),
     Shape(16, 64, 64, "tiny: the cost of a call"),
     Shape(2048, 4096, 8, "few features out: reading x is all"),
