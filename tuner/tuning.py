@@ -684,13 +684,16 @@ def verify(
     for path in (file, reference):
         if not path.is_file():
             raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
-    with new_worker("cpu", name="describe") as worker:
-        try:
-            found = worker.call("describe", {"device": device}, timeout_s=DESCRIBE_S).data
-        except JobFailed as failure:
-            raise explained(failure) from failure
+    torch_name = device
+    if device != "cpu":  # the others must be looked for
+        with new_worker("cpu", name="describe") as worker:
+            try:
+                found = worker.call("describe", {"device": device}, timeout_s=DESCRIBE_S).data
+            except JobFailed as failure:
+                raise explained(failure) from failure
+        torch_name = found["torch_name"]
     chosen = accuracy or Accuracy()
-    task = Task(str(reference.resolve()), {}, found["torch_name"], chosen.label, "", "[]", "")
+    task = Task(str(reference.resolve()), {}, torch_name, chosen.label, "", "[]", "")
     prover = Prover(task, seed=secrets.randbits(31), timeout_s=timeout_s)
     return prover.check(Contender.of_file(file, is_deterministic=False), observer.on_probe)
 
