@@ -521,11 +521,6 @@ VERIFIED: dict[str, tuple[Case, int, list[str]]] = {
         1,
         ["rejected: as given: exited with status 0 without an answer"],
     ),
-    "one that leaves with success when imported": (
-        lambda d: d.module("m", MODULE.format(head="os._exit(0)", body="")),
-        1,
-        ["rejected: importing it: exited with status 0 without an answer"],
-    ),
     "one that prints for ever": (
         lambda d: d.module(
             "m", MODULE.format(head="", body="while True: print('x' * 9999)"), timeout="3s"

@@ -1,0 +1,458 @@
+"""Whole runs on the CPU: from YAML to a proved file, through kills, locks and Ctrl-C.
+
+One run's life serves most tests: killed in its search, resumed and interrupted, resumed again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+from command_line import Said, all_children, are_gone, environment, started, tune, wait_for
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
+
+import tuner
+from tuner.run import Run, open_run
+from tuner.trial import Result, Status, Trial
+
+# Fast to compile, and of four machine codes: salt stands in a comment alone. In the order of the
+# grid; the first trial is the default, ok.
+MODES = ["ok", "prints", *BAD]
+SPACE = {"mode": MODES, "salt": [0, 1]}
+RULE = {"expr": "salt == 0 or mode in ['ok', 'wrong']", "why": "one salt is enough"}
+NUM_FEASIBLE = len(MODES) + 2
+
+
+def whole_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def only_run(folder: Path) -> Run:
+    (path,) = (folder / "runs").iterdir()
+    return open_run(path)
+
+
+# ---- a run's life ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Life:
+    """What was seen of a run that was killed, resumed, interrupted by Ctrl-C and resumed again."""
+
+    folder: Path
+    run: Run
+    locked: Said  # a second tuner while the first one searched
+    num_workers: int  # of the tuner that was killed; `are_gone` was waited for
+    killed: tuple[Trial, ...]  # what was on disk when it was killed
+    interrupted: Said
+    first: tuple[Trial, ...]  # what was on disk then
+    first_result: Result | None
+    extended: Said
+
+
+@pytest.fixture(scope="module")
+def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
+    folder = tmp_path_factory.mktemp("life")
+    family = write_family(folder / "families")
+    text = config_text(family, space=SPACE, constraints=[RULE], search={"trials": 9})
+    (folder / "config.yaml").write_text(text)
+
+    with running("--config", "config.yaml", cwd=folder) as process:
+        wait_for(lambda: (folder / "runs").exists() and any((folder / "runs").iterdir()))
+        run = Run(next((folder / "runs").iterdir()))
+        trials = run.path / "trials.jsonl"
+        wait_for(lambda: whole_lines(trials) >= 1)
+        locked = tune("--resume", run.path, cwd=folder)
+        wait_for(lambda: whole_lines(trials) >= 3)
+        children = all_children(process)
+        workers = [child for child in children if is_worker(child)]
+    wait_for(lambda: are_gone(workers), 10)
+    kill_all(children)  # compilers may outlive it: see the test of them
+    killed = tuple(run.trials())
+    with trials.open("ab") as file:
+        file.write(b'{"number": 99, "templ')  # what a kill in the middle of a write leaves
+
+    with running("--resume", run.path, cwd=folder) as process:
+        wait_for(lambda: whole_lines(trials) > len(killed))
+        process.send_signal(signal.SIGINT)
+        code = process.wait(200)
+    interrupted = Said(code, (folder / "out.txt").read_text(), (folder / "err.txt").read_text())
+    first, first_result = tuple(run.trials()), run.result()
+
+    extended = tune("--resume", run.path, "--trials", 50, cwd=folder, is_impatient=True)
+    return Life(
+        folder, run, locked, len(workers), killed, interrupted, first, first_result, extended
+    )
+
+
+@contextmanager
+def running(*args: object, cwd: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A tuner that takes a hang for one soon, and is killed at the latest at the end."""
+    process = started(*args, cwd=cwd, is_impatient=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_second_tuner_on_a_run_is_refused(life):
+    assert life.locked.code == 3
+    assert "another process works on this run" in life.locked.err
+    assert "next: wait for it, or stop it" in life.locked.err
+
+
+def is_worker(process: psutil.Process) -> bool:
+    try:
+        return any("tuner.worker" in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def kill_all(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+@pytest.mark.xfail(strict=True, reason="a stopped compiler is woken by nobody; see build.py")
+def test_a_kill_while_builders_pause_leaves_no_compiler(tmp_path):
+    heavy = "#include <regex>\ntemplate class std::basic_regex<char>;\n"
+    heavy = "{% if salt %}\n" + heavy + "{% endif %}\n"
+    template = TEMPLATE.replace("// salt {{ salt }}", heavy + "// salt {{ salt }}")
+    family = write_family(tmp_path / "families", template)
+    space = {"mode": ["hang"], "salt": [0, 1, 2, 3]}
+    (tmp_path / "config.yaml").write_text(config_text(family, space=space))
+    with running("--config", "config.yaml", cwd=tmp_path) as process:
+        wait_for(lambda: any(is_stopped(child) for child in all_children(process)))
+        children = all_children(process)
+    try:
+        wait_for(lambda: are_gone(children), 5)
+    finally:
+        kill_all(children)
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_kill_loses_no_outcome_and_leaves_no_worker(life):
+    assert life.num_workers >= 1 and len(life.killed) >= 3
+    assert life.first[: len(life.killed)] == life.killed
+
+
+def test_ctrl_c_ends_the_search_and_proves_what_was_found(life):
+    assert life.interrupted.code == 130
+    assert "stopping the search after the trial in flight" in life.interrupted.err
+    assert life.interrupted.err.endswith(f"interrupted\n  next: tune --resume {life.run.path}\n")
+    assert "Traceback" not in life.interrupted.err
+    assert f"stopped by the user after {len(life.first)} trials" in life.interrupted.out
+    assert "verdict" in life.interrupted.out
+    assert len(life.killed) < len(life.first) < NUM_FEASIBLE
+    assert life.first_result is not None and life.first_result.exported.check.is_accepted
+
+
+def test_a_resumed_run_goes_on_counting_and_repeats_nothing(life):
+    assert f"resumed after {len(life.killed)} trials" in life.interrupted.out
+    assert f"resumed after {len(life.first)} trials" in life.extended.out
+    assert life.extended.code == 0, life.extended
+    assert f"all {NUM_FEASIBLE} feasible configurations were tried" in life.extended.out
+    trials = life.run.trials()
+    assert tuple(trials[: len(life.first)]) == life.first
+    assert [t.number for t in trials] == list(range(NUM_FEASIBLE))
+    assert len({tuple(t.params.items()) for t in trials}) == NUM_FEASIBLE
+
+
+def test_every_line_of_a_run_is_one_whole_outcome(life):
+    lines = (life.run.path / "trials.jsonl").read_text().splitlines()
+    assert len(lines) == NUM_FEASIBLE
+    for number, line in enumerate(lines):
+        data = json.loads(line)
+        assert data["number"] == number and data["outcome"]["status"] in set(Status)
+
+
+def test_each_accident_is_its_own_outcome_and_the_run_goes_on(life):
+    outcomes = {t.params["mode"]: t.outcome for t in life.run.trials() if t.params["salt"] == 0}
+    assert outcomes.keys() == set(MODES)
+    for mode, (status, reason) in BAD.items():
+        assert outcomes[mode].status == status, (mode, outcomes[mode].reason)
+        assert reason in outcomes[mode].reason
+    assert outcomes["ok"].status is outcomes["prints"].status is Status.CORRECT
+    assert "printed by a candidate" not in life.interrupted.out + life.extended.out
+
+
+def test_the_same_machine_code_is_not_measured_again(life):
+    trials = {(t.params["mode"], t.params["salt"]): t for t in life.run.trials()}
+    for mode in ("ok", "wrong"):
+        one, other = trials[mode, 0], trials[mode, 1]
+        assert one.outcome.build.binary_key == other.outcome.build.binary_key
+        if other.outcome.same_as is not None:  # None when a kill stood between the two
+            assert other.outcome.same_as == one.number
+            assert other.outcome.measurement == one.outcome.measurement
+    assert any(t.outcome.same_as is not None for t in trials.values())
+    assert "(the machine code of #" in life.extended.out
+
+
+def test_a_finished_run_holds_what_the_architecture_says(life):
+    path = life.run.path
+    names = {entry.name for entry in path.iterdir()}
+    assert names == {
+        "config.yaml", "environment.json", "trials.jsonl", "study.journal", "candidates",
+        "export", "result.json", "report.html", "lock",
+    }  # fmt: skip
+    assert (path / "config.yaml").read_text() == (life.folder / "config.yaml").read_text()
+    for trial in life.run.trials():
+        kept = path / "candidates" / trial.candidate_key
+        assert {entry.name for entry in kept.iterdir()} == {"source.cpp", "log.txt"}
+    about = life.run.environment()
+    assert about["op"] == "doubled_values" and about["sizes"] == {"rows": 64, "cols": 100}
+    assert about["command"].startswith("tune --config") and about["toolchain"]
+    assert about["num_feasible"] == NUM_FEASIBLE and about["baseline_us"] > 0
+    assert about["overrides"] == {"trials": "50"}  # the next --resume goes by it, too
+
+
+def test_the_result_names_a_proved_winner(life):
+    result = life.run.result()
+    winner = life.run.trials()[result.winner]
+    assert winner.outcome.status is Status.CORRECT and winner.outcome.same_as is None
+    assert [entry.trial for entry in result.finalists] == [result.winner] == list(result.ties)
+    exported = result.exported
+    assert exported.check.is_accepted and exported.check.is_thorough
+    assert len(exported.check.probes) > 20
+    assert exported.interval.low <= exported.interval.speedup <= exported.interval.high
+    assert exported.interval.num_processes == 2
+    assert Path(result.export_path) == life.run.export_path
+
+
+def test_the_journal_agrees_with_the_trials_and_is_optunas_own(life):
+    storage = JournalStorage(JournalFileBackend(str(life.run.journal_path)))
+    study = optuna.load_study(study_name="tune", storage=storage)
+    finished = [t for t in study.trials if t.state.is_finished()]
+    assert [t.user_attrs["status"] for t in finished] == [
+        t.outcome.status.value for t in life.run.trials()
+    ]
+    assert len(finished) == len(study.trials)
+
+
+def test_the_exported_file_is_right_in_a_process_that_has_no_tuner(life, tmp_path):
+    code = """
+import importlib.util, sys, torch
+sys.path = [p for p in sys.path if p]
+assert importlib.util.find_spec("tiny_operator") is None
+spec = importlib.util.spec_from_file_location("exported", sys.argv[1])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+model = module.ModelNew(*module.get_init_inputs())
+(x,) = module.get_inputs()
+assert x.shape == (64, 100)
+assert torch.equal(model(x), x + x)
+y = torch.randn(7, 100, requires_grad=True)
+model(y).sum().backward()
+assert torch.equal(y.grad, torch.full_like(y, 2.0))
+assert not any(name.split(".")[0] == "tuner" for name in sys.modules)
+print("right")
+"""
+    env = {k: v for k, v in environment().items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, life.run.export_path],
+        cwd=tmp_path,
+        env={**env, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.stdout == "right\n", done.stderr
+
+
+def test_the_summary_is_printed_and_can_be_printed_again(life):
+    for said in (life.interrupted, life.extended):
+        assert "verdict" in said.out and "report: " in said.out and "run:    " in said.out
+    life.run.report_path.unlink()
+    again = tune("report", life.run.path, cwd=life.folder)
+    assert again.code == 0 and life.run.report_path.stat().st_size > 100_000
+    tail = life.extended.out[life.extended.out.index("verdict") :]
+    assert again.out.endswith(tail)
+
+
+def test_the_winner_can_be_exported_again_to_another_place(life, tmp_path):
+    said = tune("export", life.run.path, "-o", "mine.py", cwd=tmp_path)
+    assert said.code == 0, said
+    assert "accepted: " in said.out and "written: mine.py" in said.out
+    assert "speed-up over PyTorch eager" in (tmp_path / "mine.py").read_text()
+
+
+def test_another_toolchain_is_refused_unless_told(life, tmp_path):
+    fake = tmp_path / "g++"
+    fake.write_text("#!/bin/sh\necho 'g++ (another) 1.2.3'\n")
+    fake.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CXX": ""}
+    said = tune("--resume", life.run.path, cwd=tmp_path, env=env)
+    assert said.code == 3 and "this is another machine than the run's" in said.err
+    assert "g++ (another) 1.2.3 now" in said.err and "--any-machine" in said.err
+
+
+# ---- Ctrl-C ---------------------------------------------------------------------------------
+
+
+def test_ctrl_c_twice_ends_at_once_and_leaves_no_process(tmp_path):
+    family = write_family(tmp_path / "families")
+    space = {"mode": ["ok", "hang"], "step": list(range(1, 30))}
+    (tmp_path / "config.yaml").write_text(config_text(family, space=space, search={"trials": 58}))
+    with running("--config", "config.yaml", cwd=tmp_path) as process:
+        wait_for(lambda: b" #0 " in (tmp_path / "out.txt").read_bytes())
+        children = all_children(process)
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: b"Ctrl-C again" in (tmp_path / "err.txt").read_bytes())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+    assert children
+    wait_for(lambda: are_gone(children), 10)
+    err = (tmp_path / "err.txt").read_text()
+    run = only_run(tmp_path)
+    assert "Traceback" not in err and "interrupted\n  next: tune --resume" in err
+    assert run.trials() and run.result() is None
+    with run.locked():  # its lock went with it
+        assert not [p for p in psutil.process_iter() if is_of(p, tmp_path)]
+
+
+def is_of(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return Path(process.cwd()) == folder and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+# ---- a real operator, from Python -----------------------------------------------------------
+
+LAYER_NORM = """
+problem:
+  op: layer_norm
+  sizes: {rows: 64, cols: 96}
+device: cpu
+space:
+  template: [cpu]
+  stats: [two_pass, shared_memory]
+search: {trials: 2, seed: 3}
+measure: {screen: 5ms, finalists: 20ms, num_finalists: 1, num_processes: 2}
+"""
+
+
+class Notes(tuner.Observer):
+    """Writes down what it is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_plan(self, planned) -> None:
+        self.told.append(f"plan {planned.space.num_feasible}")
+
+    def on_run(self, run, baseline, trials) -> None:
+        self.told.append(f"run {len(trials)}")
+
+    def on_trial(self, trial, num_building) -> None:
+        self.told.append(f"trial {trial.number}")
+
+    def on_finalist(self, entry) -> None:
+        self.told.append(f"finalist {entry.interval is not None}")
+
+
+def test_a_notebook_tunes_layer_norm_and_gets_a_run_with_its_result(tmp_path, capfd):
+    (tmp_path / "layer_norm.yaml").write_text(LAYER_NORM)
+    config = tuner.load_config(tmp_path / "layer_norm.yaml")
+    notes = Notes()
+    run = tuner.tune(config, runs_dir=tmp_path / "runs", observer=notes)
+    assert notes.told == [
+        "plan 2",
+        "run 0",
+        "trial 0",
+        "trial 1",
+        "finalist False",
+        "finalist True",
+    ]
+    assert isinstance(run, tuner.Run) and len(run.trials()) == 2
+    result = run.result()
+    assert result is not None and result.exported is not None
+    assert result.exported.check.is_accepted, result.exported.check.reason
+    assert result.exported.interval is not None and result.exported.interval.speedup > 0
+    assert run.trials()[result.winner].template == "cpu"
+    printed = capfd.readouterr()
+    assert not printed.out and not printed.err  # the API prints nothing
+
+
+def test_planning_from_python_counts_and_renders(tmp_path):
+    (tmp_path / "layer_norm.yaml").write_text(LAYER_NORM)
+    planned = tuner.plan(tuner.load_config(tmp_path / "layer_norm.yaml"))
+    assert planned.space.num_feasible == 2 and planned.sizes == {"rows": 64, "cols": 96}
+    assert not planned.is_assumed and planned.device.kind == "cpu"
+    assert 'extern "C" const char* fused_layer_norm_rows(' in planned.example().source
+
+
+def test_the_parent_process_never_imports_pytorch(tmp_path):
+    (tmp_path / "layer_norm.yaml").write_text(LAYER_NORM)
+    code = (
+        "import sys, tuner\n"
+        "tuner.plan(tuner.load_config('layer_norm.yaml'))\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(), check=True)
+
+
+@pytest.mark.parametrize("name", tuner.__all__)
+def test_every_name_of_the_api_is_there_and_explained(name):
+    found = getattr(tuner, name)
+    assert callable(found) and found.__doc__ and name in dir(tuner)
+    assert found is getattr(importlib.import_module(found.__module__), name)
+
+
+def test_no_name_of_the_api_is_a_rooms_too():
+    # A room, once imported, would take the name's place.
+    rooms = {path.stem for path in Path(tuner.__file__).parent.glob("*.py")}
+    assert not rooms & set(tuner.__all__)
+
+
+def test_a_name_that_is_not_of_the_api_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'tuner' has no attribute 'tun'"):
+        tuner.tun  # noqa: B018
+
+
+def test_wrong_files_are_exceptions_of_one_tree(tmp_path):
+    with pytest.raises(tuner.TunerError, match="no such file"):
+        tuner.load_config(tmp_path / "nowhere.yaml")
+    with pytest.raises(tuner.ConfigError, match="unknown key"):
+        tuner.parse_config("problm: {}\n", tmp_path / "c.yaml")
+    with pytest.raises(tuner.TunerError, match="not a run directory"):
+        tuner.open_run(tmp_path)
+    with pytest.raises(tuner.TunerError, match="no such file"):
+        tuner.verify(tmp_path / "a.py", tmp_path / "b.py")
+
+
+def test_a_rejected_export_is_no_success(tmp_path):
+    family = write_family(tmp_path / "families")
+    module = family / NAME / "model_new.py"
+    # While searching the module's name is model_new: what breaks here is the file alone.
+    refusal = 'if __name__ != "model_new":\n    raise RuntimeError("not today")\n'
+    module.write_text(refusal + module.read_text())
+    (tmp_path / "config.yaml").write_text(config_text(family))
+    said = tune("--config", "config.yaml", cwd=tmp_path)
+    assert said.code == 1, said
+    assert "Rejected: importing it: RuntimeError: not today" in " ".join(said.out.split())
+    run = only_run(tmp_path)
+    assert [t.outcome.status for t in run.trials()] == [Status.CORRECT]
+    assert not run.result().exported.check.is_accepted
+    assert any("the exported file was rejected" in note for note in run.result().notes)
