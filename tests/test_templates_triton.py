@@ -288,8 +288,13 @@ def complaint(row: dict) -> str:
         is_exact = precision in ("", "ieee")
         factor = 8 if precision.startswith("bf16") else 2 if is_exact else 3
         factor *= 2 if shape[0] < 32 else 1
-        factor *= 8 if row["kind"] == "offset" and not (is_exact or is_centred) else 1
-        units = 256 if precision.startswith("bf16") else 16
+        # x + 100 without centring: |mean| / std magnifies how h is rounded, in whatever order.
+        if row["kind"] == "offset" and not is_centred:
+            factor *= 8 if is_exact else 16
+        # A truncating accumulator biases the variance by some 2^-18 of it where a whole chunk of k
+        # is added in one (seen at k = 1024 on an H200); momentum divides that by 10 before the
+        # class float32 looks at it.
+        units = 256 if precision.startswith("bf16") else 16 if is_exact else 64
         floor = max(units * 2**-24 * scale, 1e-12)  # far below eps: a variance that is zero
         if largest > max(factor * plain, floor) and rms > factor * plain_rms:
             return f"error {largest:.1e}, rms {rms:.1e}; PyTorch {plain:.1e}, rms {plain_rms:.1e}"
