@@ -348,7 +348,7 @@ def _interval_words(interval: Interval) -> str:
 
 
 def _error_words(probes: Sequence[ProbeResult]) -> str:
-    """Compare the errors with the baseline's own, at the probe where they compare worst."""
+    """Compare the errors with the baseline's own: as given, and where they compare worst."""
     if not probes:
         return "not checked yet"
     accepted = sum(probe.is_accepted for probe in probes)
@@ -356,9 +356,11 @@ def _error_words(probes: Sequence[ProbeResult]) -> str:
     if not ratios:
         return f"{accepted} of {len(probes)} probes accepted"
     worst, probe = max(ratios, key=lambda pair: pair[0])
+    first = probes[0]  # the inputs as given
     return (
-        f"at most {worst:.2f} times the baseline's own error against float64 "
-        f"({probe.rms_rel:.1e} beside {probe.baseline_rms_rel:.1e}, probe '{probe.probe}'); "
+        f"against float64, {first.probe}: rms {first.rms_rel:.1e}, max {first.max_abs:.1e} "
+        f"(PyTorch's own {first.baseline_rms_rel:.1e}, {first.baseline_max_abs:.1e}); "
+        f"at most {worst:.2f} times the baseline's own error on any probe ('{probe.probe}'); "
         f"{accepted} of {len(probes)} probes accepted"
     )
 
