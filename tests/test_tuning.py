@@ -128,7 +128,6 @@ def kill_all(processes: Sequence[psutil.Process]) -> None:
             process.kill()
 
 
-@pytest.mark.xfail(strict=True, reason="a stopped compiler is woken by nobody; see build.py")
 def test_a_kill_while_builders_pause_leaves_no_compiler(tmp_path):
     heavy = "#include <regex>\ntemplate class std::basic_regex<char>;\n"
     heavy = "{% if salt %}\n" + heavy + "{% endif %}\n"

@@ -298,14 +298,14 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
         f"const at::Tensor& {a.name}_" if a.shape is not None else f"{_cpp_number(a)} {a.name}"
         for a in plan.arguments
     )
-    lines += [f"{result} {plan.function}({arguments}) {{"]
+    lines += [f"{result} call_{plan.function}({arguments}) {{"]  # a step may bear the plain name
     lines += [f"  {line}" for line in _body(plan, is_cuda)]
     lines += ["}", "", "}  // namespace", ""]
     key = "CUDA" if is_cuda else "CPU"
     lines += [
         f'TORCH_LIBRARY({namespace}, m) {{ m.def("{schema(plan)}"); }}',
         f"TORCH_LIBRARY_IMPL({namespace}, {key}, m) "
-        f'{{ m.impl("{plan.function}", &{plan.function}); }}',
+        f'{{ m.impl("{plan.function}", &call_{plan.function}); }}',
         "",
     ]
     return "\n".join(lines)
@@ -459,7 +459,7 @@ def python_binding(plan: Plan, namespace: str) -> str:
     return (
         f"{_PYTHON_PREPARED}\n\n\n"
         f'@torch.library.custom_op("{namespace}::{plan.function}", mutates_args=())\n'
-        f"def _{plan.function}({arguments}) -> {result}:\n{body}\n"
+        f"def _call_{plan.function}({arguments}) -> {result}:\n{body}\n"
     )
 
 

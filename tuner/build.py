@@ -697,7 +697,9 @@ def _spawn(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment, "TMPDIR": str(scratch), "LC_ALL": "C"},
-            start_new_session=True,
+            # A group of its own in our session: when the tuner is killed the kernel wakes and
+            # ends an orphaned group that was stopped; in another session nobody would.
+            process_group=0,
             bufsize=0,
         )
     except OSError as error:
