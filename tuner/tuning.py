@@ -71,6 +71,7 @@ from tuner.worker import JobFailed
 
 __all__ = ["Observer", "Planned", "export_trial", "plan", "resume", "tune", "verify"]
 
+MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
 MAX_LOOKED_AT = 500_000  # feasible configurations, for those nearest to the defaults: 2 s
 DEFAULT_RUNS_DIR = Path("runs")
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
@@ -459,13 +460,18 @@ class _Session:
     def _checked(
         self, prover: Prover, builder: Builder
     ) -> tuple[list[Finalist], dict[int, Contender]]:
-        """Put all probes to the best trials until enough of them are accepted."""
+        """Put all probes to the best trials until enough of them are accepted.
+
+        What one probe rejects it mostly rejects in its likes, too, so those of another structure
+        get their turn first.
+        """
         wanted = self.planned.config.measure.num_finalists
         entries: list[Finalist] = []
         contenders: dict[int, Contender] = {}
-        for trial in _ranked(self.trials)[: 3 * wanted]:
-            if len(contenders) == wanted:
-                break
+        left, rejected = _ranked(self.trials), set[str]()
+        while left and len(entries) < MAX_CHECKED * wanted and len(contenders) < wanted:
+            trial = next((t for t in left if _structure(t) not in rejected), left[0])
+            left.remove(trial)
             self.observer.on_stage(f"checking trial {trial.number} on every probe")
             candidate = self.planned.family.render(trial.params, self.planned.facts)
             build = builder.submit(candidate).result()
@@ -477,6 +483,8 @@ class _Session:
             self.observer.on_finalist(entries[-1])
             if check.is_accepted:
                 contenders[trial.number] = contender
+            else:
+                rejected.add(_structure(trial))
         return entries, contenders
 
     def _trial(self, number: int) -> Trial:
@@ -519,6 +527,12 @@ def _ranked(trials: Sequence[Trial]) -> list[Trial]:
     """Return correct trials, fastest first; of those with the same machine code, one."""
     correct = [t for t in trials if t.outcome.latency_us and t.outcome.same_as is None]
     return sorted(correct, key=lambda t: t.outcome.latency_us or 0.0)
+
+
+def _structure(trial: Trial) -> str:
+    """Return what a candidate is, beside its sizes: the template and all that is a word."""
+    words = {k: v for k, v in trial.params.items() if isinstance(v, str)}
+    return json.dumps(words, sort_keys=True)
 
 
 def _nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> str:
