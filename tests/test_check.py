@@ -11,23 +11,21 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
-from tuner.check import (
+from tuner.check import expected, judge, merge
+from tuner.errors import ProblemError
+from tuner.probes import (
     Answer,
     Probe,
     Question,
     Report,
     Script,
-    answer,
-    expected,
-    judge,
-    merge,
     pack,
     screening_probes,
     thorough_probes,
     unpack,
 )
-from tuner.errors import ProblemError
 from tuner.problem import Accuracy, load_problem
+from tuner.produce import answer, checksum_of
 
 FLOAT32 = Accuracy("float32")
 LOOSE = Accuracy("tolerance", 1e-4, 1e-4)
@@ -197,15 +195,9 @@ def altered(problem, change, *, probe=None, accuracy=FLOAT32):
     (a,) = ask(problem, problem.module.Model, [e])
     change(e, a.tensors)
     # What the producer would have seen of these outputs.
-    late = {f"late.{n}": _sum(t) for n, t in a.tensors.items() if n.startswith("call")}
+    late = {f"late.{n}": checksum_of(t) for n, t in a.tensors.items() if n.startswith("call")}
     report = dataclasses.replace(a.report, checksums={**a.report.checksums, **late})
     return judge(e, Answer(report, a.tensors), accuracy)
-
-
-def _sum(tensor):
-    from tuner.check import _checksum
-
-    return _checksum(tensor)
 
 
 def spoil(index, factor):

@@ -1,4 +1,4 @@
-"""What is asked of a candidate, and the verdict on its answers.
+"""The judge's half of a check: what is expected, and the verdict on the answers.
 
     judge's process                          producer's process (imports the candidate)
     expected(problem, probe) -> Expected
@@ -6,798 +6,52 @@
     judge(expected, answer)  <--------------------- pack / unpack ----
         -> ProbeResult ... merge -> Check
 
-The question holds tensors and a script of what to do with them: no seed, no name of the probe, no
-oracle. The answer holds raw tensors and a report. For screening both halves may share a process;
-then nothing is packed, and what is expected is computed once for all candidates.
+For screening both halves may share a process; then nothing is packed, and what is expected is
+computed once for all candidates. `probes` holds what is asked and what crosses, `produce` the
+other half.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import functools
-import json
 import math
-import random
-import threading
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tuner.errors import ProblemError
-from tuner.problem import Accuracy, Distribution, Problem, math_mode, widened
-from tuner.trial import Check, ProbeResult, from_json, to_json
+from tuner.probes import OWN_WEIGHTS_SEED, Answer, Probe, Question, Report, Script
+from tuner.problem import Accuracy, Problem, math_mode, widened
+from tuner.produce import (
+    CHUNK_ELEMENTS,
+    arguments_of,
+    checksum_of,
+    checksums_of,
+    edit_weights,
+    gradients_of,
+    keys_of,
+    kind_of,
+    laid_out,
+    set_mode,
+    snapshot,
+)
+from tuner.trial import Check, ProbeResult
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Answer",
-    "Expected",
-    "Probe",
-    "Question",
-    "Report",
-    "Script",
-    "answer",
-    "expected",
-    "judge",
-    "merge",
-    "pack",
-    "screening_probes",
-    "thorough_probes",
-    "unpack",
-]
+__all__ = ["Expected", "expected", "judge", "merge"]
 
 ULP = 2.0**-24  # half the distance between 1 and the next float32
 FLOOR_ULPS = 16  # an error below this many ULP of the largest value is always accepted
 SMALL_BATCH = 32  # below it the float32 class allows 4x instead of 2x the baseline's error
 GRADIENT_FACTOR = 4.0  # gradients: times the baseline's own largest error, in every class
 GRADIENT_FLOOR_ULPS = 64  # and this many ULP of the largest gradient of all tensors
-CHUNK_ELEMENTS = 2**24  # 128 MB a float64 temporary; a comparison holds about six
-OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
-LATE_WAIT_S = 0.05  # how long a thread that outlives the call is given to show itself
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
-Layout = Literal[
-    "contiguous", "transposed", "strided", "misaligned", "expanded", "float64", "too_wide"
-]
-Mode = Literal["train", "eval", "frozen", "cumulative"]
 
-
-# ---- the probes -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One thing that is asked of a candidate.
-
-    `batch` None is as given. `weights`: "own" are those that the candidate's constructor draws,
-    "initial" those of the reference, "random" and "dyadic" fresh ones. With several `calls`,
-    `inputs` says how the input of each relates to the one before: "fresh" (new content, new
-    memory), "repeated", "overwritten" (new content in the same memory, same version counter),
-    "nudged" (one element changed). `edits_weights` replaces every parameter in place before the
-    second call. `mode` "frozen" is training with every submodule in eval mode, "cumulative" is
-    training with momentum None. `tells` is what a failure here usually means.
-    """
-
-    name: str
-    distribution: Distribution = "as_given"
-    batch: int | None = None
-    seed_inputs: int = 0
-    seed_weights: int = 0
-    weights: Literal["own", "initial", "random", "dyadic"] = "random"
-    calls: int = 1
-    inputs: Literal["fresh", "repeated", "overwritten", "nudged"] = "fresh"
-    edits_weights: bool = False
-    mode: Mode = "train"
-    gradients: bool = False
-    layout: Layout = "contiguous"
-    has_nan_memory: bool = False
-    has_side_stream: bool = False
-    wants_same_bits: bool = False
-    may_refuse: bool = False
-    tells: str = ""
-
-
-def screening_probes(seed: int, num_rows: int | None) -> list[Probe]:
-    """Return the short list that screens candidates while searching.
-
-    `num_rows` is the problem's own batch (`Problem.num_rows`), None where it has none.
-    """
-    secret = random.Random(seed)
-    seed_inputs, seed_weights = secret.getrandbits(31), secret.getrandbits(31)
-    batch = None if num_rows is None else _odd_batch(num_rows)
-    probe = _seeded(seed_inputs, seed_weights)
-    return [
-        probe("as given", weights="initial"),
-        probe(
-            "offset, odd batch", distribution="offset", batch=batch, calls=2,
-            inputs="overwritten", tells=TELLS["offset"],
-        ),
-        probe(
-            "heavy-tailed, misaligned", distribution="heavy_tailed", batch=batch,
-            layout="misaligned", tells=TELLS["misaligned"],
-        ),
-    ]  # fmt: skip
-
-
-TELLS = {
-    "weights": "is a weight ignored, or eps?",
-    "offset": "a variance from sums of squares, or right only for the tested distribution?",
-    "heavy": "is it right only for the tested distribution?",
-    "range": "are operands split or rounded to a format of less range?",
-    "tiny": "is eps dropped or changed?",
-    "constant": "a variance of 0 must not turn negative or NaN",
-    "poison": "a NaN or Inf of the input must reach what the reference lets it reach",
-    "batch": "is it right only for the tested shape?",
-    "eval": "eval mode must use the stored statistics, and change nothing",
-    "frozen": "submodules in eval mode inside a training parent",
-    "cumulative": "momentum=None averages over all calls",
-    "calls": "is it right only on the first call, or replays it?",
-    "repeated": "an input seen before",
-    "pointer": "memoised by pointer or version counter, or kept from the first call?",
-    "content": "memoised by a part of the content?",
-    "edited": "are the weights folded once and kept?",
-    "gradients": "is the backward wrong, or the output detached?",
-    "layout": "are strides ignored?",
-    "misaligned": "do vector loads assume 16-byte alignment?",
-    "refused": "what the reference refuses must be refused, not computed",
-    "memory": "is memory read that was never written?",
-    "stream": "does it run on another stream than the current one?",
-}
-
-
-def thorough_probes(
-    seed: int,
-    num_rows: int | None,
-    *,
-    is_deterministic: bool = True,
-    has_cuda: bool = False,
-    may_refuse_batches: bool = False,
-) -> list[Probe]:
-    """Return everything that is asked of finalists, exports and strangers' files.
-
-    Few probes run at full size, since one tensor of the flagship is 256 MB.
-    `is_deterministic` asks for the same bits from the same input. `may_refuse_batches` accepts
-    an exception (never a wrong answer) at batches other than `num_rows`.
-    """
-    secret = random.Random(seed)
-    seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
-    seed_weights = secret.getrandbits(31)
-    full = _seeded(seed_full, seed_weights)
-    reduced = _seeded(
-        seed_reduced, seed_weights, batch=_reduced_batch(num_rows, may_refuse_batches)
-    )
-    probes = [
-        full("as given", weights="own"),
-        reduced("fresh weights", tells=TELLS["weights"]),
-        full("offset", distribution="offset", tells=TELLS["offset"]),
-        full("heavy-tailed", distribution="heavy_tailed", tells=TELLS["heavy"]),
-        *_value_probes(reduced, num_rows, may_refuse_batches),
-        *_call_probes(reduced, is_deterministic),
-        *_layout_probes(reduced, has_cuda),
-    ]
-    if num_rows is not None:
-        probes += _batch_probes(reduced, num_rows, may_refuse_batches)
-    return probes
-
-
-def _seeded(seed_inputs: int, seed_weights: int, batch: int | None = None) -> Callable[..., Probe]:
-    def probe(name: str, **fields: Any) -> Probe:
-        settings = {"batch": batch, "seed_inputs": seed_inputs, "seed_weights": seed_weights}
-        return Probe(name, **{**settings, **fields})
-
-    return probe
-
-
-def _value_probes(
-    probe: Callable[..., Probe], num_rows: int | None, is_fixed: bool
-) -> list[Probe]:
-    # A power of two keeps the mean of equal values exact.
-    power = (
-        None if num_rows is None or is_fixed else 2 ** int(math.log2(min(max(num_rows, 2), 64)))
-    )
-    wide = TELLS["range"]
-    return [
-        probe("wide range", distribution="wide_range", tells=wide),
-        probe("wide columns", distribution="wide_columns", tells=wide),
-        probe("tiny values", distribution="tiny", tells=TELLS["tiny"]),
-        probe(
-            "constant columns", distribution="constant_columns", weights="dyadic", batch=power,
-            tells=TELLS["constant"],
-        ),
-        probe("NaN row", distribution="nan_row", tells=TELLS["poison"]),
-        probe("NaN row, eval", distribution="nan_row", mode="eval", tells=TELLS["poison"]),
-        probe("Inf element", distribution="inf_element", tells=TELLS["poison"]),
-    ]  # fmt: skip
-
-
-def _call_probes(probe: Callable[..., Probe], is_deterministic: bool) -> list[Probe]:
-    return [
-        probe("input overwritten", calls=2, inputs="overwritten", tells=TELLS["pointer"]),
-        probe("three calls", calls=3, tells=TELLS["calls"]),
-        probe("one element changed", calls=2, inputs="nudged", tells=TELLS["content"]),
-        probe(
-            "weights edited in place", calls=2, inputs="repeated", edits_weights=True,
-            tells=TELLS["edited"],
-        ),
-        probe(
-            "called twice", calls=2, inputs="repeated", wants_same_bits=is_deterministic,
-            tells=TELLS["repeated"],
-        ),
-        probe("cumulative average", mode="cumulative", calls=2, tells=TELLS["cumulative"]),
-        probe("eval mode", mode="eval", tells=TELLS["eval"]),
-        probe("frozen submodules", mode="frozen", tells=TELLS["frozen"]),
-        probe("gradients", distribution="normal", gradients=True, tells=TELLS["gradients"]),
-        probe(
-            "gradients, eval", distribution="normal", gradients=True, mode="eval",
-            tells=TELLS["gradients"],
-        ),
-    ]  # fmt: skip
-
-
-def _layout_probes(probe: Callable[..., Probe], has_cuda: bool) -> list[Probe]:
-    exact = functools.partial(probe, distribution="dyadic", weights="dyadic")
-    probes = [
-        probe("transposed input", layout="transposed", tells=TELLS["layout"]),
-        probe("strided input", layout="strided", tells=TELLS["layout"]),
-        exact("expanded input", layout="expanded", tells=TELLS["layout"]),
-        probe("misaligned input", layout="misaligned", tells=TELLS["misaligned"]),
-        probe("float64 input", layout="float64", tells=TELLS["refused"]),
-        probe("one feature too many", layout="too_wide", tells=TELLS["refused"]),
-        probe("NaN-filled memory", has_nan_memory=True, calls=2, tells=TELLS["memory"]),
-    ]
-    if has_cuda:
-        probes.append(probe("side stream", has_side_stream=True, tells=TELLS["stream"]))
-    return probes
-
-
-def _batch_probes(probe: Callable[..., Probe], num_rows: int, may_refuse: bool) -> list[Probe]:
-    odd = _odd_batch(num_rows)
-    fields = {"may_refuse": may_refuse, "tells": TELLS["batch"]}
-    # Two rows that happen to be close have a difference with few right bits in any float32
-    # arithmetic, so there the products and sums are made exact.
-    exact = {"distribution": "dyadic", "weights": "dyadic", **fields}
-    fields["distribution"] = "normal"
-    settings = {odd: fields, 33 if odd != 33 else 40: fields, 2: exact, 1: fields, 0: fields}
-    return [
-        probe(f"batch {batch}", batch=batch, **others)
-        for batch, others in settings.items()
-        if batch != num_rows
-    ]
-
-
-def _odd_batch(num_rows: int) -> int:
-    """Return an odd batch other than the problem's own, at most 257 rows."""
-    if num_rows > 257:
-        return 257
-    return num_rows - 1 if num_rows % 2 == 0 and num_rows > 2 else num_rows + 2
-
-
-def _reduced_batch(num_rows: int | None, is_fixed: bool) -> int | None:
-    """Return the batch of the probes that need not run at full size."""
-    return 256 if num_rows is not None and num_rows > 256 and not is_fixed else None
-
-
-# ---- what crosses between the two halves ----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What the producer does with the question's tensors; it names no probe and no seed.
-
-    `own_seed` seeds the candidate's constructor when it keeps its own weights, else None and the
-    question's `state.*` is loaded. `numbers` are the inputs that are no tensors, by
-    "call.argument". `output_bytes` are the sizes of memory to poison before each call.
-    """
-
-    calls: int = 1
-    num_inputs: int = 1
-    is_overwritten: bool = False
-    is_repeated: bool = False
-    edits_weights: bool = False
-    mode: Mode = "train"
-    gradients: bool = False
-    layout: Layout = "contiguous"
-    has_nan_memory: bool = False
-    has_side_stream: bool = False
-    own_seed: int | None = None
-    numbers: dict[str, bool | int | float | str | None] = field(default_factory=dict)
-    output_bytes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Tensors: `input.<call>.<argument>`, `state.<name>`, `edit.<name>`, `grad.<output>`."""
-
-    script: Script
-    tensors: dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What the producer saw, beside the tensors.
-
-    `error` with its `stage` ("build", "load", "call 1", "gradients") when it raised. `keys` is
-    the candidate's state_dict as [name, dtype, shape]. `kinds` describes each call's outputs.
-    Checksums are of `input.*`, `weight.*` and `late.*` (an output as it is at the very end).
-    """
-
-    error: str = ""
-    stage: str = ""
-    keys: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    kinds: tuple[tuple[str, ...], ...] = ()
-    aliases: tuple[str, ...] = ()
-    checksums: dict[str, int] = field(default_factory=dict)
-    num_threads_left: int = 0
-    is_detached: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Tensors: `call<i>.output<j>`, `buffer.<name>`, `grad.<input or parameter>`."""
-
-    report: Report
-    tensors: dict[str, torch.Tensor]
-
-
-R = TypeVar("R")
-
-
-def pack(record: Script | Report, tensors: Mapping[str, torch.Tensor]) -> tuple[str, list[bytes]]:
-    """Return a record and its tensors as JSON and raw bytes, one blob a tensor."""
-    import torch
-
-    heads, blobs = [], []
-    for name, tensor in tensors.items():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        heads.append({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        blobs.append(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    return json.dumps({"record": json.loads(to_json(record)), "tensors": heads}), blobs
-
-
-def unpack(
-    kind: type[R],
-    text: str,
-    blobs: Sequence[bytes | bytearray | memoryview],
-    device: str | torch.device = "cpu",
-) -> tuple[R, dict[str, torch.Tensor]]:
-    """Read what `pack` wrote and return the record and its tensors.
-
-    Raises:
-        ValueError: the text and the blobs are not what `pack` writes (a stranger wrote them).
-    """
-    try:
-        content = json.loads(text)
-        record = from_json(kind, json.dumps(content["record"]))
-        heads = list(content["tensors"])
-        if len(heads) != len(blobs):
-            raise ValueError(f"{len(heads)} tensors announced, {len(blobs)} received")
-        tensors = {
-            str(head["name"]): _tensor(head, blob).to(device)
-            for head, blob in zip(heads, blobs, strict=True)
-        }
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"not a packed record: {error}") from None
-    return record, tensors
-
-
-_DTYPES = {
-    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
-    *("int64", "int32", "int16", "int8", "uint8", "bool"),
-}
-
-
-def _tensor(head: Mapping[str, Any], blob: bytes | bytearray | memoryview) -> torch.Tensor:
-    import torch
-
-    if head["dtype"] not in _DTYPES:
-        raise ValueError(f"unknown dtype {head['dtype']!r}")
-    dtype: torch.dtype = getattr(torch, head["dtype"])
-    shape = [int(size) for size in head["shape"]]
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or num_bytes != len(blob):
-        raise ValueError(f"{head['name']}: {len(blob)} bytes for {head['dtype']}{shape}")
-    if not blob:
-        return torch.empty(shape, dtype=dtype)
-    memory = bytearray(blob) if memoryview(blob).readonly else blob  # else shared, not copied
-    return torch.frombuffer(memory, dtype=dtype).reshape(shape)
-
-
-# ---- producer: run the candidate ------------------------------------------------------------
-
-
-class _Halted(Exception):
-    """The candidate raised; carries where, and what it said."""
-
-    def __init__(self, stage: str, error: BaseException) -> None:
-        self.stage = stage
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-        self.message = f"{type(error).__name__}: {str(error).strip() or 'no message'}{place}"
-        super().__init__(self.message)
-
-
-@contextlib.contextmanager
-def _stage(name: str) -> Iterator[None]:
-    try:
-        yield
-    except _Halted:
-        raise
-    except (Exception, SystemExit) as error:
-        # Whatever a candidate raises is its answer, not our failure.
-        raise _Halted(name, error) from None
-
-
-def answer(make_candidate: Callable[[], torch.nn.Module], question: Question) -> Answer:
-    """Ask a candidate one question; what it raises becomes part of the answer.
-
-    `make_candidate` returns `ModelNew(*init_inputs)` and is called once; its device is moved to
-    that of the inputs. While searching it may return one module again and again, since the
-    state is loaded anew, except where `script.own_seed` is set.
-    """
-    session = _Session(question)
-    try:
-        # A device reports some faults only at a later operation, which may be one of ours.
-        with _stage("an operation after the call"):
-            session.build(make_candidate)
-            with session.circumstances():
-                for call in range(question.script.calls):
-                    session.call(call)
-            session.look_again()
-            if question.script.gradients:
-                session.differentiate()
-    except _Halted as halt:
-        return session.answer(halt.message, halt.stage)
-    return session.answer()
-
-
-class _Session:
-    """The state of one `answer`: the model, its arguments and every output, kept alive."""
-
-    def __init__(self, question: Question) -> None:
-        import torch
-
-        self.script = question.script
-        self.given = question.tensors
-        self.device = next(
-            (t.device for n, t in self.given.items() if n.startswith("input.")),
-            torch.device("cpu"),
-        )
-        self.arguments: list[list[Any]] = []
-        self.outputs: list[list[Any]] = []
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.kinds: list[tuple[str, ...]] = []
-        self.aliases: list[str] = []
-        self.keys: list[tuple[str, str, tuple[int, ...]]] = []
-        self.checksums: dict[str, int] = {}
-        self.num_threads_left = 0
-        self.is_detached = False
-        self.model: Any = None
-        self.threads_before = set(threading.enumerate())
-
-    def build(self, make_candidate: Callable[[], torch.nn.Module]) -> None:
-        """Construct the candidate and load the state strictly."""
-        import torch
-
-        own = self.script.own_seed
-        torch.manual_seed(OWN_WEIGHTS_SEED if own is None else own)
-        with _stage("build"):
-            self.model = make_candidate().to(self.device)
-        with _stage("load"):
-            self.keys = _keys(self.model)
-            if own is not None:
-                drawn = _checksums(self.model, [])
-                self.checksums.update((f"drawn.{name}", value) for name, value in drawn.items())
-            else:
-                self.model.load_state_dict(_part(self.given, "state"), strict=True)
-            _set_mode(self.model, self.script.mode)
-
-    @contextlib.contextmanager
-    def circumstances(self) -> Iterator[None]:
-        """Set what holds during the calls: gradients or not, NaN-filled memory, the stream."""
-        import torch
-
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.script.gradients))
-            if self.script.has_nan_memory:
-                stack.enter_context(_nan_filled_memory())
-            if self.script.has_side_stream and self.device.type == "cuda":
-                stack.enter_context(_busy_side_stream(self.device))
-            yield
-
-    def call(self, call: int) -> None:
-        """Run one forward and keep a copy of what it returned, taken at once."""
-        import torch
-
-        if call == 1 and self.script.edits_weights:
-            with _stage("load"):
-                _edit_weights(self.model, self.given)
-        arguments = self._lay_out(call)
-        _poison(self.script.output_bytes, self.device)
-        with _stage(f"call {call + 1}"):
-            result = self.model(*arguments)
-            # No synchronisation before the copy: work on another stream must not be waited for.
-            outputs = _as_tuple(result)
-            for j, output in enumerate(outputs):
-                if isinstance(output, torch.Tensor):
-                    self.tensors[f"call{call}.output{j}"] = _snapshot(output)
-        self.kinds.append(tuple(_kind(output) for output in outputs))
-        self.aliases += self._find_aliases(call, outputs)
-        self.outputs.append(list(outputs))
-
-    def _lay_out(self, call: int) -> list[Any]:
-        """Return the arguments in memory of their own, with the strides that are asked."""
-        import torch
-
-        script = self.script
-        source = _arguments(script, self.given, call)
-        if call and script.is_repeated:
-            arguments = self.arguments[0]
-        elif call and script.is_overwritten:
-            arguments = self.arguments[0]
-            for old, new in zip(arguments, source, strict=True):
-                if isinstance(new, torch.Tensor):
-                    old.data.copy_(new)  # .data: the version counter stays as it was
-        else:
-            arguments = [_laid_out(value, script.layout) for value in source]
-            if script.gradients:
-                for value in arguments:
-                    if isinstance(value, torch.Tensor) and value.is_floating_point():
-                        value.requires_grad_()
-        self.arguments.append(arguments)
-        return arguments
-
-    def _find_aliases(self, call: int, outputs: Sequence[Any]) -> list[str]:
-        import torch
-
-        memory: dict[int, str] = {}
-
-        def note(value: Any, name: str) -> None:
-            if isinstance(value, torch.Tensor) and value.numel():
-                memory.setdefault(value.untyped_storage().data_ptr(), name)
-
-        for name, value in self.model.state_dict().items():
-            note(value, f"{name} of the state_dict")
-        for i, value in enumerate(self.arguments[-1]):
-            note(value, f"input {i}")
-        for earlier, values in enumerate(self.outputs):
-            for value in values:
-                note(value, f"the output of call {earlier + 1}")
-        found = []
-        for output in outputs:
-            if isinstance(output, torch.Tensor) and output.numel():
-                owner = memory.get(output.untyped_storage().data_ptr())
-                if owner is not None:
-                    found.append(f"the output of call {call + 1} shares memory with {owner}")
-        return found
-
-    def look_again(self) -> None:
-        """Give late work a moment, then take checksums of outputs, inputs and weights."""
-        import torch
-
-        if self.device.type == "cuda":
-            with _stage("synchronise"):
-                torch.cuda.synchronize(self.device)
-        late = set(threading.enumerate()) - self.threads_before
-        self.num_threads_left = len(late)
-        for thread in late:
-            thread.join(LATE_WAIT_S)
-        for call, outputs in enumerate(self.outputs):
-            for j, output in enumerate(outputs):
-                if isinstance(output, torch.Tensor):
-                    self.checksums[f"late.call{call}.output{j}"] = _checksum(output)
-        self.checksums.update(_checksums(self.model, self.arguments[-1]))
-        for name, value in self.model.named_buffers():
-            self.tensors[f"buffer.{name}"] = value.detach().clone()
-
-    def differentiate(self) -> None:
-        """Take the gradients of the last call by its inputs and every parameter."""
-        import torch
-
-        with _stage("gradients"):
-            outputs = [y for y in self.outputs[-1] if isinstance(y, torch.Tensor)]
-            self.is_detached = not any(y.requires_grad for y in outputs)
-            if not self.is_detached:
-                grads = _gradients(self.model, self.arguments[-1], outputs, self.given)
-                self.tensors.update(grads)
-
-    def answer(self, error: str = "", stage: str = "") -> Answer:
-        """Return what was seen up to here."""
-        report = Report(
-            error, stage, tuple(self.keys), tuple(self.kinds), tuple(self.aliases),
-            self.checksums, self.num_threads_left, self.is_detached,
-        )  # fmt: skip
-        return Answer(report, self.tensors)
-
-
-# ---- what producer and judge do alike -------------------------------------------------------
-
-
-def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    start = len(prefix) + 1
-    return {n[start:]: t for n, t in tensors.items() if n.startswith(prefix + ".")}
-
-
-def _keys(model: torch.nn.Module) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [(n, str(t.dtype), tuple(t.shape)) for n, t in model.state_dict().items()]
-
-
-def _arguments(script: Script, tensors: Mapping[str, torch.Tensor], call: int) -> list[Any]:
-    source = 0 if script.is_repeated else call
-    names = [f"{source}.{i}" for i in range(script.num_inputs)]
-    return [
-        script.numbers[name] if name in script.numbers else tensors[f"input.{name}"]
-        for name in names
-    ]
-
-
-def _set_mode(model: torch.nn.Module, mode: Mode) -> None:
-    model.train(mode != "eval")
-    if mode == "frozen":
-        for child in model.children():
-            child.eval()
-    if mode == "cumulative":
-        for module in model.modules():
-            if hasattr(module, "momentum"):
-                module.momentum = None
-
-
-def _edit_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    state = model.state_dict()
-    for name, value in _part(tensors, "edit").items():
-        state[name].data.copy_(value)  # .data: no version counter tells of it
-
-
-def _as_tuple(result: Any) -> tuple[Any, ...]:
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
-def _kind(value: Any) -> str:
-    """Describe an output: exact type, dtype, shape and device in one line."""
-    import torch
-
-    cls = f"{type(value).__module__}.{type(value).__qualname__}"
-    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
-        cls = f"subclass {cls}"
-    if not isinstance(value, torch.Tensor):
-        return cls
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{cls} {dtype}{list(value.shape)} on {value.device.type}"
-
-
-def _snapshot(output: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    with torch.no_grad():
-        return output.detach().clone(memory_format=torch.contiguous_format)
-
-
-def _gradients(
-    model: torch.nn.Module,
-    arguments: Sequence[Any],
-    outputs: Sequence[torch.Tensor],
-    tensors: Mapping[str, torch.Tensor],
-) -> dict[str, torch.Tensor]:
-    """Return `grad.input <i>` and `grad.<parameter>`, without those that are not connected."""
-    import torch
-
-    leaves = {
-        f"grad.input {i}": value
-        for i, value in enumerate(arguments)
-        if isinstance(value, torch.Tensor) and value.requires_grad
-    }
-    leaves.update((f"grad.{name}", p) for name, p in model.named_parameters())
-    pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(outputs) if y.requires_grad]
-    grads = torch.autograd.grad(
-        [y for y, _ in pairs], list(leaves.values()), [g.to(y.dtype) for y, g in pairs],
-        allow_unused=True,
-    )  # fmt: skip
-    return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
-
-
-def _laid_out(value: Any, layout: Layout) -> Any:
-    """Return a copy of a tensor in fresh memory, with the strides or alignment of `layout`."""
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return value
-    if not value.is_floating_point() or value.ndim == 0 or not value.numel():
-        return value.clone()
-    if layout == "transposed" and value.ndim >= 2:
-        return value.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if layout == "strided":
-        wide = value.new_full((*value.shape[:-1], 2 * value.shape[-1]), float("nan"))
-        wide[..., ::2] = value
-        return wide[..., ::2]
-    if layout == "misaligned":
-        buffer = value.new_full((value.numel() + 1,), float("nan"))
-        return buffer[1:].view(value.shape).copy_(value)
-    if layout == "expanded":
-        return value[..., :1].clone().expand(value.shape)
-    return value.clone(memory_format=torch.contiguous_format)
-
-
-def _poison(output_bytes: Sequence[int], device: torch.device) -> None:
-    """Leave NaN in the memory that the allocator will hand out next for such sizes."""
-    import torch
-
-    blocks = [
-        torch.full((max(1, size // 4),), float("nan"), device=device)
-        for size in output_bytes
-        for _ in range(2)
-    ]
-    del blocks
-
-
-@contextlib.contextmanager
-def _nan_filled_memory() -> Iterator[None]:
-    """Fill all memory that PyTorch allocates uninitialised with NaN."""
-    import torch
-
-    before = torch.are_deterministic_algorithms_enabled()
-    before_warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        try:
-            yield
-        finally:
-            torch.use_deterministic_algorithms(before, warn_only=before_warn)
-
-
-@contextlib.contextmanager
-def _busy_side_stream(device: torch.device) -> Iterator[None]:
-    """Make a stream current that is still busy when the candidate is called.
-
-    What the arguments are copied from is complete; their copies wait behind about 20 ms of
-    other work, so that a kernel launched on another stream reads memory not yet written.
-    """
-    import torch
-
-    torch.cuda.synchronize(device)
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(40_000_000)
-        yield
-    stream.synchronize()
-
-
-def _checksums(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, int]:
-    """Return checksums of what a call must leave as it was: inputs and parameters."""
-    import torch
-
-    inputs = {
-        f"input.{i}": value for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)
-    }
-    weights = {f"weight.{name}": value for name, value in model.named_parameters()}
-    return {name: _checksum(value) for name, value in (inputs | weights).items()}
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    """Return a sum over the bits that depends on their places, modulo 2^64."""
-    import torch
-
-    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    words = bits[: bits.numel() // 4 * 4]
-    # Copied when the storage offset is no multiple of 4 bytes, which view() refuses.
-    whole = (
-        words.clone().view(torch.int32) if words.storage_offset() % 4 else words.view(torch.int32)
-    )
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for part in (whole, bits[words.numel() :]):
-        for start in range(0, part.numel(), CHUNK_ELEMENTS):
-            chunk = part[start : start + CHUNK_ELEMENTS].to(torch.int64)
-            place = torch.arange(start, start + chunk.numel(), device=tensor.device)
-            total += (chunk * (2 * place + 1)).sum()
-    return int(total)
-
-
-# ---- judge: what is expected ----------------------------------------------------------------
+# ---- what is expected -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -915,7 +169,7 @@ def _weighted_model(
         edits = models[edit].named_parameters()
         tensors.update((f"edit.{n}", p.detach()) for n, p in edits)
     model = copy.deepcopy(models[key])
-    _set_mode(model, probe.mode)
+    set_mode(model, probe.mode)
     return model, tensors
 
 
@@ -1014,13 +268,13 @@ def _reference_answer(
 
     answers: dict[str, torch.Tensor] = {}
     kinds: list[tuple[str, ...]] = []
-    keys = tuple(_keys(model))
+    keys = tuple(keys_of(model))
     values: list[Any] = []
     outputs: tuple[torch.Tensor, ...] = ()
     for call in range(script.calls):
         if call == 1 and script.edits_weights:
-            _edit_weights(model, tensors)
-        values = [_laid_out(v, "contiguous") for v in _arguments(script, tensors, call)]
+            edit_weights(model, tensors)
+        values = [laid_out(v, "contiguous") for v in arguments_of(script, tensors, call)]
         if script.gradients:
             values = [_as_leaf(value) for value in values]
         with torch.set_grad_enabled(script.gradients):
@@ -1031,14 +285,14 @@ def _reference_answer(
                 if call or not is_odd:
                     raise
                 return Report(error=str(error), stage="call 1", keys=keys), {}
-        kinds.append(tuple(_kind(output) for output in outputs))
-        answers.update((f"call{call}.output{j}", _snapshot(y)) for j, y in enumerate(outputs))
+        kinds.append(tuple(kind_of(output) for output in outputs))
+        answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in model.named_buffers())
     if script.gradients:
         _draw_output_gradients(outputs, tensors, probe)
         if any(y.requires_grad for y in outputs):
-            answers.update(_gradients(model, values, outputs, tensors))
-    return Report(keys=keys, kinds=tuple(kinds), checksums=_checksums(model, values)), answers
+            answers.update(gradients_of(model, values, outputs, tensors))
+    return Report(keys=keys, kinds=tuple(kinds), checksums=checksums_of(model, values)), answers
 
 
 def _as_leaf(value: Any) -> Any:
@@ -1097,7 +351,7 @@ def _require_stable(problem: Problem, probe: Probe, errors: Mapping[str, _Error]
             )
 
 
-# ---- judge: compare -------------------------------------------------------------------------
+# ---- compare --------------------------------------------------------------------------------
 
 
 def _compare(
@@ -1228,7 +482,7 @@ def _gradient_limits(baseline: _Error, largest_of_all: float, accuracy: Accuracy
     return _Limits(limit, float("inf"), f"PyTorch's own {baseline.max_abs:.3g}")
 
 
-# ---- judge: the verdict ---------------------------------------------------------------------
+# ---- the verdict ----------------------------------------------------------------------------
 
 
 def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult:
@@ -1372,7 +626,7 @@ def _judge_behaviour(expected: Expected, answer: Answer) -> str:
             )
         return f"the weight {rest} was edited by the call"
     for name, tensor in answer.tensors.items():
-        if name.startswith("call") and report.checksums.get(f"late.{name}") != _checksum(tensor):
+        if name.startswith("call") and report.checksums.get(f"late.{name}") != checksum_of(tensor):
             return (
                 f"{_label(name)} changed after the call had returned: a later call or another "
                 "thread or stream writes to it"
@@ -1419,7 +673,7 @@ def _judge_bits(expected: Expected, answer: Answer) -> str:
     for name, tensor in answer.tensors.items():
         if name.startswith("call1."):
             first = answer.tensors[name.replace("call1.", "call0.", 1)]
-            if _checksum(first) != _checksum(tensor):
+            if checksum_of(first) != checksum_of(tensor):
                 return (
                     "the same input twice gave different bits, but the candidate is declared "
                     "deterministic"
@@ -1512,7 +766,7 @@ def _index(flat: int, tensor: torch.Tensor) -> str:
     return f"[{', '.join(str(place) for place in reversed(places))}]"
 
 
-# ---- judge: name the mistake where it can be told -------------------------------------------
+# ---- name the mistake where it can be told --------------------------------------------------
 
 
 def _diagnosis(expected: Expected, answer: Answer, name: str, error: _Error) -> str:

@@ -22,10 +22,11 @@ from typing import Any
 
 from tuner import errors
 from tuner.build import Builder
-from tuner.check import Probe, merge, thorough_probes
+from tuner.check import merge
 from tuner.device import Device
 from tuner.errors import TunerError, WorkerError
 from tuner.measure import ratio_interval
+from tuner.probes import Probe, thorough_probes
 from tuner.problem import Accuracy
 from tuner.template import Family
 from tuner.trial import (

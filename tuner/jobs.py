@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tuner import check
+from tuner import check, probes, produce
 from tuner.binding import BoundOp, bind, match_sizes
 from tuner.device import describe, environment
 from tuner.errors import ProblemError
@@ -99,7 +99,7 @@ class _Session:
         declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
         found = _sizes_seen(model, problem.make_inputs(0), declared, reference)
         screening = [found]
-        for batch in {p.batch for p in check.screening_probes(0, problem.num_rows())} - {None}:
+        for batch in {p.batch for p in probes.screening_probes(0, problem.num_rows())} - {None}:
             with suppress(ProblemError):  # a batch that the problem does not take
                 inputs = problem.make_inputs(0, batch=batch)
                 screening.append(_sizes_seen(model, inputs, declared, reference))
@@ -123,7 +123,7 @@ class _Session:
         self.problem = load_problem(Path(reference), sizes)
         if screening_seed is not None:
             num_rows = self.problem.num_rows()
-            for probe in check.screening_probes(screening_seed, num_rows):
+            for probe in probes.screening_probes(screening_seed, num_rows):
                 self.expected[probe.name] = self._expected(probe)
         if model_new:
             self.module = _module_of(model_new)
@@ -142,7 +142,7 @@ class _Session:
         model = self.problem.make_model(WEIGHT_SEED, self.device)
         return self.problem.randomise(model, WEIGHT_SEED)
 
-    def _expected(self, probe: check.Probe) -> check.Expected:
+    def _expected(self, probe: probes.Probe) -> check.Expected:
         assert self.problem is not None
         return check.expected(self.problem, probe, self.accuracy, self.device, models=self.models)
 
@@ -180,7 +180,7 @@ class _Session:
         make = self._candidate_model(operator)
         with math_mode(self.accuracy):
             for expected in self.expected.values():
-                answer = check.answer(make, expected.question)
+                answer = produce.answer(make, expected.question)
                 results.append(check.judge(expected, answer, self.accuracy))
                 if not results[-1].is_accepted:
                     has_raised = bool(answer.report.error) and not expected.error
@@ -238,7 +238,7 @@ class _Session:
 
     def ask(self, probe: str) -> Answer:
         """Draw a probe's inputs and weights; return the question for the producer."""
-        asked = from_json(check.Probe, probe)
+        asked = from_json(probes.Probe, probe)
         found = self.expected[asked.name] = self._expected(asked)
         tensors, known = dict(found.question.tensors), {}
         for name in [n for n in tensors if n.startswith(("state.", "edit."))]:
@@ -253,15 +253,15 @@ class _Session:
                 self.sent[place] = (token, tensor)  # kept, so that its memory stays its own
                 tensors[token] = tensors.pop(name)
                 known[name] = token
-        text, blobs = check.pack(found.question.script, tensors)
+        text, blobs = probes.pack(found.question.script, tensors)
         return {"question": text, "known": known}, blobs
 
     def judge(self, probe: str, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on a producer's answer to the probe that was asked last."""
-        expected = self.expected.pop(from_json(check.Probe, probe).name)
-        report, tensors = check.unpack(check.Report, answer, blobs, self.device)
+        expected = self.expected.pop(from_json(probes.Probe, probe).name)
+        report, tensors = probes.unpack(probes.Report, answer, blobs, self.device)
         with math_mode(self.accuracy):
-            result = check.judge(expected, check.Answer(report, tensors), self.accuracy)
+            result = check.judge(expected, probes.Answer(report, tensors), self.accuracy)
         return {"result": json.loads(to_json(result))}, ()
 
     def timing_set(self) -> Answer:
@@ -269,7 +269,7 @@ class _Session:
         assert self.model is not None
         tensors = {f"state.{n}": t for n, t in self.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self.input_sets[0])}
-        text, blobs = check.pack(check.Script(), tensors)
+        text, blobs = probes.pack(probes.Script(), tensors)
         return {"question": text}, blobs
 
     # ---- producer -----------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class _Session:
     def answer(self, question: str, known: dict[str, str], blobs: list[memoryview]) -> Answer:
         """Answer one question of the judge; `known` names tensors that came with it or before."""
         assert self.make_model is not None
-        script, tensors = check.unpack(check.Script, question, blobs)
+        script, tensors = probes.unpack(probes.Script, question, blobs)
         self.received |= {name: t for name, t in tensors.items() if name in known.values()}
         tensors = {name: t for name, t in tensors.items() if name not in known.values()}
         tensors |= {name: self.received[token] for name, token in known.items()}
@@ -314,14 +314,14 @@ class _Session:
         tensors = {name: t.to(self.device, copy=True) for name, t in tensors.items()}
         self.is_own_seed = script.own_seed is not None
         with math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
-            found = check.answer(self.make_model, check.Question(script, tensors))
-            text, answers = check.pack(found.report, found.tensors)
+            found = produce.answer(self.make_model, probes.Question(script, tensors))
+            text, answers = probes.pack(found.report, found.tensors)
         return {"answer": text}, answers
 
     def take_timing_set(self, question: str, blobs: list[memoryview]) -> Answer:
         """Get ready to be timed on the judge's weights and inputs."""
         assert self.make_model is not None
-        _, tensors = check.unpack(check.Script, question, blobs, self.device)
+        _, tensors = probes.unpack(probes.Script, question, blobs, self.device)
         state = {n[6:]: t for n, t in tensors.items() if n.startswith("state.")}
         inputs = [t for n, t in tensors.items() if n.startswith("input.")]
         self.is_own_seed = False

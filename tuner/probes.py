@@ -1,0 +1,384 @@
+"""What is asked of a candidate, and what crosses between producer and judge.
+
+The question holds tensors and a script of what to do with them: no seed, no name of the probe, no
+oracle. The answer holds raw tensors and a report. Both travel as JSON and raw bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from tuner.problem import Distribution
+from tuner.trial import from_json, to_json
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "OWN_WEIGHTS_SEED",
+    "Answer",
+    "Layout",
+    "Mode",
+    "Probe",
+    "Question",
+    "Report",
+    "Script",
+    "pack",
+    "screening_probes",
+    "thorough_probes",
+    "unpack",
+]
+
+OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
+
+Layout = Literal[
+    "contiguous", "transposed", "strided", "misaligned", "expanded", "float64", "too_wide"
+]
+Mode = Literal["train", "eval", "frozen", "cumulative"]
+
+
+# ---- the probes -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One thing that is asked of a candidate.
+
+    `batch` None is as given. `weights`: "own" are those that the candidate's constructor draws,
+    "initial" those of the reference, "random" and "dyadic" fresh ones. With several `calls`,
+    `inputs` says how the input of each relates to the one before: "fresh" (new content, new
+    memory), "repeated", "overwritten" (new content in the same memory, same version counter),
+    "nudged" (one element changed). `edits_weights` replaces every parameter in place before the
+    second call. `mode` "frozen" is training with every submodule in eval mode, "cumulative" is
+    training with momentum None. `tells` is what a failure here usually means.
+    """
+
+    name: str
+    distribution: Distribution = "as_given"
+    batch: int | None = None
+    seed_inputs: int = 0
+    seed_weights: int = 0
+    weights: Literal["own", "initial", "random", "dyadic"] = "random"
+    calls: int = 1
+    inputs: Literal["fresh", "repeated", "overwritten", "nudged"] = "fresh"
+    edits_weights: bool = False
+    mode: Mode = "train"
+    gradients: bool = False
+    layout: Layout = "contiguous"
+    has_nan_memory: bool = False
+    has_side_stream: bool = False
+    wants_same_bits: bool = False
+    may_refuse: bool = False
+    tells: str = ""
+
+
+def screening_probes(seed: int, num_rows: int | None) -> list[Probe]:
+    """Return the short list that screens candidates while searching.
+
+    `num_rows` is the problem's own batch (`Problem.num_rows`), None where it has none.
+    """
+    secret = random.Random(seed)
+    seed_inputs, seed_weights = secret.getrandbits(31), secret.getrandbits(31)
+    batch = None if num_rows is None else _odd_batch(num_rows)
+    probe = _seeded(seed_inputs, seed_weights)
+    return [
+        probe("as given", weights="initial"),
+        probe(
+            "offset, odd batch", distribution="offset", batch=batch, calls=2,
+            inputs="overwritten", tells=TELLS["offset"],
+        ),
+        probe(
+            "heavy-tailed, misaligned", distribution="heavy_tailed", batch=batch,
+            layout="misaligned", tells=TELLS["misaligned"],
+        ),
+    ]  # fmt: skip
+
+
+TELLS = {
+    "weights": "is a weight ignored, or eps?",
+    "offset": "a variance from sums of squares, or right only for the tested distribution?",
+    "heavy": "is it right only for the tested distribution?",
+    "range": "are operands split or rounded to a format of less range?",
+    "tiny": "is eps dropped or changed?",
+    "constant": "a variance of 0 must not turn negative or NaN",
+    "poison": "a NaN or Inf of the input must reach what the reference lets it reach",
+    "batch": "is it right only for the tested shape?",
+    "eval": "eval mode must use the stored statistics, and change nothing",
+    "frozen": "submodules in eval mode inside a training parent",
+    "cumulative": "momentum=None averages over all calls",
+    "calls": "is it right only on the first call, or replays it?",
+    "repeated": "an input seen before",
+    "pointer": "memoised by pointer or version counter, or kept from the first call?",
+    "content": "memoised by a part of the content?",
+    "edited": "are the weights folded once and kept?",
+    "gradients": "is the backward wrong, or the output detached?",
+    "layout": "are strides ignored?",
+    "misaligned": "do vector loads assume 16-byte alignment?",
+    "refused": "what the reference refuses must be refused, not computed",
+    "memory": "is memory read that was never written?",
+    "stream": "does it run on another stream than the current one?",
+}
+
+
+def thorough_probes(
+    seed: int,
+    num_rows: int | None,
+    *,
+    is_deterministic: bool = True,
+    has_cuda: bool = False,
+    may_refuse_batches: bool = False,
+) -> list[Probe]:
+    """Return everything that is asked of finalists, exports and strangers' files.
+
+    Few probes run at full size, since one tensor of the flagship is 256 MB.
+    `is_deterministic` asks for the same bits from the same input. `may_refuse_batches` accepts
+    an exception (never a wrong answer) at batches other than `num_rows`.
+    """
+    secret = random.Random(seed)
+    seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
+    seed_weights = secret.getrandbits(31)
+    full = _seeded(seed_full, seed_weights)
+    reduced = _seeded(
+        seed_reduced, seed_weights, batch=_reduced_batch(num_rows, may_refuse_batches)
+    )
+    probes = [
+        full("as given", weights="own"),
+        reduced("fresh weights", tells=TELLS["weights"]),
+        full("offset", distribution="offset", tells=TELLS["offset"]),
+        full("heavy-tailed", distribution="heavy_tailed", tells=TELLS["heavy"]),
+        *_value_probes(reduced, num_rows, may_refuse_batches),
+        *_call_probes(reduced, is_deterministic),
+        *_layout_probes(reduced, has_cuda),
+    ]
+    if num_rows is not None:
+        probes += _batch_probes(reduced, num_rows, may_refuse_batches)
+    return probes
+
+
+def _seeded(seed_inputs: int, seed_weights: int, batch: int | None = None) -> Callable[..., Probe]:
+    def probe(name: str, **fields: Any) -> Probe:
+        settings = {"batch": batch, "seed_inputs": seed_inputs, "seed_weights": seed_weights}
+        return Probe(name, **{**settings, **fields})
+
+    return probe
+
+
+def _value_probes(
+    probe: Callable[..., Probe], num_rows: int | None, is_fixed: bool
+) -> list[Probe]:
+    # A power of two keeps the mean of equal values exact.
+    power = (
+        None if num_rows is None or is_fixed else 2 ** int(math.log2(min(max(num_rows, 2), 64)))
+    )
+    wide = TELLS["range"]
+    return [
+        probe("wide range", distribution="wide_range", tells=wide),
+        probe("wide columns", distribution="wide_columns", tells=wide),
+        probe("tiny values", distribution="tiny", tells=TELLS["tiny"]),
+        probe(
+            "constant columns", distribution="constant_columns", weights="dyadic", batch=power,
+            tells=TELLS["constant"],
+        ),
+        probe("NaN row", distribution="nan_row", tells=TELLS["poison"]),
+        probe("NaN row, eval", distribution="nan_row", mode="eval", tells=TELLS["poison"]),
+        probe("Inf element", distribution="inf_element", tells=TELLS["poison"]),
+    ]  # fmt: skip
+
+
+def _call_probes(probe: Callable[..., Probe], is_deterministic: bool) -> list[Probe]:
+    return [
+        probe("input overwritten", calls=2, inputs="overwritten", tells=TELLS["pointer"]),
+        probe("three calls", calls=3, tells=TELLS["calls"]),
+        probe("one element changed", calls=2, inputs="nudged", tells=TELLS["content"]),
+        probe(
+            "weights edited in place", calls=2, inputs="repeated", edits_weights=True,
+            tells=TELLS["edited"],
+        ),
+        probe(
+            "called twice", calls=2, inputs="repeated", wants_same_bits=is_deterministic,
+            tells=TELLS["repeated"],
+        ),
+        probe("cumulative average", mode="cumulative", calls=2, tells=TELLS["cumulative"]),
+        probe("eval mode", mode="eval", tells=TELLS["eval"]),
+        probe("frozen submodules", mode="frozen", tells=TELLS["frozen"]),
+        probe("gradients", distribution="normal", gradients=True, tells=TELLS["gradients"]),
+        probe(
+            "gradients, eval", distribution="normal", gradients=True, mode="eval",
+            tells=TELLS["gradients"],
+        ),
+    ]  # fmt: skip
+
+
+def _layout_probes(probe: Callable[..., Probe], has_cuda: bool) -> list[Probe]:
+    exact = functools.partial(probe, distribution="dyadic", weights="dyadic")
+    probes = [
+        probe("transposed input", layout="transposed", tells=TELLS["layout"]),
+        probe("strided input", layout="strided", tells=TELLS["layout"]),
+        exact("expanded input", layout="expanded", tells=TELLS["layout"]),
+        probe("misaligned input", layout="misaligned", tells=TELLS["misaligned"]),
+        probe("float64 input", layout="float64", tells=TELLS["refused"]),
+        probe("one feature too many", layout="too_wide", tells=TELLS["refused"]),
+        probe("NaN-filled memory", has_nan_memory=True, calls=2, tells=TELLS["memory"]),
+    ]
+    if has_cuda:
+        probes.append(probe("side stream", has_side_stream=True, tells=TELLS["stream"]))
+    return probes
+
+
+def _batch_probes(probe: Callable[..., Probe], num_rows: int, may_refuse: bool) -> list[Probe]:
+    odd = _odd_batch(num_rows)
+    fields = {"may_refuse": may_refuse, "tells": TELLS["batch"]}
+    # Two rows that happen to be close have a difference with few right bits in any float32
+    # arithmetic, so there the products and sums are made exact.
+    exact = {"distribution": "dyadic", "weights": "dyadic", **fields}
+    fields["distribution"] = "normal"
+    settings = {odd: fields, 33 if odd != 33 else 40: fields, 2: exact, 1: fields, 0: fields}
+    return [
+        probe(f"batch {batch}", batch=batch, **others)
+        for batch, others in settings.items()
+        if batch != num_rows
+    ]
+
+
+def _odd_batch(num_rows: int) -> int:
+    """Return an odd batch other than the problem's own, at most 257 rows."""
+    if num_rows > 257:
+        return 257
+    return num_rows - 1 if num_rows % 2 == 0 and num_rows > 2 else num_rows + 2
+
+
+def _reduced_batch(num_rows: int | None, is_fixed: bool) -> int | None:
+    """Return the batch of the probes that need not run at full size."""
+    return 256 if num_rows is not None and num_rows > 256 and not is_fixed else None
+
+
+# ---- what crosses between the two halves ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the producer does with the question's tensors; it names no probe and no seed.
+
+    `own_seed` seeds the candidate's constructor when it keeps its own weights, else None and the
+    question's `state.*` is loaded. `numbers` are the inputs that are no tensors, by
+    "call.argument". `output_bytes` are the sizes of memory to poison before each call.
+    """
+
+    calls: int = 1
+    num_inputs: int = 1
+    is_overwritten: bool = False
+    is_repeated: bool = False
+    edits_weights: bool = False
+    mode: Mode = "train"
+    gradients: bool = False
+    layout: Layout = "contiguous"
+    has_nan_memory: bool = False
+    has_side_stream: bool = False
+    own_seed: int | None = None
+    numbers: dict[str, bool | int | float | str | None] = field(default_factory=dict)
+    output_bytes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Tensors: `input.<call>.<argument>`, `state.<name>`, `edit.<name>`, `grad.<output>`."""
+
+    script: Script
+    tensors: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the producer saw, beside the tensors.
+
+    `error` with its `stage` ("build", "load", "call 1", "gradients") when it raised. `keys` is
+    the candidate's state_dict as [name, dtype, shape]. `kinds` describes each call's outputs.
+    Checksums are of `input.*`, `weight.*` and `late.*` (an output as it is at the very end).
+    """
+
+    error: str = ""
+    stage: str = ""
+    keys: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    kinds: tuple[tuple[str, ...], ...] = ()
+    aliases: tuple[str, ...] = ()
+    checksums: dict[str, int] = field(default_factory=dict)
+    num_threads_left: int = 0
+    is_detached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tensors: `call<i>.output<j>`, `buffer.<name>`, `grad.<input or parameter>`."""
+
+    report: Report
+    tensors: dict[str, torch.Tensor]
+
+
+R = TypeVar("R")
+
+
+def pack(record: Script | Report, tensors: Mapping[str, torch.Tensor]) -> tuple[str, list[bytes]]:
+    """Return a record and its tensors as JSON and raw bytes, one blob a tensor."""
+    import torch
+
+    heads, blobs = [], []
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        heads.append({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        blobs.append(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return json.dumps({"record": json.loads(to_json(record)), "tensors": heads}), blobs
+
+
+def unpack(
+    kind: type[R],
+    text: str,
+    blobs: Sequence[bytes | bytearray | memoryview],
+    device: str | torch.device = "cpu",
+) -> tuple[R, dict[str, torch.Tensor]]:
+    """Read what `pack` wrote and return the record and its tensors.
+
+    Raises:
+        ValueError: the text and the blobs are not what `pack` writes (a stranger wrote them).
+    """
+    try:
+        content = json.loads(text)
+        record = from_json(kind, json.dumps(content["record"]))
+        heads = list(content["tensors"])
+        if len(heads) != len(blobs):
+            raise ValueError(f"{len(heads)} tensors announced, {len(blobs)} received")
+        tensors = {
+            str(head["name"]): _tensor(head, blob).to(device)
+            for head, blob in zip(heads, blobs, strict=True)
+        }
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"not a packed record: {error}") from None
+    return record, tensors
+
+
+_DTYPES = {
+    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
+    *("int64", "int32", "int16", "int8", "uint8", "bool"),
+}
+
+
+def _tensor(head: Mapping[str, Any], blob: bytes | bytearray | memoryview) -> torch.Tensor:
+    import torch
+
+    if head["dtype"] not in _DTYPES:
+        raise ValueError(f"unknown dtype {head['dtype']!r}")
+    dtype: torch.dtype = getattr(torch, head["dtype"])
+    shape = [int(size) for size in head["shape"]]
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or num_bytes != len(blob):
+        raise ValueError(f"{head['name']}: {len(blob)} bytes for {head['dtype']}{shape}")
+    if not blob:
+        return torch.empty(shape, dtype=dtype)
+    memory = bytearray(blob) if memoryview(blob).readonly else blob  # else shared, not copied
+    return torch.frombuffer(memory, dtype=dtype).reshape(shape)
