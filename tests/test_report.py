@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from tuner import report
+from tuner import figures, report
 from tuner.device import known_device
-from tuner.report import (
-    format_summary,
+from tuner.figures import (
     importance_figure,
     importances,
     parameter_figure,
     progress_figure,
     stage_figure,
-    summary,
-    write_report,
+    stages_of,
 )
+from tuner.report import write_report
 from tuner.run import Run, create_run
+from tuner.summary import NONE, Facts, Summary, format_summary, summary
 from tuner.trial import (
     Build,
     Check,
@@ -285,9 +285,9 @@ def test_table_holds_every_trial_by_value(finished):
         assert cells["status"] == trial.outcome.status.value
         assert cells["template"] == trial.template
         assert cells["block_m"] == str(trial.params["block_m"])
-        assert cells["stages"] == str(trial.params.get("stages", report.NONE))
+        assert cells["stages"] == str(trial.params.get("stages", NONE))
         if trial.outcome.latency_us is None:
-            assert cells["latency µs"] == cells["speed-up"] == report.NONE
+            assert cells["latency µs"] == cells["speed-up"] == NONE
             assert cells["reason"] == trial.outcome.reason
         else:
             assert float(cells["latency µs"]) == pytest.approx(trial.outcome.latency_us, rel=1e-4)
@@ -426,7 +426,7 @@ def test_environment_may_say_nothing(tmp_path):
 def test_environment_may_hold_nonsense(tmp_path, word, value):
     run = make_run(tmp_path, make_trials(3), **{word: value})
     assert format_summary(summary(run))
-    assert report._view(report._Facts.of(run))["summary"].num_trials == 3
+    assert report._view(Facts.of(run))["summary"].num_trials == 3
 
 
 def test_run_without_a_result_claims_no_speed_up(tmp_path):
@@ -450,13 +450,13 @@ def test_run_where_all_failed_has_a_report(tmp_path, status):
 
 def test_probe_without_a_number_is_shown_as_such(finished):
     rows = page_of(finished).table("Relative root mean square")
-    assert rows[3][:4] == ["NaN row", "nan", "1.00e-07", report.NONE]
+    assert rows[3][:4] == ["NaN row", "nan", "1.00e-07", NONE]
 
 
 # ---- the summary ----------------------------------------------------------------------------
 
 
-def told_of(folder: Path, interval: Interval) -> report.Summary:
+def told_of(folder: Path, interval: Interval) -> Summary:
     trials = make_trials(30)
     return summary(make_run(folder, trials, make_result(trials, interval)))
 
@@ -530,7 +530,7 @@ def test_warnings_name_noise_throttling_drift_and_ties(tmp_path):
     + [(text, 0.005) for text in ("", "a: [", "measure: 3", "measure: {max_noise: x}", "- 1")],
 )
 def test_noise_limit_is_the_configs(tmp_path, config, limit):
-    assert report._Facts.of(make_run(tmp_path, [], config=config)).max_noise == limit
+    assert Facts.of(make_run(tmp_path, [], config=config)).max_noise == limit
 
 
 def assert_fits_a_terminal(text: str) -> None:
@@ -609,7 +609,7 @@ def test_parameter_plot_orders_numbers_as_numbers():
 
 def test_stages_add_up_to_the_working_time():
     trials = make_trials(100)
-    stages = {stage.name: stage.seconds for stage in report._stages(trials)}
+    stages = {stage.name: stage.seconds for stage in stages_of(trials)}
     assert stages["build"] == pytest.approx(150.0)
     assert stages["check"] == pytest.approx(1.0) and stages["around"] == pytest.approx(1.5)
     serial = sum(seconds for name, seconds in stages.items() if name != "build")
@@ -629,8 +629,8 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14171c"])
 def test_marks_can_be_seen_on_light_and_dark(page):
-    colours = [colour for colour, _ in report._STATUS_MARKS.values()]
-    for colour in [*colours, report._BEST, report._BASELINE, report._FLOOR]:
+    colours = [colour for colour, _ in figures._STATUS_MARKS.values()]
+    for colour in [*colours, figures._BEST, figures._BASELINE, figures._FLOOR]:
         assert contrast(colour, page) >= 3, colour
 
 
@@ -734,11 +734,11 @@ def test_browser_sorts_by_keyboard_with_missing_last(tab):
     heading = tab.page.get_by_role("button", name="latency µs")
     heading.focus()
     heading.press("Enter")
-    times = [float(text) for text in tab.cells(2) if text != report.NONE]
+    times = [float(text) for text in tab.cells(2) if text != NONE]
     assert times == sorted(times) and len(times) == 60
-    assert tab.cells(2)[60:] == [report.NONE] * 60
+    assert tab.cells(2)[60:] == [NONE] * 60
     heading.press("Enter")
-    assert [float(t) for t in tab.cells(2) if t != report.NONE] == sorted(times, reverse=True)
+    assert [float(t) for t in tab.cells(2) if t != NONE] == sorted(times, reverse=True)
     assert tab.page.locator("th[aria-sort=descending]").inner_text().startswith("latency")
 
 

@@ -255,7 +255,7 @@ def _dry_run(planned: Planned) -> None:
 
 
 def _summarise(run: Run) -> None:
-    from tuner.report import format_summary, summary
+    from tuner.summary import format_summary, summary
 
     out.print(format_summary(summary(run)), markup=False)
     out.print(f"report: {run.report_path}\nrun:    {run.path}", markup=False)
