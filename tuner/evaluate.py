@@ -63,6 +63,10 @@ ANCHOR_EVERY = 16  # candidates between two timings of the baseline
 RACE_MARGIN = 1.1  # a candidate is stopped early when clearly slower than this times the best
 BURST_S = 0.05  # of samples from one process before the next one's turn
 MIN_ROUNDS = 8  # turns of each process
+MIN_BURST = 3  # samples of a turn, whose median counts
+MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
+WARM_UP_SAMPLES = 5
+STEADY = 0.05  # relative difference of two medians that agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,12 +434,17 @@ class Prover:
             samples: list[float] = self._call(racer, "time_model", payload).data["samples_us"]
             return samples
 
-        # Warm-up sets the burst's length: short, so that drift hits all alike.
-        start_s = time.perf_counter()
-        for racer in racers:
-            burst(racer, 5)
-        sample_s = (time.perf_counter() - start_s) / (5 * len(racers))
-        num_samples = max(1, min(20, round(BURST_S / sample_s)))
+        # Warm up until two turns of each agree: allocators and huge pages settle slowly. The last
+        # turn sets the burst's length: short, so that drift hits all alike.
+        before = [0.0] * len(racers)
+        for _ in range(MAX_WARM_UPS):
+            start_s = time.perf_counter()
+            now = [statistics.median(burst(racer, WARM_UP_SAMPLES)) for racer in racers]
+            sample_s = (time.perf_counter() - start_s) / (WARM_UP_SAMPLES * len(racers))
+            if all(abs(n - b) <= STEADY * n for n, b in zip(now, before, strict=True)):
+                break
+            before = now
+        num_samples = max(MIN_BURST, min(20, round(BURST_S / sample_s)))
         num_rounds = max(MIN_ROUNDS, round(seconds / (num_samples * sample_s)))
         rounds: list[list[float]] = [[] for _ in racers]
         for number in range(num_rounds):

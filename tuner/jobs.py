@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["handle"]
 
+SETTLE_S = 0.03  # until the threads of the process that had its turn before sleep
+NUM_UNTIMED = 2  # calls of each turn that are not timed
 NUM_INPUT_SETS = 3  # rotated while timing, so that no call finds its own input in a cache
 WEIGHT_SEED = 20_000  # of the weights that are timed; probes draw their own
 Answer = tuple[dict[str, Any], Sequence[Blob]]
@@ -334,12 +336,18 @@ class _Session:
     # ---- judge and producer -------------------------------------------------------------------
 
     def time_model(self, num_samples: int) -> Answer:
-        """Return that many samples of one call's time; the caller interleaves processes."""
+        """Return that many samples of one call's time; the caller interleaves processes.
+
+        Untimed calls come first: after its turn, another process's OpenMP threads spin for some
+        10 ms on the cores that this one needs, and what it left in the caches is gone.
+        """
         import torch
 
         assert self.model is not None and self.timer is not None
         model, sets = self.model, self.input_sets
         with torch.no_grad(), math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
+            time.sleep(SETTLE_S)
+            self.timer.samples(lambda i: model(*sets[i % len(sets)]), NUM_UNTIMED)
             samples = self.timer.samples(lambda i: model(*sets[i % len(sets)]), num_samples)
         return {"samples_us": samples, "is_cold": self.timer.is_cold}, ()
 
