@@ -40,7 +40,7 @@ space:
 constraints:
   - {{expr: "stats != 'gram' or in_features <= 2048", why: "stats=gram refuses more features"}}
 search: {{sampler: tpe, trials: {trials}, timeout: {timeout}, seed: 0}}
-measure: {{num_finalists: 2}}
+measure: {{num_finalists: 1, num_processes: 4}}
 """
 
 
