@@ -127,12 +127,11 @@ def new_worker(
 
 @dataclass(slots=True)
 class _Pending:
-    """A configuration on its way; `outcome` is set when there is nothing to build."""
+    """A configuration on its way: rendered, and handed to the builders."""
 
     candidate_key: str
     candidate: Candidate | None = None
     build: Future[Build] | None = None
-    outcome: Outcome | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -215,7 +214,7 @@ class DeviceEvaluator:
         start_s = time.perf_counter()
         candidate = self._family.render(params, self._facts)
         seconds = {"render": time.perf_counter() - start_s}
-        return _Pending(candidate.key, candidate, self._builder.submit(candidate), None, seconds)
+        return _Pending(candidate.key, candidate, self._builder.submit(candidate), seconds)
 
     def finish(self, pending: _Pending, number: int, best_us: float | None) -> Outcome:
         """Wait for a configuration's build, check it, time it; return what became of it."""
