@@ -1,4 +1,4 @@
-"""`tune`: arguments, the live view, exit codes. The only room that prints.
+"""`tune`: arguments, the live view, exit codes. What is shown is in `terminal`.
 
 Exit codes: 0 done; 1 nothing correct found, or a file is rejected; 2 the user's files or
 arguments; 3 toolchain, device, disk, or a run locked by another process; 130 interrupted.
@@ -12,26 +12,24 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from tuner.errors import InputError, NothingCorrectError, TunerError
-
-if TYPE_CHECKING:
-    from tuner.run import Run
-    from tuner.trial import Check, Finalist, Measurement, ProbeResult, Trial
-    from tuner.tuning import Planned
+from tuner.terminal import (
+    Interrupted,
+    err,
+    go_on,
+    interruptible,
+    out,
+    print_plan,
+    print_summary,
+    print_verdict,
+    watching,
+)
 
 __all__ = ["app", "main"]
 
@@ -47,17 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-# Colour and width come from the terminal; a pipe gets plain lines of any length.
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-
 INTERRUPTED = 130
-SHOWN_TRIALS = 8  # of the latest, in the live view
-
-
-class _Interrupted(Exception):
-    """Ctrl-C; the text says how to go on."""
-
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="What to tune: a YAML file.")
@@ -118,9 +106,9 @@ def tune(
     if config is not None:
         loaded = load_config(config, given)
         if dry_run:
-            _dry_run(tuning.plan(loaded, may_assume=True))
+            print_plan(tuning.plan(loaded, may_assume=True))
             return
-    with _interruptible() as stop, _view(stop) as view:
+    with interruptible() as stop, watching(stop) as view:
         if config is not None:
             run = tuning.tune(
                 loaded,
@@ -139,9 +127,9 @@ def tune(
                 should_stop=stop,
                 may_move=any_machine,
             )
-    _summarise(run)
+    print_summary(run)
     if stop():
-        raise _Interrupted(_go_on(run))
+        raise Interrupted(go_on(run))
     result = run.result()
     if result is None or result.exported is None or not result.exported.check.is_accepted:
         raise typer.Exit(1)  # the summary says why the exported file was rejected
@@ -158,9 +146,9 @@ def export(
     """Write a trial of a run as a standalone module, and prove the file."""
     from tuner import tuning
 
-    with _view() as view:
+    with watching() as view:
         path, check = tuning.export_trial(run, trial=trial, output=output, observer=view)
-    _print_verdict(check)
+    print_verdict(check)
     out.print(f"written: {path}")
     if not check.is_accepted:
         raise typer.Exit(1)
@@ -184,7 +172,7 @@ def verify(
         timeout_s = parse_duration(timeout)
     except ValueError as error:
         raise InputError(str(error)) from error
-    with _view() as view:
+    with watching() as view:
         check = tuning.verify(
             file,
             reference,
@@ -193,7 +181,7 @@ def verify(
             timeout_s=timeout_s,
             observer=view,
         )
-    _print_verdict(check)
+    print_verdict(check)
     if not check.is_accepted:
         raise typer.Exit(1)
 
@@ -206,7 +194,7 @@ def report(run: RunArgument) -> None:
 
     opened = open_run(run)
     write_report(opened)
-    _summarise(opened)
+    print_summary(opened)
 
 
 @app.command()
@@ -226,239 +214,6 @@ def doctor() -> None:
     raise typer.Exit(worst)
 
 
-# ---- what is printed ------------------------------------------------------------------------
-
-
-def _dry_run(planned: Planned) -> None:
-    space, candidate = planned.space, planned.example()
-    if planned.is_assumed:
-        out.print(f"no GPU here: assuming {planned.device.name}", markup=False)
-    sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
-    out.print(f"problem: {planned.family.title}; {sizes}", markup=False)
-    out.print(f"device: {planned.device.name}; accuracy: {planned.config.accuracy.label}")
-    out.print(
-        f"feasible: {space.num_feasible} of {space.num_cartesian} combinations"
-        f" ({100 * space.num_feasible / space.num_cartesian:.2g} %)"
-    )
-    by_template: dict[str, int] = {}
-    for params in space.feasible:
-        name = str(params["template"])
-        by_template[name] = by_template.get(name, 0) + 1
-    for name, count in by_template.items():
-        out.print(f"  {name}: {count}")
-    rejected = sorted(space.rejections.items(), key=lambda item: -item[1])
-    for why, count in [item for item in rejected if item[1]][:10]:
-        out.print(f"  {count} rejected: {why}", markup=False)
-    chosen = ", ".join(f"{k} = {v}" for k, v in candidate.params.items())
-    out.print(f"\none candidate ({chosen}):\n", markup=False)
-    out.print(candidate.source, markup=False)
-
-
-def _summarise(run: Run) -> None:
-    from tuner.summary import format_summary, summary
-
-    out.print(format_summary(summary(run)), markup=False)
-    out.print(f"report: {run.report_path}\nrun:    {run.path}", markup=False)
-
-
-def _print_verdict(check: Check) -> None:
-    for probe in check.probes[:3]:
-        out.print(
-            f"  {probe.probe}: rms {probe.rms_rel:.2e}, max {probe.max_abs:.2e}"
-            f" (PyTorch's own {probe.baseline_rms_rel:.2e}, {probe.baseline_max_abs:.2e})",
-            markup=False,
-        )
-    if check.is_accepted:
-        out.print(f"accepted: {len(check.probes)} probes, accuracy class {check.accuracy}")
-    else:
-        out.print(f"rejected: {check.reason}", markup=False)
-
-
-class _Plain:
-    """The view where the output is no terminal: one line an event."""
-
-    def __init__(self) -> None:
-        self.start_s = time.monotonic()
-        self.run: Run | None = None
-        self.best_us: float | None = None
-        self.budget: Any = None
-
-    def on_plan(self, planned: Planned) -> None:
-        self.budget = planned.config.search
-        space = planned.space
-        self.line(
-            f"{planned.family.title} on {planned.device.name}, accuracy"
-            f" {planned.config.accuracy.label}: {space.num_feasible} feasible configurations"
-            f" of {space.num_cartesian} combinations"
-        )
-
-    def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
-        self.run = run
-        self.line(f"run {run.path}")
-        self.line(
-            f"baseline: {_us(baseline.latency_us)} (noise {baseline.noise:.1%},"
-            f" {'cold' if baseline.is_cold else 'hot'} caches)"
-        )
-        for trial in trials:
-            self._improve(trial)
-        if trials:
-            self.line(f"resumed after {len(trials)} trials")
-
-    def on_trial(self, trial: Trial, num_building: int) -> None:
-        self._improve(trial)
-        self.line(_trial_line(trial))
-
-    def on_stage(self, text: str) -> None:
-        self.line(text)
-
-    def on_probe(self, result: ProbeResult) -> None:
-        if not result.is_accepted:
-            self.line(f"  probe {result.probe}: {result.reason}")
-
-    def on_finalist(self, entry: Finalist) -> None:
-        self.line(_finalist_line(entry))
-
-    def line(self, text: str) -> None:
-        out.print(f"{time.monotonic() - self.start_s:7.1f}s  {text}", markup=False)
-
-    def _improve(self, trial: Trial) -> None:
-        latency_us = trial.outcome.latency_us
-        if latency_us is not None:
-            self.best_us = min(self.best_us or latency_us, latency_us)
-
-
-class _Screen(_Plain):
-    """The live view of a terminal: the latest trials, the best, what is left."""
-
-    def __init__(self, live: Live) -> None:
-        super().__init__()
-        self.live = live
-        self.rows: list[str] = []
-        self.best: Trial | None = None
-        self.num_trials = 0
-        self.num_building = 0
-        self.elapsed_s = 0.0
-        self.stage = ""
-
-    def on_trial(self, trial: Trial, num_building: int) -> None:
-        is_better = trial.outcome.latency_us is not None and (
-            self.best_us is None or trial.outcome.latency_us < self.best_us
-        )
-        self._improve(trial)
-        self.best = trial if is_better else self.best
-        self.num_trials, self.num_building = trial.number + 1, num_building
-        self.elapsed_s = trial.elapsed_s
-        self.rows = [*self.rows, _trial_line(trial)][-SHOWN_TRIALS:]
-        self._draw()
-
-    def on_stage(self, text: str) -> None:
-        self.stage = text
-        self._draw()
-
-    def line(self, text: str) -> None:
-        self.live.console.print(text, markup=False)
-
-    def _draw(self) -> None:
-        status = Table.grid(padding=(0, 3))
-        left_s = max(0.0, self.budget.timeout_s - self.elapsed_s) if self.budget else 0.0
-        best = _trial_line(self.best) if self.best else "none yet"
-        status.add_row(
-            f"trials {self.num_trials} of {self.budget.trials if self.budget else '?'}",
-            f"time left {left_s:.0f} s",
-            f"builds ahead {self.num_building}",
-        )
-        rows = [Text(row, overflow="ellipsis", no_wrap=True) for row in self.rows]
-        self.live.update(
-            Group(
-                *rows,
-                Text(f"best  {best}", style="bold", overflow="ellipsis", no_wrap=True),
-                status,
-                Text(self.stage, style="dim", overflow="ellipsis", no_wrap=True),
-            )
-        )
-
-
-def _us(latency_us: float) -> str:
-    return f"{latency_us / 1e3:.3f} ms" if latency_us >= 1e3 else f"{latency_us:.1f} us"
-
-
-def _trial_line(trial: Trial) -> str:
-    outcome = trial.outcome
-    params = " ".join(f"{k}={v}" for k, v in trial.params.items() if k != "template")
-    head = f"#{trial.number:<4} {outcome.status.value:<12} "
-    if outcome.latency_us is not None and outcome.measurement is not None:
-        measured = outcome.measurement
-        mark = ">" if measured.is_censored else " "
-        speed = f"{measured.anchor_us / measured.latency_us:5.2f}x" if measured.anchor_us else ""
-        head += f"{mark}{_us(measured.latency_us):>10} ±{measured.noise:5.1%} {speed} "
-    text = f"{head} {trial.template} {params}"
-    if outcome.same_as is not None:
-        text += f" (the machine code of #{outcome.same_as})"
-    return f"{text}: {outcome.reason.splitlines()[0]}" if outcome.reason else text
-
-
-def _finalist_line(entry: Finalist) -> str:
-    head = f"finalist, trial {entry.trial}: "
-    if entry.interval is None or entry.latency_us is None:
-        return head + (
-            "accepted on every probe" if entry.check.is_accepted else f"rejected: {entry.error}"
-        )
-    i = entry.interval
-    return head + (
-        f"{_us(entry.latency_us)}, {i.speedup:.3f}x [{i.low:.3f}, {i.high:.3f}]: {i.verdict}"
-    )
-
-
-# ---- running --------------------------------------------------------------------------------
-
-
-@contextmanager
-def _view(was_stopped: Callable[[], bool] = lambda: False) -> Iterator[Any]:
-    """Yield what shows progress: live in a terminal, plain lines elsewhere."""
-    from tuner.tuning import Observer
-
-    view: Any = None
-    try:
-        if not out.is_terminal:
-            view = type("View", (_Plain, Observer), {})()
-            yield view
-            return
-        with Live(console=out, refresh_per_second=8, transient=True) as live:
-            view = type("View", (_Screen, Observer), {})(live)
-            yield view
-    except KeyboardInterrupt as interrupt:
-        raise _Interrupted(_go_on(view.run if view else None)) from interrupt
-    except NothingCorrectError as error:  # since there was no time for it
-        if not was_stopped():
-            raise
-        raise _Interrupted(f"{error}\n{_go_on(view.run)}") from error
-
-
-def _go_on(run: Run | None) -> str:
-    return f"interrupted\n  next: tune --resume {run.path}" if run else "interrupted"
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C was pressed; a second one ends at once."""
-    pressed: list[float] = []
-
-    def on_signal(number: int, frame: object) -> None:
-        pressed.append(time.monotonic())
-        if len(pressed) > 1:
-            raise KeyboardInterrupt
-        err.print(
-            "stopping the search after the trial in flight; what was found is proved and "
-            "exported; Ctrl-C again stops at once"
-        )
-
-    before = signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def main() -> None:
     """Run the command line; every failure of ours is a message and an exit code."""
     try:
@@ -470,7 +225,7 @@ def main() -> None:
         lines = [f"error: {line}" for line in getattr(error, "problems", [str(error)])]
         err.print("\n".join(lines), markup=False)
         sys.exit(error.exit_code)
-    except _Interrupted as interrupted:
+    except Interrupted as interrupted:
         err.print(str(interrupted), markup=False)
         sys.exit(INTERRUPTED)
     except KeyboardInterrupt:
