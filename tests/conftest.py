@@ -10,15 +10,23 @@ from pathlib import Path
 
 import pytest
 
+# Where pytest puts tmp_path, which stays after a failure. Workers of pytest-xdist inherit it.
+_ROOT = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+
 # Set before any test module imports PyTorch or the tuner, and inherited by every child process.
-_CACHES = Path(tempfile.mkdtemp(prefix="tuner-tests-"))
+# A worker of pytest-xdist imports this file, too, so it gets folders of its own: compilers of
+# several workers collided in one TMPDIR, since nvcc names its intermediate files by process id.
+_CACHES = Path(tempfile.mkdtemp(prefix="tuner-tests-", dir=_ROOT))
 for _variable, _folder in {
+    "TMPDIR": "tmp",
     "XDG_CACHE_HOME": "cache",
     "TORCH_EXTENSIONS_DIR": "torch_extensions",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
 }.items():
     os.environ[_variable] = str(_CACHES / _folder)
+tempfile.tempdir = os.environ["TMPDIR"]  # else it keeps what it found before
+Path(tempfile.tempdir).mkdir()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
