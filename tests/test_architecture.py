@@ -98,7 +98,7 @@ def doors() -> dict[str, set[str]]:
     sentence = text.split("Third parties stay behind doors:", 1)[1].split(".", 1)[0]
     found: dict[str, set[str]] = {}
     for part in sentence.split(";"):
-        packages, rooms = (set(re.findall(r"`(\w+)`", half)) for half in part.split(" in"))
+        packages, rooms = (set(re.findall(r"`(\w+)`", half)) for half in re.split(r"\sin\s", part))
         found.update(dict.fromkeys(packages, rooms))
     return found
 
