@@ -18,6 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tuner.errors import ExpressionError, InputError, did_you_mean
 from tuner.trial import Params, Value
 
@@ -566,6 +569,26 @@ class SearchSpace:
         return cls(
             tuple(parameters), tuple(constraints), dict(facts), rejections, walk.ranks, order
         )
+
+    @classmethod
+    def listed(cls, parameters: Sequence[Parameter], rows: NDArray[np.int64]) -> SearchSpace:
+        """Make the space in which exactly the given configurations are feasible.
+
+        Args:
+            parameters: as declared; one with `when` may be absent.
+            rows: int (n, d), each row different: the positions of the values by parameter; a
+                parameter that is absent has the position after its last value.
+        """
+        weights = _weights(parameters)
+        order = tuple(parameters)
+        ranks = [
+            sum(
+                digit * weights[parameter.name]
+                for parameter, digit in zip(order, row, strict=True)
+            )
+            for row in rows.tolist()
+        ]
+        return cls(order, (), {}, {}, sorted(ranks), order)
 
     @property
     def num_cartesian(self) -> int:
