@@ -36,6 +36,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -535,6 +536,13 @@ class Builder:
     # -- one build, in a thread of the pool --
 
     def _build(self, candidate: Candidate, key: str) -> Build:
+        started_at, thread = _now(), threading.current_thread().name  # build_0, build_1, ...
+        build = self._looked_up(candidate, key)
+        number = int(thread.rpartition("_")[2])
+        return replace(build, started_at=started_at, ended_at=_now(), builder=number)
+
+    def _looked_up(self, candidate: Candidate, key: str) -> Build:
+        """Return what the cache holds, else compile."""
         started = time.monotonic()
         place = self.cache_dir / key
         self.toolchain.require(candidate.language)
@@ -726,6 +734,10 @@ def _restrain(pid: int, timeout_s: float) -> None:
         os.setpriority(os.PRIO_PROCESS, pid, COMPILER_NICENESS)
         resource.prlimit(pid, resource.RLIMIT_CPU, (limit_s, limit_s))
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _is_spoilt(future: Future[Build]) -> bool:

@@ -156,7 +156,8 @@ class Build:
 
     `artefact` is the path of the shared object (for Triton: of the Python module), None when
     it failed; then `error` says why in one line and `log` is the path of the whole log.
-    `binary_key` is equal for two builds with the same machine code.
+    `binary_key` is equal for two builds with the same machine code. `started_at` and `ended_at`
+    (UTC, ISO 8601) include the pauses of a builder, `seconds` does not; `builder` numbers it.
     """
 
     key: str
@@ -168,6 +169,9 @@ class Build:
     kernels: tuple[KernelResources, ...] = ()
     seconds: float = 0.0
     is_cached: bool = False
+    started_at: str = ""
+    ended_at: str = ""
+    builder: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
