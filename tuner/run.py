@@ -25,7 +25,15 @@ from pydantic import ValidationError
 from tuner.errors import RunLockedError, StorageError
 from tuner.trial import Result, Trial, from_json, to_json
 
-__all__ = ["Run", "RunWriter", "create_run", "open_run", "storage_errors", "write_whole"]
+__all__ = [
+    "Run",
+    "RunWriter",
+    "create_run",
+    "is_locked",
+    "open_run",
+    "storage_errors",
+    "write_whole",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +214,33 @@ def open_run(path: Path) -> Run:
             f"{path}: not a run directory (no config.yaml and environment.json)\n  {advice}"
         )
     return Run(path)
+
+
+def is_locked(run: Run) -> bool:
+    """Whether a process works on a run now; asked without touching the lock.
+
+    Trying the lock would be seen by a `tune` that starts at the same instant, so Linux's own
+    list of locks is read. Elsewhere the lock is tried.
+    """
+    path = run.path / "lock"
+    try:
+        inode = path.stat().st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return path.exists() and not _may_lock(path)
+    # "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"; a file system's device number there
+    # may differ from what stat says of it, the inode does not.
+    fields = (line.split() for line in lines)
+    return any(f[1] == "FLOCK" and f[-3].split(":")[-1] == str(inode) for f in fields)
+
+
+def _may_lock(path: Path) -> bool:
+    try:
+        with path.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def write_whole(path: Path, text: str) -> None:
