@@ -3,11 +3,14 @@
 Knows nothing of devices or compilers: it hands parameters to an `Evaluator`, keeps several
 of them in flight so that builders work ahead of the device, and records every outcome before
 it asks again. Outcomes are taken in the order of asking, so that the sequence of questions
-depends on the seed and the outcomes alone.
+depends on the seed and the outcomes alone. A resumed search asks the questions of the earlier
+sessions again and takes the recorded outcomes for answers; it then goes on exactly as it would
+have without the interruption.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import warnings
 from collections import deque
@@ -16,11 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import optuna
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
 from tuner.samplers import distributions, encoded, make_sampler, params_of
@@ -70,8 +73,12 @@ class _InFlight(Generic[P]):
     trial: optuna.Trial
     params: Params
     position: int  # in `space.feasible`
-    pending: P
+    pending: P | None  # None for a trial of an earlier session
     started_at: str
+
+
+class _Diverged(Exception):
+    """The sampler asks something else than an earlier session recorded."""
 
 
 def search(
@@ -96,7 +103,7 @@ def search(
         seed: equal seeds and outcomes give equal sequences.
         budget: trials and seconds, counted from the run's first start.
         journal: Optuna's journal file; written anew from `previous`, which is the truth.
-        previous: the trials that the run already holds.
+        previous: the trials that the run already holds; they are not evaluated again.
         record: called with each trial, in order; returns when it is on disk.
         first: configurations to try before the sampler is asked, such as known good ones.
         should_stop: asked before every question; what is in flight is then dropped.
@@ -105,12 +112,23 @@ def search(
         Why it ended, in words.
     """
     with _quiet_optuna():
-        study = _study(space, sampler, seed, journal, previous)
-        tried = [trial.params for trial in previous]
+        store = _Journal(journal)
+        study = _new_study(store, space, sampler, seed)
         for params in first:
-            if params not in tried:
-                study.enqueue_trial(encoded(params, space))
-        return _loop(study, space, evaluator, budget, previous, record, should_stop)
+            study.enqueue_trial(encoded(params, space))
+        try:
+            return _loop(
+                study, store, space, evaluator, budget, previous, previous, record, should_stop
+            )
+        except _Diverged:  # more builders than then, an edited template, an older tuner's run
+            store = _Journal(journal)
+            study = _new_study(store, space, sampler, seed + len(previous))
+            _add_previous(study, space, previous)
+            tried = [trial.params for trial in previous]
+            for params in first:
+                if params not in tried:
+                    study.enqueue_trial(encoded(params, space))
+            return _loop(study, store, space, evaluator, budget, previous, (), record, should_stop)
 
 
 @contextmanager
@@ -128,27 +146,41 @@ def _quiet_optuna() -> Iterator[None]:
 
 def _loop(
     study: optuna.Study,
+    store: _Journal,
     space: SearchSpace,
     evaluator: Evaluator[P],
     budget: SearchBudget,
     previous: Sequence[Trial],
+    replayed: Sequence[Trial],
     record: Callable[[Trial], None],
     should_stop: Callable[[], bool],
 ) -> str:
-    start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
+    """Search; `replayed` are the trials of `previous` that are asked for again: all or none.
+
+    Raises:
+        _Diverged: the study asks for another configuration than the one recorded; nothing was
+            evaluated yet.
+    """
+    start_s = 0.0  # set once all that is known was asked for
+    known = {trial.number: trial for trial in replayed}
+    number = asked = len(previous) - len(replayed)
     best_us = min((t.outcome.latency_us for t in previous if t.outcome.latency_us), default=None)
-    number, asked, end = len(previous), len(previous), ""
-    tried = {space.index(trial.params) for trial in previous} - {None}
+    tried = {space.index(trial.params) for trial in previous[:asked]} - {None}
+    most, end = max(budget.trials, len(previous)), ""
     flying: deque[_InFlight[P]] = deque()
     while True:
-        elapsed_s = time.monotonic() - start_s
-        if should_stop():
-            return _dropped(study, flying, f"stopped by the user after {number} trials")
-        if elapsed_s >= budget.timeout_s:
-            end = f"{number} trials in {elapsed_s:.0f} s: the time is used up"
-            return _dropped(study, flying, end)
+        if number == len(previous):
+            start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
+            store.release()
+        if number >= len(previous):
+            elapsed_s = time.monotonic() - start_s
+            if should_stop():
+                return _dropped(study, flying, f"stopped by the user after {number} trials")
+            if elapsed_s >= budget.timeout_s:
+                end = f"{number} trials in {elapsed_s:.0f} s: the time is used up"
+                return _dropped(study, flying, end)
         while not end and len(flying) < evaluator.ahead:
-            if asked >= budget.trials:
+            if asked >= most:
                 end = f"{budget.trials} trials: the budget is used up"
                 break
             # Counted here as well: where every parameter has one value, Optuna takes these
@@ -156,34 +188,45 @@ def _loop(
             if len(tried) == space.num_feasible:
                 end = f"all {space.num_feasible} feasible configurations were tried"
                 break
-            flying.append(_ask(study, space, evaluator))
+            flying.append(_ask(study, space, evaluator, known.get(asked)))
             tried.add(flying[-1].position)
             asked += 1
         if not flying:
+            if number in known:
+                raise _Diverged
             return end
         item = flying.popleft()
-        outcome = evaluator.finish(item.pending, number, best_us)
-        trial = Trial(
-            number=number,
-            template=str(item.params["template"]),
-            params=item.params,
-            candidate_key=item.pending.candidate_key,
-            outcome=outcome,
-            started_at=item.started_at,
-            elapsed_s=round(time.monotonic() - start_s, 3),
-        )
-        record(trial)
+        if item.pending is None:
+            outcome = known[number].outcome
+        else:
+            outcome = evaluator.finish(item.pending, number, best_us)
+            trial = Trial(
+                number=number,
+                template=str(item.params["template"]),
+                params=item.params,
+                candidate_key=item.pending.candidate_key,
+                outcome=outcome,
+                started_at=item.started_at,
+                elapsed_s=round(time.monotonic() - start_s, 3),
+            )
+            record(trial)
         _tell(study, item.trial, outcome)
         number += 1
         if outcome.latency_us is not None:
             best_us = min(best_us or outcome.latency_us, outcome.latency_us)
 
 
-def _ask(study: optuna.Study, space: SearchSpace, evaluator: Evaluator[P]) -> _InFlight[P]:
+def _ask(
+    study: optuna.Study, space: SearchSpace, evaluator: Evaluator[P], known: Trial | None
+) -> _InFlight[P]:
     trial = study.ask(fixed_distributions=distributions(space))
     params = params_of(trial, space)
     position = space.index(params)
     assert position is not None, "a sampler gave an infeasible configuration"
+    if known is not None:
+        if params != known.params:
+            raise _Diverged
+        return _InFlight(trial, params, position, None, known.started_at)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     return _InFlight(trial, params, position, evaluator.submit(params), now)
 
@@ -217,30 +260,59 @@ _STATE = {
 }
 
 
-def _study(
-    space: SearchSpace, sampler: str, seed: int, journal: Path, previous: Sequence[Trial]
-) -> optuna.Study:
-    """Make the study, its journal rebuilt from the run's own trials."""
-    journal.unlink(missing_ok=True)
-    Path(f"{journal}.lock").unlink(missing_ok=True)
-    study = optuna.create_study(
+class _Journal(BaseJournalBackend):  # type: ignore[misc]  # optuna is not followed
+    """Optuna's journal file, written anew; kept in memory until `release`.
+
+    While earlier trials are asked for again nothing is lost by a kill, and a write to disk for
+    each of their parameters would take seconds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        Path(f"{path}.lock").unlink(missing_ok=True)
+        self._file = JournalFileBackend(str(path))
+        self._held: list[dict[str, Any]] | None = []
+
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        if self._held is None:
+            logs: Iterable[dict[str, Any]] = self._file.read_logs(log_number_from)
+            return logs
+        return self._held[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        if self._held is None:
+            self._file.append_logs(logs)
+        else:  # as they are read back from a file
+            self._held += json.loads(json.dumps(logs))
+
+    def release(self) -> None:
+        """Write what was held back, and from now on everything at once."""
+        held, self._held = self._held, None
+        if held:
+            self._file.append_logs(held)
+
+
+def _new_study(store: _Journal, space: SearchSpace, sampler: str, seed: int) -> optuna.Study:
+    return optuna.create_study(
         study_name=STUDY_NAME,
-        storage=JournalStorage(JournalFileBackend(str(journal))),
-        sampler=make_sampler(sampler, space, seed + len(previous)),
+        storage=JournalStorage(store),
+        sampler=make_sampler(sampler, space, seed),
         direction="minimize",
     )
+
+
+def _add_previous(study: optuna.Study, space: SearchSpace, previous: Sequence[Trial]) -> None:
+    """Tell a study of trials that it did not ask for."""
     named = distributions(space)
     for trial in previous:
         if space.index(trial.params) is None:
             continue  # a template was edited since: it stays in the run, and is no point here
-        latency_us = trial.outcome.latency_us
         study.add_trial(
             optuna.create_trial(
                 state=_STATE[trial.outcome.status],
-                value=latency_us,
+                value=trial.outcome.latency_us,
                 params=encoded(trial.params, space),
                 distributions=named,
                 user_attrs={"status": trial.outcome.status.value},
             )
         )
-    return study
