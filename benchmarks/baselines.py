@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tuner.measure import CpuTimer, CudaTimer, interleave, ratio_interval
+from tuner.measure import interleave, ratio_interval
 from tuner.problem import Accuracy, load_problem, math_mode
 from tuner.template import load_family
+from tuner.timers import CpuTimer, CudaTimer
 
 NUM_INPUT_SETS = 3
 

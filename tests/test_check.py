@@ -11,8 +11,9 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
-from tuner.check import expected, judge, merge
+from tuner.check import judge, merge
 from tuner.errors import ProblemError
+from tuner.expected import expected
 from tuner.probes import (
     Answer,
     Probe,

@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tuner import measure as room
+from tuner import timers
 from tuner.measure import (
-    CpuTimer,
-    CudaTimer,
     below_floor,
     interleave,
     is_clearly_slower,
@@ -24,6 +22,7 @@ from tuner.measure import (
     tie_set,
     unseen_work,
 )
+from tuner.timers import CpuTimer, CudaTimer
 from tuner.trial import Measurement, from_json, to_json
 
 
@@ -494,7 +493,7 @@ def cuda() -> Iterator[object]:
 
 
 def test_absent_libraries_of_nvidia_mean_unknown_and_no_failure():
-    clocks, kept = room._GpuClocks("no-such-gpu"), room._KeptCache()
+    clocks, kept = timers._GpuClocks("no-such-gpu"), timers._KeptCache()
     assert clocks.are_throttled() is False
     if kept._library is None:
         assert kept.release() is False
@@ -597,7 +596,7 @@ def test_a_gpu_that_stays_throttled_is_timed_as_it_is(cuda, monkeypatch):
 def test_clocks_are_readable_or_unknown(cuda):
     import torch
 
-    clocks = room._GpuClocks(str(torch.cuda.get_device_properties(0).uuid))
+    clocks = timers._GpuClocks(str(torch.cuda.get_device_properties(0).uuid))
     cuda._sleep(500_000_000)
     assert isinstance(clocks.are_throttled(), bool)
     if clocks._library is not None:

@@ -29,8 +29,10 @@ from tuner import check, probes, produce
 from tuner.binding import BoundOp, bind, match_sizes
 from tuner.device import describe, environment
 from tuner.errors import ProblemError
-from tuner.measure import CpuTimer, CudaTimer, Timer, measure
+from tuner.expected import Expected, expected
+from tuner.measure import measure
 from tuner.problem import Accuracy, Problem, load_problem, math_mode
+from tuner.timers import CpuTimer, CudaTimer, Timer
 from tuner.trial import Argument, Candidate, Check, from_json, to_json
 from tuner.worker import Blob, Fault
 
@@ -60,7 +62,7 @@ class _Session:
         self.timer: Timer | None = None
         self.model: torch.nn.Module | None = None  # what time_model times
         self.input_sets: list[list[Any]] = []
-        self.expected: dict[str, check.Expected] = {}
+        self.expected: dict[str, Expected] = {}
         self.sent: dict[Any, tuple[str, torch.Tensor]] = {}  # weights that the producer has
         self.received: dict[str, torch.Tensor] = {}
         self.is_own_seed = True
@@ -144,9 +146,9 @@ class _Session:
         model = self.problem.make_model(WEIGHT_SEED, self.device)
         return self.problem.randomise(model, WEIGHT_SEED)
 
-    def _expected(self, probe: probes.Probe) -> check.Expected:
+    def _expected(self, probe: probes.Probe) -> Expected:
         assert self.problem is not None
-        return check.expected(self.problem, probe, self.accuracy, self.device, models=self.models)
+        return expected(self.problem, probe, self.accuracy, self.device, models=self.models)
 
     # ---- screening ----------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """How long a call takes, how sure that is, and which of several calls is faster.
 
-A *timer* turns a call into samples (cold: the caches are overwritten before each one). `measure`
+A *timer* (room `timers`) turns a call into samples. `measure`
 takes samples until the median is known well enough, `interleave` times several calls in turn so
 that drift hits all alike, and `ratio_interval` says what another process would measure.
 
@@ -10,24 +10,17 @@ clock changes make samples late, never early, and a mean would follow them.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import math
 import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
+from tuner.timers import ALLOWED_HIDDEN_US, Call, Timer
 from tuner.trial import Interval, Measurement
 
 __all__ = [
-    "Call",
-    "CpuTimer",
-    "CudaTimer",
     "Pair",
-    "Timer",
     "below_floor",
     "interleave",
     "is_clearly_slower",
@@ -37,280 +30,10 @@ __all__ = [
     "unseen_work",
 ]
 
-Call = Callable[[int], object]
-"""One call on the i-th of several rotating input sets; i grows without bound."""
-
 Pair = tuple[float, float]
 """Baseline and candidate of one interleaved round, in us."""
 
 K = TypeVar("K", bound=Hashable)
-
-
-class Timer(Protocol):
-    """What times calls; it belongs to one thread, and rotates through input sets as it goes."""
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether the caches are overwritten before each sample."""
-
-    @property
-    def num_throttled(self) -> int:
-        """Samples dropped so far because the device was throttled."""
-
-    def samples(self, call: Call, num_samples: int) -> list[float]:
-        """Return `num_samples` times of one call each, in us; what it raises passes through."""
-
-    def hidden_us(self, call: Call) -> float | None:
-        """Return how long the device works on after the call's end, by the host's clock.
-
-        None where the question makes no sense: a CPU call is over when it returns.
-        """
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep Python's collector out of the samples, as `timeit` does."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-# ---- the CPU --------------------------------------------------------------------------------
-
-_MAX_FLUSH_BYTES = 128 * 1024**2  # about 10 ms a sample; larger caches would cost seconds
-
-
-class CpuTimer:
-    """Times calls that are over when they return.
-
-    Cold: a buffer of twice the last-level cache (at most 128 MiB) is read and written before
-    each sample, which costs about 10 ms. One thread does it, so that neither PyTorch's thread
-    pool nor a candidate's own is kept awake for the call that follows.
-    """
-
-    num_throttled = 0
-
-    def __init__(self, *, l3_bytes: int | None = None, is_cold: bool = True) -> None:
-        import numpy as np
-
-        wanted = 2 * l3_bytes if l3_bytes else _MAX_FLUSH_BYTES
-        num_words = min(wanted, _MAX_FLUSH_BYTES) // 8 if is_cold else 0
-        self.is_cold = is_cold
-        self._buffer = np.zeros(num_words, dtype=np.uint64)
-        self._next = 0
-
-    def samples(self, call: Call, num_samples: int) -> list[float]:
-        """Return `num_samples` times in us; the call's result is freed after the clock stops."""
-        result = []
-        with _no_garbage_collection():
-            for _ in range(num_samples):
-                # Read and write: a plain fill may bypass the caches with streaming stores.
-                self._buffer += 1
-                start = time.perf_counter_ns()
-                answer = call(self._next)
-                stop = time.perf_counter_ns()
-                del answer
-                self._next += 1
-                result.append((stop - start) / 1e3)
-        return result
-
-    def hidden_us(self, call: Call) -> float | None:
-        """Return None: there is no device that could work on."""
-        return None
-
-
-# ---- the GPU --------------------------------------------------------------------------------
-
-_MIN_L2_BYTES = 32 * 1024**2  # where the driver does not tell
-_BATCH = 32  # samples a synchronisation; with 5 kernels each, well below 1024 queued launches
-_MAX_LAUNCH_US = 300.0  # host work of one call that is hidden; beyond, a user would see it too
-_CYCLES_PER_US = 2000  # of the spin kernel, at about 2 GHz; slower clocks make it longer: fine
-_MAX_RETRIES = 3
-_COOL_DOWN_US = 20e3  # longer with each retry, as nvbench does; one spinning thread: no heat, but
-# unlike sleep it does not let the clocks fall to idle
-_ALLOWED_HIDDEN_US = 50.0  # the host's clock is good to some 10 us
-
-
-class CudaTimer:
-    """Times calls on the current stream of one GPU by CUDA events.
-
-    Cold: a buffer of twice the L2 is overwritten before each sample. Samples are enqueued in
-    batches between two device-wide synchronisations, behind a spin kernel as long as the host
-    needs to enqueue them, so the events see device time and not Python's launch work. Cache
-    lines that a candidate asked the hardware to keep are taken back, from then on before every
-    sample. A batch during which the GPU slows itself down (heat, a failing supply) is dropped,
-    counted and repeated; a GPU that stays slow is timed as it is.
-    """
-
-    def __init__(self, device_index: int = 0, *, is_cold: bool = True) -> None:
-        import torch
-
-        properties = torch.cuda.get_device_properties(device_index)
-        self.is_cold = is_cold
-        self.num_throttled = 0
-        self._torch: Any = torch
-        self._device = torch.device("cuda", device_index)
-        flush_bytes = 2 * max(properties.L2_cache_size, _MIN_L2_BYTES) if is_cold else 0
-        self._buffer = torch.empty(flush_bytes // 4, dtype=torch.int32, device=self._device)
-        self._clocks = _GpuClocks(str(properties.uuid))
-        self._kept_cache = _KeptCache()
-        self._launch_us: deque[float] = deque([_MAX_LAUNCH_US / 3], maxlen=4)
-        self._empty_us: float | None = None
-        self._batch_size = _BATCH
-        self._next = 0
-
-    def samples(self, call: Call, num_samples: int) -> list[float]:
-        """Return `num_samples` device times in us."""
-        result: list[float] = []
-        num_retries = 0
-        with self._torch.cuda.device(self._device), _no_garbage_collection():
-            while len(result) < num_samples:
-                times, is_throttled = self._batch(call, num_samples - len(result))
-                if is_throttled and num_retries < _MAX_RETRIES:
-                    num_retries += 1
-                    self.num_throttled += len(times)
-                    self._torch.cuda._sleep(int(_COOL_DOWN_US * num_retries * _CYCLES_PER_US))
-                else:
-                    result += times
-        return result
-
-    def hidden_us(self, call: Call) -> float | None:
-        """Return what the host's clock saw of a call beyond its events, less an empty call's.
-
-        The device is idle before and after, so work on another stream that the end event did
-        not wait for shows here, to about 10 us. One call, and two more only where it shows.
-        """
-        with self._torch.cuda.device(self._device), _no_garbage_collection():
-            if self._empty_us is None:
-                self._beyond_events(lambda _: None)
-                empty = (self._beyond_events(lambda _: None) for _ in range(5))
-                self._empty_us = statistics.median(empty)
-            hidden_us = self._beyond_events(call) - self._empty_us
-            if hidden_us > _ALLOWED_HIDDEN_US:
-                more = [self._beyond_events(call) - self._empty_us for _ in range(2)]
-                hidden_us = statistics.median([hidden_us, *more])
-        return max(0.0, hidden_us)
-
-    def _batch(self, call: Call, num_wanted: int) -> tuple[list[float], bool]:
-        cuda = self._torch.cuda
-        if self._kept_cache.release():
-            self._batch_size = 1  # and hence before every sample from now on
-        num_samples = min(num_wanted, self._batch_size)
-        events = [self._event_pair() for _ in range(num_samples)]
-        cuda.synchronize(self._device)
-        lead_us = min(max(self._launch_us), _MAX_LAUNCH_US) * num_samples
-        cuda._sleep(int(lead_us * _CYCLES_PER_US))
-        begun = time.perf_counter()
-        for start, stop in events:
-            self._sample(call, start, stop)
-        self._launch_us.append((time.perf_counter() - begun) * 1e6 / num_samples)
-        is_throttled = self._clocks.are_throttled()  # while the device works
-        cuda.synchronize(self._device)
-        return [start.elapsed_time(stop) * 1e3 for start, stop in events], is_throttled
-
-    def _sample(self, call: Call, start: Any, stop: Any) -> None:
-        if self.is_cold:
-            self._buffer.zero_()
-        start.record()
-        call(self._next)  # its result is freed at once: the allocator works as for a user
-        stop.record()
-        self._next += 1
-
-    def _beyond_events(self, call: Call) -> float:
-        start, stop = self._event_pair()
-        if self.is_cold:
-            self._buffer.zero_()
-        self._torch.cuda.synchronize(self._device)
-        begun = time.perf_counter()
-        start.record()
-        call(self._next)
-        stop.record()
-        self._torch.cuda.synchronize(self._device)
-        wall_us = (time.perf_counter() - begun) * 1e6
-        self._next += 1
-        return wall_us - float(start.elapsed_time(stop)) * 1e3
-
-    def _event_pair(self) -> tuple[Any, Any]:
-        event = self._torch.cuda.Event
-        return event(enable_timing=True), event(enable_timing=True)
-
-
-class _GpuClocks:
-    """Asks NVIDIA's management library whether the GPU is held back; "no" where it is absent.
-
-    Source: NVML API reference, nvmlClocksEventReasons and nvmlDeviceGetClockInfo. The power cap
-    is not among the reasons: under a large matrix product it is the card's normal state.
-    """
-
-    _HELD_BACK = 0x8 | 0x20 | 0x40 | 0x80  # hardware, thermal (driver), thermal, power brake
-    _SM_CLOCK = 1
-    _POLL_S = 0.01  # NVML's own readings are no fresher, and a call costs up to a millisecond
-
-    def __init__(self, uuid: str) -> None:
-        self._library: Any = None
-        self._handle = ctypes.c_void_p()
-        self._polled_at = -math.inf
-        self._answer = False
-        try:
-            library = ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError:
-            return
-        name = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-        if library.nvmlInit_v2() != 0:
-            return
-        if library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(self._handle)) == 0:
-            self._library = library
-            self._max_mhz = self._clock_mhz("nvmlDeviceGetMaxClockInfo")
-
-    def are_throttled(self) -> bool:
-        """Whether the clocks are held back, or still at half of what they could be."""
-        now = time.monotonic()
-        if self._library is not None and now - self._polled_at > self._POLL_S:
-            self._polled_at = now
-            reasons = ctypes.c_ulonglong()
-            self._library.nvmlDeviceGetCurrentClocksThrottleReasons(
-                self._handle, ctypes.byref(reasons)
-            )
-            clock_mhz = self._clock_mhz("nvmlDeviceGetClockInfo")
-            is_slow = 0 < clock_mhz < self._max_mhz / 2  # e.g. not yet woken from idle
-            self._answer = bool(reasons.value & self._HELD_BACK) or is_slow
-        return self._answer
-
-    def _clock_mhz(self, function: str) -> int:
-        clock = ctypes.c_uint()
-        getattr(self._library, function)(self._handle, self._SM_CLOCK, ctypes.byref(clock))
-        return clock.value
-
-
-class _KeptCache:
-    """Takes back L2 lines that a candidate has asked the hardware to keep.
-
-    Source: CUDA driver API, cuCtxSetLimit and cuCtxResetPersistingL2Cache. The limit is 0
-    unless someone raised it.
-    """
-
-    _PERSISTING_L2_LIMIT = 6
-
-    def __init__(self) -> None:
-        self._library: Any = None
-        with contextlib.suppress(OSError):
-            self._library = ctypes.CDLL("libcuda.so.1")
-
-    def release(self) -> bool:
-        """Return whether there was something to take back."""
-        if self._library is None:
-            return False
-        limit = ctypes.c_size_t()
-        self._library.cuCtxGetLimit(ctypes.byref(limit), self._PERSISTING_L2_LIMIT)
-        if limit.value == 0:
-            return False
-        self._library.cuCtxSetLimit(self._PERSISTING_L2_LIMIT, ctypes.c_size_t(0))
-        self._library.cuCtxResetPersistingL2Cache()
-        return True
 
 
 # ---- one call -------------------------------------------------------------------------------
@@ -465,7 +188,7 @@ def unseen_work(measurement: Measurement) -> str:
     if measurement.wall_us is None:
         return ""
     hidden_us = measurement.wall_us - measurement.latency_us
-    if hidden_us <= max(_ALLOWED_HIDDEN_US, 0.1 * measurement.latency_us):
+    if hidden_us <= max(ALLOWED_HIDDEN_US, 0.1 * measurement.latency_us):
         return ""
     return (
         f"the device works on for {hidden_us:.0f} us after the call's end of "
