@@ -25,7 +25,9 @@ from tuner.terminal import (
     go_on,
     interruptible,
     out,
+    print_json,
     print_plan,
+    print_runs,
     print_summary,
     print_verdict,
     watching,
@@ -62,6 +64,9 @@ AccuracyOption = Annotated[
 ]
 SamplerOption = Annotated[str | None, typer.Option(help="tpe, random or grid.")]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")
+]
 RunArgument = Annotated[Path, typer.Argument(help="A run folder, such as runs/20260101-...")]
 
 
@@ -83,6 +88,7 @@ def tune(
     any_machine: Annotated[
         bool, typer.Option(help="With --resume: on another device or toolchain, too.")
     ] = False,
+    json: JsonOption = False,
 ) -> None:
     """Tune a config, or resume a run."""
     if context.invoked_subcommand is not None:
@@ -106,9 +112,9 @@ def tune(
     if config is not None:
         loaded = load_config(config, given)
         if dry_run:
-            print_plan(tuning.plan(loaded, may_assume=True))
+            print_plan(tuning.plan(loaded, may_assume=True), is_json=json)
             return
-    with interruptible() as stop, watching(stop) as view:
+    with interruptible() as stop, watching(stop, is_json=json) as view:
         if config is not None:
             run = tuning.tune(
                 loaded,
@@ -127,7 +133,7 @@ def tune(
                 should_stop=stop,
                 may_move=any_machine,
             )
-    print_summary(run)
+    print_summary(run, is_json=json)
     if stop():
         raise Interrupted(go_on(run))
     result = run.result()
@@ -142,14 +148,18 @@ def export(
         int | None, typer.Option(help="A trial's number; the winner's if none.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Write a trial of a run as a standalone module, and prove the file."""
     from tuner import tuning
 
-    with watching() as view:
+    with watching(is_json=json) as view:
         path, check = tuning.export_trial(run, trial=trial, output=output, observer=view)
-    print_verdict(check)
-    out.print(f"written: {path}")
+    if json:
+        print_json({"path": str(path), "check": check})
+    else:
+        print_verdict(check)
+        out.print(f"written: {path}", markup=False)
     if not check.is_accepted:
         raise typer.Exit(1)
 
@@ -161,6 +171,7 @@ def verify(
     accuracy: AccuracyOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     timeout: Annotated[str, typer.Option(help="For one call of the module.")] = "30s",
+    json: JsonOption = False,
 ) -> None:
     """Give the verdict on anybody's ModelNew: 0 accepted, 1 rejected, 2 unusable arguments."""
     from tuner import tuning
@@ -172,7 +183,7 @@ def verify(
         timeout_s = parse_duration(timeout)
     except ValueError as error:
         raise InputError(str(error)) from error
-    with watching() as view:
+    with watching(is_json=json) as view:
         check = tuning.verify(
             file,
             reference,
@@ -181,36 +192,75 @@ def verify(
             timeout_s=timeout_s,
             observer=view,
         )
-    print_verdict(check)
+    if json:
+        print_json(check)
+    else:
+        print_verdict(check)
     if not check.is_accepted:
         raise typer.Exit(1)
 
 
 @app.command()
-def report(run: RunArgument) -> None:
+def report(run: RunArgument, json: JsonOption = False) -> None:
     """Write a run's HTML report and print its summary."""
     from tuner.report import write_report
     from tuner.run import open_run
 
     opened = open_run(run)
     write_report(opened)
-    print_summary(opened)
+    print_summary(opened, is_json=json)
 
 
 @app.command()
-def doctor() -> None:
+def runs(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
+    json: JsonOption = False,
+) -> None:
+    """List the runs of a folder, the latest first."""
+    from tuner.shelf import Shelf
+
+    found = Shelf(folder).runs()
+    if json:
+        print_json(found)
+    else:
+        print_runs(folder, found)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="A B", help="Two or more run folders.")],
+    json: JsonOption = False,
+) -> None:
+    """Say which of two or more runs is better, with what confidence, and what differs."""
+    from tuner.run import open_run
+    from tuner.summary import Facts
+    from tuner.versus import compare_runs, format_versus
+
+    found = compare_runs([Facts.of(open_run(path)) for path in runs])
+    if json:
+        print_json(found)
+    else:
+        out.print(format_versus(found), markup=False)
+
+
+@app.command()
+def doctor(json: JsonOption = False) -> None:
     """Say what this machine can build and run, and what to install for the rest."""
     from tuner.device import doctor as findings
 
-    worst = 0
-    for finding in findings():
+    worst, found = 0, findings()
+    if json:
+        print_json(found)
+    for finding in found:
+        is_needed = finding.name in ("Python headers", "C++ compiler")
+        worst = max(worst, 3 if is_needed and not finding.is_ok else 0)
+        if json:
+            continue
         mark = "[green]yes[/]" if finding.is_ok else "[red]no [/]"
         out.print(f"{mark}  {finding.name}: ", end="")
         out.print(finding.detail, markup=False)
         if not finding.is_ok and finding.remedy:
             out.print(f"     next: {finding.remedy}", markup=False)
-        is_needed = finding.name in ("Python headers", "C++ compiler")
-        worst = max(worst, 3 if is_needed and not finding.is_ok else 0)
     raise typer.Exit(worst)
 
 

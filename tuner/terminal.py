@@ -6,9 +6,12 @@ Colour and width come from the terminal. A pipe gets plain lines of any length, 
 from __future__ import annotations
 
 import signal
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -20,6 +23,7 @@ from tuner.errors import NothingCorrectError
 
 if TYPE_CHECKING:
     from tuner.run import Run
+    from tuner.shelf import Shown
     from tuner.trial import Check, Finalist, Measurement, ProbeResult, Trial
     from tuner.tuning import Planned
 
@@ -29,7 +33,9 @@ __all__ = [
     "go_on",
     "interruptible",
     "out",
+    "print_json",
     "print_plan",
+    "print_runs",
     "print_summary",
     "print_verdict",
     "watching",
@@ -38,6 +44,7 @@ __all__ = [
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+COLUMNS = 80
 SHOWN_TRIALS = 8  # of the latest, in the live view
 
 
@@ -48,9 +55,27 @@ class Interrupted(Exception):
 # ---- what is printed ------------------------------------------------------------------------
 
 
-def print_plan(planned: Planned) -> None:
+def print_plan(planned: Planned, *, is_json: bool = False) -> None:
     """Print what a config amounts to: counts, what rejects the rest, one rendered candidate."""
     space, candidate = planned.space, planned.example()
+    by_template = Counter(str(params["template"]) for params in space.feasible)
+    rejected = {why: count for why, count in space.rejections.items() if count}
+    if is_json:
+        print_json(
+            {
+                "title": planned.family.title,
+                "sizes": dict(planned.sizes),
+                "device": planned.device.name,
+                "is_assumed": planned.is_assumed,
+                "accuracy": planned.config.accuracy.label,
+                "num_feasible": space.num_feasible,
+                "num_cartesian": space.num_cartesian,
+                "num_feasible_by_template": dict(by_template),
+                "num_rejected_by_reason": rejected,
+                "example": {"params": candidate.params, "source": candidate.source},
+            }
+        )
+        return
     if planned.is_assumed:
         out.print(f"no GPU here: assuming {planned.device.name}", markup=False)
     sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
@@ -60,25 +85,24 @@ def print_plan(planned: Planned) -> None:
         f"feasible: {space.num_feasible} of {space.num_cartesian} combinations"
         f" ({100 * space.num_feasible / space.num_cartesian:.2g} %)"
     )
-    by_template: dict[str, int] = {}
-    for params in space.feasible:
-        name = str(params["template"])
-        by_template[name] = by_template.get(name, 0) + 1
     for name, count in by_template.items():
         out.print(f"  {name}: {count}")
-    rejected = sorted(space.rejections.items(), key=lambda item: -item[1])
-    for why, count in [item for item in rejected if item[1]][:10]:
+    for why, count in sorted(rejected.items(), key=lambda item: -item[1])[:10]:
         out.print(f"  {count} rejected: {why}", markup=False)
     chosen = ", ".join(f"{k} = {v}" for k, v in candidate.params.items())
     out.print(f"\none candidate ({chosen}):\n", markup=False)
     out.print(candidate.source, markup=False)
 
 
-def print_summary(run: Run) -> None:
+def print_summary(run: Run, *, is_json: bool = False) -> None:
     """Print what a run found, in 20 lines, and where it is."""
     from tuner.summary import format_summary, summary
 
-    out.print(format_summary(summary(run)), markup=False)
+    found = summary(run)
+    if is_json:
+        print_json(found)
+        return
+    out.print(format_summary(found), markup=False)
     out.print(f"report: {run.report_path}\nrun:    {run.path}", markup=False)
 
 
@@ -96,8 +120,37 @@ def print_verdict(check: Check) -> None:
         out.print(f"rejected: {check.reason}", markup=False)
 
 
+def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
+    """Print a list of runs at 80 columns; a speed-up after ~ was not proved."""
+    if not runs:
+        out.print(f"no runs in {folder}\n  next: tune --config X.yaml", markup=False)
+        return
+    out.print(f"{'state':<10} {'speed-up':>8} {'trials':>6} {'age':>7}  run")
+    from tuner.shelf import age_words
+    from tuner.summary import NONE, ratio_words
+
+    for run in runs:
+        speed = ratio_words(run.speedup) if run.speedup else NONE
+        speed = speed if run.is_proved or not run.speedup else f"~{speed}"
+        head = f"{run.state:<10} {speed:>8} {run.num_trials:>6} {age_words(run.age_s):>7}  "
+        fits = len(head) + len(run.name) <= COLUMNS
+        out.print(f"{head}{run.name}" if fits else f"{head}\n  {run.name}", markup=False)
+        if run.problem:
+            out.print(f"  {run.problem}", markup=False)
+
+
+def print_json(record: object) -> None:
+    """Print a record, or a list or mapping of them, as JSON alone on stdout."""
+    from tuner.trial import to_json
+
+    sys.stdout.write(to_json(record) + "\n")
+    sys.stdout.flush()
+
+
 class _Plain:
     """The view where the output is no terminal: one line an event."""
+
+    console = out
 
     def __init__(self) -> None:
         self.start_s = time.monotonic()
@@ -141,7 +194,7 @@ class _Plain:
         self.line(_finalist_line(entry))
 
     def line(self, text: str) -> None:
-        out.print(f"{time.monotonic() - self.start_s:7.1f}s  {text}", markup=False)
+        self.console.print(f"{time.monotonic() - self.start_s:7.1f}s  {text}", markup=False)
 
     def _improve(self, trial: Trial) -> None:
         latency_us = trial.outcome.latency_us
@@ -235,17 +288,23 @@ def _finalist_line(entry: Finalist) -> str:
 
 
 @contextmanager
-def watching(was_stopped: Callable[[], bool] = lambda: False) -> Iterator[Any]:
-    """Yield what shows progress: live in a terminal, plain lines elsewhere."""
+def watching(
+    was_stopped: Callable[[], bool] = lambda: False, *, is_json: bool = False
+) -> Iterator[Any]:
+    """Yield what shows progress: live in a terminal, plain lines elsewhere.
+
+    With `is_json` it all goes to stderr, since stdout is for a program.
+    """
     from tuner.tuning import Observer
 
     view: Any = None
     try:
-        if not out.is_terminal:
-            view = type("View", (_Plain, Observer), {})()
+        console = err if is_json else out
+        if not console.is_terminal:
+            view = type("View", (_Plain, Observer), {"console": console})()
             yield view
             return
-        with Live(console=out, refresh_per_second=8, transient=True) as live:
+        with Live(console=console, refresh_per_second=8, transient=True) as live:
             view = type("View", (_Screen, Observer), {})(live)
             yield view
     except KeyboardInterrupt as interrupt:

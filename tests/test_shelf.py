@@ -1,0 +1,114 @@
+"""A folder of runs: what each is at, what was added since, and what is never read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from made_runs import append, facts, made_run, result, trial, trials
+
+from tuner.errors import InputError
+from tuner.run import is_locked
+from tuner.shelf import Shelf, age_words
+from tuner.trial import Interval
+
+
+def test_a_run_is_listed_with_what_it_proved(tmp_path):
+    made = trials(30)
+    run = made_run(tmp_path, made, result(made, Interval(2.4, 2.3, 2.5, 0.95, 5)))
+    (shown,) = Shelf(tmp_path).runs()
+    assert (shown.name, shown.op, shown.device) == (run.path.name, "gemm", "NVIDIA H200")
+    assert (shown.state, shown.num_trials, shown.is_proved) == ("finished", 30, True)
+    assert (shown.speedup, shown.low, shown.high) == (2.4, 2.3, 2.5)
+
+
+def test_an_open_run_is_listed_with_its_best_trial_and_follows_what_is_added(tmp_path):
+    run = made_run(tmp_path, [trial(0, 2000.0), trial(1)])
+    shelf = Shelf(tmp_path)
+    assert [(r.state, r.num_trials, r.speedup) for r in shelf.runs()] == [("stopped", 2, 1.5)]
+    before = shelf.stamp(run.path.name)
+    append(run, trial(2, 1000.0))
+    with (run.path / "trials.jsonl").open("a") as file:
+        file.write('{"number": 3, "half')  # as a kill leaves it
+    assert [(r.num_trials, r.speedup) for r in shelf.runs()] == [(3, 3.0)]
+    assert shelf.stamp(run.path.name) != before
+    assert [t.number for t in shelf.facts(run.path.name).trials] == [0, 1, 2]
+
+
+def test_a_run_that_is_worked_on_is_running_and_its_lock_is_left_alone(tmp_path):
+    run = made_run(tmp_path, trials(3))
+    shelf = Shelf(tmp_path)
+    with run.locked():
+        assert is_locked(run)
+        assert shelf.runs()[0].state == "running"
+    assert not is_locked(run)
+    assert shelf.runs()[0].state == "stopped"
+
+
+def test_trials_are_read_again_when_the_file_is_another(tmp_path):
+    run = made_run(tmp_path, trials(5))
+    shelf = Shelf(tmp_path)
+    assert len(shelf.facts(run.path.name).trials) == 5
+    other = made_run(tmp_path / "other", trials(2))
+    os.replace(other.path / "trials.jsonl", run.path / "trials.jsonl")
+    assert len(shelf.facts(run.path.name).trials) == 2
+    assert shelf.runs()[0].num_trials == 2
+
+
+def test_an_unreadable_run_is_listed_with_the_reason(tmp_path):
+    run = made_run(tmp_path, trials(3))
+    (run.path / "trials.jsonl").write_text("nonsense\n")
+    (shown,) = Shelf(tmp_path).runs()
+    assert shown.state == "unreadable" and "trials.jsonl:1: not a trial" in shown.problem
+
+
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "../x", "a/b", "/etc", "a\\b", "x\n", "x\0", "%2e%2e", "nowhere"]
+)
+def test_a_name_that_is_no_run_of_the_folder_is_refused(tmp_path, name):
+    made_run(tmp_path / "runs", trials(2))
+    with pytest.raises(InputError, match="no run of that name"):
+        Shelf(tmp_path / "runs").run(name)
+
+
+def test_links_that_lead_out_of_a_run_are_never_followed(tmp_path):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "environment.json").write_text(json.dumps(facts(title="SECRET")))
+    (secret / "source.cu").write_text("SECRET")
+    runs = tmp_path / "runs"
+    made = [made_run(runs, trials(3)) for _ in range(4)]
+    (runs / "linked").symlink_to(made_run(tmp_path / "elsewhere", trials(3)).path)
+    (made[0].path / "environment.json").unlink()
+    (made[0].path / "environment.json").symlink_to(secret / "environment.json")
+    (made[1].path / "candidates" / "feed").symlink_to(secret)
+    (made[2].path / "candidates" / f"{0:016x}" / "source.cu").unlink()
+    (made[2].path / "candidates" / f"{0:016x}" / "source.cu").symlink_to(secret / "source.cu")
+    shelf = Shelf(runs)
+    states = {shown.name: (shown.state, shown.title) for shown in shelf.runs()}
+    assert "linked" not in states
+    assert "SECRET" not in str(states)
+    assert states[made[0].path.name][0] == "unreadable"
+    for run, what in zip(
+        made, ["environment.json", "candidates/feed", "source.cu leads"], strict=False
+    ):
+        with pytest.raises(InputError, match=what):
+            shelf.facts(run.path.name)
+    assert len(shelf.facts(made[3].path.name).trials) == 3
+
+
+def test_a_shelf_reached_through_a_link_is_a_shelf(tmp_path):
+    run = made_run(tmp_path / "runs", trials(2))
+    (tmp_path / "link").symlink_to(tmp_path / "runs")
+    assert Shelf(tmp_path / "link").run(run.path.name).path == tmp_path / "link" / run.path.name
+
+
+def test_a_folder_that_is_not_there_holds_no_runs(tmp_path: Path):
+    assert Shelf(tmp_path / "nowhere").runs() == []
+
+
+def test_ages_are_told_in_their_largest_unit():
+    ages = [age_words(s) for s in (0, 59.9, 61, 7200, 86400 * 3)]
+    assert ages == ["0 s", "59 s", "1 min", "2 h", "3 d"]

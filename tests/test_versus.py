@@ -1,0 +1,185 @@
+"""Runs beside each other: the verdict, its confidence, and what differs, by value."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from command_line import tune
+from made_runs import CONFIG, made_run, result, trials
+
+from tuner.errors import InputError
+from tuner.run import Run
+from tuner.summary import Facts
+from tuner.trial import Interval
+from tuner.versus import Comparison, compare_runs, confidence_words, format_versus
+
+
+def proved(folder: Path, speedup: float, half: float = 0.05, **changes: object) -> Run:
+    made = trials(20)
+    interval = Interval(speedup, speedup / math.exp(half), speedup * math.exp(half), 0.95, 5)
+    return made_run(folder, made, result(made, interval), **changes)  # type: ignore[arg-type]
+
+
+def compared(*runs: Run) -> Comparison:
+    return compare_runs([Facts.of(run) for run in runs])
+
+
+def test_the_faster_run_is_better_with_welchs_interval(tmp_path):
+    a, b = proved(tmp_path, 2.4), proved(tmp_path, 2.0)
+    found = compared(a, b)
+    (versus,) = found.versus
+    assert (found.best, versus.kind, versus.one) == (a.path.name, "better", a.path.name)
+    # s = 0.05 / t(4) / sqrt(6 / 5); the error of the difference s sqrt(2 / 5), 8 degrees: t(4) =
+    # 2.776445 and t(8) = 2.306004 at 97.5 %, from a printed table.
+    error = 0.05 / 2.776445 / math.sqrt(6 / 5) * math.sqrt(2 / 5)
+    assert versus.ratio == pytest.approx(1.2)
+    assert versus.low == pytest.approx(1.2 * math.exp(-2.306004 * error), rel=1e-6)
+    assert versus.high == pytest.approx(1.2 * math.exp(2.306004 * error), rel=1e-6)
+    assert versus.confidence is not None and versus.confidence > 0.999
+    assert versus.words == (f"{a.path.name} is 1.200x as fast as {b.path.name} (1.172x to 1.229x)")
+
+
+def test_the_other_way_round_says_the_same(tmp_path):
+    a, b = proved(tmp_path, 2.0), proved(tmp_path, 2.4)
+    found = compared(a, b)
+    assert (found.best, found.versus[0].kind) == (b.path.name, "worse")
+    assert f"{b.path.name} is 1.200x as fast as {a.path.name} (1.172x to 1.229x)" in (
+        found.versus[0].words
+    )
+
+
+def test_what_cannot_be_told_apart_has_no_best(tmp_path):
+    found = compared(proved(tmp_path, 2.0), proved(tmp_path, 2.02))
+    assert found.best is None and found.versus[0].kind == "no difference"
+    # t = ln 1.01 / 0.0103964 = 0.957 with 8 degrees of freedom
+    assert found.versus[0].confidence == pytest.approx(0.8168, abs=2e-4)
+
+
+def test_equal_runs_are_told_apart_with_a_confidence_of_one_half(tmp_path):
+    assert compared(proved(tmp_path, 2.0), proved(tmp_path, 2.0)).versus[
+        0
+    ].confidence == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"op": "other"}, "different operators: gemm and other"),
+        ({"sizes": {"batch": 1}}, "different sizes: batch=1024, features=8192 and batch=1"),
+        ({"accuracy": "tf32"}, "different accuracy classes: float32 and tf32"),
+        ({"device": {"name": "CPU"}}, "different devices: NVIDIA H200 and CPU"),
+    ],
+)
+def test_runs_of_different_things_are_not_compared(tmp_path, change, words):
+    found = compared(proved(tmp_path, 2.4), proved(tmp_path, 2.0, environment=change))
+    assert found.best is None
+    assert found.versus[0].kind == "not comparable" and words in found.versus[0].words
+
+
+def test_a_run_without_a_proof_gives_no_verdict(tmp_path):
+    found = compared(proved(tmp_path, 2.4), made_run(tmp_path, trials(20)))
+    assert (found.best, found.versus[0].kind) == (None, "unknown")
+    assert found.versus[0].ratio is None
+
+
+def test_of_three_the_best_is_held_against_each(tmp_path):
+    runs = [proved(tmp_path, speedup) for speedup in (2.0, 2.4, 1.5)]
+    found = compared(*runs)
+    assert found.best == runs[1].path.name
+    assert [(v.one, v.other, v.kind) for v in found.versus] == [
+        (runs[1].path.name, runs[0].path.name, "better"),
+        (runs[1].path.name, runs[2].path.name, "better"),
+    ]
+
+
+def test_what_differs_is_listed_and_nothing_else(tmp_path):
+    a = proved(tmp_path, 2.4)
+    b = proved(
+        tmp_path,
+        2.0,
+        config=CONFIG.replace("[64, 128]", "[64]") + "search: {seed: 3}\n",
+        environment={"machine": {"driver": "590.2", "torch": "2.13"}, "baseline_us": 4000.0},
+    )
+    found = compared(a, b)
+    assert [(d.key, d.values) for d in found.config] == [
+        ("space.block_m", ("64, 128", "64")),
+        ("search.seed", ("", "3")),
+    ]
+    assert [(d.key, d.values) for d in found.environment] == [
+        ("machine.driver", ("580.1", "590.2"))
+    ]
+    assert found.winner == ()
+
+
+def test_the_curve_is_the_best_so_far_up_to_the_last_trial(tmp_path):
+    curve = compared(proved(tmp_path, 2.4), proved(tmp_path, 2.0)).sides[0].curve
+    assert curve.numbers[:3] == (0, 1, 2) and curve.numbers[-2:] == (18, 19)
+    assert curve.latency_us[-2:] == (1506.0, 1506.0)
+    assert curve.ratio[-1] == pytest.approx(3000 / 1506)
+
+
+def test_one_run_alone_or_twice_is_refused(tmp_path):
+    run = proved(tmp_path, 2.0)
+    for runs in ([run], [run, run], []):
+        with pytest.raises(InputError, match="expected two to 12 different runs"):
+            compared(*runs)
+
+
+def test_a_confidence_never_claims_to_be_certain():
+    assert [confidence_words(c) for c in (0.5, 0.9712, 0.99953, 1.0)] == [
+        "50 %",
+        "97.1 %",
+        "above 99.9 %",
+        "above 99.9 %",
+    ]
+
+
+# ---- in the terminal ------------------------------------------------------------------------
+
+
+def test_the_terminal_has_80_columns_and_letters_for_names(tmp_path):
+    a, b = proved(tmp_path, 2.4), proved(tmp_path, 2.0, config=CONFIG + "device: cuda\n")
+    said = tune("compare", a.path, b.path, cwd=tmp_path, env={"NO_COLOR": "1"})
+    assert said.code == 0 and said.out.rstrip("\n") == format_versus(compared(a, b))
+    assert max(map(len, said.out.splitlines())) <= 80 and "\x1b" not in said.out
+    assert (
+        "verdict     A is 1.200x as fast as B (1.172x to 1.229x); confidence above 99.9 %"
+        in said.out.splitlines()
+    )
+    assert "config      device: A –; B cuda" in said.out.splitlines()
+
+
+def test_compare_gives_the_same_as_json(tmp_path):
+    a, b = proved(tmp_path, 2.4), proved(tmp_path, 2.0)
+    data = json.loads(tune("compare", a.path, b.path, "--json", cwd=tmp_path).out)
+    assert data["best"] == a.path.name
+    assert data["versus"][0]["ratio"] == pytest.approx(1.2)
+    assert [side["summary"]["interval"]["speedup"] for side in data["sides"]] == [2.4, 2.0]
+
+
+def test_runs_are_listed_in_80_columns_and_as_json(tmp_path):
+    proved(tmp_path / "runs", 2.4)
+    made_run(tmp_path / "runs", trials(12))
+    said = tune("runs", cwd=tmp_path)
+    head, first, second = said.out.splitlines()
+    assert head.split() == ["state", "speed-up", "trials", "age", "run"]
+    assert first.split()[:3] == ["stopped", "~1.996x", "12"]
+    assert second.split()[:3] == ["finished", "2.40x", "20"]
+    assert max(map(len, said.out.splitlines())) <= 80
+    data = json.loads(tune("runs", "--json", cwd=tmp_path).out)
+    assert [(r["state"], r["num_trials"], r["speedup"]) for r in data] == [
+        ("stopped", 12, pytest.approx(3000 / 1503)),
+        ("finished", 20, 2.4),
+    ]
+
+
+def test_the_report_command_prints_its_summary_as_json(tmp_path):
+    run = proved(tmp_path, 2.4)
+    said = tune("report", run.path, "--json", cwd=tmp_path)
+    assert said.code == 0, said.err
+    data = json.loads(said.out)
+    assert data["kind"] == "faster" and data["interval"]["speedup"] == 2.4
+    assert data["counts"] == {"correct": 18, "compile": 2}
