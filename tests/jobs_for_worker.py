@@ -56,6 +56,27 @@ def segfault(payload, blobs):
     ctypes.string_at(0)
 
 
+def leak(payload, blobs):
+    """Take memory and never give it back, as a fork if asked."""
+    if payload["forks"] and os.fork():
+        time.sleep(3600)
+    kept = []
+    while True:
+        kept.append(b"x" * 2**24)
+        time.sleep(0.005)  # 3 GB a second
+
+
+def borrow(payload, blobs):
+    """Use a device, which is a file: open at the start, and gone when somebody took it away."""
+    with open(payload["device"], encoding="utf-8") as file:
+        return {"read": file.read()}, []
+
+
+def borrow_and_break(payload, blobs):
+    os.unlink(payload["device"])
+    raise Fault("the device does not answer")
+
+
 def leave(payload, blobs):
     os._exit(payload["status"])
 

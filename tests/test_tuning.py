@@ -117,7 +117,7 @@ def test_a_second_tuner_on_a_run_is_refused(life):
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return any("tuner.worker" in argument for argument in process.cmdline())
+        return any("tuner.child" in argument for argument in process.cmdline())
     except psutil.Error:
         return False
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tuner import process
+from tuner import worker as room
 from tuner.errors import WorkerError
 from tuner.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
 
@@ -283,8 +285,7 @@ def test_on_start_is_replayed_after_a_respawn():
         assert worker.call("prepared", timeout_s=10).data["text"] == "ab"
         with pytest.raises(WorkerCrashed):
             worker.call("segfault", timeout_s=10)
-        worker.on_start.append(("prepare", {"text": "c"}))
-        assert worker.call("prepared", timeout_s=10).data["text"] == "abc"
+        assert worker.call("prepared", timeout_s=10).data["text"] == "ab"
         assert worker.generation == 2
 
 
@@ -325,6 +326,72 @@ def test_memory_limit_makes_a_large_allocation_fail():
         assert worker.call("allocate", {"bytes": 2**20}, timeout_s=10).data == {"length": 2**20}
         with pytest.raises(JobFailed, match="MemoryError"):
             worker.call("allocate", {"bytes": 2**30}, timeout_s=10)
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_child_that_eats_the_machines_memory_is_killed_before_the_kernel_must(
+    worker, monkeypatch, forks
+):
+    worker.start()
+    # As if the machine had 700 MB left: the leak is real, the rest of the machine is hidden.
+    hidden = process.available_bytes() - process.RESERVE_BYTES - 700 * 2**20
+    real = process.available_bytes
+    monkeypatch.setattr(process, "available_bytes", lambda: real() - hidden)
+    with pytest.raises(WorkerCrashed, match=r"killed: it used \d\.\d GiB of memory and left"):
+        worker.call("leak", {"forks": forks}, timeout_s=60)
+    monkeypatch.undo()
+    assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
+
+
+def test_where_memory_is_short_a_small_child_is_not_to_blame(worker, monkeypatch):
+    monkeypatch.setattr(process, "available_bytes", lambda: 0)
+    monkeypatch.setattr(process, "LOOK_EVERY_S", 0.01)
+    worker.call("echo", timeout_s=10)
+    with pytest.raises(WorkerTimeout):
+        worker.call("hang", timeout_s=0.5)
+
+
+def test_the_kernel_would_take_the_child_first(worker):
+    worker.start()
+    score = Path(f"/proc/{worker.pid}/oom_score_adj").read_text()
+    assert int(score) == 1000 > int(Path("/proc/self/oom_score_adj").read_text())
+
+
+# ---- a device that goes away ----------------------------------------------------------------
+
+
+@pytest.fixture
+def device(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "RESTART_WAITS_S", (0.01, 0.2))
+    path = tmp_path / "device"
+    path.write_text("here")
+    return path
+
+
+def test_a_job_is_not_blamed_for_a_device_that_went_away(device):
+    on_start = [("borrow", {"device": str(device)})]
+    with Worker(ENTRY, name="gpu", on_start=on_start) as worker:
+        with pytest.raises(WorkerError, match="cannot be started any more") as caught:
+            worker.call("borrow_and_break", {"device": str(device)}, timeout_s=10)
+        assert not isinstance(caught.value, WorkerCrashed | WorkerTimeout)
+        for words in ("worker gpu", "FileNotFoundError", "the device does not answer", "--resume"):
+            assert words in str(caught.value)
+        assert worker.pid is None
+        device.write_text("back")
+        assert worker.call("borrow", {"device": str(device)}, timeout_s=10).data["read"] == "back"
+
+
+def test_a_device_that_needs_a_moment_is_waited_for(device):
+    on_start = [("borrow", {"device": str(device)})]
+    with Worker(ENTRY, on_start=on_start) as worker:
+        worker.start()
+        timer = threading.Timer(0.1, device.write_text, ["back"])
+        timer.start()
+        with pytest.raises(JobFailed, match="the device does not answer"):
+            worker.call("borrow_and_break", {"device": str(device)}, timeout_s=10)
+        timer.join()
+        assert worker.is_alive
+        assert worker.call("borrow", {"device": str(device)}, timeout_s=10).data["read"] == "back"
 
 
 def test_interrupt_is_ignored_by_the_child(worker):

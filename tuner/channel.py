@@ -1,0 +1,150 @@
+"""Frames of JSON and raw bytes over a socket: what a worker and its child speak.
+
+    header: magic, number, bytes of JSON, number of blobs | blob lengths | JSON | blobs
+
+Never pickles, so that whoever holds the other end can send garbage but not code; every size is
+bounded before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["Blob", "Channel", "Closed", "Expired", "Garbled"]
+
+Blob = bytes | bytearray | memoryview
+
+MAX_JSON_BYTES = 256 * 2**20  # thousands of samples are 1 MB; more than this is garbage
+MAX_BLOBS = 4096
+MAX_FRAME_BYTES = 64 * 2**30  # all blobs of a frame; the largest tensor in sight is 9 GB
+
+_HEADER = struct.Struct("<8sQII")  # magic, request number, bytes of JSON, number of blobs
+_MAGIC = b"tunerwk1"
+
+
+class Closed(Exception):
+    """The other side closed the channel, or died."""
+
+
+class Expired(Exception):
+    """The deadline passed."""
+
+
+class Garbled(Exception):
+    """What came is not a frame of ours."""
+
+
+class Channel:
+    """Frames over a non-blocking stream socket.
+
+    A frame: header, blob lengths (8 bytes each), JSON, blobs. With `pidfd`, the death of that
+    process ends a wait even if a grandchild still holds the other end open.
+    """
+
+    def __init__(self, sock: socket.socket, pidfd: int | None = None) -> None:
+        sock.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # the kernel clips it; 2x faster
+            sock.setsockopt(socket.SOL_SOCKET, option, 4 * 2**20)
+        self.sock = sock
+        self.pidfd = pidfd
+
+    def _wait(self, event: int, deadline: float | None) -> None:
+        poll = select.poll()
+        poll.register(self.sock, event)
+        if self.pidfd is not None:
+            poll.register(self.pidfd, select.POLLIN)
+        left_s = None if deadline is None else deadline - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            raise Expired
+        ready = poll.poll(None if left_s is None else left_s * 1e3 + 1)
+        if ready and all(fd == self.pidfd for fd, _ in ready):
+            raise Closed
+
+    def _send_bytes(self, view: memoryview, deadline: float | None) -> None:
+        while view:
+            try:
+                view = view[self.sock.send(view, socket.MSG_NOSIGNAL) :]
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline)
+            except (ConnectionError, BrokenPipeError):
+                raise Closed from None
+
+    def _receive_into(self, view: memoryview, deadline: float | None) -> None:
+        while view:
+            try:
+                count = self.sock.recv_into(view)
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline)
+                continue
+            except ConnectionError:
+                raise Closed from None
+            if count == 0:
+                raise Closed
+            view = view[count:]
+
+    def _receive(self, num_bytes: int, deadline: float | None) -> bytearray:
+        try:
+            buffer = bytearray(num_bytes)
+        except MemoryError:
+            raise Garbled(f"a part of {num_bytes} bytes does not fit in memory") from None
+        self._receive_into(memoryview(buffer), deadline)
+        return buffer
+
+    def send(
+        self,
+        number: int,
+        data: Mapping[str, Any],
+        blobs: Sequence[Blob],
+        deadline: float | None = None,
+    ) -> None:
+        """Send one frame; TypeError or ValueError before the first byte if it cannot be sent."""
+        text = json.dumps(data).encode()
+        views = [_flat(blob) for blob in blobs]
+        lengths = [len(view) for view in views]
+        _refuse_absurd(len(text), lengths)
+        head = _HEADER.pack(_MAGIC, number, len(text), len(views))
+        head += struct.pack(f"<{len(views)}Q", *lengths) + text
+        self._send_bytes(memoryview(head), deadline)
+        for view in views:
+            self._send_bytes(view, deadline)
+
+    def receive(
+        self, deadline: float | None = None
+    ) -> tuple[int, dict[str, Any], list[bytearray]]:
+        """Wait for one frame: its number, its data, its blobs."""
+        head = self._receive(_HEADER.size, deadline)
+        magic, number, num_json, num_blobs = _HEADER.unpack(head)
+        if magic != _MAGIC:
+            raise Garbled(f"a frame starts with {bytes(magic)!r}")
+        if num_blobs > MAX_BLOBS:
+            raise Garbled(f"a frame of {num_blobs} blobs; at most {MAX_BLOBS} are allowed")
+        packed = self._receive(8 * num_blobs, deadline)
+        lengths = struct.unpack(f"<{num_blobs}Q", packed)
+        try:
+            _refuse_absurd(num_json, lengths)
+            data = json.loads(self._receive(num_json, deadline))
+        except (ValueError, RecursionError) as error:
+            raise Garbled(str(error)) from None
+        if not isinstance(data, dict):
+            raise Garbled("the JSON of a frame is not an object")
+        return number, data, [self._receive(length, deadline) for length in lengths]
+
+
+def _flat(blob: Blob) -> memoryview:
+    view = memoryview(blob)
+    if not view.c_contiguous:
+        raise TypeError("a blob must be contiguous")
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _refuse_absurd(num_json: int, lengths: Sequence[int]) -> None:
+    if num_json > MAX_JSON_BYTES:
+        raise ValueError(f"{num_json} bytes of JSON; at most {MAX_JSON_BYTES} are allowed")
+    if len(lengths) > MAX_BLOBS or sum(lengths) > MAX_FRAME_BYTES:
+        raise ValueError(f"{len(lengths)} blobs of {sum(lengths)} bytes in one frame")
