@@ -17,7 +17,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,6 +33,7 @@ from tuner.errors import (
     NothingCorrectError,
     StorageError,
     TunerError,
+    WorkerError,
     did_you_mean,
 )
 from tuner.evaluate import (
@@ -67,7 +68,7 @@ from tuner.trial import (
     from_json,
     to_json,
 )
-from tuner.worker import JobFailed
+from tuner.worker import JobFailed, WorkerCrashed, WorkerTimeout
 
 __all__ = ["Observer", "Planned", "export_trial", "plan", "resume", "tune", "verify"]
 
@@ -428,18 +429,15 @@ class _Session:
 
     def _prove(self, writer: RunWriter, builder: Builder) -> Result:
         """Check and race the finalists, export the winner, and prove the exported file."""
-        config = self.planned.config
         prover = Prover(self.planned.task, seed=secrets.randbits(31))
-        entries, contenders = self._checked(prover, builder)
-        if not contenders:
-            raise NothingCorrectError(_nothing_correct(self.trials, entries))
-        self.observer.on_stage(f"racing {len(contenders)} finalists against the baseline")
+        entries: list[Finalist] = []
+        lanes = None
+        while lanes is None:
+            contenders = self._checked(prover, builder, entries)
+            if not contenders:
+                raise NothingCorrectError(_nothing_correct(self.trials, entries))
+            lanes = self._raced(prover, entries, contenders)
         numbers = list(contenders)
-        lanes = prover.race(
-            list(contenders.values()),
-            num_processes=config.measure.num_processes,
-            seconds=config.measure.finalists_s,
-        )
         for lane, number in enumerate(numbers, 1):
             place = next(i for i, e in enumerate(entries) if e.trial == number)
             entries[place] = finalist(number, entries[place].check, lanes, lane)
@@ -457,18 +455,44 @@ class _Session:
             notes=tuple(notes),
         )
 
+    def _raced(
+        self, prover: Prover, entries: list[Finalist], contenders: dict[int, Contender]
+    ) -> list[list[list[float]]] | None:
+        """Race; who crashes or hangs is taken out, and the others start again, if any is left."""
+        measure = self.planned.config.measure
+        while contenders:
+            self.observer.on_stage(f"racing {len(contenders)} finalists against the baseline")
+            try:
+                return prover.race(
+                    list(contenders.values()),
+                    num_processes=measure.num_processes,
+                    seconds=measure.finalists_s,
+                )
+            except WorkerError as error:
+                name, reason = _blamed(error, [c.name for c in contenders.values()])
+                number = next(n for n, c in contenders.items() if c.name == name)
+                del contenders[number]
+                place = next(i for i, e in enumerate(entries) if e.trial == number)
+                check = replace(entries[place].check, is_accepted=False, reason=reason)
+                entries[place] = finalist(number, check, None, 0)
+                self.observer.on_finalist(entries[place])
+        return None
+
     def _checked(
-        self, prover: Prover, builder: Builder
-    ) -> tuple[list[Finalist], dict[int, Contender]]:
+        self, prover: Prover, builder: Builder, entries: list[Finalist]
+    ) -> dict[int, Contender]:
         """Put all probes to the best trials until enough of them are accepted.
+
+        `entries` are those that had their turn; more are added.
 
         What one probe rejects it mostly rejects in its likes, too, so those of another structure
         get their turn first.
         """
         wanted = self.planned.config.measure.num_finalists
-        entries: list[Finalist] = []
         contenders: dict[int, Contender] = {}
-        left, rejected = _ranked(self.trials), set[str]()
+        had = {entry.trial for entry in entries}
+        rejected = {_structure(self._trial(number)) for number in had}
+        left = [trial for trial in _ranked(self.trials) if trial.number not in had]
         while left and len(entries) < MAX_CHECKED * wanted and len(contenders) < wanted:
             trial = next((t for t in left if _structure(t) not in rejected), left[0])
             left.remove(trial)
@@ -478,6 +502,7 @@ class _Session:
             contender = Contender.of_candidate(
                 candidate, build, self.planned.family.model_new, builder.environment
             )
+            contender = replace(contender, name=f"trial {trial.number}")
             check = prover.check(contender, self.observer.on_probe)
             entries.append(finalist(trial.number, check, None, 0))
             self.observer.on_finalist(entries[-1])
@@ -485,7 +510,7 @@ class _Session:
                 contenders[trial.number] = contender
             else:
                 rejected.add(_structure(trial))
-        return entries, contenders
+        return contenders
 
     def _trial(self, number: int) -> Trial:
         return next(trial for trial in self.trials if trial.number == number)
@@ -504,12 +529,32 @@ class _Session:
             )
         self.observer.on_stage("racing the exported file against the baseline")
         measure = self.planned.config.measure
-        lanes = prover.race(
-            [contender], num_processes=measure.num_processes, seconds=measure.finalists_s
-        )
+        try:
+            lanes = prover.race(
+                [contender], num_processes=measure.num_processes, seconds=measure.finalists_s
+            )
+        except WorkerError as error:
+            _, reason = _blamed(error, [contender.name])
+            check = replace(check, is_accepted=False, reason=reason)
+            note = f"the exported file was rejected: {reason}"
+            return finalist(trial.number, check, None, 0), [note]
         exported = finalist(trial.number, check, lanes, 1)
         _write_export(self.planned, self.toolchain, trial, exported, path, str(self.run.path))
         return exported, _compared(raced, exported)
+
+
+def _blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
+    """Return which of the contenders failed in a race, and how; raise the error if none did."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, WorkerCrashed | WorkerTimeout | JobFailed) and cause.worker in names:
+            reason = cause.message if isinstance(cause, JobFailed) else cause.reason
+            return cause.worker, f"in the race: {reason}"
+        cause = cause.__cause__
+    for name in names:  # it could not even be loaded
+        if str(error).startswith(f"{name}: "):
+            return name, f"in the race: {str(error).removeprefix(f'{name}: ')}"
+    raise error
 
 
 def _compared(raced: Finalist, exported: Finalist) -> list[str]:

@@ -38,12 +38,14 @@ class WorkerCrashed(WorkerError):
     """The child died or broke the channel in the middle of a job.
 
     Attributes:
+        worker: its name.
         reason: one line, e.g. "killed by signal 11 (SIGSEGV)".
         returncode: as `subprocess` reports it (negative: signal); None if it had to be killed.
         log_tail: the last of what the child printed.
     """
 
     def __init__(self, name: str, job: str, reason: str, returncode: int | None, log: str) -> None:
+        self.worker = name
         self.reason = reason
         self.returncode = returncode
         self.log_tail = log
@@ -54,6 +56,7 @@ class WorkerTimeout(WorkerError):
     """The child did not answer in time and was killed, with everything it had started."""
 
     def __init__(self, name: str, job: str, timeout_s: float, log: str) -> None:
+        self.worker = name
         self.timeout_s = timeout_s
         self.log_tail = log
         self.reason = f"no answer within {timeout_s:g} s"
@@ -64,6 +67,7 @@ class JobFailed(Exception):
     """The job raised an exception in the child.
 
     Attributes:
+        worker: its name.
         error_type: qualified name of the exception's class, e.g. "builtins.ValueError".
         message: the exception's own text.
         traceback: the child's traceback, as text.
@@ -71,7 +75,10 @@ class JobFailed(Exception):
             been killed and the next call gets a fresh one.
     """
 
-    def __init__(self, job: str, error_type: str, message: str, trace: str, fatal: bool) -> None:
+    def __init__(
+        self, job: str, error_type: str, message: str, trace: str, fatal: bool, name: str = ""
+    ) -> None:
+        self.worker = name
         self.job = job
         self.error_type = error_type
         self.message = message
@@ -284,6 +291,7 @@ class Worker:
             str(error.get("message")),
             str(error.get("traceback")),
             bool(error.get("is_fatal")),
+            self.name,
         )
         if failure.is_fatal:
             self._bury()
