@@ -19,12 +19,11 @@ from tuner.figures import (
     importances,
     parameter_figure,
     progress_figure,
-    stage_figure,
-    stages_of,
 )
 from tuner.report import write_report
 from tuner.run import Run, create_run
 from tuner.summary import NONE, Facts, Summary, format_summary, summary
+from tuner.timeline import stage_figure, stages_of
 from tuner.trial import (
     Build,
     Check,

@@ -23,6 +23,7 @@ _API = {
     "doctor": "device",
     "export_trial": "tuning",
     "load_config": "config",
+    "load_run": "notebook",
     "open_run": "run",
     "parse_config": "config",
     "plan": "tuning",

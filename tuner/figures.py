@@ -1,17 +1,16 @@
-"""The figures of a run: progress, importance, parameters, stages; each a Plotly figure.
+"""The figures of what a search found: progress, importance, parameters, accuracy.
 
-Plotly and Optuna are imported when something is drawn. The page that shows the figures is not
-known here, nor is the run's directory: trials go in, a figure comes out.
+Each is a Plotly figure. Plotly and Optuna are imported when something is drawn. The page that
+shows the figures is not known here, nor is the run's directory: trials go in, a figure comes
+out. A trace of trials carries their numbers as `customdata`, and `HOVER` as its `meta` where
+its text is `hover_words`: the page keeps each of those texts once.
 """
 
 from __future__ import annotations
 
 import math
-import textwrap
 import warnings
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, Literal
 
@@ -20,28 +19,40 @@ from tuner.summary import (
     latency_us_of,
     params_words,
     percent_words,
-    seconds_words,
     us_words,
 )
-from tuner.trial import Status, Trial, Value
+from tuner.tables import (
+    grouped,
+    ordered_values,
+    parameter_names,
+    pareto,
+    rms_of,
+    value_words,
+)
+from tuner.trial import Status, Trial
 
 __all__ = [
-    "ABSENT",
-    "Stage",
-    "grouped",
+    "ACCENT",
+    "BASELINE",
+    "BEST",
+    "FLOOR",
+    "HOVER",
+    "accuracy_figure",
+    "hover_words",
     "importance_figure",
     "importances",
+    "parallel_figure",
     "parameter_figure",
-    "parameter_names",
-    "plotly_js",
+    "plotly_text",
     "progress_figure",
-    "stage_figure",
-    "stages_of",
-    "value_words",
+    "template_marks",
+    "thinned",
+    "trial_points",
 ]
 
 MIN_CORRECT_FOR_IMPORTANCE = 10  # Optuna compares the best tenth with the rest
-ABSENT = "absent"  # a parameter that a template does not have
+MAX_POINTS = 4_000  # of one plot: a browser draws as many in about 0.3 s
+HOVER = "trials"
 
 # Each has a contrast of 3:1 or more on white and on the dark page (WCAG 2.2, 1.4.11); the marks
 # differ in shape too.
@@ -53,13 +64,95 @@ _STATUS_MARKS = {
     Status.TIMEOUT: ("#7f7f7f", "square"),
     Status.CORRECTNESS: ("#d03a4a", "cross"),
 }
-_BEST, _BASELINE, _FLOOR = "#12875a", "#7a7f87", "#a8700b"
+ACCENT, BEST, BASELINE, FLOOR = "#0072b2", "#12875a", "#7a7f87", "#a8700b"
+# Blue to orange through grey: told apart by the colour-blind, seen on white and on the dark page.
+_FAST_TO_SLOW = ((0.0, ACCENT), (0.5, "#8f8f8f"), (1.0, "#d55e00"))
+_TEMPLATE_MARKS = (
+    (ACCENT, "circle"),
+    ("#d55e00", "square"),
+    (BEST, "diamond"),
+    ("#b0519c", "triangle-up"),
+    ("#8a7414", "cross"),
+    ("#d03a4a", "x"),
+    ("#7f7f7f", "triangle-down"),
+    ("#2f7f86", "star"),
+)
+
+
+# ---- what several figures share -------------------------------------------------------------
+
+
+def plotly_text(text: str) -> str:
+    """Escape a text: Plotly reads a little HTML."""
+    return escape(text, quote=False)
+
+
+def hover_words(trial: Trial) -> str:
+    """Return a trial in a few lines, escaped for Plotly."""
+    outcome = trial.outcome
+    head = f"trial {trial.number}: {outcome.status.value}"
+    if outcome.measurement is not None and outcome.latency_us is not None:
+        head += f", {us_words(outcome.latency_us)} ± {percent_words(outcome.measurement.noise)}"
+        head += " (stopped early)" if outcome.measurement.is_censored else ""
+    lines = [head, *_wrapped(params_words(trial), 12)]
+    if outcome.reason:
+        lines += _wrapped(outcome.reason, 3)
+    return "<br>".join(plotly_text(line) for line in lines)
+
+
+def _wrapped(text: str, max_lines: int, columns: int = 60) -> list[str]:
+    """Break a text at blanks; `textwrap` takes ten times as long, and there are many trials."""
+    lines, line = [], ""
+    for word in text.split():
+        if line and len(line) + len(word) >= columns:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}" if line else word[: 2 * columns]
+    lines.append(line)
+    return lines if len(lines) <= max_lines else [*lines[:max_lines], "..."]
+
+
+def template_marks(trials: Sequence[Trial]) -> dict[str, tuple[str, str]]:
+    """Return each template's colour and mark; the ninth template has the first's again."""
+    names = dict.fromkeys(trial.template for trial in trials)
+    return {name: _TEMPLATE_MARKS[i % len(_TEMPLATE_MARKS)] for i, name in enumerate(names)}
+
+
+def trial_points(
+    trials: Sequence[Trial], xs: Sequence[Any], ys: Sequence[Any], name: str, **style: Any
+) -> dict[str, Any]:
+    """Return a scatter trace of trials that hovers with all that there is to say of each."""
+    return {
+        "x": list(xs),
+        "y": list(ys),
+        "mode": "markers",
+        "name": plotly_text(name),
+        "customdata": [trial.number for trial in trials],
+        "hovertext": [hover_words(trial) for trial in trials],
+        "hoverinfo": "text",
+        "meta": HOVER,
+        **style,
+    }
+
+
+def thinned(trials: Sequence[Trial], most: int = MAX_POINTS) -> list[Trial]:
+    """Return trials few enough to draw, in order: the fastest, and an even share of the rest."""
+    if len(trials) <= most:
+        return list(trials)
+    ranked = sorted(trials, key=latency_us_of)
+    rest = ranked[most // 2 :]
+    step = -(-len(rest) // (most - most // 2))
+    return sorted([*ranked[: most // 2], *rest[::step]], key=lambda trial: trial.number)
+
+
+# ---- progress -------------------------------------------------------------------------------
 
 
 def progress_figure(
     trials: Sequence[Trial],
     baseline_us: float | None,
     *,
+    compiled_us: float | None = None,
     floors: Mapping[str, float] | None = None,
     by: Literal["trial", "time"] = "trial",
 ) -> Any:
@@ -68,6 +161,7 @@ def progress_figure(
     Args:
         trials: in order.
         baseline_us: PyTorch's own latency.
+        compiled_us: that of `torch.compile`, where somebody measured it.
         floors: physical floors in us, by name.
         by: what runs to the right: the trial's number or the seconds of working time.
 
@@ -78,6 +172,7 @@ def progress_figure(
 
     failed = [t for t in trials if t.outcome.latency_us is None]
     correct = correct_trials(trials)
+    drawn = thinned(correct)
     figure = make_subplots(
         rows=2 if failed else 1,
         cols=1,
@@ -89,20 +184,24 @@ def progress_figure(
     def place(trial: Trial) -> float:
         return trial.number if by == "trial" else trial.elapsed_s
 
-    _add_points(figure, Status.CORRECT, correct, place, [latency_us_of(t) for t in correct], 1)
+    _add_points(figure, Status.CORRECT, drawn, place, [latency_us_of(t) for t in drawn], 1)
     places = [place(trial) for trial in trials] or [0.0, 1.0]
     if correct:
         best = _running_best(trials)
         xs = [place(t) for t, _ in best]
-        _add_line(figure, xs, [us for _, us in best], "best so far", _BEST, "solid")
-    named = {"PyTorch (baseline)": baseline_us} if baseline_us else {}
+        _add_line(figure, xs, [us for _, us in best], "best so far", BEST, "solid")
     ends = [min(places), max(places)]
-    for name, level in named.items():
-        _add_line(figure, ends, [level, level], name, _BASELINE, "dash")
+    levels = {
+        "PyTorch (baseline)": (baseline_us, "dash"),
+        "torch.compile": (compiled_us, "dashdot"),
+    }
+    for name, (level_us, dash) in levels.items():
+        if level_us:
+            _add_line(figure, ends, [level_us, level_us], name, BASELINE, dash)
     for name, level in (floors or {}).items():
-        _add_line(figure, ends, [level, level], name, _FLOOR, "dot")
+        _add_line(figure, ends, [level, level], name, FLOOR, "dot")
     for status in Status:
-        group = [t for t in failed if t.outcome.status is status]
+        group = thinned([t for t in failed if t.outcome.status is status])
         if group:
             _add_points(figure, status, group, place, [status.value] * len(group), 2)
     figure.update_yaxes(title_text="latency in µs", type="log", tickformat=",", row=1, col=1)
@@ -115,21 +214,18 @@ def progress_figure(
 
 
 def _add_points(
-    figure: Any, status: Status, trials: Sequence[Trial], place: Any, ys: list[Any], row: int
+    figure: Any,
+    status: Status,
+    trials: Sequence[Trial],
+    place: Callable[[Trial], float],
+    ys: list[Any],
+    row: int,
 ) -> None:
     colour, symbol = _STATUS_MARKS[status]
-    figure.add_scatter(
-        x=[place(t) for t in trials],
-        y=ys,
-        mode="markers",
-        name=status.value,
-        marker={"color": colour, "symbol": symbol, "size": 7, "opacity": 0.75},
-        hovertext=[_hover(t) for t in trials],
-        hoverinfo="text",
-        showlegend=row == 1,
-        row=row,
-        col=1,
-    )
+    xs = [place(trial) for trial in trials]
+    marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.75}
+    points = trial_points(trials, xs, ys, status.value, marker=marker)
+    figure.add_scatter(**points, showlegend=row == 1, row=row, col=1)
 
 
 def _add_line(
@@ -151,21 +247,7 @@ def _running_best(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
     return [*steps, (trials[-1], steps[-1][1])] if steps else []
 
 
-def _hover(trial: Trial) -> str:
-    """Return a trial in a few lines; Plotly reads a little HTML, so all text is escaped."""
-    outcome = trial.outcome
-    head = f"trial {trial.number}: {outcome.status.value}"
-    if outcome.measurement is not None and outcome.latency_us is not None:
-        head += f", {us_words(outcome.latency_us)} ± {percent_words(outcome.measurement.noise)}"
-        head += " (stopped early)" if outcome.measurement.is_censored else ""
-    parts = [head, *textwrap.wrap(params_words(trial), 60)]
-    if outcome.reason:
-        parts += textwrap.wrap(outcome.reason, 60, max_lines=3, placeholder=" ...")
-    return "<br>".join(_plotly_text(part) for part in parts)
-
-
-def _plotly_text(text: str) -> str:
-    return escape(text, quote=False)
+# ---- what matters ---------------------------------------------------------------------------
 
 
 def importances(trials: Sequence[Trial]) -> dict[str, float]:
@@ -213,9 +295,9 @@ def importance_figure(shares: Mapping[str, float]) -> Any:
     ranked = sorted(shares.items(), key=lambda pair: pair[1])
     bars = go.Bar(
         x=[share for _, share in ranked],
-        y=[_plotly_text(name) for name, _ in ranked],
+        y=[plotly_text(name) for name, _ in ranked],
         orientation="h",
-        marker={"color": _STATUS_MARKS[Status.CORRECT][0]},
+        marker={"color": ACCENT},
         text=[f"{100 * share:.0f} %" for _, share in ranked],
         textposition="outside",
         cliponaxis=False,
@@ -238,6 +320,7 @@ def parameter_figure(trials: Sequence[Trial], names: Sequence[str]) -> Any:
     from plotly.subplots import make_subplots
 
     correct, num_columns = correct_trials(trials), min(3, len(names))
+    correct = thinned(correct, MAX_POINTS // max(1, len(names)))
     num_rows = -(-len(names) // num_columns)
     figure = make_subplots(
         rows=num_rows,
@@ -245,7 +328,7 @@ def parameter_figure(trials: Sequence[Trial], names: Sequence[str]) -> Any:
         shared_yaxes=True,
         horizontal_spacing=0.03,
         vertical_spacing=min(0.5 / num_rows, 70 / (250 * num_rows)),
-        subplot_titles=[_plotly_text(name) for name in names],
+        subplot_titles=[plotly_text(name) for name in names],
     )
     for number, name in enumerate(names):
         row, col = number // num_columns + 1, number % num_columns + 1
@@ -257,22 +340,14 @@ def parameter_figure(trials: Sequence[Trial], names: Sequence[str]) -> Any:
 
 
 def _add_parameter(figure: Any, correct: Sequence[Trial], name: str, row: int, col: int) -> None:
-    words = _values(correct, name)
+    words = ordered_values(correct, name)
     place = {word: index for index, word in enumerate(words)}
     # Points of one value are spread by the golden ratio, which never bunches.
     spread = [((t.number * 0.618034) % 1 - 0.5) * 0.6 for t in correct]
-    figure.add_scatter(
-        x=[
-            round(place[value_words(t, name)] + s, 3) for t, s in zip(correct, spread, strict=True)
-        ],
-        y=[latency_us_of(t) for t in correct],
-        mode="markers",
-        marker={"color": _STATUS_MARKS[Status.CORRECT][0], "size": 5, "opacity": 0.45},
-        text=[f"trial {t.number}: {us_words(latency_us_of(t))}" for t in correct],
-        hoverinfo="text",
-        row=row,
-        col=col,
-    )
+    xs = [round(place[value_words(t, name)] + s, 3) for t, s in zip(correct, spread, strict=True)]
+    ys = [latency_us_of(trial) for trial in correct]
+    marker = {"color": ACCENT, "size": 5, "opacity": 0.45}
+    figure.add_scatter(**trial_points(correct, xs, ys, name, marker=marker), row=row, col=col)
     groups = grouped(correct, [name])
     best = [min(map(latency_us_of, groups[(word,)])) for word in words]
     figure.add_scatter(
@@ -280,13 +355,13 @@ def _add_parameter(figure: Any, correct: Sequence[Trial], name: str, row: int, c
         y=best,
         mode="markers",
         marker={
-            "color": _BEST,
+            "color": BEST,
             "symbol": "line-ew",
             "size": 26,
-            "line": {"width": 3, "color": _BEST},
+            "line": {"width": 3, "color": BEST},
         },
         text=[
-            f"best with {_plotly_text(word)}: {us_words(us)}"
+            f"best with {plotly_text(word)}: {us_words(us)}"
             for word, us in zip(words, best, strict=True)
         ],
         hoverinfo="text",
@@ -295,112 +370,98 @@ def _add_parameter(figure: Any, correct: Sequence[Trial], name: str, row: int, c
     )
     figure.update_xaxes(
         tickvals=list(range(len(words))),
-        ticktext=[_plotly_text(word) for word in words],
+        ticktext=[plotly_text(word) for word in words],
         range=[-0.6, len(words) - 0.4],
         row=row,
         col=col,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage of a candidate's way, and its seconds over all trials."""
+def parallel_figure(trials: Sequence[Trial], names: Sequence[str]) -> Any:
+    """Draw every correct trial as a line through its parameters' values and its latency.
 
-    name: str
-    seconds: float
-    about: str
-
-
-def stages_of(trials: Sequence[Trial]) -> list[Stage]:
-    """Return the seconds of each stage; all but the first are one after another."""
-    total: dict[str, float] = defaultdict(float)
-    for trial in trials:
-        for stage, seconds in trial.outcome.seconds.items():
-            total[stage] += seconds
-    elapsed_s = max((trial.elapsed_s for trial in trials), default=0.0)
-    known = {"build", "render", "wait", "check", "measure", "device"}
-    others = {name: seconds for name, seconds in total.items() if name not in known}
-    around = max(0.0, total["device"] - total["check"] - total["measure"])
-    device_s = total["check"] + total["measure"] + around
-    serial = total["render"] + total["wait"] + device_s + sum(others.values())
-    return [
-        Stage("build", total["build"], "in the builders, in parallel with all that follows"),
-        Stage("render", total["render"], "from template to source text"),
-        Stage("wait", total["wait"], "the device idle, waiting for a build"),
-        Stage("check", total["check"], "asking for answers and judging them"),
-        Stage("measure", total["measure"], "timing"),
-        Stage("around", around, "on the device: loading code, timing the baseline again"),
-        *(Stage(name, seconds, "") for name, seconds in sorted(others.items())),
-        Stage(
-            "rest",
-            max(0.0, elapsed_s - serial),
-            "choosing what to try, writing it down, candidates that crashed or hung",
-        ),
-    ]
-
-
-def stage_figure(trials: Sequence[Trial]) -> Any:
-    """Draw the seconds that each stage took, over all trials."""
+    Args:
+        trials: of any status.
+        names: parameters, from left to right; the latency stands behind them.
+    """
     import plotly.graph_objects as go
 
-    stages = stages_of(trials)[::-1]
-    parallel, serial = _FLOOR, _STATUS_MARKS[Status.CORRECT][0]
-    bars = go.Bar(
-        x=[stage.seconds for stage in stages],
-        y=[_plotly_text(stage.name) for stage in stages],
-        orientation="h",
-        marker={"color": [parallel if s.name == "build" else serial for s in stages]},
-        text=[seconds_words(stage.seconds) for stage in stages],
-        textposition="outside",
-        cliponaxis=False,
-        hoverinfo="skip",
+    correct = thinned(correct_trials(trials))
+    times = [math.log10(latency_us_of(trial)) for trial in correct]
+    dimensions = []
+    for name in names:
+        words = ordered_values(correct, name)
+        place = {word: index for index, word in enumerate(words)}
+        dimensions.append(
+            {
+                "label": plotly_text(name),
+                "values": [place[value_words(trial, name)] for trial in correct],
+                "tickvals": list(range(len(words))),
+                "ticktext": [plotly_text(word) for word in words],
+            }
+        )
+    ticks = _log_ticks(times)
+    dimensions.append(
+        {
+            "label": "latency",
+            "values": times,
+            "tickvals": ticks,
+            "ticktext": [us_words(10**tick) for tick in ticks],
+        }
     )
-    figure = go.Figure(bars)
-    figure.update_xaxes(title_text="seconds, all trials together", rangemode="tozero")
-    figure.update_yaxes(type="category", automargin=True)
-    figure.update_layout(height=80 + 28 * len(stages), showlegend=False, margin={"t": 10})
+    line = {"color": times, "colorscale": list(_FAST_TO_SLOW)}
+    lines = go.Parcoords(
+        dimensions=dimensions, line=line, customdata=[trial.number for trial in correct]
+    )
+    figure = go.Figure(lines)
+    figure.update_layout(height=420, margin={"l": 80, "r": 80})
     return figure
 
 
-def plotly_js() -> str:
-    """Return the script that draws the figures in a browser."""
-    from plotly.offline import get_plotlyjs
-
-    text: str = get_plotlyjs()
-    return text.replace("\r\n", "\n")
-
-
-# ---- parameters and their values ------------------------------------------------------------
+def _log_ticks(logs: Sequence[float], num: int = 5) -> list[float]:
+    low, high = (min(logs), max(logs)) if logs else (0.0, 1.0)
+    if high - low < 1e-9:
+        return [low]
+    return [low + (high - low) * i / (num - 1) for i in range(num)]
 
 
-def parameter_names(trials: Sequence[Trial]) -> list[str]:
-    """Return every parameter that occurs, `template` first."""
-    names = {name: None for trial in trials for name in trial.params}
-    return ["template", *(name for name in names if name != "template")]
+def accuracy_figure(trials: Sequence[Trial], baseline_us: float | None) -> Any:
+    """Draw the error of every correct trial against its latency, and those that none beats.
 
+    The error is the relative rms error against float64 on the first probe, the inputs as given.
+    The cross is the baseline.
+    """
+    import plotly.graph_objects as go
 
-def value_words(trial: Trial, name: str) -> str:
-    """Return a parameter's value as it is shown; `absent` where the template has none."""
-    value = trial.template if name == "template" else trial.params.get(name, ABSENT)
-    return str(value)
-
-
-def _values(trials: Sequence[Trial], name: str) -> list[str]:
-    """Return a parameter's values in their own order: numbers, words, absent."""
-    found: dict[str, Value] = {value_words(t, name): t.params.get(name, ABSENT) for t in trials}
-
-    def rank(word: str) -> tuple[int, float, str]:
-        value = found[word]
-        if isinstance(value, int | float):
-            return 0, float(value), word
-        return (2 if word == ABSENT else 1), 0.0, word
-
-    return sorted(found, key=rank)
-
-
-def grouped(trials: Sequence[Trial], names: Sequence[str]) -> dict[tuple[str, ...], list[Trial]]:
-    """Return the trials by their values of some parameters."""
-    groups: dict[tuple[str, ...], list[Trial]] = defaultdict(list)
-    for trial in trials:
-        groups[tuple(value_words(trial, name) for name in names)].append(trial)
-    return dict(groups)
+    known = thinned([t for t in correct_trials(trials) if rms_of(t) is not None])
+    figure = go.Figure()
+    for name, (colour, symbol) in template_marks(trials).items():
+        group = [trial for trial in known if trial.template == name]
+        if group:
+            marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.7}
+            xs, ys = [latency_us_of(t) for t in group], [rms_of(t) for t in group]
+            figure.add_scatter(**trial_points(group, xs, ys, name, marker=marker))
+    front = pareto(trials)
+    figure.add_scatter(
+        x=[latency_us_of(trial) for trial in front],
+        y=[rms_of(trial) for trial in front],
+        mode="lines",
+        name="none is both faster and closer",
+        line={"color": BEST, "width": 2, "shape": "hv"},
+        hoverinfo="skip",
+    )
+    first = next((t.outcome.check.probes[0] for t in known if t.outcome.check), None)
+    if first is not None and first.baseline_rms_rel > 0 and baseline_us:
+        figure.add_scatter(
+            x=[baseline_us],
+            y=[first.baseline_rms_rel],
+            mode="markers",
+            name="PyTorch (baseline)",
+            marker={"color": BASELINE, "symbol": "x-thin", "size": 14, "line": {"width": 3}},
+            hovertext=[f"PyTorch: {us_words(baseline_us)}, {first.baseline_rms_rel:.2e}"],
+            hoverinfo="text",
+        )
+    figure.update_xaxes(title_text="latency in µs", type="log", tickformat=",")
+    figure.update_yaxes(title_text="relative rms error", type="log", exponentformat="power")
+    figure.update_layout(height=420, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
+    return figure

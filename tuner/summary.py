@@ -232,6 +232,7 @@ class Summary:
     probes: tuple[ProbeResult, ...]
     ties: tuple[int, ...]
     throughput: str
+    roofline: str
     export_path: str
     reproduce: str
     export_command: str
@@ -280,6 +281,7 @@ def summary_of(facts: Facts) -> Summary:
         probes=check.probes if check else (),
         ties=tuple(n for n in result.ties if n != result.winner) if result else (),
         throughput=_throughput_words(facts, latency_us),
+        roofline=_roofline_words(facts, latency_us),
         export_path=export_path,
         reproduce=facts.word("command"),
         export_command=f"tune export {facts.run.path}",
@@ -309,6 +311,9 @@ def _verdict(
     proof = facts.proof
     if proof is not None and (proof.error or not proof.check.is_accepted):
         return "rejected", f"Rejected: {proof.error or proof.check.reason}"
+    if interval is not None and facts.result is not None and facts.result.is_fallback:
+        said = "No kernel is faster than PyTorch: the exported file holds PyTorch's own modules"
+        return interval.verdict, said
     if interval is not None:
         ratio = ratio_words(interval.speedup)
         words = {
@@ -361,18 +366,27 @@ def error_ratio(probe: ProbeResult) -> float | None:
 
 
 def _throughput_words(facts: Facts, latency_us: float | None) -> str:
-    flops, num_bytes, device = facts.number("flops"), facts.number("bytes"), facts.device
+    flops, num_bytes = facts.number("flops"), facts.number("bytes")
     if not latency_us or not flops:
         return ""
-    tflops = flops / latency_us / 1e6
-    words = f"{tflops:.3g} TFLOPS"
+    words = f"{flops / latency_us / 1e6:.3g} TFLOPS"
     if num_bytes:
         words += f", {num_bytes / latency_us / 1e3:.3g} GB/s"
-    for name, _ in _FLOORS.get(facts.word("accuracy"), _LOOSE_FLOORS):
-        limit = roofline_tflops(flops, num_bytes or 0.0, device, name) if device else None
-        if limit:
-            words += f"; {100 * tflops / limit:.0f} % of the {name} roofline ({limit:.3g} TFLOPS)"
     return words
+
+
+def _roofline_words(facts: Facts, latency_us: float | None) -> str:
+    """Return the share of each roofline that the accuracy class allows; empty if not known."""
+    flops, num_bytes, device = facts.number("flops"), facts.number("bytes"), facts.device
+    if not latency_us or not flops or device is None:
+        return ""
+    shares = []
+    for name, _ in _FLOORS.get(facts.word("accuracy"), _LOOSE_FLOORS):
+        limit = roofline_tflops(flops, num_bytes or 0.0, device, name)
+        if limit:
+            share = 100 * flops / latency_us / 1e6 / limit
+            shares.append(f"{share:.0f} % of the {name} roofline ({limit:.3g} TFLOPS)")
+    return "; ".join(shares)
 
 
 def _advice(facts: Facts, interval: Interval | None, noise: float | None) -> list[Advice]:
@@ -419,7 +433,8 @@ def _notes(facts: Facts) -> list[Advice]:
 
 def _advice_on_verdict(facts: Facts, interval: Interval | None) -> list[Advice]:
     found = []
-    if interval is not None and interval.verdict == "no difference":
+    is_fallback = facts.result is not None and facts.result.is_fallback
+    if interval is not None and interval.verdict == "no difference" and not is_fallback:
         remedy = "keep PyTorch's own, or give measure.finalists more time"
         found.append(Advice("the interval holds 1: it may not be faster at all", remedy))
     if interval is not None and interval.num_processes == 1:
@@ -523,7 +538,7 @@ def format_summary(summary: Summary) -> str:
             f"{latency}, PyTorch {us_words(s.baseline_us)}; {s.measured}" if s.best else NONE,
         ),
         ("error", s.error),
-        ("speed", s.throughput),
+        ("speed", "; ".join(words for words in (s.throughput, s.roofline) if words)),
         ("trials", trial_words(s)),
         ("best", f"trial {s.best.number}: {params_words(s.best)}" if s.best else NONE),
         ("run", s.path),
