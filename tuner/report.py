@@ -46,7 +46,9 @@ __all__ = [
     "json_markup",
     "page",
     "page_data",
+    "page_environment",
     "parts_of",
+    "script",
     "styles",
     "write_report",
 ]
@@ -85,7 +87,7 @@ def page(facts: Facts) -> str:
     data = page_data(facts)
     parts = {name: Markup(text) for name, text in data.pop("parts").items()}
     return (
-        _environment()
+        page_environment()
         .get_template("report.html.j2")
         .render(
             parts=parts,
@@ -100,8 +102,13 @@ def page(facts: Facts) -> str:
     )
 
 
-def page_data(facts: Facts) -> dict[str, Any]:
+def page_data(facts: Facts, chart_names: Sequence[str] | None = None) -> dict[str, Any]:
     """Return what the page shows, ready for JSON (no NaN, no infinity).
+
+    Args:
+        facts: of the run.
+        chart_names: figures wanted, of `charts.CHART_NAMES`; all if None. A live page asks for
+            the quick ones first.
 
     Returns:
         `title`; `parts`: HTML by name, escaped; `charts`: label, caption and Plotly figure (or
@@ -115,7 +122,7 @@ def page_data(facts: Facts) -> dict[str, Any]:
             "caption": chart.caption,
             "figure": None if chart.figure is None else figure_data(chart.figure),
         }
-        for chart in charts_of(facts)
+        for chart in charts_of(facts, chart_names)
     }
     columns = [
         {
@@ -143,7 +150,7 @@ def _finite(value: Any) -> Any:
 
 def parts_of(facts: Facts, names: Sequence[str] = PARTS) -> dict[str, str]:
     """Return the parts of the page that are text and tables, as HTML by name, all escaped."""
-    module = _environment().get_template("parts.html.j2").module
+    module = page_environment().get_template("parts.html.j2").module
     view = _view(facts)
     return {name: str(getattr(module, name)(view)) for name in names}
 
@@ -214,7 +221,8 @@ def json_markup(data: Any) -> Markup:
 
 
 @functools.cache
-def _environment() -> Environment:
+def page_environment() -> Environment:
+    """Return what renders the page's templates: everything escaped, nothing undefined."""
     environment = Environment(
         loader=FileSystemLoader(PAGE_DIR),
         autoescape=True,
