@@ -27,6 +27,7 @@ from tuner.terminal import (
     out,
     print_json,
     print_plan,
+    print_points,
     print_runs,
     print_summary,
     print_verdict,
@@ -167,13 +168,21 @@ def export(
 @app.command()
 def verify(
     file: Annotated[Path, typer.Argument(help="A Python file that holds ModelNew.")],
-    reference: Annotated[Path, typer.Option("--reference", help="A KernelBench-format file.")],
+    reference: Annotated[
+        Path | None, typer.Option("--reference", help="A KernelBench-format file.")
+    ] = None,
+    certificate: Annotated[
+        bool, typer.Option("--certificate", help="Repeat what the file's own certificate claims.")
+    ] = False,
     accuracy: AccuracyOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     timeout: Annotated[str, typer.Option(help="For one call of the module.")] = "30s",
     json: JsonOption = False,
 ) -> None:
-    """Give the verdict on anybody's ModelNew: 0 accepted, 1 rejected, 2 unusable arguments."""
+    """Give the verdict on anybody's ModelNew: 0 accepted, 1 rejected, 2 unusable arguments.
+
+    With --certificate: 0 when all that it claims still holds here, 1 when something does not.
+    """
     from tuner import tuning
     from tuner.config import parse_accuracy, parse_device, parse_duration
 
@@ -183,6 +192,27 @@ def verify(
         timeout_s = parse_duration(timeout)
     except ValueError as error:
         raise InputError(str(error)) from error
+    if certificate:
+        if chosen is not None:
+            raise InputError("--accuracy: the certificate names its own accuracy class")
+        with watching(is_json=json) as view:
+            repeated = tuning.verify_certificate(
+                file,
+                reference=reference,
+                device=checked_device,
+                timeout_s=timeout_s,
+                observer=view,
+            )
+        if json:
+            print_json(repeated)
+        else:
+            print_points(repeated)
+        raise typer.Exit(0 if repeated.holds else 1)
+    if reference is None:
+        raise InputError(
+            "Missing option '--reference': a KernelBench-format file\n"
+            "  next: name one, or --certificate for a file that this tuner exported"
+        )
     with watching(is_json=json) as view:
         check = tuning.verify(
             file,

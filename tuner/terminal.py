@@ -120,6 +120,16 @@ def print_verdict(check: Check) -> None:
         out.print(f"rejected: {check.reason}", markup=False)
 
 
+def print_points(repeated: Repeated) -> None:
+    """Print point by point what of a certificate holds."""
+    words = {True: "holds", False: "no longer holds", None: "note"}
+    for point in repeated.points:
+        out.print(f"{words[point.holds]:<16} {point.what}: {point.detail}", markup=False)
+    num_broken = sum(point.holds is False for point in repeated.points)
+    end = f"{num_broken} of its points no longer" if num_broken else "all of its points still"
+    out.print(f"the certificate: {end} hold here")
+
+
 def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
     """Print a list of runs at 80 columns; a speed-up after ~ was not proved."""
     if not runs:

@@ -5,10 +5,12 @@ tune(config)            search, prove, export, report; returns the Run
 resume(run)             go on with an interrupted run
 export_trial(run)       write one trial as a standalone file, and prove it
 verify(file, reference) the verdict on anybody's ModelNew
+verify_certificate(file) whether what a file's certificate claims still holds
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.build import SOURCE_NAMES, Builder, Toolchain, default_cache_dir
+from tuner.certificate import Certificate, certify, read_certificate, whole_path
 from tuner.config import RunConfig, check_names, load_config
 from tuner.device import Device, known_device
 from tuner.errors import (
@@ -48,6 +51,7 @@ from tuner.evaluate import (
 from tuner.export import export_text
 from tuner.measure import tie_set
 from tuner.problem import Accuracy
+from tuner.repeat import Repeated, clocks_of, repeat, with_reference
 from tuner.report import write_report
 from tuner.run import Run, RunWriter, create_run, open_run, storage_errors, write_whole
 from tuner.search import SearchBudget, search
@@ -70,7 +74,16 @@ from tuner.trial import (
 )
 from tuner.worker import JobFailed, WorkerCrashed, WorkerTimeout
 
-__all__ = ["Observer", "Planned", "export_trial", "plan", "resume", "tune", "verify"]
+__all__ = [
+    "Observer",
+    "Planned",
+    "export_trial",
+    "plan",
+    "resume",
+    "tune",
+    "verify",
+    "verify_certificate",
+]
 
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
 MAX_LOOKED_AT = 500_000  # feasible configurations, for those nearest to the defaults: 2 s
@@ -445,7 +458,7 @@ class _Session:
         ties = tie_set({n: lanes[i] for i, n in enumerate(numbers, 1)})
         winner = ties[0]
         raced = next(entry for entry in entries if entry.trial == winner)
-        exported, notes = self._export(prover, self._trial(winner), raced)
+        exported, notes = self._export(self._trial(winner), raced)
         return Result(
             winner=winner,
             finalists=tuple(entries),
@@ -515,31 +528,14 @@ class _Session:
     def _trial(self, number: int) -> Trial:
         return next(trial for trial in self.trials if trial.number == number)
 
-    def _export(self, prover: Prover, trial: Trial, raced: Finalist) -> tuple[Finalist, list[str]]:
-        """Write the winner's file; import, check and race that file alone."""
-        path = self.run.export_path
-        self.observer.on_stage("exporting: compiling and checking the file by itself")
-        _write_export(self.planned, self.toolchain, trial, raced, path, str(self.run.path))
-        contender = Contender.of_file(path, _is_deterministic(self.planned, trial))
-        check = prover.check(contender, self.observer.on_probe)
-        if not check.is_accepted:
-            return (
-                finalist(trial.number, check, None, 0),
-                [f"the exported file was rejected: {check.reason}"],
-            )
-        self.observer.on_stage("racing the exported file against the baseline")
-        measure = self.planned.config.measure
-        try:
-            lanes = prover.race(
-                [contender], num_processes=measure.num_processes, seconds=measure.finalists_s
-            )
-        except WorkerError as error:
-            _, reason = _blamed(error, [contender.name])
-            check = replace(check, is_accepted=False, reason=reason)
-            note = f"the exported file was rejected: {reason}"
-            return finalist(trial.number, check, None, 0), [note]
-        exported = finalist(trial.number, check, lanes, 1)
-        _write_export(self.planned, self.toolchain, trial, exported, path, str(self.run.path))
+    def _export(self, trial: Trial, raced: Finalist) -> tuple[Finalist, list[str]]:
+        """Write the winner's file and prove it."""
+        exported = _proved_export(
+            self.planned, self.toolchain, trial, raced, self.run.export_path, self.run.path,
+            self.observer,
+        )  # fmt: skip
+        if not exported.check.is_accepted:
+            return exported, [f"the exported file was rejected: {exported.check.reason}"]
         return exported, _compared(raced, exported)
 
 
@@ -629,11 +625,8 @@ def export_trial(
     is_winner = result is not None and chosen.number == result.winner
     default = run.export_path if is_winner else run.path / "export" / f"trial_{chosen.number}.py"
     target = output or default
-    _write_export(planned, toolchain, chosen, raced, target, str(path))
-    observer.on_stage("compiling and checking the file by itself")
-    prover = Prover(planned.task, seed=secrets.randbits(31))
-    contender = Contender.of_file(target, _is_deterministic(planned, chosen))
-    return target, prover.check(contender, observer.on_probe)
+    exported = _proved_export(planned, toolchain, chosen, raced, target, path, observer)
+    return target, exported.check
 
 
 def _chosen(run: Run, number: int | None) -> Trial:
@@ -653,6 +646,65 @@ def _chosen(run: Run, number: int | None) -> Trial:
             f"{trial.outcome.reason}"
         )
     return trial
+
+
+def _proved_export(
+    planned: Planned,
+    toolchain: Toolchain,
+    trial: Trial,
+    raced: Finalist | None,
+    path: Path,
+    run: Path,
+    observer: Observer,
+) -> Finalist:
+    """Write a trial's file; import, check and race that file alone; certify it."""
+    with storage_errors(path):
+        whole_path(path).unlink(missing_ok=True)  # of an earlier file
+    observer.on_stage("exporting: compiling and checking the file by itself")
+    _write_export(planned, toolchain, trial, raced, path, str(run))
+    seed = secrets.randbits(31)
+    prover = Prover(planned.task, seed=seed)
+    contender = Contender.of_file(path, _is_deterministic(planned, trial))
+    check = prover.check(contender, observer.on_probe)
+    if not check.is_accepted:
+        return finalist(trial.number, check, None, 0)
+    observer.on_stage("racing the exported file against the baseline")
+    measure = planned.config.measure
+    try:
+        race = prover.race(
+            [contender], num_processes=measure.num_processes, seconds=measure.finalists_s
+        )
+    except WorkerError as error:
+        _, reason = _blamed(error, [contender.name])
+        return finalist(trial.number, replace(check, is_accepted=False, reason=reason), None, 0)
+    exported = finalist(trial.number, check, race, 1)
+    if exported.check.is_accepted:
+        _write_export(planned, toolchain, trial, exported, path, str(run))
+        certificate = Certificate(
+            code_sha256="",  # of the file as it will be
+            reference_sha256=hashlib.sha256(planned.reference.read_bytes()).hexdigest(),
+            device=planned.device.torch_name,
+            accuracy=check.accuracy,
+            seed=seed,
+            num_probes=len(check.probes),
+            is_deterministic=contender.is_deterministic,
+            sizes=dict(planned.config.problem.sizes),
+            interval=exported.interval,
+            latency_us=exported.latency_us,
+            baseline_us=exported.baseline_us,
+            num_throttled=getattr(race, "num_throttled", 0),
+            seconds=measure.finalists_s,
+            clocks=clocks_of(planned.device.torch_name),
+            versions={**planned.environment, "tuner": _version()},
+            origin=f"run {run.name}, trial {trial.number}",
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=f"tune verify {path.name} --certificate",
+            probes=check.probes,
+            reference=planned.reference.read_bytes().decode(),
+            samples_us=tuple(tuple(map(tuple, race[lane])) for lane in (0, 1)),
+        )
+        certify(path, certificate)
+    return exported
 
 
 def _write_export(
@@ -755,6 +807,53 @@ def verify(
     task = Task(str(reference.resolve()), {}, torch_name, chosen.label, "", "[]", "")
     prover = Prover(task, seed=secrets.randbits(31), timeout_s=timeout_s)
     return prover.check(Contender.of_file(file, is_deterministic=False), observer.on_probe)
+
+
+def verify_certificate(
+    file: Path,
+    *,
+    reference: Path | None = None,
+    device: str = "auto",
+    timeout_s: float = 30.0,
+    observer: Observer | None = None,
+) -> Repeated:
+    """Repeat what a file's certificate claims, and say point by point what still holds.
+
+    Args:
+        file: an exported file; imported in processes of its own, never here.
+        reference: a KernelBench-format file; by default the one that the certificate names.
+        device: auto (the kind of the certificate's), cpu, cuda or cuda:N.
+        timeout_s: seconds for each call of the file.
+        observer: is told of each probe and stage.
+
+    Raises:
+        InputError: no file, no certificate in it, or no reference at hand.
+        DeviceError: the device does not exist.
+    """
+    observer = observer or Observer()
+    for path in (file, *([reference] if reference else [])):
+        if not path.is_file():
+            raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+    certificate = read_certificate(file)
+    wanted = device
+    if device == "auto":
+        wanted = "cpu" if certificate.device == "cpu" else "cuda"
+    with new_worker("cpu", name="describe") as worker:
+        try:
+            found = worker.call("describe", {"device": wanted}, timeout_s=DESCRIBE_S).data
+        except JobFailed as failure:
+            raise explained(failure) from failure
+    with with_reference(certificate, reference) as at:
+        return repeat(
+            file,
+            certificate,
+            at,
+            device=found["torch_name"],
+            versions={**found["environment"], "tuner": _version()},
+            timeout_s=timeout_s,
+            on_probe=observer.on_probe,
+            on_stage=observer.on_stage,
+        )
 
 
 # ---- the machine ----------------------------------------------------------------------------
