@@ -22,6 +22,7 @@ from rich.text import Text
 from tuner.errors import NothingCorrectError
 
 if TYPE_CHECKING:
+    from tuner.repeat import Repeated
     from tuner.run import Run
     from tuner.shelf import Shown
     from tuner.trial import Check, Finalist, Measurement, ProbeResult, Trial
@@ -35,6 +36,7 @@ __all__ = [
     "out",
     "print_json",
     "print_plan",
+    "print_points",
     "print_runs",
     "print_summary",
     "print_verdict",
