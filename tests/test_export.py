@@ -18,7 +18,7 @@ import torch
 
 from tuner.build import Toolchain
 from tuner.errors import TemplateError
-from tuner.export import export_text
+from tuner.export import export_text, fallback_text
 from tuner.problem import load_problem
 from tuner.template import family_names, load_family
 
@@ -204,6 +204,22 @@ def test_the_references_model_stays_behind_and_its_helpers_come_along():
     classes = [node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     assert classes == ["ModelNew"]
     assert "def helper" in text
+
+
+def test_a_fallback_is_the_reference_itself_at_the_sizes_in_force(tmp_path):
+    family = load_family(OP)
+    reference = family.reference.read_text()
+    text = fallback_text(family, reference=reference, sizes=SIZES, provenance=HOSTILE)
+    path = tmp_path / "model_new.py"
+    path.write_text(text, encoding="utf-8")
+    module = imported(path, "fallback")
+    (x,) = module.get_inputs()
+    assert x.shape == (SIZES["batch"], SIZES["in_features"])
+    model = module.ModelNew(*module.get_init_inputs())
+    expected = load_problem(family.reference, SIZES).make_model(0, "cpu")
+    model.load_state_dict(expected.state_dict(), strict=True)
+    assert torch.equal(model(x), expected(x))
+    assert not re.search(r"\bpass\b", text)
 
 
 def test_two_exports_never_share_a_library():

@@ -471,6 +471,14 @@ def test_slower_is_called_slower(tmp_path):
     assert told_of(tmp_path, Interval(0.9, 0.88, 0.92, 0.95, 5)).kind == "slower"
 
 
+def test_a_fallback_is_said_to_be_one_and_no_advice_asks_for_more(tmp_path):
+    trials = make_trials(30)
+    result = replace(make_result(trials, Interval(1.0, 0.99, 1.01, 0.95, 5)), is_fallback=True)
+    told = summary(make_run(tmp_path, trials, result))
+    assert told.kind == "no difference" and told.verdict.startswith("No kernel is faster")
+    assert not any("the interval holds 1" in advice.text for advice in told.warnings)
+
+
 def test_interval_without_ends_is_said_in_words(tmp_path):
     told = told_of(tmp_path, Interval(1.5, 0.0, float("inf"), 0.95, 1))
     assert told.certainty == "0.000x to no bound in 95 % of rounds, seen in 1 process alone"

@@ -25,8 +25,11 @@ from optuna.storages.journal import JournalFileBackend
 from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 
 import tuner
-from tuner.run import Run, open_run
-from tuner.trial import Result, Status, Trial
+from tuner import tuning
+from tuner.build import Toolchain
+from tuner.evaluate import Prover
+from tuner.run import Run, create_run, open_run
+from tuner.trial import Check, Finalist, Interval, Result, Status, Trial
 
 # Fast to compile, and of four machine codes: salt stands in a comment alone. In the order of the
 # grid; the first trial is the default, ok.
@@ -455,3 +458,22 @@ def test_a_rejected_export_is_no_success(tmp_path):
     assert [t.outcome.status for t in run.trials()] == [Status.CORRECT]
     assert not run.result().exported.check.is_accepted
     assert any("the exported file was rejected" in note for note in run.result().notes)
+
+
+def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_exported_and_proved(tmp_path):
+    family = write_family(tmp_path / "families")
+    text = config_text(family, problem={"sizes": {"rows": 63}})
+    planned = tuner.plan(tuner.parse_config(text, tmp_path / "config.yaml"))
+    run = create_run(tmp_path / "runs", NAME, "cpu", text, {})
+    toolchain = Toolchain.find("cpu")
+    session = tuning._Session(planned, toolchain, run, tuner.Observer(), lambda: False)
+    check = Check(True, "float32", "", (), is_thorough=True)
+    slower = Finalist(7, check, Interval(0.9, 0.88, 0.92, 0.95, 5), 11.0, 10.0)
+    assert tuning._is_slower(slower)
+    exported, notes = session._fall_back(Prover(planned.task, seed=1), slower)
+    assert exported.check.is_accepted, exported.check.reason
+    assert exported.interval is not None and exported.interval.num_processes == 2
+    assert "every kernel is slower than PyTorch, the best one at 0.900x [0.880, 0.920]" in notes[0]
+    assert f"tune export {run.path} --trial 7" in notes[0]
+    file = run.export_path.read_text()
+    assert file.endswith("ModelNew = Model\n") and "rows = 63" in file

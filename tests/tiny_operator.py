@@ -36,7 +36,7 @@ flops: rows * cols
 bytes: 8 * rows * cols
 """
 
-# Four sweeps over memory, so that one is measurably faster.
+# So many operations that a kernel of one sweep is faster on any machine.
 REFERENCE = '''
 """Doubled values."""
 import torch
@@ -48,7 +48,9 @@ cols = 100
 
 class Model(nn.Module):
     def forward(self, x):
-        return ((x + 0.0) * 4.0 / 2.0).contiguous()
+        for _ in range(200):
+            x = x + 0.0
+        return (x * 4.0 / 2.0).contiguous()
 
 
 def get_inputs():

@@ -15,7 +15,7 @@ from tuner.errors import TemplateError
 from tuner.template import Family
 from tuner.trial import Candidate, content_key
 
-__all__ = ["OLDEST_TORCH", "export_text"]
+__all__ = ["OLDEST_TORCH", "export_text", "fallback_text"]
 
 OLDEST_TORCH = "2.4"  # torch.library.register_autograd and register_fake came with it
 
@@ -63,6 +63,25 @@ def export_text(
     except (SyntaxError, ValueError) as error:  # a family's model_new.py, a Triton text, a NUL
         raise TemplateError(f"{family.name}: the exported file is not Python: {error}") from error
     return text
+
+
+def fallback_text(
+    family: Family, *, reference: str, sizes: Mapping[str, int], provenance: Sequence[str]
+) -> str:
+    """Return the text of a standalone module that computes as the reference does.
+
+    For where no candidate is faster: its ModelNew is the reference's own Model.
+
+    Args:
+        family: the operator's family.
+        reference: the reference file's text; kept, without its comments.
+        sizes: the module-level sizes in force.
+        provenance: lines for the header, as for `export_text`.
+    """
+    lines = [f"{family.title}: PyTorch's own modules, since no kernel was faster", "", *provenance]
+    head = "\n".join(f"# {escape(line)}".rstrip() for line in lines)
+    body = ast.unparse(ast.fix_missing_locations(_Sizes(sizes).visit(ast.parse(reference))))
+    return f"{head}\n\n{body}\n\n\nModelNew = Model\n"
 
 
 def _header(family: Family, candidate: Candidate, provenance: Sequence[str]) -> str:

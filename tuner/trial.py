@@ -302,7 +302,8 @@ class Result:
     """What a run ended with.
 
     `ties` are the trial numbers that cannot be told from the winner. `exported` is the
-    measurement of the exported file itself, made from its file in fresh processes.
+    measurement of the exported file itself, made from its file in fresh processes; with
+    `is_fallback` that file holds the reference's own modules, since even the winner was slower.
     """
 
     winner: int
@@ -311,6 +312,7 @@ class Result:
     exported: Finalist | None = None
     export_path: str = ""
     notes: tuple[str, ...] = ()
+    is_fallback: bool = False
 
 
 # ---- to and from JSON -----------------------------------------------------------------------

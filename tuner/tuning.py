@@ -48,7 +48,7 @@ from tuner.evaluate import (
     finalist,
     new_worker,
 )
-from tuner.export import export_text
+from tuner.export import export_text, fallback_text
 from tuner.measure import tie_set
 from tuner.problem import Accuracy
 from tuner.repeat import Repeated, clocks_of, repeat, with_reference
@@ -458,7 +458,11 @@ class _Session:
         ties = tie_set({n: lanes[i] for i, n in enumerate(numbers, 1)})
         winner = ties[0]
         raced = next(entry for entry in entries if entry.trial == winner)
-        exported, notes = self._export(self._trial(winner), raced)
+        exported, notes = raced, list[str]()
+        if not _is_slower(raced):
+            exported, notes = self._export(self._trial(winner), raced)
+        if is_fallback := _is_slower(exported):
+            exported, notes = self._fall_back(prover, exported)
         return Result(
             winner=winner,
             finalists=tuple(entries),
@@ -466,6 +470,7 @@ class _Session:
             exported=exported,
             export_path=str(self.run.export_path),
             notes=tuple(notes),
+            is_fallback=is_fallback,
         )
 
     def _raced(
@@ -537,6 +542,42 @@ class _Session:
         if not exported.check.is_accepted:
             return exported, [f"the exported file was rejected: {exported.check.reason}"]
         return exported, _compared(raced, exported)
+
+    def _fall_back(self, prover: Prover, slower: Finalist) -> tuple[Finalist, list[str]]:
+        """Export the reference's own modules in place of a winner that is slower; prove them.
+
+        The winner was the best of all raced, a template around PyTorch's own product included
+        where the space has one.
+        """
+        assert slower.interval is not None
+        self.observer.on_stage("slower than PyTorch: exporting PyTorch's own modules instead")
+        found = f"{slower.interval.speedup:.3f}x [{slower.interval.low:.3f}, "
+        found += f"{slower.interval.high:.3f}]"
+        again = f"tune export {self.run.path} --trial {slower.trial}"
+        text = fallback_text(
+            self.planned.family,
+            reference=self.planned.reference.read_text(encoding="utf-8"),
+            sizes=self.planned.config.problem.sizes,
+            provenance=[f"The best kernel, trial {slower.trial}: {found}", f"To see it: {again}"],
+        )
+        path = self.run.export_path
+        whole_path(path).unlink(missing_ok=True)  # the winner's certificate
+        write_whole(path, text)
+        contender = Contender.of_file(path, is_deterministic=False)
+        check = prover.check(contender, self.observer.on_probe)
+        note = f"every kernel is slower than PyTorch, the best one at {found}; {again} writes it"
+        if not check.is_accepted:  # the reference is not what it says: two calls differ, say
+            note = f"{note}; PyTorch's own modules were rejected: {check.reason}"
+            return finalist(slower.trial, check, None, 0), [note]
+        measure = self.planned.config.measure
+        lanes = prover.race(
+            [contender], num_processes=measure.num_processes, seconds=measure.finalists_s
+        )
+        return finalist(slower.trial, check, lanes, 1), [note]
+
+
+def _is_slower(entry: Finalist) -> bool:
+    return entry.interval is not None and entry.interval.verdict == "slower"
 
 
 def _blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
