@@ -274,6 +274,29 @@ def compare(
 
 
 @app.command()
+def dashboard(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
+    configs: Annotated[
+        Path | None,
+        typer.Option("--configs", help="A folder whose configs may be started from the page."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Of 127.0.0.1; 0 takes any that is free.")
+    ] = None,
+) -> None:
+    """Show the runs in a browser, live; the printed address holds the token of this start."""
+    from tuner.dashboard import serve
+
+    def ready(address: str) -> None:
+        out.print(f"runs of {folder}; open (only you: the address holds the key)", markup=False)
+        out.print(f"  {address}\nCtrl-C ends it", markup=False)
+
+    stopped = serve(folder, configs=configs, port=port, on_ready=ready)
+    if stopped:
+        out.print(f"{stopped} run was asked to stop; it proves what it found and ends by itself")
+
+
+@app.command()
 def doctor(json: JsonOption = False) -> None:
     """Say what this machine can build and run, and what to install for the rest."""
     from tuner.device import doctor as findings

@@ -36,6 +36,7 @@ __all__ = [
     "compare_runs",
     "confidence_words",
     "format_versus",
+    "lettered",
 ]
 
 CONFIDENCE = 0.95
@@ -346,7 +347,7 @@ def format_versus(found: Comparison) -> str:
 
     lines: list[str] = []
     letters = [chr(ord("A") + number) for number in range(len(found.sides))]
-    names = dict(zip((side.name for side in found.sides), letters, strict=True))
+    names = [side.name for side in found.sides]
     for letter, side in zip(letters, found.sides, strict=True):
         s = side.summary
         lines += wrapped(letter, side.name)
@@ -363,9 +364,9 @@ def format_versus(found: Comparison) -> str:
         sure = ""
         if versus.confidence is not None:
             sure = f"; confidence {confidence_words(versus.confidence)}"
-        lines += wrapped("verdict", _lettered(versus.words, names) + sure)
+        lines += wrapped("verdict", lettered(versus.words, names) + sure)
     for note in found.notes:
-        lines += wrapped("note", _lettered(note, names))
+        lines += wrapped("note", lettered(note, names))
     for title, rows in (
         ("config", found.config),
         ("machine", found.environment),
@@ -382,10 +383,11 @@ def format_versus(found: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _lettered(text: str, names: Mapping[str, str]) -> str:
-    """Put letters in place of names; the longest first, since one name may begin another."""
-    for name in sorted(names, key=len, reverse=True):
-        text = text.replace(name, names[name])
+def lettered(text: str, names: Sequence[str]) -> str:
+    """Put A, B, ... in place of names; the longest first, since one name may begin another."""
+    letters = {name: chr(ord("A") + number) for number, name in enumerate(names)}
+    for name in sorted(letters, key=len, reverse=True):
+        text = text.replace(name, letters[name])
     return text
 
 
