@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ __all__ = [
     "hover_words",
     "importance_figure",
     "importances",
+    "log_axis",
     "parallel_figure",
     "parameter_figure",
     "plotly_text",
@@ -110,6 +111,13 @@ def _wrapped(text: str, max_lines: int, columns: int = 60) -> list[str]:
         line = f"{line} {word}" if line else word[: 2 * columns]
     lines.append(line)
     return lines if len(lines) <= max_lines else [*lines[:max_lines], "..."]
+
+
+def log_axis(values: Iterable[float], **style: Any) -> dict[str, Any]:
+    """Return a logarithmic axis for some values: over a decade only 1, 2 and 5 are labelled."""
+    known = [value for value in values if value > 0]
+    is_wide = bool(known) and max(known) > 5 * min(known)
+    return {"type": "log", "tickformat": ",", **({"dtick": "D2"} if is_wide else {}), **style}
 
 
 def template_marks(trials: Sequence[Trial]) -> dict[str, tuple[str, str]]:
@@ -204,7 +212,8 @@ def progress_figure(
         group = thinned([t for t in failed if t.outcome.status is status])
         if group:
             _add_points(figure, status, group, place, [status.value] * len(group), 2)
-    figure.update_yaxes(title_text="latency in µs", type="log", tickformat=",", row=1, col=1)
+    seen = [*map(latency_us_of, drawn), baseline_us or 0.0, *(floors or {}).values()]
+    figure.update_yaxes(title_text="latency in µs", **log_axis(seen), row=1, col=1)
     words = "trial" if by == "trial" else "seconds of working time"
     figure.update_xaxes(title_text=words, row=2 if failed else 1, col=1)
     figure.update_layout(
@@ -333,7 +342,7 @@ def parameter_figure(trials: Sequence[Trial], names: Sequence[str]) -> Any:
     for number, name in enumerate(names):
         row, col = number // num_columns + 1, number % num_columns + 1
         _add_parameter(figure, correct, name, row, col)
-    figure.update_yaxes(type="log", tickformat=",")
+    figure.update_yaxes(**log_axis(map(latency_us_of, correct)))
     figure.update_yaxes(title_text="latency in µs", col=1)
     figure.update_layout(height=80 + 250 * num_rows, showlegend=False)
     return figure
@@ -457,11 +466,18 @@ def accuracy_figure(trials: Sequence[Trial], baseline_us: float | None) -> Any:
             y=[first.baseline_rms_rel],
             mode="markers",
             name="PyTorch (baseline)",
-            marker={"color": BASELINE, "symbol": "x-thin", "size": 14, "line": {"width": 3}},
+            marker={
+                "color": BASELINE,
+                "symbol": "x-thin",
+                "size": 14,
+                "line": {"width": 3, "color": BASELINE},
+            },
             hovertext=[f"PyTorch: {us_words(baseline_us)}, {first.baseline_rms_rel:.2e}"],
             hoverinfo="text",
         )
-    figure.update_xaxes(title_text="latency in µs", type="log", tickformat=",")
-    figure.update_yaxes(title_text="relative rms error", type="log", exponentformat="power")
+    times, errors = [latency_us_of(t) for t in known], [rms_of(t) or 0.0 for t in known]
+    figure.update_xaxes(title_text="latency in µs", **log_axis([*times, baseline_us or 0.0]))
+    style = {"tickformat": ".1e", "title_text": "relative rms error"}
+    figure.update_yaxes(**log_axis([*errors, first.baseline_rms_rel if first else 0.0], **style))
     figure.update_layout(height=420, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from tuner.device import Device, roofline_tflops
-from tuner.figures import BASELINE, FLOOR, plotly_text, template_marks, thinned, trial_points
+from tuner.figures import (
+    BASELINE,
+    FLOOR,
+    log_axis,
+    plotly_text,
+    template_marks,
+    thinned,
+    trial_points,
+)
 from tuner.summary import correct_trials, latency_us_of, us_words
 from tuner.tables import Resources, resources_of
 from tuner.trial import Trial
@@ -91,12 +99,18 @@ def roofline_figure(
             y=[tflops],
             mode="markers",
             name="PyTorch (baseline)",
-            marker={"color": BASELINE, "symbol": "line-ew", "size": 40, "line": {"width": 3}},
+            marker={
+                "color": BASELINE,
+                "symbol": "line-ew",
+                "size": 40,
+                "line": {"width": 3, "color": BASELINE},
+            },
             hovertext=[f"PyTorch: {us_words(baseline_us)}, {tflops:.3g} TFLOPS"],
             hoverinfo="text",
         )
-    figure.update_xaxes(title_text="FLOP per byte of operands", type="log", tickformat="~s")
-    figure.update_yaxes(title_text="TFLOPS", type="log", tickformat="~g")
+    ends = intensities[0], intensities[-1]
+    figure.update_xaxes(title_text="FLOP per byte of operands", **log_axis(ends))
+    figure.update_yaxes(title_text="TFLOPS", **log_axis(ends, tickformat="~g"))
     figure.update_layout(height=460, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure
 
@@ -115,15 +129,16 @@ def resource_figure(trials: Sequence[Trial], device: Device | None) -> Any:
         rows=-(-len(panels) // 2) or 1,
         cols=2,
         shared_yaxes=True,
-        horizontal_spacing=0.03,
+        horizontal_spacing=0.06,
         vertical_spacing=0.2,
     )
     for number, (name, words) in enumerate(panels):
         row, col = number // 2 + 1, number % 2 + 1
         _add_panel(figure, pairs, name, row, col)
-        tickformat = ".0%" if name == "occupancy" else ","
-        figure.update_xaxes(title_text=words, tickformat=tickformat, row=row, col=col)
-    figure.update_yaxes(type="log", tickformat=",")
+        style = {"range": [0, 1.05], "tickformat": ".0%"} if name == "occupancy" else {}
+        axis = {"title_text": words, "tickformat": ",", "rangemode": "tozero", **style}
+        figure.update_xaxes(**axis, nticks=7, row=row, col=col)
+    figure.update_yaxes(**log_axis([latency_us_of(trial) for trial, _ in pairs]))
     figure.update_yaxes(title_text="latency in µs", col=1)
     legend = {"orientation": "h", "y": 1.02, "yanchor": "bottom"}
     figure.update_layout(height=110 + 290 * -(-len(panels) // 2), legend=legend)
