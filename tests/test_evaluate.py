@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +14,10 @@ from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 from tuner import evaluate as room
 from tuner.build import Builder, Toolchain
 from tuner.config import load_config
+from tuner.device import known_device
 from tuner.errors import DeviceError, ProblemError, WorkerError
-from tuner.evaluate import Contender, DeviceEvaluator, Prover, explained, finalist
+from tuner.evaluate import Contender, DeviceEvaluator, Prover, explained, finalist, least_us
+from tuner.problem import Accuracy
 from tuner.trial import Build, Candidate, Check, Outcome, Params, Status
 from tuner.tuning import Planned, plan
 from tuner.worker import JobFailed
@@ -225,12 +228,17 @@ def test_a_right_candidate_passes_every_probe_then_races(prover, planned, builde
     check = prover.check(subject, told.append)
     assert check.is_accepted and check.is_thorough, check.reason
     assert list(check.probes) == told and len(told) > 20
-    lanes = prover.race([subject], num_processes=2, seconds=0.02)
-    assert [len(lane) for lane in lanes] == [2, 2]
-    rounds = [[len(process) for process in lane] for lane in lanes]
+    race = prover.race([subject], num_processes=2, seconds=0.02)
+    assert [len(lane) for lane in race] == [2, 2]
+    rounds = [[len(process) for process in lane] for lane in race]
     assert rounds[0] == rounds[1] and min(rounds[0]) >= room.MIN_ROUNDS
-    assert all(us > 0 for lane in lanes for process in lane for us in process)
-    entry = finalist(3, check, lanes, 1)
+    assert all(us > 0 for lane in race for process in lane for us in process)
+    entry = finalist(3, check, race, 1)
+    assert entry.num_throttled == 0
+    assert [len(process) for process in entry.samples_us] == rounds[1]
+    assert all(len(burst) >= room.MIN_BURST for p in entry.samples_us for burst in p)
+    assert statistics.median(entry.samples_us[0][0]) == race[1][0][0]
+    assert [len(process) for process in entry.baseline_samples_us] == rounds[0]
     assert entry.trial == 3 and entry.interval is not None and entry.interval.num_processes == 2
     assert entry.interval.low <= entry.interval.speedup <= entry.interval.high
     assert entry.latency_us and entry.baseline_us and entry.noise is not None
@@ -297,6 +305,88 @@ def test_each_contender_races_with_its_own_variables(prover, tmp_path):
     racer = replace(Contender.of_file(module, True), env={"WHERE_BUILT": "there"})
     prover.race([racer], num_processes=2, seconds=0.01)
     assert told.read_text() == "there\nthere\n"
+
+
+# ---- times and outputs that cannot be true --------------------------------------------------
+
+DOUBLED = "    def forward(self, x):\n        return x + x\n"
+PATCHED_TIMERS = f"""
+import time
+from tuner import timers
+timers._now_ns = time.perf_counter_ns = time.perf_counter = lambda: 0
+{MODULE}    def forward(self, x):
+        time.sleep(1e-3)
+        return x + x
+"""
+SKIPPED_WORK = f"""{MODULE}    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls > 3:  # longer than any check
+            return torch.empty_like(x)
+        return x + x
+"""
+
+
+def file_of(folder: Path, text: str) -> Contender:
+    path = folder / "module.py"
+    path.write_text(text)
+    return Contender.of_file(path, is_deterministic=True)
+
+
+def test_a_patched_timer_is_contradicted_by_another_processs_clock(prover, tmp_path):
+    """Python's clocks are patched in vain; this one reaches into the timer itself."""
+    with pytest.raises(WorkerError, match=r"module.py: its process tells 0 us .* patched timer"):
+        prover.race([file_of(tmp_path, PATCHED_TIMERS)], num_processes=1, seconds=0.01)
+
+
+def test_an_output_of_the_timed_calls_is_judged(prover, tmp_path):
+    subject = file_of(tmp_path, SKIPPED_WORK)
+    with pytest.raises(WorkerError, match=r"module.py: after timing: output of call 1"):
+        prover.race([subject], num_processes=1, seconds=0.01)
+
+
+def test_a_finalist_below_the_physical_floor_is_refused(planned, tmp_path):
+    floor = replace(planned.task, impossible_us=1e9)
+    prover = Prover(floor, seed=SEED, timeout_s=60.0)
+    with pytest.raises(WorkerError, match=r"module.py: .* is below the physical floor of 1000000"):
+        prover.race([file_of(tmp_path, MODULE + DOUBLED)], num_processes=1, seconds=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"latency_us": 0.001}, "below the physical floor of 0.5 us"),
+        ({"wall_us": 5e3, "latency_us": 50.0}, "works on for 4950 us after the call's end"),
+        ({"after_timing": "after timing: output"}, "after timing: output"),
+    ],
+)
+def test_a_time_that_cannot_be_true_rejects_a_candidate(bench, monkeypatch, changed, reason):
+    """The answer of a real worker, altered on its way."""
+    worker = bench.evaluator._worker
+    call = worker.call
+
+    def altered(job, *args, **kwargs):
+        reply = call(job, *args, **kwargs)
+        if job == "screen":
+            told = {k: v for k, v in changed.items() if k != "after_timing"}
+            reply.data["measurement"] |= told
+            reply.data["after_timing"] = changed.get("after_timing", "")
+        return reply
+
+    monkeypatch.setattr(worker, "call", altered)
+    monkeypatch.setattr(bench.evaluator, "_impossible_us", 0.6)
+    outcome = bench.outcome(step=200 + len(changed) + len(reason))
+    assert outcome.status is Status.CORRECTNESS and reason.replace("0.5", "0.6") in outcome.reason
+    assert outcome.latency_us is None and outcome.measurement is not None
+
+
+def test_what_no_device_can_do_is_known_of_every_class(planned):
+    accuracies = [Accuracy("float32"), Accuracy("tolerance", 1e-4, 1e-4)]
+    strict, loose = (least_us(1e12, 0.0, planned.device, a) for a in accuracies)
+    assert strict >= loose > 0.0
+    assert least_us(0.0, 0.0, planned.device, accuracies[0]) == 0.0
+    h200 = known_device("H200")
+    assert least_us(1e12, 0, h200, accuracies[0]) / least_us(1e12, 0, h200, accuracies[1]) > 2.9
+    assert planned.task.impossible_us == least_us(6400.0, 51200.0, planned.device, accuracies[0])
 
 
 def test_the_operator_of_these_tests_is_known_by_its_folder(planned):

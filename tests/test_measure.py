@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from tuner import timers
+from tuner.evaluate import RACE_MARGIN
 from tuner.measure import (
     below_floor,
+    contradicted,
     interleave,
     is_clearly_slower,
     measure,
@@ -190,6 +192,41 @@ def test_racing_stops_a_call_that_is_not_slower_less_often_than_stated(name, dra
         stopped += is_clearly_slower(values, limit)
     # 1 in 1000 promised: 4 expected at most, 12 is beyond chance (Poisson, 1 in 10 000)
     assert stopped <= 12
+
+
+@pytest.mark.parametrize("drift", [0.0, 0.05])
+def test_a_true_winner_is_stopped_less_often_than_stated(drift):
+    """The whole of `measure`, as screening calls it: a candidate 1 % faster than the best so far,
+    on a clock that went slower by `drift` since the best was timed, with late outliers."""
+    generator = random.Random(14)
+
+    def sample(_: int) -> float:
+        late = 1.0 + (0.5 * generator.random() if generator.random() < 0.05 else 0.0)
+        return 99.0 * (1.0 + drift) * late * math.exp(generator.gauss(0.0, 0.03))
+
+    num_runs = 2000
+    stopped = sum(
+        quick(
+            sample, max_noise=0.002, max_samples=200, stop_above_us=100.0 * RACE_MARGIN
+        ).is_censored
+        for _ in range(num_runs)
+    )
+    # 1 in 1000 promised: 2 expected at most, 9 is beyond chance (Poisson, 1 in 10 000)
+    assert stopped <= 9
+
+
+def test_a_clearly_slower_candidate_costs_few_samples():
+    generator = random.Random(15)
+    numbers = []
+    for _ in range(200):
+        result = quick(
+            lambda _: 150.0 * math.exp(generator.gauss(0.0, 0.05)),
+            max_noise=0.001,
+            stop_above_us=100.0 * RACE_MARGIN,
+        )
+        assert result.is_censored
+        numbers.append(len(result.samples_us))
+    assert statistics.median(numbers) <= 120
 
 
 def test_racing_can_be_asked_after_each_sample():
@@ -396,6 +433,15 @@ def test_work_after_the_calls_end_is_seen():
     assert unseen_work(quick(lambda _: 1.0)) == ""  # a timer that cannot tell
 
 
+def test_another_processs_clock_contradicts_a_lie_and_no_honest_time():
+    assert contradicted(1000.0, 900.0) == "" and contradicted(1000.0, 1290.0) == ""
+    assert "another process's clock says 1400 us" in contradicted(1000.0, 1400.0)
+    assert contradicted(10.0, 60.0) == "" and contradicted(10.0, 70.0)
+    assert contradicted(1000.0, 1900.0, slowdown=1.6) == ""  # the whole machine is slow just now
+    assert contradicted(1000.0, 1400.0, slowdown=0.5)
+    assert contradicted(20.0, 300.0, allowed_us=300.0) == ""  # launches of small kernels
+
+
 # ---- the CPU's timer ------------------------------------------------------------------------
 
 
@@ -404,6 +450,16 @@ def test_the_cpu_timer_sees_a_sleep_of_known_length():
     times = timer.samples(lambda _: time.sleep(0.005), 5)
     assert len(times) == 5
     assert 5_000 <= statistics.median(times) < 50_000
+
+
+def test_the_cpu_timer_keeps_to_its_own_clock_and_renews_inputs_outside_of_the_time(monkeypatch):
+    timer = CpuTimer(is_cold=False)
+    seen: list[tuple[str, int]] = []
+    timer.renew = lambda i: (time.sleep(0.02), seen.append(("renew", i)))
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+    times = timer.samples(lambda i: seen.append(("call", i)), 3)
+    assert seen == [(what, i) for i in range(3) for what in ("renew", "call")]
+    assert all(0 < us < 20_000 for us in times)
 
 
 def test_the_cpu_timer_gives_a_plausible_time_to_real_work():

@@ -34,6 +34,7 @@ __all__ = [
     "doctor",
     "environment",
     "floor_us",
+    "impossible_us",
     "known_device",
     "occupancy",
     "peak_tflops",
@@ -419,6 +420,29 @@ def floor_us(flops: float, num_bytes: float, device: Device, precision: str) -> 
     moved = max(0.0, num_bytes - (device.l2_bytes or 0))
     memory_us = moved / gbps / 1e3 if gbps else 0.0
     return max(arithmetic_us, memory_us)
+
+
+_CPU_CLOCK_GHZ = 7.0  # above any core's, overclocked ones included
+_CPU_FMA_UNITS = 2  # of a core, the most that any has
+_CPU_MATRIX_FACTOR = 32  # Intel AMX: 1024 16-bit multiply-adds a cycle, 32 times one AVX-512 unit
+
+
+def impossible_us(flops: float, num_bytes: float, device: Device, precision: str) -> float:
+    """Return a time in us below which a measurement must be wrong, 0 where nothing is known.
+
+    On a GPU `floor_us`. On a CPU no datasheet is looked up: all of its cores at a clock that none
+    has, in 16-bit matrix units where they may have some; so far below an honest time that only
+    work that was not done lies below it.
+    """
+    if device.kind != "cpu":
+        return floor_us(flops, num_bytes, device, precision)
+    lanes, cores = (device.simd_bits or 0) // 32, device.num_cores or 0
+    match = re.fullmatch(r"fp16(?:x([1-9]))?", precision)
+    factor = 1.0
+    if match is not None and (device.simd_bits or 0) >= 512:
+        factor = _CPU_MATRIX_FACTOR / int(match.group(1) or 1)
+    per_us = 2 * lanes * _CPU_FMA_UNITS * cores * _CPU_CLOCK_GHZ * 1e3 * factor
+    return flops / per_us if per_us else 0.0
 
 
 # ---- occupancy ------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,9 +24,9 @@ from typing import Any
 from tuner import errors
 from tuner.build import Builder
 from tuner.check import merge
-from tuner.device import Device
+from tuner.device import Device, impossible_us
 from tuner.errors import TunerError, WorkerError
-from tuner.measure import ratio_interval
+from tuner.measure import below_floor, contradicted, ratio_interval, unseen_work
 from tuner.probes import Probe, thorough_probes
 from tuner.problem import Accuracy
 from tuner.template import Family
@@ -49,9 +50,11 @@ __all__ = [
     "Contender",
     "DeviceEvaluator",
     "Prover",
+    "Race",
     "Task",
     "explained",
     "finalist",
+    "least_us",
     "new_worker",
 ]
 
@@ -66,6 +69,10 @@ MIN_ROUNDS = 8  # turns of each process
 MIN_BURST = 3  # samples of a turn, whose median counts
 MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
 WARM_UP_SAMPLES = 5
+CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
+CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
+CLOCK_US = 50.0  # what a process's clock need not see of a call on a CPU
+HOST_US = 300.0  # of a call's launches, which a GPU's own clock does not see
 STEADY = 0.05  # relative difference of two medians that agree
 
 
@@ -80,10 +87,17 @@ class Task:
     family: str
     arguments: str
     model_new: str
+    impossible_us: float = 0.0  # a shorter time is a lie; 0 where that is not known
 
     @classmethod
     def of(
-        cls, family: Family, reference: Path, sizes: Mapping[str, int], device: str, acc: Accuracy
+        cls,
+        family: Family,
+        reference: Path,
+        sizes: Mapping[str, int],
+        device: str,
+        acc: Accuracy,
+        impossible_us: float = 0.0,
     ) -> Task:
         """Collect a task from a family and what the config says."""
         return cls(
@@ -94,6 +108,7 @@ class Task:
             family.name,
             json.dumps([json.loads(to_json(a)) for a in family.arguments]),
             family.model_new,
+            impossible_us,
         )
 
     def payload(self) -> dict[str, Any]:
@@ -182,6 +197,7 @@ class DeviceEvaluator:
         self._worker = new_worker(
             task.device, on_start=[("prepare", payload)], env=builder.environment
         )
+        self._impossible_us = task.impossible_us
         self._seen: dict[str, tuple[int, Outcome]] = {}
         self._num_since_anchor = 0
         self.baseline: Measurement | None = None
@@ -275,9 +291,19 @@ class DeviceEvaluator:
             status = Status.RUNTIME if data["has_raised"] else Status.CORRECTNESS
             return Outcome(status, check.reason, build, check, seconds=seconds)
         measurement = from_json(Measurement, json.dumps(data["measurement"]))
+        reason = (
+            data.get("after_timing", "")
+            or unseen_work(measurement)
+            or self._too_fast(measurement.latency_us)
+        )
+        if reason:  # the measurement is kept, to be looked at
+            return Outcome(Status.CORRECTNESS, reason, build, check, measurement, seconds)
         if self.baseline is not None:
             measurement = replace(measurement, anchor_us=self.baseline.latency_us)
         return Outcome(Status.CORRECT, "", build, check, measurement, seconds)
+
+    def _too_fast(self, latency_us: float) -> str:
+        return too_fast(latency_us, self._impossible_us)
 
     def _time_baseline(self) -> Measurement:
         payload = {"budget_s": 4 * self._screen_s, "max_noise": self._max_noise}
@@ -286,6 +312,26 @@ class DeviceEvaluator:
         self.baseline = from_json(Measurement, json.dumps(reply.data["measurement"]))
         self._num_since_anchor = 0
         return self.baseline
+
+
+def least_us(flops: float, num_bytes: float, device: Device, accuracy: Accuracy) -> float:
+    """Return the time below which no answer of that class can be, 0 where nothing is known.
+
+    By the fastest arithmetic that any kernel of the class may use: for float32 three float16
+    products of operands in two parts, else one.
+    """
+    precision = "fp16x3" if accuracy.kind == "float32" else "fp16"
+    return impossible_us(flops, num_bytes, device, precision)
+
+
+def too_fast(latency_us: float, least_us: float) -> str:
+    """Return why a time is impossible, or nothing."""
+    if not below_floor(latency_us, least_us):
+        return ""
+    return (
+        f"{latency_us:.1f} us is below the physical floor of {least_us:.1f} us: "
+        "the work cannot have been done in that time"
+    )
 
 
 def explained(failure: JobFailed) -> TunerError:
@@ -334,6 +380,27 @@ class Contender:
         return cls(candidate.template, load, candidate.is_deterministic, dict(env or {}))
 
 
+@dataclass(slots=True)
+class Race:
+    """What processes that took turns told of their times, the baseline in lane 0.
+
+    `bursts` are samples in us, [lane][process][round][sample]. `race[lane]` is what counts of
+    them, the median of each burst, [process][round]. `num_throttled` samples were dropped.
+    """
+
+    bursts: list[list[list[list[float]]]]
+    num_throttled: int = 0
+
+    def __getitem__(self, lane: int) -> list[list[float]]:
+        return [[statistics.median(burst) for burst in rounds] for rounds in self.bursts[lane]]
+
+    def __len__(self) -> int:
+        return len(self.bursts)
+
+    def __iter__(self) -> Iterator[list[list[float]]]:
+        return (self[lane] for lane in range(len(self)))
+
+
 class Prover:
     """Checks and races contenders in fresh processes.
 
@@ -346,6 +413,7 @@ class Prover:
         self._seed = seed
         self._timeout_s = timeout_s
         self._accuracy = Accuracy.parse(task.accuracy)
+        self._num_throttled = 0
 
     def check(
         self, contender: Contender, on_probe: Callable[[ProbeResult], None] = lambda _: None
@@ -374,24 +442,25 @@ class Prover:
                     break
         return merge(results, self._accuracy, is_thorough=True)
 
-    def race(
-        self, contenders: Sequence[Contender], *, num_processes: int, seconds: float
-    ) -> list[list[list[float]]]:
+    def race(self, contenders: Sequence[Contender], *, num_processes: int, seconds: float) -> Race:
         """Time the baseline and contenders in turn, in that many fresh sets of processes.
+
+        What a contender's process tells of its times is compared with this process's clock, and
+        with the physical floor; one output of calls that this process timed is judged, in a set
+        of processes that nobody can foresee.
 
         Args:
             contenders: all must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
 
-        Returns:
-            Samples in microseconds: [contender, the baseline first][process][round].
-
         Raises:
-            WorkerError: a process failed; a checked contender should not.
+            WorkerError: a process failed, or what it told cannot be believed; the message starts
+                with the contender's name.
         """
-        samples: list[list[list[float]]] = [[] for _ in range(len(contenders) + 1)]
-        for _ in range(num_processes):
+        race = Race([[] for _ in range(len(contenders) + 1)])
+        judged = [secrets.randbelow(num_processes) for _ in contenders]
+        for number in range(num_processes):
             with ExitStack() as stack:
                 racers = self._started(stack, "baseline", contenders)
                 about = self._prepared(racers[0], is_timed=True)
@@ -401,9 +470,62 @@ class Prover:
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
                     self._call(racer, "take_timing_set", reply.data, reply.blobs)
-                for lane, rounds in zip(samples, self._rounds(racers, seconds), strict=True):
+                for lane, rounds in zip(race.bursts, self._rounds(racers, seconds), strict=True):
                     lane.append(rounds)
-        return samples
+                told = [statistics.median(lane[-1]) for lane in race]
+                for place, contender in enumerate(contenders):
+                    is_judged = judged[place] == number
+                    refusal = self._cross_check(racers, told, place + 1, is_judged)
+                    if refusal:
+                        raise WorkerError(f"{contender.name}: {refusal}")
+        race.num_throttled = self._num_throttled
+        return race
+
+    def _cross_check(
+        self, racers: Sequence[Worker], told: Sequence[float], lane: int, is_judged: bool
+    ) -> str:
+        """Return why the times that a contender told cannot be true, or its output is wrong.
+
+        Args:
+            racers: all processes of this set, the baseline's first.
+            told: the median in us that each of them told.
+            lane: which of them is the contender's.
+            is_judged: look at an output, too.
+        """
+        refusal = too_fast(told[lane], self._task.impossible_us)
+        allowed_us = HOST_US if self._task.device.startswith("cuda") else CLOCK_US
+        for _ in range(0 if refusal else CROSS_CHECKS):
+            slowdown = self._wall_us(racers[0], told[0]) / told[0]
+            wall_us = self._wall_us(racers[lane], told[lane])
+            refusal = contradicted(told[lane], wall_us, slowdown=slowdown, allowed_us=allowed_us)
+            if not refusal:
+                break
+        if not refusal and is_judged:
+            refusal = self._timed_output(racers[0], racers[lane])
+        return refusal
+
+    def _wall_us(self, racer: Worker, latency_us: float) -> float:
+        """Return the time of one call by this process's clock: 2n calls less n calls."""
+
+        def seconds(count: int) -> float:
+            start_s = time.perf_counter()
+            self._call(racer, "repeat", {"num_calls": count})
+            return time.perf_counter() - start_s
+
+        # As many as should take long enough; fewer where they do, whatever the process told.
+        most = max(1, round(CROSS_CHECK_S * 1e6 / max(latency_us, 1.0)))
+        num_calls, once_s = 1, seconds(1)
+        while num_calls < most and once_s < 2 * CROSS_CHECK_S:
+            num_calls = min(most, 4 * num_calls)
+            once_s = seconds(num_calls)
+        return (seconds(2 * num_calls) - once_s) * 1e6 / num_calls
+
+    def _timed_output(self, judge: Worker, racer: Worker) -> str:
+        """Judge the last output of calls that this process has just timed."""
+        answer = self._call(racer, "timed_output", {})
+        verdict = self._call(judge, "judge_timed", answer.data, answer.blobs).data["result"]
+        result = from_json(ProbeResult, json.dumps(verdict))
+        return "" if result.is_accepted else result.reason
 
     def _started(
         self, stack: ExitStack, first: str, contenders: Sequence[Contender]
@@ -425,12 +547,13 @@ class Prover:
     def _where(self) -> dict[str, Any]:
         return {"device": self._task.device}
 
-    def _rounds(self, racers: Sequence[Worker], seconds: float) -> list[list[float]]:
+    def _rounds(self, racers: Sequence[Worker], seconds: float) -> list[list[list[float]]]:
         """Let processes take turns; a round is one burst of samples from each."""
 
         def burst(racer: Worker, num_samples: int) -> list[float]:
-            payload = {"num_samples": num_samples}
-            samples: list[float] = self._call(racer, "time_model", payload).data["samples_us"]
+            data = self._call(racer, "time_model", {"num_samples": num_samples}).data
+            self._num_throttled += data["num_throttled"]
+            samples: list[float] = data["samples_us"]
             return samples
 
         # Warm up until two turns of each agree: allocators and huge pages settle slowly. The last
@@ -445,11 +568,11 @@ class Prover:
             before = now
         num_samples = max(MIN_BURST, min(20, round(BURST_S / sample_s)))
         num_rounds = max(MIN_ROUNDS, round(seconds / (num_samples * sample_s)))
-        rounds: list[list[float]] = [[] for _ in racers]
+        rounds: list[list[list[float]]] = [[] for _ in racers]
         for number in range(num_rounds):
             order = list(range(len(racers)))
             for place in order if number % 2 == 0 else reversed(order):
-                rounds[place].append(statistics.median(burst(racers[place], num_samples)))
+                rounds[place].append(burst(racers[place], num_samples))
         return rounds
 
     def _prepared(self, judge: Worker, *, is_timed: bool) -> dict[str, Any]:
@@ -504,24 +627,20 @@ class Prover:
             raise explained(failure) from failure
 
 
-def finalist(
-    number: int, check: Check, lanes: Sequence[Sequence[Sequence[float]]] | None, lane: int
-) -> Finalist:
+def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalist:
     """Summarise one lane of a race against lane 0, the baseline.
 
     Args:
         number: the trial's number.
         check: the verdict of all probes.
-        lanes: what `Prover.race` returned, None for a contender that did not race.
+        race: what `Prover.race` returned, None for a contender that did not race.
         lane: which of them is the contender's.
     """
-    if lanes is None:
+    if race is None:
         return Finalist(number, check, error=check.reason)
-    pairs = [
-        list(zip(base, mine, strict=True))
-        for base, mine in zip(lanes[0], lanes[lane], strict=True)
-    ]
-    rounds = [value for process in lanes[lane] for value in process]
+    baseline, own = race[0], race[lane]
+    pairs = [list(zip(base, mine, strict=True)) for base, mine in zip(baseline, own, strict=True)]
+    rounds = [value for process in own for value in process]
     latency_us = statistics.median(rounds)
     spread = statistics.median(abs(value - latency_us) for value in rounds)
     return Finalist(
@@ -529,6 +648,13 @@ def finalist(
         check,
         ratio_interval(pairs),
         latency_us,
-        statistics.median(value for process in lanes[0] for value in process),
+        statistics.median(value for process in baseline for value in process),
         1.4826 * spread / latency_us,
+        samples_us=_frozen(race.bursts[lane]),
+        baseline_samples_us=_frozen(race.bursts[0]),
+        num_throttled=race.num_throttled,
     )
+
+
+def _frozen(lane: list[list[list[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    return tuple(tuple(tuple(burst) for burst in rounds) for rounds in lane)

@@ -27,7 +27,7 @@ from tuner.produce import (
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Expected", "expected"]
+__all__ = ["Expected", "expected", "expected_of_call"]
 
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
@@ -101,6 +101,34 @@ def expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
         start,
     )  # fmt: skip
+
+
+def expected_of_call(
+    problem: Problem, model: torch.nn.Module, arguments: Sequence[Any], accuracy: Accuracy
+) -> Expected:
+    """Compute what one call of `model`, which is left as it was, returns; buffers are not asked.
+
+    For a timed call: how many came before it, and hence what they left in the buffers, is not
+    known. A reference whose output depends on that cannot be compared; nothing is asked then.
+    """
+    import torch
+
+    probe = Probe("after timing", tells="is it right only while it is being checked?")
+    arguments = list(arguments)
+    with torch.no_grad(), math_mode(accuracy):
+        own = copy.deepcopy(model)
+        first, again = (problem.call(own, arguments) for _ in range(2))
+        wide = copy.deepcopy(model).double()
+        exact = problem.call(wide, [widened(value) for value in arguments])
+    got = {f"call0.output{j}": snapshot(y) for j, y in enumerate(first)}
+    oracle = {name: y.detach() for name, y in zip(got, exact, strict=True)}
+    if not all(torch.allclose(a, b, 1e-3, 1e-3, True) for a, b in zip(first, again, strict=True)):
+        got, oracle = {}, {}
+    unjudged = {n: mask for n, t in got.items() if (mask := disputed(t, oracle[n])) is not None}
+    errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in got.items()}
+    report = Report(keys=tuple(keys_of(model)), kinds=(tuple(kind_of(y) for y in first),))
+    question = Question(Script(num_inputs=len(arguments)), {})
+    return Expected(probe, question, _rows_of(arguments), oracle, errors, report, unjudged)
 
 
 def _weighted_model(

@@ -7,8 +7,10 @@ One child serves one role at a time, each with the jobs that belong to it:
                  time_baseline
     judge        prepare, ask,       holds the reference; draws inputs, gives the verdict;
                  judge, time_model   times the baseline
+                 judge_timed
     producer     load, answer,       holds one stranger; only produces tensors and times
-                 time_model
+                 time_model, repeat,
+                 timed_output
 
 Payloads and answers are JSON; tensors travel as raw bytes beside it.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,14 +30,15 @@ from typing import TYPE_CHECKING, Any
 
 from tuner import check, probes, produce
 from tuner.binding import BoundOp, bind, match_sizes
+from tuner.channel import Blob
 from tuner.device import describe, environment
 from tuner.errors import ProblemError
-from tuner.expected import Expected, expected
+from tuner.expected import Expected, expected, expected_of_call
 from tuner.measure import measure
 from tuner.problem import Accuracy, Problem, load_problem, math_mode
 from tuner.timers import CpuTimer, CudaTimer, Timer
-from tuner.trial import Argument, Candidate, Check, from_json, to_json
-from tuner.worker import Blob, Fault
+from tuner.trial import Argument, Candidate, Check, Measurement, ProbeResult, from_json, to_json
+from tuner.worker import Fault
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +48,8 @@ __all__ = ["handle"]
 SETTLE_S = 0.03  # until the threads of the process that had its turn before sleep
 NUM_UNTIMED = 2  # calls of each turn that are not timed
 NUM_INPUT_SETS = 3  # rotated while timing, so that no call finds its own input in a cache
+REPEATED_FROM = 2**40  # numbers of calls that no timer reaches
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, are spread evenly
 WEIGHT_SEED = 20_000  # of the weights that are timed; probes draw their own
 Answer = tuple[dict[str, Any], Sequence[Blob]]
 
@@ -60,8 +66,9 @@ class _Session:
         self.accuracy = Accuracy()
         self.problem: Problem | None = None
         self.timer: Timer | None = None
-        self.model: torch.nn.Module | None = None  # what time_model times
-        self.input_sets: list[list[Any]] = []
+        self.model: torch.nn.Module | None = None  # what is timed: the reference, or a candidate
+        self.inputs = _Inputs([])  # that it is timed on
+        self.last_output: tuple[int, tuple[Any, ...]] | None = None  # of `repeat`
         self.expected: dict[str, Expected] = {}
         self.sent: dict[Any, tuple[str, torch.Tensor]] = {}  # weights that the producer has
         self.received: dict[str, torch.Tensor] = {}
@@ -132,14 +139,18 @@ class _Session:
         if model_new:
             self.module = _module_of(model_new)
         if is_timed:
-            self.timer = _timer(device)
+            self._get_timer(device)
             self.model = self._reference_model()
-            self.input_sets = _rotated(self.problem.make_inputs(WEIGHT_SEED, device=device))
+            self.inputs = _Inputs(self.problem.make_inputs(WEIGHT_SEED, device=device))
         return {
             "init_inputs": _tagged(self.problem.init_inputs(0)),
             "num_rows": self.problem.num_rows(),
             "sha256": self.problem.sha256,
         }, ()
+
+    def _get_timer(self, device: str) -> None:
+        self.timer = _timer(device)
+        self.timer.renew = lambda call: self.inputs.renew(call)
 
     def _reference_model(self) -> torch.nn.Module:
         assert self.problem is not None
@@ -173,7 +184,11 @@ class _Session:
                 "check_s": checked_s - start_s,
             }
             if verdict.is_accepted:
-                data["measurement"] = self._timed(operator, budget_s, max_noise, stop_above_us)
+                measured = self._timed(operator, budget_s, max_noise, stop_above_us)
+                data["measurement"] = json.loads(to_json(measured))
+                if not measured.is_censored:  # what cannot win need not be looked at again
+                    again = self._checked_again(operator)
+                    data["after_timing"] = "" if again.is_accepted else again.reason
                 data["measure_s"] = time.perf_counter() - checked_s
         operator.unload()
         return data, ()
@@ -204,14 +219,25 @@ class _Session:
 
     def _timed(
         self, operator: BoundOp, budget_s: float, max_noise: float, stop_above_us: float | None
-    ) -> dict[str, Any]:
+    ) -> Measurement:
         assert self.model is not None
         model = self._candidate_model(operator)().train()
         model.load_state_dict(self.model.state_dict())
-        result: dict[str, Any] = json.loads(
-            to_json(self._measure(model, budget_s, max_noise, stop_above_us))
-        )
-        return result
+        return self._measure(model, budget_s, max_noise, stop_above_us)
+
+    def _checked_again(self, operator: BoundOp) -> ProbeResult:
+        """Judge one more output of the module that was just timed, in the state that left it."""
+        import torch
+
+        model, call = self._candidate_model(operator)(), self.inputs.fresh_call()
+        with torch.no_grad(), math_mode(self.accuracy):
+            answer = produce.answer_of_call(model, model(*self.inputs.of_call(call)))
+            return check.judge(self._expected_of_call(call), answer, self.accuracy)
+
+    def _expected_of_call(self, call: int) -> Expected:
+        assert self.problem is not None and self.model is not None
+        inputs = self.inputs.of_call(call)
+        return expected_of_call(self.problem, self.model, inputs, self.accuracy)
 
     def time_baseline(self, budget_s: float, max_noise: float) -> Answer:
         """Time the reference as a candidate is timed."""
@@ -224,15 +250,15 @@ class _Session:
 
     def _measure(
         self, model: Any, budget_s: float, max_noise: float, stop_above_us: float | None
-    ) -> Any:
+    ) -> Measurement:
         import torch
 
         assert self.timer is not None
-        sets = self.input_sets
+        inputs = self.inputs
         with torch.no_grad(), math_mode(self.accuracy):
             return measure(
                 self.timer,
-                lambda i: model(*sets[i % len(sets)]),
+                lambda i: model(*inputs[i]),
                 budget_s=budget_s,
                 max_noise=max_noise,
                 stop_above_us=stop_above_us,
@@ -272,9 +298,17 @@ class _Session:
         """Return the weights and the rotating inputs that contenders are timed on."""
         assert self.model is not None
         tensors = {f"state.{n}": t for n, t in self.model.state_dict().items()}
-        tensors |= {f"input.{i}": x for i, x in enumerate(self.input_sets[0])}
+        tensors |= {f"input.{i}": x for i, x in enumerate(self.inputs.given)}
         text, blobs = probes.pack(probes.Script(), tensors)
         return {"question": text}, blobs
+
+    def judge_timed(self, call: int, answer: str, blobs: list[memoryview]) -> Answer:
+        """Give the verdict on the output that a contender gave to its timed call `call`."""
+        report, tensors = probes.unpack(probes.Report, answer, blobs, self.device)
+        with math_mode(self.accuracy):
+            expected = self._expected_of_call(call)
+            result = check.judge(expected, probes.Answer(report, tensors), self.accuracy)
+        return {"result": json.loads(to_json(result))}, ()
 
     # ---- producer -----------------------------------------------------------------------------
 
@@ -290,6 +324,7 @@ class _Session:
     ) -> Answer:
         """Import a stranger's file, or bind a built candidate into its family's module."""
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
+        self._get_timer(device)  # before the import, which may patch what it is made of
         arguments = _untagged(init_inputs)
         if file is not None:
             module = vars(_imported(Path(file)))
@@ -331,8 +366,7 @@ class _Session:
         self.is_own_seed = False
         self.model = self.make_model().train()
         self.model.load_state_dict(state)
-        self.input_sets = _rotated(inputs)
-        self.timer = _timer(self.device)
+        self.inputs = _Inputs(inputs)
         return {}, ()
 
     # ---- judge and producer -------------------------------------------------------------------
@@ -346,12 +380,43 @@ class _Session:
         import torch
 
         assert self.model is not None and self.timer is not None
-        model, sets = self.model, self.input_sets
+        model, inputs = self.model, self.inputs
+        throttled_before = self.timer.num_throttled
         with torch.no_grad(), math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
             time.sleep(SETTLE_S)
-            self.timer.samples(lambda i: model(*sets[i % len(sets)]), NUM_UNTIMED)
-            samples = self.timer.samples(lambda i: model(*sets[i % len(sets)]), num_samples)
-        return {"samples_us": samples, "is_cold": self.timer.is_cold}, ()
+            self.timer.samples(lambda i: model(*inputs[i]), NUM_UNTIMED)
+            samples = self.timer.samples(lambda i: model(*inputs[i]), num_samples)
+        return {
+            "samples_us": samples,
+            "is_cold": self.timer.is_cold,
+            "num_throttled": self.timer.num_throttled - throttled_before,
+        }, ()
+
+    def repeat(self, num_calls: int) -> Answer:
+        """Call back to back, and copy the last output at once; the caller holds the clock."""
+        import torch
+
+        assert self.model is not None
+        model, inputs = self.model, self.inputs
+        with torch.no_grad(), math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
+            time.sleep(SETTLE_S)
+            for _ in range(num_calls):
+                call = inputs.fresh_call()
+                result = model(*inputs.of_call(call))
+            outputs = result if isinstance(result, tuple | list) else (result,)
+            copies = tuple(
+                produce.snapshot(y) if isinstance(y, torch.Tensor) else y for y in outputs
+            )
+            self.last_output = call, copies
+        return {}, ()
+
+    def timed_output(self) -> Answer:
+        """Return the output of the last call of `repeat`, with that call's number."""
+        assert self.model is not None and self.last_output is not None
+        call, outputs = self.last_output
+        found = produce.answer_of_call(self.model, outputs)
+        text, blobs = probes.pack(found.report, found.tensors)
+        return {"call": call, "answer": text}, blobs
 
 
 # ---- modules ----------------------------------------------------------------------------------
@@ -429,19 +494,65 @@ def _constructed(
         return kind(*init_inputs).to(device)
 
 
-def _rotated(inputs: list[Any]) -> list[list[Any]]:
-    """Return the inputs and the same rows in other orders: new content in new memory."""
+class _Inputs:
+    """The inputs that a module is timed on: each call finds other memory, and new content.
+
+    Three sets rotate, the same rows in other orders. Before each call some numbers of its set's
+    first row become what no earlier call had, so that an answer that was kept is never right.
+    Both sides of a race know what call i was given, without asking each other.
+    """
+
+    def __init__(self, given: list[Any]) -> None:
+        self.given = given
+        self._sets = [given, *([_rolled(v, n) for v in given] for n in range(1, NUM_INPUT_SETS))]
+        self._rows = [[_few_numbers(value) for value in values] for values in self._sets]
+        self._kept = [[None if r is None else r.clone() for r in rows] for rows in self._rows]
+        self._next = REPEATED_FROM
+
+    def __getitem__(self, call: int) -> list[Any]:
+        return self._sets[call % len(self._sets)]
+
+    def renew(self, call: int) -> None:
+        """Give the inputs of that call their content."""
+        import torch
+
+        if not self.given:
+            return  # nothing is timed yet
+        factor = 0.5 + (call * _GOLDEN) % 1.0  # never the same twice
+        place = call % len(self._sets)
+        for row, kept in zip(self._rows[place], self._kept[place], strict=True):
+            if row is not None:
+                torch.mul(kept, factor, out=row)
+
+    def fresh_call(self) -> int:
+        """Return a number that no call had, not even a timer's."""
+        self._next += 1
+        return self._next
+
+    def of_call(self, call: int) -> list[Any]:
+        """Return what that call is given, as it is until the next one of its set."""
+        self.renew(call)
+        return self[call]
+
+
+def _rolled(value: Any, shift: int) -> Any:
     import torch
 
-    sets = [inputs]
-    for number in range(1, NUM_INPUT_SETS):
+    return value.roll(shift, 0) if isinstance(value, torch.Tensor) and value.ndim > 0 else value
 
-        def rolled(value: Any, shift: int = number) -> Any:
-            is_batched = isinstance(value, torch.Tensor) and value.ndim > 0
-            return value.roll(shift, 0) if is_batched else value
 
-        sets.append([rolled(value) for value in inputs])
-    return sets
+def _few_numbers(value: Any) -> Any:
+    """Return a view of the first numbers of a floating-point tensor, None where it has none.
+
+    Few, since PyTorch's thread pool must not wake up for them just before a call is timed.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return None
+    while value.ndim > 1:
+        value = value[0]
+    return value[:1024] if value.ndim else None
 
 
 def _timer(device: str) -> Timer:
@@ -497,6 +608,6 @@ _SESSION = _Session()
 def handle(job: str, payload: dict[str, Any], blobs: list[memoryview]) -> Answer:
     """Run one job of this child; payload entries are the job's arguments."""
     run: Callable[..., Answer] = getattr(_SESSION, job)
-    if job in ("answer", "judge", "take_timing_set"):
+    if job in ("answer", "judge", "judge_timed", "take_timing_set"):
         return run(**payload, blobs=blobs)
     return run(**payload)

@@ -22,6 +22,7 @@ from tuner.trial import Interval, Measurement
 __all__ = [
     "Pair",
     "below_floor",
+    "contradicted",
     "interleave",
     "is_clearly_slower",
     "measure",
@@ -172,12 +173,40 @@ def is_clearly_slower(samples_us: Sequence[float], limit_us: float) -> bool:
     return False
 
 
+# ---- what cannot be true --------------------------------------------------------------------
+
 _EVENT_RESOLUTION_US = 0.5  # CUDA Runtime API, cudaEventElapsedTime
 
 
 def below_floor(latency_us: float, floor_us: float) -> bool:
     """Whether a time is physically impossible, which is a rejection and no record."""
     return latency_us + _EVENT_RESOLUTION_US < floor_us
+
+
+_HOST_SHARE = 0.25  # by which two clocks on a busy machine may differ
+
+
+def contradicted(
+    latency_us: float, wall_us: float, *, slowdown: float = 1.0, allowed_us: float = 50.0
+) -> str:
+    """Return why another process's clock contradicts a time that a process told, or nothing.
+
+    Calls in a row, on warm caches, take no longer than the same calls each on cold ones; what a
+    module that patches its timers tells is less.
+
+    Args:
+        latency_us: what the process told of one call.
+        wall_us: what the other one's clock says of one of many calls in a row.
+        slowdown: the same ratio of a module that is trusted, at the same moment.
+        allowed_us: the host's work for one call, which the device's clock does not see.
+    """
+    limit_us = (1 + _HOST_SHARE) * max(1.0, slowdown) * latency_us + allowed_us
+    if wall_us <= limit_us:
+        return ""
+    return (
+        f"its process tells {latency_us:.0f} us a call, another process's clock says "
+        f"{wall_us:.0f} us: a patched timer, or work that is not waited for"
+    )
 
 
 def unseen_work(measurement: Measurement) -> str:

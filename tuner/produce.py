@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHUNK_ELEMENTS",
     "answer",
+    "answer_of_call",
     "arguments_of",
     "checksum_of",
     "checksums_of",
@@ -243,6 +244,21 @@ class _Session:
             self.checksums, self.num_threads_left, self.is_detached,
         )  # fmt: skip
         return Answer(report, self.tensors)
+
+
+def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:
+    """Return as an answer what one call returned that no question asked for, e.g. a timed one."""
+    import torch
+
+    outputs = _as_tuple(result)
+    tensors = {
+        f"call0.output{j}": snapshot(y)
+        for j, y in enumerate(outputs)
+        if isinstance(y, torch.Tensor)
+    }
+    late = {f"late.{name}": checksum_of(tensor) for name, tensor in tensors.items()}
+    kinds = (tuple(kind_of(output) for output in outputs),)
+    return Answer(Report(keys=tuple(keys_of(model)), kinds=kinds, checksums=late), tensors)
 
 
 # ---- what the reference does alike ----------------------------------------------------------

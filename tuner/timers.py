@@ -1,6 +1,8 @@
 """What turns a call into samples: the clocks of the CPU and of CUDA devices.
 
-Cold: the caches are overwritten before each sample.
+Cold: the caches are overwritten before each sample. The clocks are bound when this module is
+imported and when a timer is made, before any candidate is: one that patches `time` or
+`torch.cuda.Event` afterwards is timed by the true ones.
 """
 
 from __future__ import annotations
@@ -17,12 +19,20 @@ from typing import Any, Protocol
 
 __all__ = ["ALLOWED_HIDDEN_US", "Call", "CpuTimer", "CudaTimer", "Timer"]
 
+_now_ns, _now_s = time.perf_counter_ns, time.perf_counter
+
 Call = Callable[[int], object]
 """One call on the i-th of several rotating input sets; i grows without bound."""
 
 
 class Timer(Protocol):
-    """What times calls; it belongs to one thread, and rotates through input sets as it goes."""
+    """What times calls; it belongs to one thread, and rotates through input sets as it goes.
+
+    `renew`, where it is set, is called before each sample with the number of the call that
+    follows, outside of the time: it gives that call's inputs a content they never had.
+    """
+
+    renew: Call | None
 
     @property
     def is_cold(self) -> bool:
@@ -75,6 +85,7 @@ class CpuTimer:
         wanted = 2 * l3_bytes if l3_bytes else _MAX_FLUSH_BYTES
         num_words = min(wanted, _MAX_FLUSH_BYTES) // 8 if is_cold else 0
         self.is_cold = is_cold
+        self.renew: Call | None = None
         self._buffer = np.zeros(num_words, dtype=np.uint64)
         self._next = 0
 
@@ -83,11 +94,13 @@ class CpuTimer:
         result = []
         with _no_garbage_collection():
             for _ in range(num_samples):
+                if self.renew is not None:
+                    self.renew(self._next)
                 # Read and write: a plain fill may bypass the caches with streaming stores.
                 self._buffer += 1
-                start = time.perf_counter_ns()
+                start = _now_ns()
                 answer = call(self._next)
-                stop = time.perf_counter_ns()
+                stop = _now_ns()
                 del answer
                 self._next += 1
                 result.append((stop - start) / 1e3)
@@ -127,6 +140,10 @@ class CudaTimer:
         properties = torch.cuda.get_device_properties(device_index)
         self.is_cold = is_cold
         self.num_throttled = 0
+        self.renew: Call | None = None
+        event = torch.cuda.Event
+        self._event, self._record, self._elapsed_ms = event, event.record, event.elapsed_time
+        self._synchronize, self._spin = torch.cuda.synchronize, torch.cuda._sleep
         self._torch: Any = torch
         self._device = torch.device("cuda", device_index)
         flush_bytes = 2 * max(properties.L2_cache_size, _MIN_L2_BYTES) if is_cold else 0
@@ -148,7 +165,7 @@ class CudaTimer:
                 if is_throttled and num_retries < _MAX_RETRIES:
                     num_retries += 1
                     self.num_throttled += len(times)
-                    self._torch.cuda._sleep(int(_COOL_DOWN_US * num_retries * _CYCLES_PER_US))
+                    self._spin(int(_COOL_DOWN_US * num_retries * _CYCLES_PER_US))
                 else:
                     result += times
         return result
@@ -171,47 +188,49 @@ class CudaTimer:
         return max(0.0, hidden_us)
 
     def _batch(self, call: Call, num_wanted: int) -> tuple[list[float], bool]:
-        cuda = self._torch.cuda
         if self._kept_cache.release():
             self._batch_size = 1  # and hence before every sample from now on
         num_samples = min(num_wanted, self._batch_size)
         events = [self._event_pair() for _ in range(num_samples)]
-        cuda.synchronize(self._device)
+        self._synchronize(self._device)
         lead_us = min(max(self._launch_us), _MAX_LAUNCH_US) * num_samples
-        cuda._sleep(int(lead_us * _CYCLES_PER_US))
-        begun = time.perf_counter()
+        self._spin(int(lead_us * _CYCLES_PER_US))
+        begun = _now_s()
         for start, stop in events:
             self._sample(call, start, stop)
-        self._launch_us.append((time.perf_counter() - begun) * 1e6 / num_samples)
+        self._launch_us.append((_now_s() - begun) * 1e6 / num_samples)
         is_throttled = self._clocks.are_throttled()  # while the device works
-        cuda.synchronize(self._device)
-        return [start.elapsed_time(stop) * 1e3 for start, stop in events], is_throttled
+        self._synchronize(self._device)
+        return [self._elapsed_ms(a, b) * 1e3 for a, b in events], is_throttled
 
     def _sample(self, call: Call, start: Any, stop: Any) -> None:
-        if self.is_cold:
-            self._buffer.zero_()
-        start.record()
+        self._prepare()
+        self._record(start)
         call(self._next)  # its result is freed at once: the allocator works as for a user
-        stop.record()
+        self._record(stop)
         self._next += 1
 
     def _beyond_events(self, call: Call) -> float:
         start, stop = self._event_pair()
+        self._prepare()
+        self._synchronize(self._device)
+        begun = _now_s()
+        self._record(start)
+        call(self._next)
+        self._record(stop)
+        self._synchronize(self._device)
+        wall_us = (_now_s() - begun) * 1e6
+        self._next += 1
+        return wall_us - float(self._elapsed_ms(start, stop)) * 1e3
+
+    def _prepare(self) -> None:
+        if self.renew is not None:
+            self.renew(self._next)
         if self.is_cold:
             self._buffer.zero_()
-        self._torch.cuda.synchronize(self._device)
-        begun = time.perf_counter()
-        start.record()
-        call(self._next)
-        stop.record()
-        self._torch.cuda.synchronize(self._device)
-        wall_us = (time.perf_counter() - begun) * 1e6
-        self._next += 1
-        return wall_us - float(start.elapsed_time(stop)) * 1e3
 
     def _event_pair(self) -> tuple[Any, Any]:
-        event = self._torch.cuda.Event
-        return event(enable_timing=True), event(enable_timing=True)
+        return self._event(enable_timing=True), self._event(enable_timing=True)
 
 
 class _GpuClocks:

@@ -283,7 +283,9 @@ class Trial:
 class Finalist:
     """A candidate that was checked in full and raced against the baseline, in fresh processes.
 
-    `latency_us` and `baseline_us` are medians over all rounds of all processes.
+    `latency_us` and `baseline_us` are medians over all rounds of all processes. Every sample is
+    kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
+    `num_throttled` more were dropped in that race, since the device was throttled.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -295,6 +297,9 @@ class Finalist:
     baseline_us: float | None = None
     noise: float | None = None
     error: str = ""
+    samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    baseline_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    num_throttled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

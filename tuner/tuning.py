@@ -43,9 +43,11 @@ from tuner.evaluate import (
     Contender,
     DeviceEvaluator,
     Prover,
+    Race,
     Task,
     explained,
     finalist,
+    least_us,
     new_worker,
 )
 from tuner.export import export_text, fallback_text
@@ -131,12 +133,16 @@ class Planned:
     @property
     def task(self) -> Task:
         """The problem as every process of the run needs it."""
+        sizes = {**self.facts, **self.sizes}
+        flops = float(self.family.flops.evaluate(sizes))
+        num_bytes = float(self.family.bytes.evaluate(sizes))
         return Task.of(
             self.family,
             self.reference,
             self.config.problem.sizes,
             self.device.torch_name,
             self.config.accuracy,
+            least_us(flops, num_bytes, self.device, self.config.accuracy),
         )
 
     def example(self) -> Candidate:
@@ -475,7 +481,7 @@ class _Session:
 
     def _raced(
         self, prover: Prover, entries: list[Finalist], contenders: dict[int, Contender]
-    ) -> list[list[list[float]]] | None:
+    ) -> Race | None:
         """Race; who crashes or hangs is taken out, and the others start again, if any is left."""
         measure = self.planned.config.measure
         while contenders:
