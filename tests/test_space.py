@@ -1,295 +1,21 @@
-"""Expressions are a closed grammar; the feasible list is exactly the product, filtered."""
+"""The feasible list is exactly the product, filtered."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner import space
+from tuner import enumeration, space
 from tuner.errors import ExpressionError, InputError
 from tuner.space import Constraint, Expression, Parameter, SearchSpace
 from tuner.trial import Params, Value
-
-ENV: dict[str, Value] = {
-    "a": 7,
-    "b": 2,
-    "zero": 0,
-    "half": 0.5,
-    "yes": True,
-    "stats": "two_pass",
-    "device.num_sms": 132,
-}
-
-# ---- expressions ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("a + b * 3 - 1", 12),
-        ("-a // b", -4),
-        ("a / b", 3.5),
-        ("a % b ** 2", 3),
-        ("cdiv(a, b) + log2(8) + abs(-2) + min(a, b, 1) + max(a, b)", 17),
-        ("log2(6) > 2", True),
-        ("1 < b < a == 7", True),
-        ("1 < b < a == 8", False),
-        ("not yes or a > 3 and b > 3", False),
-        ("stats == 'two_pass'", True),
-        ("stats in ['atomics', 'two_pass']", True),
-        ("stats not in ('atomics', 'two_pass')", False),
-        ("b in [-1, 2]", True),
-        ("'wide' if a > 3 else 'narrow'", "wide"),
-        ("device.num_sms * 2", 264),
-        ("  a  ", 7),
-        ("a == '7'", False),
-        ("zero != 0 and a % zero == 0", False),
-    ],
-)
-def test_the_grammar_computes(text, value):
-    result = Expression.parse(text).evaluate(ENV)
-    assert result == value and isinstance(result, type(value))
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "nothing is written here"),
-        ("a <", "invalid syntax"),
-        ("a; b", "invalid syntax"),
-        ("a = 1", "invalid syntax"),
-        ("(a := 1)", "column 2: a NamedExpr is not part of the grammar"),
-        ("lambda: 1", "column 1: a Lambda is not part of the grammar"),
-        ("[x for x in a]", "a ListComp is not part of the grammar"),
-        ("a[0]", "a Subscript is not part of the grammar"),
-        ("f'{a}'", "a JoinedStr is not part of the grammar"),
-        ("{1: 2}", "a Dict is not part of the grammar"),
-        ("[1, 2]", "a list (other than after `in`) is not part of the grammar"),
-        ("a in b", "`in` needs a list of values"),
-        ("1 < a in [1]", "`in` cannot be chained"),
-        ("a in [b]", "a list after `in` holds numbers, booleans and words only"),
-        ("a is b", "`is` is not part of the grammar; use =="),
-        ("a << 70", "the operator LShift is not part of the grammar"),
-        ("~a", "the operator Invert is not part of the grammar"),
-        ("__import__('os')", "__import__ cannot be called; only min, max, abs, cdiv, log2 can"),
-        ("a.real()", "this cannot be called"),
-        ("(1).real", "only names have dots in them"),
-        ("min(a)", "min takes 2 to 8 arguments, got 1"),
-        ("cdiv(a, b, 1)", "cdiv takes 2 arguments, got 3"),
-        ("min(*a, b)", "min takes plain arguments only"),
-        ("max(a, b, key=abs)", "max takes plain arguments only"),
-        ("'a b'", "a word is made of letters, digits and _ . - only"),
-        ("b'x'", "a bytes is not a number, boolean or word"),
-        ("1j", "a complex is not a number, boolean or word"),
-        ("None", "a NoneType is not a number, boolean or word"),
-        ("...", "a ellipsis is not a number, boolean or word"),
-        ("é", "is not an ASCII character"),
-        ("1or 2", "invalid decimal literal"),
-        ("1e999", "a number beyond 64 bits"),
-        ("9" * 900, "a number beyond 64 bits"),
-        ("1" * 1001, "longer than 1000 characters"),
-        ("(" * 300 + "1" + ")" * 300, "too many nested parentheses"),
-        ("-" * 900 + "1", "nested deeper than 60 levels"),
-        ("not " * 200 + "1", "nested deeper than 60 levels"),
-        ("+".join(["1"] * 400), "nested deeper than 60 levels"),
-        ("a\0b", "null"),
-    ],
-)
-def test_what_is_outside_the_grammar_is_refused_with_the_reason(text, reason):
-    with pytest.raises(ExpressionError) as error:
-        Expression.parse(text)
-    assert reason in str(error.value)
-    assert str(error.value).startswith("expression ")
-    assert len(str(error.value)) < 300
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("a / zero", "division by zero"),
-        ("a // zero", "division by zero"),
-        ("a % zero", "division by zero"),
-        ("cdiv(a, zero)", "division by zero"),
-        ("zero ** -1", "division by zero"),
-        ("9**9**9**9", "an exponent beyond 64"),
-        ("(9**60)**60", "beyond 64 bits"),
-        ("2 ** 63", "beyond 64 bits"),
-        ("2.5 ** 64 * 2.5 ** 64", "beyond 64 bits"),
-        ("(-a) ** half", "a root of a negative number"),
-        ("log2(zero)", "log2 of 0"),
-        ("'a' * 10**9", "arithmetic on the word 'a'"),
-        ("-stats", "arithmetic on the word 'two_pass'"),
-        ("max(stats, a)", "arithmetic on the word 'two_pass'"),
-        ("stats < 'z'", "words have no order"),
-        ("not stats", "the word 'two_pass' is neither true nor false; compare it"),
-        ("stats and a", "the word 'two_pass' is neither true nor false; compare it"),
-        ("1 if stats else 2", "the word 'two_pass' is neither true nor false; compare it"),
-    ],
-)
-def test_what_cannot_be_computed_names_the_expression_and_the_reason(text, reason):
-    expression = Expression.parse(text)
-    with pytest.raises(ExpressionError) as error:
-        expression.evaluate(ENV)
-    assert str(error.value).startswith(f"expression {text!r}: ") and reason in str(error.value)
-
-
-def test_hostile_expressions_are_refused_at_once():
-    begun = time.perf_counter()
-    texts = ["9**9**9**9", "'a'*10**9", "((((2**60)*2**60)*2**60))", "x" * 10**6, "(" * 10**5]
-    for text in texts:
-        with pytest.raises(ExpressionError):
-            Expression.parse(text).evaluate({})
-    assert time.perf_counter() - begun < 0.5
-
-
-def test_an_unknown_name_lists_the_known_ones_and_the_closest():
-    with pytest.raises(ExpressionError) as error:
-        Expression.parse("blok_m * 2 > 1").evaluate({"block_m": 1, "stages": 2})
-    assert str(error.value) == (
-        "expression 'blok_m * 2 > 1': unknown name 'blok_m'\n"
-        "  known: block_m, stages\n  hint: did you mean 'block_m'?"
-    )
-
-
-def test_a_word_is_no_condition():
-    with pytest.raises(ExpressionError, match="a condition is needed, got the word 'two_pass'"):
-        Expression.parse("stats").holds(ENV)
-    assert Expression.parse("a").holds(ENV) and not Expression.parse("zero").holds(ENV)
-
-
-def test_names_are_collected_and_a_dotted_one_is_one_name():
-    expression = Expression.parse("min(a, b) if device.kind == 'cuda' else a")
-    assert expression.names == {"a", "b", "device.kind"}
-    assert expression == Expression.parse(expression.text + " ")
-
-
-@given(st.text(max_size=60))
-def test_random_text_is_an_expression_or_an_expression_error(text):
-    with contextlib.suppress(ExpressionError):
-        Expression.parse(text).evaluate(ENV)
-
-
-PIECES = (
-    "a b zero half stats 1 0 2.5 'w' ( ) [ ] , + - * / // % ** < == in not and or if else ."
-    + (" min max abs cdiv log2 device.num_sms True is lambda : \\ # '''")
-)
-
-
-@settings(max_examples=300)
-@given(st.lists(st.sampled_from(PIECES.split(" ")), max_size=25))
-def test_random_pieces_of_the_grammar_are_an_expression_or_an_expression_error(pieces):
-    with contextlib.suppress(ExpressionError):
-        Expression.parse(" ".join(pieces)).evaluate(ENV)
-
-
-def arithmetic() -> st.SearchStrategy[str]:
-    leaf = st.sampled_from(["a", "b", "c", "1", "3", "64"])
-
-    def grow(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        pair = st.tuples(inner, inner)
-        return st.one_of(
-            pair.map(lambda p: f"({p[0]} + {p[1]})"),
-            pair.map(lambda p: f"({p[0]} * {p[1]})"),
-            pair.map(lambda p: f"({p[0]} // max({p[1]}, 1))"),
-            pair.map(lambda p: f"({p[0]} % max({p[1]}, 1))"),
-            pair.map(lambda p: f"min({p[0]}, {p[1]})"),
-            pair.map(lambda p: f"cdiv({p[0]}, max(1, {p[1]}))"),
-            pair.map(lambda p: f"({p[0]} if {p[0]} <= {p[1]} else abs({p[1]}))"),
-        )
-
-    return st.recursive(leaf, grow, max_leaves=8)
-
-
-@given(arithmetic(), *[st.integers(0, 100)] * 3)
-def test_whole_number_arithmetic_is_pythons(text, a, b, c):
-    functions = {"min": min, "max": max, "abs": abs, "cdiv": lambda x, y: math.ceil(x / y)}
-    expected = eval(text, functions, {"a": a, "b": b, "c": c})
-    if expected < 2**40:  # cdiv by floats is exact below
-        assert Expression.parse(text).evaluate({"a": a, "b": b, "c": c}) == expected
-
-
-# ---- C++ ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "cpp"),
-    [
-        ("batch", "batch"),
-        ("block_m * 2", "int64_t{256}"),
-        ("batch * 4 - 1", "((batch * int64_t{4}) - int64_t{1})"),
-        ("batch // block_m", "(batch / int64_t{128})"),
-        ("cdiv(batch, block_m)", "(((batch) + (int64_t{128}) - 1) / (int64_t{128}))"),
-        ("min(batch, 2, k)", "std::min<int64_t>(std::min<int64_t>(batch, int64_t{2}), k)"),
-        ("batch if stats == 'two_pass' else 'word'", "batch"),
-        ("1 if batch > 5 else 0", "((batch > int64_t{5}) ? int64_t{1} : int64_t{0})"),
-        ("2 ** 3 + batch % 4.0", "(int64_t{8} + (batch % int64_t{4}))"),
-        ("-batch", "(-batch)"),
-        ("abs(batch)", "std::max<int64_t>(batch, -(batch))"),
-        ("batch in [1, 2] and not k", "((batch == int64_t{1} || batch == int64_t{2}) && (!k))"),
-    ],
-)
-def test_shapes_become_cpp(text, cpp):
-    assert Expression.parse(text).to_cpp({"block_m": 128, "stats": "two_pass"}) == cpp
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("batch / 2", "the operator Div has no exact meaning in whole numbers"),
-        ("batch ** 2", "the operator Pow has no exact meaning in whole numbers"),
-        ("log2(batch)", "log2 has no exact meaning in whole numbers"),
-        ("batch * 0.5", "0.5 is not a whole number"),
-        ("stats", "the word 'two_pass' cannot be passed as a whole number"),
-        ("batch == 'x'", "the word 'x' cannot be passed as a whole number"),
-        ("device.num_sms * 2", "unknown name 'device.num_sms'"),
-        ("batch + 1 // 0", "division by zero"),
-    ],
-)
-def test_what_cpp_cannot_compute_exactly_is_refused(text, reason):
-    with pytest.raises(ExpressionError) as error:
-        Expression.parse(text).to_cpp({"stats": "two_pass"})
-    assert reason in str(error.value)
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_compiled_cpp_computes_what_python_computes(tmp_path: Path):
-    texts = [
-        "cdiv(batch, 3) * min(k, 7, batch)",
-        "(batch + 1) * k % 11 if batch >= k else k // 2",
-        "1 if 2 < batch <= 40 and not k in [3, 5] else 0",
-        "max(batch - k, 0) * 4096 * 4096 * 100",
-        "abs(k - batch) + True",
-    ]
-    points = list(itertools.product([1, 5, 40, 1000], [1, 3, 8]))
-    prints = "\n".join(
-        f'printf("%lld\\n", (long long)({Expression.parse(text).to_cpp({})}));' for text in texts
-    )
-    points_text = ", ".join(f"{{{batch}, {k}}}" for batch, k in points)
-    source = (
-        "#include <algorithm>\n#include <cstdint>\n#include <cstdio>\nint main() {\n"
-        f"const int64_t points[][2] = {{{points_text}}};\n"
-        f"for (auto& p : points) {{ int64_t batch = p[0], k = p[1];\n{prints}\n}}\n}}\n"
-    )
-    (tmp_path / "x.cpp").write_text(source)
-    subprocess.run(["g++", "-std=c++17", "-o", "x", "x.cpp"], cwd=tmp_path, check=True)
-    output = subprocess.run(["./x"], cwd=tmp_path, check=True, capture_output=True, text=True)
-    expected = [
-        int(Expression.parse(text).evaluate({"batch": batch, "k": k}))
-        for batch, k in points
-        for text in texts
-    ]
-    assert [int(line) for line in output.stdout.split()] == expected
-
 
 # ---- the space ------------------------------------------------------------------------------
 
@@ -510,25 +236,76 @@ def test_an_empty_space_says_what_rejects_how_many_and_what_to_loosen():
         SearchSpace.build(parameters, both, {})
 
 
-def test_too_many_feasible_configurations_say_which_constraint_to_add():
-    parameters = [Parameter(name, tuple(range(10))) for name in ("a", "b", "c")]
+def chain(length: int, *texts: str) -> SearchSpace:
+    """`length` parameters of ten values each."""
+    parameters = [Parameter(f"p{i}", tuple(range(1, 11))) for i in range(length)]
+    return SearchSpace.build(parameters, [rule(text) for text in texts], {})
+
+
+def test_more_than_positions_can_count_say_which_constraint_to_add():
     with pytest.raises(InputError) as error:
-        SearchSpace.build(parameters, [rule("a + b < 15")], {}, max_feasible=100)
+        chain(25, "p0 < p1")
     assert str(error.value) == (
-        "more than 100 configurations are feasible, of 1,000 combinations\n"
-        "  hint: add a constraint over c (10 values), which no constraint mentions, "
-        "or give fewer values"
+        "more than 4.6e+18 configurations are feasible, of 1.0e+25 combinations\n"
+        "  hint: add a constraint over p2 (10 values), p3 (10 values), p4 (10 values), which no "
+        "constraint mentions, or give fewer values"
     )
-    assert SearchSpace.build(parameters, [], {}, max_feasible=1000).num_feasible == 1000
 
 
-def test_a_walk_that_takes_too_long_gives_up(monkeypatch):
-    monkeypatch.setattr(space, "MAX_VISITED", 1000)
-    parameters = [Parameter(f"p{i}", tuple(range(10))) for i in range(12)]
-    late = " + ".join(parameter.name for parameter in parameters)
-    with pytest.raises(InputError, match="gave up after looking at 1,000 partial") as error:
-        SearchSpace.build(parameters, [rule(f"{late} > 1000")], {})
-    assert "hint: add constraints over fewer parameters" in str(error.value)
+def test_what_would_take_too_long_is_refused_with_the_constraint_that_is_judged_late(monkeypatch):
+    monkeypatch.setattr(enumeration, "MAX_VISITED", 1000)
+    late = " + ".join(f"p{i} % {i + 2}" for i in range(12))
+    with pytest.raises(InputError, match="gave up after looking at 1,") as error:
+        chain(12, f"{late} > 1000")
+    assert f"the latest to judge: {late} > 1000" in str(error.value)
+    assert "hint: add a constraint over fewer parameters, such as p0 (10" in str(error.value)
+
+
+def test_a_trillion_combinations_are_counted_and_found_without_a_list():
+    pairs = [f"p{i} * p{i + 1} <= 30" for i in range(0, 12, 2)]
+    built = chain(12, *pairs)
+    num_pairs = sum(a * b <= 30 for a in range(1, 11) for b in range(1, 11))
+    assert built.num_cartesian == 10**12 and built.num_feasible == num_pairs**6
+    assert not built.is_listed and len(built.feasible) == num_pairs**6
+    with pytest.raises(InputError, match="too many to list"):
+        built.rows()
+    drawn = built.sample(500, np.random.default_rng(0))
+    assert len(set(drawn.tolist())) == 500 and drawn.max() > built.num_feasible // 2
+    rows = built.rows(drawn)
+    assert (built.positions(rows) == drawn).all()
+    rows[:, 0], rows[:, 1] = 9, 9  # 10 * 10
+    assert (built.positions(rows) == -1).all()
+    for position in [0, built.num_feasible - 1, *drawn[:20].tolist()]:
+        params = built.feasible[position]
+        assert built.index(params) == position and built.reject(params) is None
+
+
+def test_a_space_of_10_to_the_15_is_counted_exactly():
+    assert chain(15).num_feasible == 10**15
+    ends = chain(15, *[f"p{i} <= p{i + 1}" for i in range(14)])  # ascending sequences
+    assert ends.num_feasible == math.comb(15 + 9, 9)
+
+
+def test_the_list_and_the_diagram_hold_the_same_configurations(monkeypatch):
+    listed = chain(4, "p0 * p1 <= 12", "p1 + p3 != 9")
+    monkeypatch.setattr(space, "MAX_LISTED", 10)
+    found = chain(4, "p0 * p1 <= 12", "p1 + p3 != 9")
+    assert listed.is_listed and not found.is_listed
+    positions = found.positions(listed.rows())
+    assert sorted(positions.tolist()) == list(range(listed.num_feasible))
+    assert (found.rows(positions) == listed.rows()).all()
+
+
+def test_positions_have_an_order_where_digits_do_not_fit_into_64_bits():
+    values = [Parameter(f"p{i}", (1, 2, 3)) for i in range(60)]
+    fixed = [rule(f"p{i} == 2") for i in range(55)]
+    built = SearchSpace.build(values, fixed, {})
+    assert built.num_feasible == 3**5 and built.is_listed
+    assert list(built.feasible) == sorted(
+        built.feasible, key=lambda params: tuple(params.values())
+    )
+    assert [built.index(params) for params in built.feasible] == list(range(3**5))
+    assert built.index({**built.feasible[7], "p3": 1}) is None
 
 
 def test_ten_million_combinations_are_enumerated_in_seconds():
@@ -543,3 +320,73 @@ def test_ten_million_combinations_are_enumerated_in_seconds():
     built = SearchSpace.build(parameters, constraints, {})
     assert built.num_cartesian == 10**7 and 10**5 < built.num_feasible < 10**6
     assert time.process_time() - begun < 10
+    rows = built.rows()
+    assert rows.shape == (built.num_feasible, 7) and rows.dtype.itemsize == 1
+    assert (np.lexsort(rows.T[::-1]) == np.arange(len(rows))).all()  # in order of declaration
+
+
+# ---- as arrays ------------------------------------------------------------------------------
+
+
+def test_rows_and_positions_are_each_others_inverse():
+    built = tile_space()
+    rows = built.rows()
+    assert rows.tolist() == [list(built.coordinates(i)) for i in range(9)]
+    assert [built.params_of(row) for row in rows] == list(built.feasible)
+    assert (built.positions(rows) == np.arange(9)).all()
+    assert (built.rows(np.array([4, 2])) == rows[[4, 2]]).all()
+    wrong = np.array([[0, 2, 2], [0, 0, 3], [1, 0, 0], [0, 7, 0], [0, -1, 0]])
+    assert (built.positions(wrong) == -1).all()
+    with pytest.raises(IndexError):
+        built.coordinates(9)
+
+
+def test_neighbour_positions_are_the_neighbours():
+    built = tile_space()
+    for position, params in enumerate(built.feasible):
+        expected = sorted(built.index(other) for other in built.neighbours(params))
+        assert built.neighbour_positions(position).tolist() == expected
+        adjacent = [
+            built.index(other)
+            for other in built.neighbours(params)
+            if other["template"] != params["template"]
+            or all(
+                abs(p.values.index(other[p.name]) - p.values.index(params[p.name])) <= 1
+                for p in built.parameters
+                if p.name in params
+            )
+        ]
+        assert built.neighbour_positions(position, adjacent=True).tolist() == sorted(adjacent)
+
+
+def test_points_are_scaled_logarithms_and_words_have_none():
+    built = SearchSpace.build(
+        [
+            Parameter("block", (16, 32, 64, 256)),
+            Parameter("word", ("a", "b")),
+            Parameter("flag", (True, False)),
+            Parameter("offset", (0, 1, 3), Expression.parse("word == 'a'")),
+            Parameter("one", (8,)),
+            Parameter("signed", (-1, 0, 1)),
+        ],
+        [],
+        {},
+    )
+    assert built.is_ordered.tolist() == [True, False, False, True, True, True]
+    rows = np.array([[0, 0, 0, 1, 0, 0], [2, 1, 1, 3, 0, 1], [3, 0, 0, 2, 0, 2]])
+    assert built.points(rows).tolist() == [
+        [0.0, 0.0, 0.0, 0.5, 0.5, 0.0],
+        [0.5, 0.0, 0.0, 0.5, 0.5, 0.5],
+        [1.0, 0.0, 0.0, 1.0, 0.5, 1.0],
+    ]
+
+
+def test_a_listed_space_holds_exactly_what_was_listed():
+    parameters = [Parameter("a", (4, 2)), Parameter("b", (1, 2), Expression.parse("a == 4"))]
+    built = SearchSpace.listed(parameters, np.array([[1, 2], [0, 1]]))
+    assert list(built.feasible) == [{"a": 4, "b": 2}, {"a": 2}]
+    assert built.index({"a": 4, "b": 1}) is None
+    assert built.reject({"a": 4, "b": 1}) == "it is not among those listed"
+    assert built.reject({"a": 2}) is None
+    assert built.neighbours({"a": 4, "b": 2}) == [{"a": 2}]
+    assert built.neighbour_positions(0).tolist() == [1]

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.space import Expression
+from tuner.cpp import to_cpp
+from tuner.expression import Expression
 from tuner.trial import Argument, Language, Plan, Step, Tensor
 
 if TYPE_CHECKING:
@@ -383,7 +384,7 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
         lines.append(f'expect({name}, "{name}", {{{", ".join(shape)}}});')
     for tensor in (*plan.outputs, *plan.workspace):
         make = "zeros" if tensor.zero else "empty"
-        dims = ", ".join(Expression.parse(d).to_cpp({}) for d in tensor.shape)
+        dims = ", ".join(to_cpp(Expression.parse(d), {}) for d in tensor.shape)
         lines.append(
             f"at::Tensor {tensor.name} = at::{make}({{{dims}}}, "
             f"{first}.options().dtype({_AT_TYPE[tensor.dtype]}).requires_grad(false));"
@@ -413,7 +414,7 @@ def _step(step: Step, tensors: set[str], numbers: set[str], is_cuda: bool) -> st
         elif argument in numbers:
             words.append(argument)
         else:
-            words.append(f"int64_t({Expression.parse(argument).to_cpp({})})")
+            words.append(f"int64_t({to_cpp(Expression.parse(argument), {})})")
     words += ["stream"] if is_cuda else []
     return f'finished("{step.function}", {step.function}({", ".join(words)}));'
 

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import InputError
+from tuner.expression import Expression
 from tuner.run import open_run
-from tuner.space import Expression, Parameter, SearchSpace
+from tuner.space import Parameter, SearchSpace
 from tuner.trial import Status, Value
 
 __all__ = ["Recording", "read_recording"]

@@ -22,8 +22,9 @@ import jinja2.sandbox
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tuner.constraints import Constraint, Parameter
 from tuner.errors import ExpressionError, TemplateError, did_you_mean
-from tuner.space import Constraint, Expression, Parameter, unknown_name
+from tuner.expression import Expression, unknown_name
 from tuner.trial import (
     Argument,
     Candidate,
