@@ -43,6 +43,7 @@ __all__ = [
     "PAGE_DIR",
     "PARTS",
     "SCRIPTS",
+    "chart_data",
     "json_markup",
     "page",
     "page_data",
@@ -116,14 +117,6 @@ def page_data(facts: Facts, chart_names: Sequence[str] | None = None) -> dict[st
         trial, in the table's order; `winner`: its number or null; `csv_name`.
     """
     told = summary_of(facts)
-    charts = {
-        chart.name: {
-            "label": chart.label,
-            "caption": chart.caption,
-            "figure": None if chart.figure is None else figure_data(chart.figure),
-        }
-        for chart in charts_of(facts, chart_names)
-    }
     columns = [
         {
             "name": column.name,
@@ -136,11 +129,23 @@ def page_data(facts: Facts, chart_names: Sequence[str] | None = None) -> dict[st
     return {
         "title": f"{told.op} on {told.device}: {told.verdict}",
         "parts": parts_of(facts),
-        "charts": charts,
+        "charts": chart_data(facts, chart_names),
         "columns": columns,
         "hovers": hovers_of(facts.trials),
         "winner": told.best.number if told.best else None,
         "csv_name": f"{facts.run.path.name}-trials.csv",
+    }
+
+
+def chart_data(facts: Facts, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return label, caption and Plotly figure (or None) of each chart, by name; all if None."""
+    return {
+        chart.name: {
+            "label": chart.label,
+            "caption": chart.caption,
+            "figure": None if chart.figure is None else figure_data(chart.figure),
+        }
+        for chart in charts_of(facts, names)
     }
 
 
