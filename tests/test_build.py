@@ -18,16 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tuner.build import (
-    CPP_FLAGS,
-    Builder,
-    Toolchain,
-    _first_error,
-    _hash_code,
-    _parse_resources,
-    default_cache_dir,
-)
+from tuner.build import Builder
+from tuner.cache import default_cache_dir
+from tuner.compiler_words import first_error, hash_code, parse_resources
 from tuner.errors import StorageError, ToolchainError
+from tuner.toolchain import CPP_FLAGS, Toolchain
 from tuner.trial import Argument, Candidate, KernelResources, Plan, Status, Step, Tensor
 
 HAS_NVCC = shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").exists()
@@ -328,13 +323,29 @@ def test_default_cache_folder_follows_xdg(monkeypatch, tmp_path):
     assert default_cache_dir() == Path.home() / ".cache" / "tuner" / "builds"
 
 
-def test_stale_temporary_folders_are_swept_and_fresh_ones_left(gcc, cache):
-    cache.mkdir(mode=0o700)
-    for name, age_s in ((".tmp-old", 2 * 86400), (".tmp-new", 60)):
-        (cache / name).mkdir()
-        os.utime(cache / name, (time.time() - age_s,) * 2)
-    Builder(gcc, cache, num_workers=1).close()
-    assert leftovers(cache) == [".tmp-new"]
+def test_temporary_folders_of_killed_builders_are_swept_whatever_the_clock_says(
+    tmp_path, cache, pid_file, gcc
+):
+    (cache / ".tmp-left").mkdir(parents=True)
+    cache.chmod(0o700)
+    slow = fake(tmp_path, HANG)
+    with Builder(slow, cache, num_workers=1) as builder:  # it sweeps what nobody holds
+        builder.submit(cpp())
+        read_pids(pid_file)
+        (mine,) = leftovers(cache)
+        assert mine != ".tmp-left"
+        os.utime(cache / mine, (0, 0))  # as if the clock had jumped by decades
+        Builder(gcc, cache, num_workers=1).close()
+        assert leftovers(cache) == [mine]
+    assert leftovers(cache) == []
+
+
+def test_a_cache_that_is_deleted_while_it_is_used_is_made_again(builder, cache):
+    first = builder.submit(cpp()).result()
+    shutil.rmtree(cache)
+    second = builder.submit(cpp()).result()
+    assert Path(second.artefact).is_file() and second.binary_key == first.binary_key
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("size", ["8k", "64k"])
@@ -637,7 +648,7 @@ def test_binary_key_of_cpp_ignores_comments_and_obeys_code_and_plan(builder):
 
 def test_what_is_not_elf_is_refused():
     with pytest.raises(ToolchainError, match="ELF"):
-        _hash_code(b"\x7fELF\x01\x01 32-bit")
+        hash_code(b"\x7fELF\x01\x01 32-bit")
 
 
 # ---- Triton ---------------------------------------------------------------------------------
@@ -776,13 +787,13 @@ def test_triton_that_is_missing_is_a_toolchain_error(cache):
     ],
 )
 def test_first_error_line(log, error):
-    found = _first_error(log, 1)
+    found = first_error(log, 1)
     assert found.startswith(error)
     assert len(found) <= 400
 
 
 def test_error_of_a_killed_compiler_names_the_signal():
-    assert _first_error("", -signal.SIGSEGV) == "the compiler was killed by signal 11"
+    assert first_error("", -signal.SIGSEGV) == "the compiler was killed by signal 11"
 
 
 def test_resources_of_several_kernels_with_spills_and_device_functions():
@@ -805,8 +816,8 @@ ptxas info    : Used 8 registers, 1024+16 bytes smem, 376 bytes cmem[0]
         KernelResources("_Z3onePf", 255, 49152, 12, 24, 800),
         KernelResources("_Z3twov", 8, 1024, 0, 0, 0),
     )
-    assert _parse_resources(log, None) == expected
-    assert _parse_resources(log, "/nowhere/c++filt") == expected
+    assert parse_resources(log, None) == expected
+    assert parse_resources(log, "/nowhere/c++filt") == expected
 
 
 def test_record_on_disk_is_readable_json(builder):

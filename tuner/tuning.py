@@ -25,7 +25,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from tuner.build import SOURCE_NAMES, Builder, Toolchain, default_cache_dir
+from tuner.build import Builder
+from tuner.cache import default_cache_dir
 from tuner.certificate import Certificate, certify, read_certificate, whole_path
 from tuner.config import RunConfig, check_names, load_config
 from tuner.device import Device, known_device
@@ -59,6 +60,7 @@ from tuner.run import Run, RunWriter, create_run, open_run, storage_errors, writ
 from tuner.search import SearchBudget, search
 from tuner.space import SearchSpace
 from tuner.template import Family, load_family
+from tuner.toolchain import SOURCE_NAMES, Toolchain
 from tuner.trial import (
     Build,
     Candidate,

@@ -1,0 +1,264 @@
+"""The compilers of this machine: found, asked for their versions, and the commands they get.
+
+What shapes the machine code besides a candidate's text (compiler, version, flags, processor) is
+part of a toolchain's signature, and so of every build's key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from tuner.errors import ToolchainError
+from tuner.trial import Language, content_key
+
+__all__ = ["CPP_FLAGS", "CUDA_FLAGS", "SOURCE_NAMES", "Toolchain"]
+
+CPP_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",  # not -ffast-math: NaN and Inf must behave as in the reference
+)
+CUDA_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    # What torch.utils.cpp_extension adds: the exported text must mean the same while searching.
+    "-D__CUDA_NO_HALF_OPERATORS__",
+    "-D__CUDA_NO_HALF_CONVERSIONS__",
+    "-D__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-D__CUDA_NO_HALF2_OPERATORS__",
+    "--expt-relaxed-constexpr",
+)
+SOURCE_NAMES: dict[Language, str] = {
+    "cuda": "source.cu",
+    "cpp": "source.cpp",
+    "triton": "source.py",
+}
+LAYOUT_VERSION = 1  # of a cache folder and of the commands below; part of every key
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """The compilers found on this machine, and the flags they get.
+
+    Attributes:
+        capability: of the GPU, 90 for 9.0; None for kind "cpu".
+        cpp_flags: what shapes the code of `.cpp` text (an export's `extra_cflags`).
+        cuda_flags: what shapes the code of `.cu` text (an export's `extra_cuda_cflags`).
+        link_flags: for both, as the host compiler spells them.
+        versions: (compiler, version text) pairs, for the record and for cache keys.
+        variables: environment variables that these compilers obey, and their values.
+        cpu: model and instruction sets, which `-march=native` depends on.
+        demangler: path of c++filt or cu++filt; None leaves kernel names as they are.
+        triton: version of the Triton that is installed; None where there is none.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    host_compiler: str | None
+    nvcc: str | None = None
+    capability: int | None = None
+    cpp_flags: tuple[str, ...] = CPP_FLAGS
+    cuda_flags: tuple[str, ...] = CUDA_FLAGS
+    link_flags: tuple[str, ...] = ("-Wl,-z,defs", "-Wl,-s")  # a missing symbol is a build error
+    versions: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    cpu: str = ""
+    demangler: str | None = None
+    triton: str | None = None
+
+    @classmethod
+    def find(
+        cls,
+        kind: Literal["cpu", "cuda"],
+        capability: int | None = None,
+        languages: Collection[Language] | None = None,
+    ) -> Toolchain:
+        """Find the compilers for a device.
+
+        Args:
+            kind: of the device.
+            capability: 90 for compute capability 9.0; needed for kind "cuda".
+            languages: what must be compilable; by default "cuda" or "cpp", as `kind` says.
+
+        Raises:
+            ToolchainError: a compiler is missing, does not run, or is too old for the GPU; the
+                message says what to install.
+        """
+        host = _first_program([os.environ.get("CXX", ""), "g++", "c++", "clang++"])
+        nvcc = _find_nvcc() if kind == "cuda" else None
+        flags: tuple[str, ...] = CUDA_FLAGS
+        if kind == "cuda":
+            if capability is None:
+                raise ToolchainError("the GPU's compute capability is needed to compile for it")
+            flags = (*CUDA_FLAGS, _gencode(capability))
+        toolchain = cls(
+            kind=kind,
+            host_compiler=host,
+            nvcc=nvcc,
+            capability=capability,
+            cuda_flags=flags,
+            versions=tuple((path, _version(path)) for path in (host, nvcc) if path),
+            variables=tuple((v, os.environ[v]) for v in _OBEYED if v in os.environ),
+            cpu=_describe_cpu(),
+            demangler=_first_program(["c++filt", "cu++filt"]),
+            triton=_triton_version(),
+        )
+        for language in languages if languages is not None else [_NATIVE[kind]]:
+            toolchain.require(language)
+        if nvcc is not None and "cuda" in (languages if languages is not None else ["cuda"]):
+            _check_architecture(nvcc, capability or 0)
+        return toolchain
+
+    def require(self, language: Language) -> None:
+        """Raise ToolchainError if `language` cannot be compiled here."""
+        if language == "triton":
+            if self.kind == "cuda" and self.triton is None:
+                raise ToolchainError("Triton is not installed\n  hint: pip install triton")
+            return
+        if self.host_compiler is None:
+            raise ToolchainError(
+                "no C++ compiler found: looked for $CXX, g++, c++ and clang++ on PATH\n"
+                "  hint: install g++ (apt install g++, dnf install gcc-c++)"
+            )
+        if language == "cuda" and self.nvcc is None:
+            raise ToolchainError(
+                "nvcc not found: looked in $CUDA_HOME/bin, $CUDA_PATH/bin, on PATH and in "
+                "/usr/local/cuda/bin\n"
+                "  hint: install the CUDA toolkit (its version should be your PyTorch's "
+                "torch.version.cuda), or set CUDA_HOME"
+            )
+
+    def signature(self, language: Language) -> str:
+        """Key of all that shapes the machine code of `language` besides the text."""
+        if language == "triton":
+            return content_key(LAYOUT_VERSION, "triton", self.triton, self.capability)
+        cpu = self.cpu if "-march=native" in self.cpp_flags and language == "cpp" else ""
+        flags = self.cpp_flags if language == "cpp" else self.cuda_flags
+        versions = [version for path, version in self.versions if self._uses(path, language)]
+        machine = (platform.machine(), cpu, self.variables)
+        return content_key(LAYOUT_VERSION, language, flags, self.link_flags, versions, machine)
+
+    def _uses(self, path: str, language: Language) -> bool:
+        return path == self.host_compiler or language == "cuda"
+
+    def command(self, language: Language) -> list[str]:
+        """Compose the command that turns SOURCE_NAMES[language] of its folder into artefact.so."""
+        self.require(language)
+        if language == "triton":
+            return [sys.executable, "-I", "-c", _CHECK_PYTHON, SOURCE_NAMES[language]]
+        assert self.host_compiler is not None
+        output = ["-shared", "-o", "artefact.so", SOURCE_NAMES[language]]
+        if language == "cpp":
+            return [self.host_compiler, *self.cpp_flags, "-fPIC", *self.link_flags, *output]
+        assert self.nvcc is not None
+        linker = [flag.removeprefix("-Wl,") for flag in self.link_flags]
+        ours = ["-ccbin", self.host_compiler, "-Xcompiler", "-fPIC", "-Xptxas", "-v"]
+        # Uncompressed, so that `_hash_code` sees the symbols of the device code.
+        ours += ["-no-compress", *(part for flag in linker for part in ("-Xlinker", flag))]
+        return [self.nvcc, *self.cuda_flags, *ours, *output]
+
+
+_OBEYED = (
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "COMPILER_PATH",
+)
+_NATIVE: dict[str, Language] = {"cpu": "cpp", "cuda": "cuda"}
+
+# Prints a syntax error in the form of a C++ compiler's. Nothing of the text is run.
+_CHECK_PYTHON = """
+import sys
+name = sys.argv[1]
+try:
+    compile(open(name, "rb").read(), name, "exec")
+except SyntaxError as error:
+    sys.exit(f"{name}:{error.lineno}: error: {type(error).__name__}: {error.msg}\\n  {error.text}")
+except (ValueError, RecursionError, MemoryError) as error:
+    sys.exit(f"{name}: error: {type(error).__name__}: {error}")
+"""
+
+
+def _first_program(names: Sequence[str]) -> str | None:
+    found = (shutil.which(name) for name in names if name)
+    return next((path for path in found if path), None)
+
+
+def _find_nvcc() -> str | None:
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    at_roots = [str(Path(root, "bin", "nvcc")) for root in roots if root]
+    return _first_program([*at_roots, "nvcc", "/usr/local/cuda/bin/nvcc"])
+
+
+def _gencode(capability: int) -> str:
+    """Code for exactly this GPU; on Hopper with its own instructions (wgmma, TMA multicast)."""
+    number = "90a" if capability == 90 else str(capability)
+    return f"-gencode=arch=compute_{number},code=sm_{number}"
+
+
+def _check_architecture(nvcc: str, capability: int) -> None:
+    known = [int(code) for code in re.findall(r"sm_(\d+)", _ask(nvcc, "--list-gpu-code"))]
+    if known and capability not in known:
+        raise ToolchainError(
+            f"{nvcc} cannot compile for compute capability {capability / 10:.1f}; it knows "
+            f"{', '.join(f'{code / 10:.1f}' for code in sorted(known))}\n"
+            "  hint: install a CUDA toolkit that knows this GPU and set CUDA_HOME to it"
+        )
+
+
+def _triton_version() -> str | None:
+    """Return the installed Triton's version, without importing it."""
+    for name in ("triton", "pytorch-triton"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
+
+
+def _version(program: str) -> str:
+    """Return the line of `--version` that names the build: nvcc's last, another's first."""
+    lines = _ask(program, "--version").strip().splitlines()
+    if not lines:
+        raise ToolchainError(f"{program} --version prints nothing; is it a compiler?")
+    return lines[-1] if "nvcc" in Path(program).name else lines[0]
+
+
+def _ask(program: str, question: str) -> str:
+    try:
+        return subprocess.run(
+            [program, question],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ToolchainError(f"{program} {question} does not work: {error}") from None
+
+
+def _describe_cpu() -> str:
+    """Model and instruction sets: two virtual machines may share a model name, not the sets."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    model = re.search(r"^model name\s*:\s*(.*)$", text, re.M)
+    sets = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.M)
+    return f"{model[1] if model else platform.machine()} {content_key(sets[1] if sets else '')}"
