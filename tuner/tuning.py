@@ -452,25 +452,27 @@ class _Session:
         """Check and race the finalists, export the winner, and prove the exported file."""
         prover = Prover(self.planned.task, seed=secrets.randbits(31))
         entries: list[Finalist] = []
-        lanes = None
-        while lanes is None:
+        believed: dict[int, list[list[float]]] = {}
+        while not believed:
             contenders = self._checked(prover, builder, entries)
             if not contenders:
                 raise NothingCorrectError(_nothing_correct(self.trials, entries))
-            lanes = self._raced(prover, entries, contenders)
-        numbers = list(contenders)
-        for lane, number in enumerate(numbers, 1):
-            place = next(i for i, e in enumerate(entries) if e.trial == number)
-            entries[place] = finalist(number, entries[place].check, lanes, lane)
-            self.observer.on_finalist(entries[place])
-        ties = tie_set({n: lanes[i] for i, n in enumerate(numbers, 1)})
+            race = self._raced(prover, entries, contenders)
+            for lane, number in enumerate(contenders, 1):
+                assert race is not None
+                place = next(i for i, e in enumerate(entries) if e.trial == number)
+                entries[place] = finalist(number, entries[place].check, race, lane)
+                self.observer.on_finalist(entries[place])
+                if entries[place].check.is_accepted:
+                    believed[number] = race[lane]
+        ties = tie_set(believed)
         winner = ties[0]
         raced = next(entry for entry in entries if entry.trial == winner)
         exported, notes = raced, list[str]()
         if not _is_slower(raced):
             exported, notes = self._export(self._trial(winner), raced)
         if is_fallback := _is_slower(exported):
-            exported, notes = self._fall_back(prover, exported)
+            exported, notes = self._fall_back(exported)
         return Result(
             winner=winner,
             finalists=tuple(entries),
@@ -551,7 +553,7 @@ class _Session:
             return exported, [f"the exported file was rejected: {exported.check.reason}"]
         return exported, _compared(raced, exported)
 
-    def _fall_back(self, prover: Prover, slower: Finalist) -> tuple[Finalist, list[str]]:
+    def _fall_back(self, slower: Finalist) -> tuple[Finalist, list[str]]:
         """Export the reference's own modules in place of a winner that is slower; prove them.
 
         The winner was the best of all raced, a template around PyTorch's own product included
@@ -568,20 +570,19 @@ class _Session:
             sizes=self.planned.config.problem.sizes,
             provenance=[f"The best kernel, trial {slower.trial}: {found}", f"To see it: {again}"],
         )
-        path = self.run.export_path
-        whole_path(path).unlink(missing_ok=True)  # the winner's certificate
-        write_whole(path, text)
-        contender = Contender.of_file(path, is_deterministic=False)
-        check = prover.check(contender, self.observer.on_probe)
-        note = f"every kernel is slower than PyTorch, the best one at {found}; {again} writes it"
-        if not check.is_accepted:  # the reference is not what it says: two calls differ, say
-            note = f"{note}; PyTorch's own modules were rejected: {check.reason}"
-            return finalist(slower.trial, check, None, 0), [note]
-        measure = self.planned.config.measure
-        lanes = prover.race(
-            [contender], num_processes=measure.num_processes, seconds=measure.finalists_s
+        exported = _proved_file(
+            self.planned,
+            slower.trial,
+            self.run.export_path,
+            self.run.path,
+            False,
+            lambda _: write_whole(self.run.export_path, text),
+            self.observer,
         )
-        return finalist(slower.trial, check, lanes, 1), [note]
+        note = f"every kernel is slower than PyTorch, the best one at {found}; {again} writes it"
+        if not exported.check.is_accepted:  # the reference's calls differ from each other, say
+            note = f"{note}; PyTorch's own modules were rejected: {exported.check.reason}"
+        return exported, [note]
 
 
 def _is_slower(entry: Finalist) -> bool:
@@ -706,17 +707,43 @@ def _proved_export(
     run: Path,
     observer: Observer,
 ) -> Finalist:
-    """Write a trial's file; import, check and race that file alone; certify it."""
+    """Write a trial's file and prove it."""
+
+    def write(exported: Finalist | None) -> None:
+        _write_export(planned, toolchain, trial, exported or raced, path, str(run))
+
+    observer.on_stage("exporting: compiling and checking the file by itself")
+    is_deterministic = _is_deterministic(planned, trial)
+    return _proved_file(planned, trial.number, path, run, is_deterministic, write, observer)
+
+
+def _proved_file(
+    planned: Planned,
+    number: int,
+    path: Path,
+    run: Path,
+    is_deterministic: bool,
+    write: Callable[[Finalist | None], None],
+    observer: Observer,
+) -> Finalist:
+    """Write a file; import, check and race it alone; write again what was found; certify it.
+
+    Args:
+        number: of the trial that it stands for.
+        path: the file.
+        run: the run directory.
+        is_deterministic: whether equal inputs must give equal bits.
+        write: writes the file, told of the race where there was one.
+    """
     with storage_errors(path):
         whole_path(path).unlink(missing_ok=True)  # of an earlier file
-    observer.on_stage("exporting: compiling and checking the file by itself")
-    _write_export(planned, toolchain, trial, raced, path, str(run))
+    write(None)
     seed = secrets.randbits(31)
     prover = Prover(planned.task, seed=seed)
-    contender = Contender.of_file(path, _is_deterministic(planned, trial))
+    contender = Contender.of_file(path, is_deterministic)
     check = prover.check(contender, observer.on_probe)
     if not check.is_accepted:
-        return finalist(trial.number, check, None, 0)
+        return finalist(number, check, None, 0)
     observer.on_stage("racing the exported file against the baseline")
     measure = planned.config.measure
     try:
@@ -725,10 +752,10 @@ def _proved_export(
         )
     except WorkerError as error:
         _, reason = _blamed(error, [contender.name])
-        return finalist(trial.number, replace(check, is_accepted=False, reason=reason), None, 0)
-    exported = finalist(trial.number, check, race, 1)
+        return finalist(number, replace(check, is_accepted=False, reason=reason), None, 0)
+    exported = finalist(number, check, race, 1)
     if exported.check.is_accepted:
-        _write_export(planned, toolchain, trial, exported, path, str(run))
+        write(exported)
         certificate = Certificate(
             code_sha256="",  # of the file as it will be
             reference_sha256=hashlib.sha256(planned.reference.read_bytes()).hexdigest(),
@@ -736,16 +763,16 @@ def _proved_export(
             accuracy=check.accuracy,
             seed=seed,
             num_probes=len(check.probes),
-            is_deterministic=contender.is_deterministic,
+            is_deterministic=is_deterministic,
             sizes=dict(planned.config.problem.sizes),
             interval=exported.interval,
             latency_us=exported.latency_us,
             baseline_us=exported.baseline_us,
-            num_throttled=getattr(race, "num_throttled", 0),
+            num_throttled=race.num_throttled,
             seconds=measure.finalists_s,
             clocks=clocks_of(planned.device.torch_name),
             versions={**planned.environment, "tuner": _version()},
-            origin=f"run {run.name}, trial {trial.number}",
+            origin=f"run {run.name}, trial {number}",
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
             command=f"tune verify {path.name} --certificate",
             probes=check.probes,
