@@ -60,7 +60,7 @@ const tunerPage = (() => {
     }
   }
   const redraw = (isDark, width) => charts.forEach((chart) => draw(chart, isDark, width));
-  const inView = new Set();
+  const inView = new Set(), figures = new Map();
   const whenSeen = new IntersectionObserver((entries) => {
     for (const {isIntersecting, target} of entries) {
       if (isIntersecting) inView.add(target); else inView.delete(target);
@@ -159,6 +159,8 @@ const tunerPage = (() => {
       chart.hidden = !figure;
       chart.setAttribute("aria-label", `${label}. ${caption}`);
       chart.nextElementSibling.textContent = caption;
+      if (figures.get(chart) === figure) continue;  // the very same as before, and drawn
+      figures.set(chart, figure);
       chart.dataset.stale = "yes";
       if (inView.has(chart) && !chart.hidden) {
         delete chart.dataset.stale;
