@@ -274,6 +274,40 @@ def compare(
 
 
 @app.command()
+def replay(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN_OR_CACHE",
+            help="A run folder, a Kernel Tuner cache or a T4 file (.json, .json.gz).",
+        ),
+    ],
+    sampler: Annotated[
+        list[str] | None, typer.Option(help="Repeat it to compare several; tpe if none.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many searches, a seed each.")] = 5,
+    budget: Annotated[int, typer.Option(min=1, help="Evaluations of each search.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="The first search's seed.")] = 0,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write what was evaluated, in order, here.")
+    ] = None,
+) -> None:
+    """Search a recorded space again, without a device: best found against evaluations."""
+    from tuner.recorded import read_recording
+    from tuner.replay import format_replays, replay, replays_to_json
+    from tuner.run import write_whole
+
+    recording = read_recording(source)
+    found = [
+        replay(recording, name, num_seeds=seeds, seed=seed, budget=budget)
+        for name in dict.fromkeys(sampler or ["tpe"])
+    ]
+    if json is not None:
+        write_whole(json, replays_to_json(found))
+    out.print(format_replays(found), markup=False)
+
+
+@app.command()
 def dashboard(
     folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
     configs: Annotated[

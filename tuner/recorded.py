@@ -65,10 +65,6 @@ class Recording:
     statuses: tuple[Status, ...]
     evaluation_s: NDArray[np.float64]
 
-    @property
-    def best_us(self) -> float:
-        """The fastest recorded latency."""
-        return float(np.nanmin(self.latency_us))
 
 
 def read_recording(path: Path) -> Recording:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import optuna
-from optuna.storages import JournalStorage
+from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
@@ -88,7 +88,7 @@ def search(
     sampler: str,
     seed: int,
     budget: SearchBudget,
-    journal: Path,
+    journal: Path | None,
     previous: Sequence[Trial],
     record: Callable[[Trial], None],
     first: Sequence[Params] = (),
@@ -102,7 +102,8 @@ def search(
         sampler: a name of `samplers.SAMPLERS`.
         seed: equal seeds and outcomes give equal sequences.
         budget: trials and seconds, counted from the run's first start.
-        journal: Optuna's journal file; written anew from `previous`, which is the truth.
+        journal: Optuna's journal file; written anew from `previous`, which is the truth. None
+            keeps the study in memory.
         previous: the trials that the run already holds; they are not evaluated again.
         record: called with each trial, in order; returns when it is on disk.
         first: configurations to try before the sampler is asked, such as known good ones.
@@ -112,7 +113,7 @@ def search(
         Why it ended, in words.
     """
     with _quiet_optuna():
-        store = _Journal(journal)
+        store = _Journal(journal) if journal else None
         study = _new_study(store, space, sampler, seed)
         for params in first:
             study.enqueue_trial(encoded(params, space))
@@ -121,7 +122,7 @@ def search(
                 study, store, space, evaluator, budget, previous, previous, record, should_stop
             )
         except _Diverged:  # more builders than then, an edited template, an older tuner's run
-            store = _Journal(journal)
+            store = _Journal(journal) if journal else None
             study = _new_study(store, space, sampler, seed + len(previous))
             _add_previous(study, space, previous)
             tried = [trial.params for trial in previous]
@@ -146,7 +147,7 @@ def _quiet_optuna() -> Iterator[None]:
 
 def _loop(
     study: optuna.Study,
-    store: _Journal,
+    store: _Journal | None,
     space: SearchSpace,
     evaluator: Evaluator[P],
     budget: SearchBudget,
@@ -171,7 +172,8 @@ def _loop(
     while True:
         if number == len(previous):
             start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
-            store.release()
+            if store is not None:
+                store.release()
         if number >= len(previous):
             elapsed_s = time.monotonic() - start_s
             if should_stop():
@@ -202,7 +204,7 @@ def _loop(
             outcome = evaluator.finish(item.pending, number, best_us)
             trial = Trial(
                 number=number,
-                template=str(item.params["template"]),
+                template=str(item.params.get("template", "")),
                 params=item.params,
                 candidate_key=item.pending.candidate_key,
                 outcome=outcome,
@@ -292,10 +294,12 @@ class _Journal(BaseJournalBackend):  # type: ignore[misc]  # optuna is not follo
             self._file.append_logs(held)
 
 
-def _new_study(store: _Journal, space: SearchSpace, sampler: str, seed: int) -> optuna.Study:
+def _new_study(
+    store: _Journal | None, space: SearchSpace, sampler: str, seed: int
+) -> optuna.Study:
     return optuna.create_study(
         study_name=STUDY_NAME,
-        storage=JournalStorage(store),
+        storage=JournalStorage(store) if store else InMemoryStorage(),
         sampler=make_sampler(sampler, space, seed),
         direction="minimize",
     )
