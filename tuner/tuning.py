@@ -728,12 +728,8 @@ def _proved_file(
 ) -> Finalist:
     """Write a file; import, check and race it alone; write again what was found; certify it.
 
-    Args:
-        number: of the trial that it stands for.
-        path: the file.
-        run: the run directory.
-        is_deterministic: whether equal inputs must give equal bits.
-        write: writes the file, told of the race where there was one.
+    `number` is that of the trial it stands for; with `is_deterministic` equal inputs must give
+    equal bits; `write` is told of the race the second time.
     """
     with storage_errors(path):
         whole_path(path).unlink(missing_ok=True)  # of an earlier file
