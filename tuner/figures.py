@@ -58,14 +58,14 @@ HOVER = "trials"
 # Each has a contrast of 3:1 or more on white and on the dark page (WCAG 2.2, 1.4.11); the marks
 # differ in shape too.
 _STATUS_MARKS = {
-    Status.CORRECT: ("#0072b2", "circle"),
+    Status.CORRECT: ("#1f83c4", "circle"),
     Status.CONSTRAINTS: ("#8a7414", "diamond"),
     Status.COMPILE: ("#d55e00", "x"),
     Status.RUNTIME: ("#b0519c", "triangle-up"),
     Status.TIMEOUT: ("#7f7f7f", "square"),
     Status.CORRECTNESS: ("#d03a4a", "cross"),
 }
-ACCENT, BEST, BASELINE, FLOOR = "#0072b2", "#12875a", "#7a7f87", "#a8700b"
+ACCENT, BEST, BASELINE, FLOOR = "#1f83c4", "#12875a", "#7a7f87", "#a8700b"
 # Blue to orange through grey: told apart by the colour-blind, seen on white and on the dark page.
 _FAST_TO_SLOW = ((0.0, ACCENT), (0.5, "#8f8f8f"), (1.0, "#d55e00"))
 _TEMPLATE_MARKS = (
@@ -215,7 +215,8 @@ def progress_figure(
     seen = [*map(latency_us_of, drawn), baseline_us or 0.0, *(floors or {}).values()]
     figure.update_yaxes(title_text="latency in µs", **log_axis(seen), row=1, col=1)
     words = "trial" if by == "trial" else "seconds of working time"
-    figure.update_xaxes(title_text=words, row=2 if failed else 1, col=1)
+    ticks = {"dtick": 1} if by == "trial" and len(trials) <= 10 else {}  # no half trials
+    figure.update_xaxes(title_text=words, **ticks, row=2 if failed else 1, col=1)
     figure.update_layout(
         height=520 if failed else 420, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}
     )
@@ -232,7 +233,7 @@ def _add_points(
 ) -> None:
     colour, symbol = _STATUS_MARKS[status]
     xs = [place(trial) for trial in trials]
-    marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.75}
+    marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.85}
     points = trial_points(trials, xs, ys, status.value, marker=marker)
     figure.add_scatter(**points, showlegend=row == 1, row=row, col=1)
 
@@ -355,7 +356,7 @@ def _add_parameter(figure: Any, correct: Sequence[Trial], name: str, row: int, c
     spread = [((t.number * 0.618034) % 1 - 0.5) * 0.6 for t in correct]
     xs = [round(place[value_words(t, name)] + s, 3) for t, s in zip(correct, spread, strict=True)]
     ys = [latency_us_of(trial) for trial in correct]
-    marker = {"color": ACCENT, "size": 5, "opacity": 0.45}
+    marker = {"color": ACCENT, "size": 5, "opacity": 0.65}
     figure.add_scatter(**trial_points(correct, xs, ys, name, marker=marker), row=row, col=col)
     groups = grouped(correct, [name])
     best = [min(map(latency_us_of, groups[(word,)])) for word in words]
@@ -447,7 +448,7 @@ def accuracy_figure(trials: Sequence[Trial], baseline_us: float | None) -> Any:
     for name, (colour, symbol) in template_marks(trials).items():
         group = [trial for trial in known if trial.template == name]
         if group:
-            marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.7}
+            marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.8}
             xs, ys = [latency_us_of(t) for t in group], [rms_of(t) for t in group]
             figure.add_scatter(**trial_points(group, xs, ys, name, marker=marker))
     front = pareto(trials)

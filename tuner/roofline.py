@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,7 +88,7 @@ def roofline_figure(
     for template, (colour, symbol) in template_marks(trials).items():
         group = [trial for trial in drawn if trial.template == template]
         if group:
-            marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.7}
+            marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.8}
             # The golden ratio spreads points without bunching them.
             xs = [intensity * (1 + 0.08 * ((t.number * 0.618034) % 1 - 0.5)) for t in group]
             ys = [flops / latency_us_of(t) / 1e6 for t in group]
@@ -108,9 +109,11 @@ def roofline_figure(
             hovertext=[f"PyTorch: {us_words(baseline_us)}, {tflops:.3g} TFLOPS"],
             hoverinfo="text",
         )
-    ends = intensities[0], intensities[-1]
-    figure.update_xaxes(title_text="FLOP per byte of operands", **log_axis(ends))
-    figure.update_yaxes(title_text="TFLOPS", **log_axis(ends, tickformat="~g"))
+    ends = [math.log10(intensities[0]), math.log10(intensities[-1])]
+    axis = log_axis([intensities[0], intensities[-1]], range=ends)
+    figure.update_xaxes(title_text="FLOP per byte of operands", **axis)
+    heights = [y for trace in figure.data for y in trace.y]
+    figure.update_yaxes(title_text="TFLOPS", **log_axis(heights, tickformat="~g"))
     figure.update_layout(height=460, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"})
     return figure
 
@@ -158,7 +161,7 @@ def _add_panel(
             [value for _, value in group],
             [latency_us_of(trial) for trial in trials],
             template,
-            marker={"color": colour, "symbol": symbol, "size": 6, "opacity": 0.6},
+            marker={"color": colour, "symbol": symbol, "size": 6, "opacity": 0.75},
             legendgroup=plotly_text(template),
             showlegend=row == col == 1,
         )

@@ -223,7 +223,11 @@ def timeline_figure(trials: Sequence[Trial]) -> Any:
             figure.add_scatter(**_lane(group, words, _STAGE_COLOURS[stage]))
     figure.update_xaxes(title_text="seconds of working time", rangemode="tozero")
     figure.update_yaxes(
-        type="category", categoryorder="array", categoryarray=workers[::-1], automargin=True
+        type="category",
+        categoryorder="array",
+        categoryarray=workers[::-1],
+        range=[-0.6, len(workers) - 0.4],
+        automargin=True,
     )
     figure.update_layout(
         height=130 + 34 * len(workers),

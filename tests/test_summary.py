@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from full_runs import (
+    assert_fits_a_terminal,
+    check,
+    make_hostile,
+    make_result,
+    make_run,
+    make_trials,
+)
+
+from tuner.run import Run
+from tuner.summary import Facts, Summary, format_summary, summary
+from tuner.trial import Interval
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    trials = make_trials(120)
+    return make_run(tmp_path_factory.mktemp("runs"), trials, make_result(trials))
+
+
+# ---- the summary ----------------------------------------------------------------------------
+
+
+def told_of(folder: Path, interval: Interval) -> Summary:
+    trials = make_trials(30)
+    return summary(make_run(folder, trials, make_result(trials, interval)))
+
+
+def test_interval_that_holds_one_is_no_difference(tmp_path):
+    told = told_of(tmp_path, Interval(1.01, 0.99, 1.03, 0.95, 5))
+    assert told.kind == "no difference"
+    assert told.verdict.startswith("No difference from PyTorch: 1.010x")
+    assert any("the interval holds 1" in advice.text for advice in told.warnings)
+
+
+def test_slower_is_called_slower(tmp_path):
+    assert told_of(tmp_path, Interval(0.9, 0.88, 0.92, 0.95, 5)).kind == "slower"
+
+
+def test_a_fallback_is_said_to_be_one_and_no_advice_asks_for_more(tmp_path):
+    trials = make_trials(30)
+    result = replace(make_result(trials, Interval(1.0, 0.99, 1.01, 0.95, 5)), is_fallback=True)
+    told = summary(make_run(tmp_path, trials, result))
+    assert told.kind == "no difference" and told.verdict.startswith("No kernel is faster")
+    assert not any("the interval holds 1" in advice.text for advice in told.warnings)
+
+
+def test_interval_without_ends_is_said_in_words(tmp_path):
+    told = told_of(tmp_path, Interval(1.5, 0.0, float("inf"), 0.95, 1))
+    assert told.certainty == "0.000x to no bound in 95 % of rounds, seen in 1 process alone"
+    assert any("one process only" in advice.text for advice in told.warnings)
+
+
+def test_rejected_export_is_never_faster(tmp_path):
+    trials = make_trials(30)
+    result = make_result(trials)
+    assert result.exported is not None
+    wrong = replace(result.exported, check=check("x + 100: 3 times the allowed error"))
+    told = summary(make_run(tmp_path, trials, replace(result, exported=wrong)))
+    assert told.kind == "rejected"
+    assert told.verdict == "Rejected: x + 100: 3 times the allowed error"
+    assert any("do not use" in advice.remedy for advice in told.warnings)
+
+
+def test_summary_takes_its_figures_from_the_exported_file(finished):
+    told = summary(finished)
+    assert told.latency_us == 1850.5 and told.measured.startswith("the exported file")
+    assert told.baseline_us == 3005.0
+    assert "at most 3.00 times the baseline's own error" in told.error
+    assert "'x + 100'" in told.error
+    assert told.best is not None and told.best.number not in told.ties and len(told.ties) == 1
+    tflops = 2 * 1024 * 8192 * 8192 / 1850.5 / 1e6
+    assert told.throughput.startswith(f"{tflops:.3g} TFLOPS")
+    assert told.roofline.startswith(f"{100 * tflops / 67:.0f} % of the fp32 roofline")
+    assert f"{100 * tflops / 330:.0f} % of the fp16x3 roofline" in told.roofline
+
+
+def test_warnings_name_noise_throttling_drift_and_ties(tmp_path):
+    trials = make_trials(30)
+    best = min(trials, key=lambda t: t.outcome.latency_us or 1e9)
+    measurement = best.outcome.measurement
+    assert measurement is not None
+    bad = replace(measurement, num_throttled=3, anchor_us=3300.0)
+    trials[best.number] = replace(best, outcome=replace(best.outcome, measurement=bad))
+    result = make_result(trials)
+    assert result.exported is not None
+    result = replace(result, exported=replace(result.exported, noise=0.02))
+    run = make_run(tmp_path, trials, result, baseline_noise=0.01)
+    texts = [advice.text for advice in summary(run).warnings]
+    assert all(advice.remedy for advice in summary(run).warnings)
+    for part in (
+        "the winner's times scatter by 2 %, more than the 0.5 % asked for",
+        "the baseline's times scatter by 1 %",
+        "slowed its clock during 1 of 15",
+        "the baseline drifted between 3010 µs and 3300 µs",
+        "cannot be told from the winner",
+    ):
+        assert any(part in text for text in texts), (part, texts)
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [("measure: {max_noise: 3%}", 0.03), ("measure: {max_noise: 0.02}", 0.02)]
+    + [(text, 0.005) for text in ("", "a: [", "measure: 3", "measure: {max_noise: x}", "- 1")],
+)
+def test_noise_limit_is_the_configs(tmp_path, config, limit):
+    assert Facts.of(make_run(tmp_path, [], config=config)).max_noise == limit
+
+
+def test_terminal_summary_fits_and_says_the_same(finished):
+    text = format_summary(summary(finished))
+    assert_fits_a_terminal(text)
+    joined = " ".join(text.split())
+    for part in ("1.620x faster", "float32", "H200", "120 of 5,120 feasible", "tune --config"):
+        assert part in joined
+    assert str(finished.path) in text.replace("\n" + 10 * " ", "")
+
+
+def test_terminal_summary_with_many_warnings_still_fits(tmp_path):
+    trials = make_trials(30)
+    result = replace(make_result(trials), notes=tuple(f"note {n} " * 30 for n in range(30)))
+    text = format_summary(summary(make_run(tmp_path, trials, result)))
+    assert_fits_a_terminal(text)
+    assert "more warnings in the report" in text
+
+
+def test_hostile_text_moves_no_cursor_in_the_terminal(tmp_path):
+    text = format_summary(summary(make_hostile(tmp_path)))
+    assert "\x1b" not in text and "\u2028" not in text
+    assert_fits_a_terminal(text)
