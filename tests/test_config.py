@@ -112,7 +112,7 @@ def test_only_the_operator_is_needed():
     assert config.device == "auto" and config.accuracy == Accuracy("float32")
     assert config.space == () and config.constraints == ()
     search, measure = config.search, config.measure
-    assert (search.sampler, search.trials, search.timeout_s) == ("tpe", 200, 600.0)
+    assert (search.sampler, search.trials, search.timeout_s) == ("surrogate", 200, 600.0)
     assert (search.seed, search.in_flight) == (0, None)
     assert (measure.screen_s, measure.finalists_s, measure.max_noise) == (0.02, 0.2, 0.005)
     assert (measure.num_finalists, measure.num_processes) == (3, 5)
@@ -249,7 +249,7 @@ search: {trails: 3}
         ),
         (
             "problem: {op: x}\nsearch: {sampler: tpee}",
-            "search.sampler: unknown sampler 'tpee'\n  known: tpe, random, grid\n"
+            "search.sampler: unknown sampler 'tpee'\n  known: surrogate, tpe, random, grid\n"
             "  hint: did you mean 'tpe'?",
         ),
         (

@@ -111,7 +111,7 @@ def test_equal_seeds_give_equal_sequences_also_through_a_journal_file(name, tmp_
     assert in_memory == in_file
 
 
-@pytest.mark.parametrize("name", ["tpe", "random"])
+@pytest.mark.parametrize("name", ["surrogate", "tpe", "random"])
 def test_other_seeds_give_other_sequences(name):
     space = wide_space()
     first, second = (run(make_study(space, name, seed=s), space, 20) for s in (1, 2))
@@ -209,7 +209,7 @@ def test_an_unknown_sampler_names_the_known_ones():
     with pytest.raises(InputError) as error:
         make_sampler("tpee", small_space(), 0)
     assert str(error.value) == (
-        "unknown sampler 'tpee'\n  known: tpe, random, grid\n  hint: did you mean 'tpe'?"
+        "unknown sampler 'tpee'\n  known: surrogate, tpe, random, grid\n  hint: did you mean 'tpe'?"
     )
 
 

@@ -57,7 +57,7 @@ MAX_NUMBER_LENGTH = 100  # characters; YAML's patterns take quadratic time on a 
 MAX_DEPTH = 20  # levels of YAML; the schema has 5
 MAX_VALUES = 10_000  # of one parameter
 
-SAMPLER_NAMES = ("tpe", "random", "grid")  # those of samplers.py, which imports Optuna
+SAMPLER_NAMES = ("surrogate", "tpe", "random", "grid")  # those of samplers.py, which imports Optuna
 OVERRIDES = {  # what the command line may set, and where it stands in the file
     "device": "device",
     "accuracy": "accuracy",
@@ -248,7 +248,7 @@ class ProblemSection(_Section):
 class SearchSection(_Section):
     """How to search, and for how long; `in_flight` None means that the machine decides."""
 
-    sampler: Annotated[str, BeforeValidator(_sampler)] = "tpe"
+    sampler: Annotated[str, BeforeValidator(_sampler)] = "surrogate"
     trials: Annotated[StrictInt, Field(ge=1, le=10_000_000)] = 200
     timeout_s: Annotated[float, BeforeValidator(parse_duration)] = Field(
         default=600.0, alias="timeout"

@@ -1,6 +1,7 @@
 """Optuna samplers that draw only feasible configurations, each of them once.
 
     study -> FeasibleSampler -> Proposer: which of the untried feasible positions next?
+                                   |-- Surrogate the one that promises most, by a model
                                    |-- Random    any of them
                                    |-- Grid      the first of them
                                    '-- Inner     what an Optuna sampler draws, or the nearest
@@ -12,6 +13,7 @@ and one more line in `SAMPLERS`.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Set
 from typing import Any, Protocol
@@ -25,10 +27,12 @@ from optuna.trial import BaseTrial, FrozenTrial, TrialState
 
 from tuner.errors import InputError, did_you_mean
 from tuner.space import SearchSpace
+from tuner.surrogate import Encoding, Known, Surrogate
 from tuner.trial import Params, Value
 
 __all__ = [
     "ABSENT",
+    "CENSORED",
     "SAMPLERS",
     "FeasibleSampler",
     "Proposer",
@@ -39,8 +43,13 @@ __all__ = [
     "params_of",
 ]
 
+CENSORED = "is_censored"  # user attribute of a trial whose value is a lower bound
 ABSENT = "(absent)"  # parentheses: never a word of a config
 MAX_DRAWS = 10  # of the inner sampler, before the nearest feasible configuration is taken
+NUM_FIRST = 12  # trials that are spread over the space before the model is asked
+MAX_WHOLE = 100_000  # configurations that are all judged at every suggestion
+POOL = 30_000  # drawn for a space with more; what is near the best is judged besides
+MAX_STEPS = 8  # from neighbour to neighbour, at one suggestion
 MAX_NEAR = 100_000  # configurations looked at for the nearest; 0.3 s to unpack, once
 
 
@@ -149,6 +158,109 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
 # ---- proposers ------------------------------------------------------------------------------
 
 
+class _Surrogate:
+    """The configuration with the largest expected improvement, by a Gaussian process.
+
+    Every untried configuration is judged. Where there are more than `MAX_WHOLE`, a pool of `POOL`
+    stands for them, and the search climbs from its best, and from the best trial, to better
+    neighbours.
+    """
+
+    def __init__(self, space: SearchSpace, seed: int) -> None:
+        self._space = space
+        self._rng = np.random.default_rng([seed, 2])
+        self._random = _Random(space, seed)
+        self._encoding = Encoding(
+            [parameter.values for parameter in space.parameters],
+            [parameter.when is not None for parameter in space.parameters],
+        )
+        self._is_whole = space.is_listed and space.num_feasible <= MAX_WHOLE
+        self._model: Surrogate | None = None  # made at the first question
+        self._pool = np.empty(0, dtype=np.int64)
+        self._first: list[int] = []
+        self._seen: dict[int, int] = {}  # position and number of its trial, as first seen
+        self._numbers: set[int] = set()  # of the trials that were looked at for good
+
+    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+        if self._model is None:
+            self._model = self._made()
+        if len(tried) < len(self._first):
+            for position in self._first:
+                if position not in tried:
+                    return position
+        if not self._observe(self._model, study, trial):
+            return self._random.propose(study, trial, tried)
+        is_tried = np.isin(self._pool, np.fromiter(tried, dtype=np.int64, count=len(tried)))
+        if is_tried.all():
+            return self._random.propose(study, trial, tried)
+        merit = np.where(is_tried, -np.inf, self._model.log_improvement())
+        best = int(np.argmax(merit))
+        if self._is_whole:
+            return int(self._pool[best])
+        return self._climbed(int(self._pool[best]), float(merit[best]), study, tried)
+
+    def _made(self) -> Surrogate:
+        if self._is_whole:
+            self._pool = np.arange(self._space.num_feasible)
+        else:
+            self._pool = np.sort(self._space.sample(POOL, self._rng))
+        codes = self._encoding.codes(self._space.rows(self._pool))
+        model = Surrogate(self._encoding, codes)
+        self._first = [int(self._pool[c]) for c in model.first(NUM_FIRST, self._rng)]
+        return model
+
+    def _observe(self, model: Surrogate, study: Study, current: FrozenTrial) -> bool:
+        """Tell the model what is known; False where nothing has a time yet."""
+        trials = study.get_trials(deepcopy=False)
+        for trial in trials:
+            if trial.number == current.number or trial.number in self._numbers:
+                continue
+            drawn = trial.params or trial.system_attrs.get("fixed_params", {})  # enqueued
+            position = self._space.index(_decoded(drawn, self._space))
+            if position is not None:
+                self._seen.setdefault(position, trial.number)
+            if position is not None or trial.state.is_finished():
+                self._numbers.add(trial.number)
+        if not self._seen:
+            return False
+        known = [_known(trials[number]) for number in self._seen.values()]
+        kinds, logs = zip(*known, strict=True)
+        if Known.TIME not in kinds:
+            return False
+        names = list(self._seen)
+        model.observe(names, self._encoding.codes(self._space.rows(np.array(names))), kinds, logs)
+        return True
+
+    def _climbed(self, start: int, merit: float, study: Study, tried: Set[int]) -> int:
+        """Walk from the best of the pool, or of the trials, to neighbours that promise more."""
+        assert self._model is not None
+        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        fastest = min(done, key=lambda trial: trial.value)
+        here = self._space.index(params_of(fastest, self._space))
+        at, best = start, (start, merit)
+        for origin in (here, start):
+            at = origin if origin is not None else start
+            for _ in range(MAX_STEPS):
+                near = self._space.neighbour_positions(at)
+                near = near[~np.isin(near, np.fromiter(tried, np.int64, len(tried)))]
+                if not len(near):
+                    break
+                merits = self._model.log_improvement(self._encoding.codes(self._space.rows(near)))
+                at = int(near[np.argmax(merits)])
+                if merits.max() <= best[1]:
+                    break
+                best = at, float(merits.max())
+        return best[0]
+
+
+def _known(trial: FrozenTrial) -> tuple[Known, float]:
+    """Return what is known of a trial's configuration, and the logarithm of its latency."""
+    if trial.state is TrialState.COMPLETE:
+        kind = Known.BOUND if trial.user_attrs.get(CENSORED) else Known.TIME
+        return kind, math.log(max(trial.value, 1e-9))
+    return (Known.FAILED if trial.state is TrialState.PRUNED else Known.PENDING), 0.0
+
+
 class _Random:
     """Any untried configuration, all of them equally likely."""
 
@@ -246,6 +358,7 @@ def _tpe(space: SearchSpace, seed: int) -> Proposer:
 
 
 SAMPLERS: Mapping[str, Callable[[SearchSpace, int], Proposer]] = {
+    "surrogate": _Surrogate,
     "tpe": _tpe,
     "random": _Random,
     "grid": lambda space, seed: _Grid(space),
