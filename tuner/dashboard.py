@@ -37,6 +37,7 @@ from starlette.responses import (
 )
 from starlette.routing import Mount, Route
 
+from tuner.charts import CHART_NAMES
 from tuner.errors import InputError, MachineError, StorageError, TunerError
 from tuner.guard import Guard
 from tuner.launch import Launcher
@@ -44,6 +45,7 @@ from tuner.optuna_view import Studies, optuna_app
 from tuner.report import (
     PAGE_DIR,
     SCRIPTS,
+    chart_data,
     json_markup,
     page_data,
     page_environment,
@@ -62,8 +64,16 @@ TRIED_PORTS = 20  # from the default one on, where it is taken
 LOOK_S = 0.5  # between two looks at the runs' files
 PING_S = 15.0  # so that a connection that is gone is noticed
 GRACE_S = 2  # for requests in flight, at the end
-MAX_KEPT_PAGES = 6  # whose data is kept until the run changes: some MB each
-FIRST_CHARTS = ("progress-trial", "progress-time")  # the others follow, and may take seconds
+MAX_KEPT = 16  # pieces of pages' data that are kept until their run changes: some MB each
+
+# A page shows its text, its table and the first figures at once; the other groups follow one
+# after another, since with 10,000 trials they take seconds. What is in none is in the last.
+CHART_GROUPS = (
+    ("progress-trial",),
+    ("progress-time", "accuracy", "roofline", "resources", "stages"),
+    ("importance", "parameters", "parallel"),
+    ("timeline",),
+)
 
 WEB_DIR = Path(__file__).parent / "web"
 WEB_SCRIPTS = ("site.js", "runs.js", "live.js", "compare.js")
@@ -103,7 +113,7 @@ class Dashboard:
                 Route("/compare", self._compare),
                 Route("/runs/{name}", self._page),
                 Route("/runs/{name}/data", self._data),
-                Route("/runs/{name}/charts", self._charts),
+                Route("/runs/{name}/charts/{group:int}", self._charts),
                 Route("/runs/{name}/source/{number:int}", self._source),
                 Route("/runs/{name}/events", self._run_events),
                 Route("/runs/{name}/study", self._study),
@@ -141,7 +151,7 @@ class Dashboard:
             parts=defaultdict(str),
             charts=defaultdict(lambda: {"label": "", "caption": "", "figure": None}),
             statuses=[status.value for status in Status],
-            scripts=SCRIPTS,
+            scripts=("plotly.js", *SCRIPTS[1:]),
         )
 
     async def _compare(self, request: Request) -> Response:
@@ -171,25 +181,29 @@ class Dashboard:
     # ---- data of one run --------------------------------------------------------------------
 
     async def _data(self, request: Request) -> Response:
-        return await self._kept_json(request.path_params["name"], FIRST_CHARTS)
+        return await self._kept_json(request.path_params["name"], 0)
 
     async def _charts(self, request: Request) -> Response:
-        return await self._kept_json(request.path_params["name"], None)
+        group = request.path_params["group"]
+        if group >= len(CHART_GROUPS):
+            raise InputError(f"charts/{group}: there are {len(CHART_GROUPS)} groups")
+        return await self._kept_json(request.path_params["name"], group)
 
-    async def _kept_json(self, name: str, charts: Sequence[str] | None) -> Response:
+    async def _kept_json(self, name: str, group: int) -> Response:
         def made() -> bytes:
-            stamp = self.shelf.stamp(name)
-            return self._kept.get((name, charts is None), stamp, lambda: self._made(name, charts))
+            stamp = self.shelf.stamp(name)  # before reading: what is added meanwhile is a change
+            return self._kept.get((name, group), stamp, lambda: self._made(name, group, stamp))
 
         text = await anyio.to_thread.run_sync(made)
         return Response(text, media_type="application/json")
 
-    def _made(self, name: str, charts: Sequence[str] | None) -> bytes:
-        stamp = self.shelf.stamp(name)  # before reading: what is added meanwhile is a change
-        data = page_data(self.shelf.facts(name), charts)
-        wanted = ("charts",) if charts is None else tuple(data)
-        told = {key: data[key] for key in wanted} | {"stamp": stamp}
-        return to_json(told, inf_nan_mode="null")
+    def _made(self, name: str, group: int, stamp: str) -> bytes:
+        facts = self.shelf.facts(name)
+        if group == 0:
+            told = page_data(facts, CHART_GROUPS[0]) | {"num_groups": len(CHART_GROUPS)}
+        else:
+            told = {"charts": chart_data(facts, _charts_of(group))}
+        return to_json({**told, "stamp": stamp}, inf_nan_mode="null")
 
     async def _source(self, request: Request) -> Response:
         name, number = request.path_params["name"], request.path_params["number"]
@@ -363,9 +377,17 @@ class _Kept:
             if kept is None or kept[0] != stamp:
                 kept = stamp, make()
             self._found[key] = kept
-            while len(self._found) > MAX_KEPT_PAGES:
+            while len(self._found) > MAX_KEPT:
                 self._found.popitem(last=False)
             return kept[1]
+
+
+def _charts_of(group: int) -> list[str]:
+    names = list(CHART_GROUPS[group])
+    if group == len(CHART_GROUPS) - 1:
+        named = {name for group in CHART_GROUPS for name in group}
+        names += [name for name in CHART_NAMES if name not in named]
+    return names
 
 
 def _lasting(shown: Shown) -> Shown:
@@ -455,9 +477,17 @@ def _assets() -> Mapping[str, tuple[bytes, str]]:
     """Return every file that pages load, by name: its bytes and its media type."""
     css = f"{styles()}\n{(WEB_DIR / 'site.css').read_text(encoding='utf-8')}"
     texts = {name: (WEB_DIR / name).read_text(encoding="utf-8") for name in WEB_SCRIPTS}
-    texts |= {name: str(script(name)) for name in SCRIPTS}
+    texts |= {name: str(script(name)) for name in SCRIPTS[1:]}
+    texts["plotly.js"] = _plotly_js()  # all of it: what the report carries has no WebGL
     found = {name: (text.encode(), "text/javascript") for name, text in texts.items()}
     return {**found, "site.css": (css.encode(), "text/css")}
+
+
+def _plotly_js() -> str:
+    from plotly.offline import get_plotlyjs
+
+    text: str = get_plotlyjs()
+    return text
 
 
 @functools.cache

@@ -3,13 +3,16 @@
 // page can take. The figures that take long come after the table and the progress.
 
 (() => {
-  const LEAST_MS = 400, SHARE = 4;  // at most a fifth of the time goes into drawing anew
+  // Between two updates at least this, and so many times what the last one took: the machine that
+  // draws is often the one that measures.
+  const LEAST_MS = 400, SHARE = 3, CHART_SHARE = 10;
   const byId = (id) => document.getElementById(id);
   const name = byId("live").dataset.run, path = `/runs/${encodeURIComponent(name)}`;
   const blank = {label: "", caption: "being drawn …", figure: null};
   const charts = Object.fromEntries([...document.querySelectorAll(".chart")]
     .map((chart) => [chart.id.replace("chart-", ""), blank]));
-  let wanted = "", shown = "", isBusy = false, job = null;
+  let wanted = "the first", shown = "", isBusy = false, job = null, later = 0;
+  const say = (text) => { byId("loading").textContent = text; };
 
   tunerPage.sourceOf = async (number) => {
     const answer = await fetch(`${path}/source/${number}`);
@@ -20,30 +23,57 @@
     if (!answer.ok) throw new Error(await answer.text());
     return answer.json();
   }
-  async function update() {
-    if (isBusy || wanted === shown) return;
-    isBusy = true;
-    const start = performance.now();
-    byId("loading").textContent = "loading …";
-    try {
-      const data = await get("data");
-      Object.assign(charts, data.charts);
-      tunerPage.show({...data, charts: {...charts}});
-      shown = data.stamp;
-      byId("loading").textContent = "drawing the other figures …";
-      await new Promise(requestAnimationFrame);
-      const more = await get("charts");
-      Object.assign(charts, more.charts);
-      tunerPage.show({...data, parts: {}, charts: {...charts}});
-      byId("loading").textContent = "";
-      document.body.dataset.shown = String(data.columns[0].values.length);
-    } catch (error) {
-      byId("loading").textContent = "";
-      site.say(String(error.message));
-      shown = wanted;  // asked again when the run changes
+  // Many points are drawn by WebGL where there is one. Only the progress has as many, and
+  // a browser has few contexts.
+  const MANY = 300, hasWebGL = Boolean(document.createElement("canvas").getContext("webgl"));
+  function keep(newer) {
+    for (const [name, chart] of Object.entries(newer)) {
+      for (const trace of name.startsWith("progress") && hasWebGL && chart.figure?.data || []) {
+        if (trace.mode === "markers" && trace.x.length > MANY) trace.type = "scattergl";
+      }
+      charts[name] = chart;
     }
-    setTimeout(() => { isBusy = false; update(); },
-      Math.max(LEAST_MS, SHARE * (performance.now() - start)));
+  }
+  let data = null, chartsOf = "", chartsAt = -Infinity, chartsTook = 0, isRunning = true;
+  async function update() {
+    if (isBusy) return;
+    const start = performance.now(), left = chartsAt + CHART_SHARE * chartsTook - start;
+    const isDue = chartsOf !== wanted && (!isRunning || left <= 0);
+    if (wanted === shown && !isDue) return;
+    isBusy = true;
+    try {
+      if (wanted !== shown) await updateData();
+      if (isDue) await updateCharts();
+    } catch (error) {
+      site.say(String(error.message));
+      shown = chartsOf = wanted;  // asked again when the run changes
+    }
+    say("");
+    const now = performance.now();
+    setTimeout(() => { isBusy = false; update(); }, Math.max(LEAST_MS, SHARE * (now - start)));
+    if (chartsOf !== wanted) {
+      clearTimeout(later);
+      later = setTimeout(update, Math.max(LEAST_MS, chartsAt + CHART_SHARE * chartsTook - now));
+    }
+  }
+  async function updateData() {
+    say("loading …");
+    data = await get("data");
+    keep(data.charts);
+    tunerPage.show({...data, charts: {...charts}});
+    shown = data.stamp;
+    document.body.dataset.shown = String(data.columns[0].values.length);
+  }
+  async function updateCharts() {
+    const start = performance.now();
+    for (let group = 1; group < data.num_groups; group += 1) {
+      say("drawing the other figures …");
+      await new Promise(requestAnimationFrame);
+      keep((await get(`charts/${group}`)).charts);
+      tunerPage.show({...data, parts: {}, charts: {...charts}});
+    }
+    [chartsOf, chartsAt, chartsTook] = [shown, performance.now(), performance.now() - start];
+    document.body.dataset.drawn = document.body.dataset.shown;
   }
 
   byId("stop").addEventListener("click", () => site.ask(`${path}/stop`));
@@ -62,7 +92,9 @@
     byId("output").hidden = !job?.output;
     if (job) byId("output").querySelector("pre").textContent = job.output;
     if (run.problem) site.say(run.problem);
+    isRunning = run.state === "running";
     wanted = stamp;
     update();
   });
+  update();
 })();
