@@ -32,6 +32,24 @@ PRODUCT_ERROR = {
 }
 # Together they use every parameter's every branch.
 CONFIGURATIONS = (
+    {"precision": "fp16_fp8x2", "order": "sweeps", "promote_k": 0, "block_n": 256, "stages": 4},
+    {"precision": "fp16_fp8x2", "order": "sweeps", "centre": True, "promote_k": 128},
+    {"precision": "fp16_fp8x2", "order": "sweeps", "block_k": 32, "promote_k": 0, "centre": True},
+    {"precision": "fp16x3", "centre": True, "prepare": "behind", "raster_rows": 1},
+    {"precision": "fp16x3", "prepare": "behind", "finalise": "fused", "raster_rows": 2},
+    {"precision": "bf16x3", "prepare": "behind", "block_n": 64, "ahead": 100},
+    {
+        "precision": "fp16_fp8x2",
+        "order": "sweeps",
+        "promote_k": 0,
+        "block_n": 256,
+        "stages": 4,
+        "centre": True,
+        "prepare": "behind",
+        "ahead": 100,
+        "raster_rows": 2,
+    },
+    {"precision": "fp16", "prepare": "behind", "centre": True, "stats": "atomics"},
     {"precision": "fp16x3", "cluster_m": 1, "promote_k": 128},
     {"precision": "fp16x3", "finalise": "fused"},
     {"precision": "fp16x3", "cluster_m": 1, "cluster_n": 2, "stats": "atomics", "raster_rows": 2},
@@ -100,7 +118,8 @@ def compile_cuda(candidate: Candidate, folder: Path) -> tuple[Path, str]:
     "params",
     [
         {"precision": "fp16x3", "stats": "atomics"},
-        {"precision": "fp16_fp8x2", "promote_k": 64, "cluster_m": 2, "cluster_n": 2},
+        {"precision": "fp16_fp8x2", "order": "sweeps", "block_n": 256, "promote_k": 0, "stages": 4},
+        {"precision": "fp16x3", "prepare": "behind", "centre": True},
         {"template": "wgmma_convert", "precision": "fp16x3"},
         {"template": "wgmma_convert", "precision": "fp16_fp8x2", "cluster_n": 2},
     ],
@@ -132,7 +151,8 @@ def test_the_text_can_stand_in_a_kernelbench_file():
         ({"consumers": 1, "block_m": 64}, "tensor cores idle"),
         ({"cluster_m": 4, "cluster_n": 2}, "larger clusters"),
         ({"precision": "fp16_fp8x2", "promote_k": 128}, "float8"),
-        ({"precision": "fp16", "order": "sweeps"}, "one type"),
+        ({"prepare": "behind", "block_n": 192, "block_k": 32}, "fit in its registers"),
+        ({"precision": "fp16", "order": "sweeps"}, "has no order"),
         ({"precision": "tf32"}, "knows precision"),
     ],
 )

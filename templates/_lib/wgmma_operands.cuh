@@ -1,5 +1,5 @@
-// Float32 rows into tensor-core operands, one block a row: each row is read once and stays in
-// registers while its largest magnitude, hence its power of two, is found.
+// Float32 rows into tensor-core operands, a row by a block or by a warp. A block reads it once and
+// holds it in registers while its largest magnitude, hence its power of two, is found.
 //
 // An operand is a sequence of parts, each a matrix [rows, pitch] that is zero past `length`:
 //   fp16, bf16         the value
@@ -138,8 +138,9 @@ __device__ __forceinline__ void store_chunk(const float (&value)[kChunk], float 
 __device__ __forceinline__ void load_chunk(float (&value)[kChunk], const float* __restrict__ row,
                                            int64_t first, int64_t length, bool is_vector) {
   if (is_vector && first + kChunk <= length) {
-    const float4 a = __ldcs(reinterpret_cast<const float4*>(row + first));
-    const float4 b = __ldcs(reinterpret_cast<const float4*>(row + first) + 1);
+    const float4* place = reinterpret_cast<const float4*>(row + first);
+    const float4 a = __ldcs(place);
+    const float4 b = __ldcs(place + 1);
     value[0] = a.x; value[1] = a.y; value[2] = a.z; value[3] = a.w;
     value[4] = b.x; value[5] = b.y; value[6] = b.z; value[7] = b.w;
   } else {
@@ -165,53 +166,272 @@ __device__ __forceinline__ unsigned largest_in_block(unsigned largest) {
   return __reduce_max_sync(0xffffffffu, of_warps[threadIdx.x % (kThreads / 32)]);
 }
 
+// The sum is thread 0's alone.
+template <int kThreads>
+__device__ __forceinline__ float sum_in_block(float value) {
+  __shared__ float of_warps[kThreads / 32];
+#pragma unroll
+  for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  float total = 0.0f;
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int warp = 0; warp < kThreads / 32; ++warp) total += of_warps[warp];
+  }
+  return total;
+}
+
 __device__ __forceinline__ float scale_of(unsigned largest, int target) {
   const int exponent = static_cast<int>(largest >> 23) - 127;
   return mma_range::power_of_two(
       max(mma_range::kMinExponent, min(mma_range::kMaxExponent, target - exponent)));
 }
 
-// One row by one block. Up to kThreads * kHeld chunks stay in registers; kHeld 0: read twice.
-template <Precision kPrecision, bool kInPairs, int kThreads, int kHeld>
-__device__ __forceinline__ void prepare_row(const float* __restrict__ row, unsigned char* parts,
-                                            float* scale_place, int64_t first,
-                                            int64_t part_elements, int64_t length, int64_t pitch,
-                                            bool is_vector) {
-  float held[kHeld > 0 ? kHeld : 1][kChunk];
-  unsigned largest = 0;
-  if constexpr (kHeld > 0) {
+// A chunk of the centre, and its elements.
+__device__ __forceinline__ uint4 load_centre(const unsigned short* centre, int64_t k) {
+  return __ldg(reinterpret_cast<const uint4*>(centre + k));
+}
+
+__device__ __forceinline__ void unpack_centre(float (&value)[kChunk], uint4 packed) {
+  unpack_bf16(packed.x, value + 0, value + 1);
+  unpack_bf16(packed.y, value + 2, value + 3);
+  unpack_bf16(packed.z, value + 4, value + 5);
+  unpack_bf16(packed.w, value + 6, value + 7);
+}
+
+// What becomes of a row beside its conversion.
+enum class Role {
+  kPlain,
+  kCentred,  // `centre` is subtracted first
+  kDotted    // its product with `centre` is asked for
+};
+
+// Row `row` of a matrix [.., length], into `parts` from element `first` on. Parts have
+// `part_elements` elements each, rows `pitch`.
+struct Row {
+  const float* values;
+  const unsigned short* centre;  // [pitch] in bfloat16, zero past `length`; not read by kPlain
+  unsigned char* parts;
+  float* scale;  // where its power of two goes
+  int64_t first;
+  int64_t part_elements;
+  int64_t length;
+  int64_t pitch;
+  bool is_vector;  // rows begin at multiples of 16 bytes
+};
+
+// kBatch chunks of a thread, `step` elements apart: all loads before the first use.
+template <int kBatch>
+__device__ __forceinline__ void load_batch(float (&held)[kBatch][kChunk], const Row& row,
+                                           int64_t k, int step) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int64_t k = (int64_t{i} * kThreads + threadIdx.x) * kChunk;
-      load_chunk(held[i], row, k, length, is_vector);
+  for (int i = 0; i < kBatch; ++i) {
+    load_chunk(held[i], row.values, k + i * step, row.length, row.is_vector);
+  }
+}
+
+// Does what the role asks for, and returns the largest magnitude with `largest_so_far`.
+template <Role kRole, int kBatch>
+__device__ __forceinline__ unsigned take_batch(float (&held)[kBatch][kChunk], const Row& row,
+                                               int64_t k, int step, unsigned largest_so_far,
+                                               float* dot) {
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    if (kRole != Role::kPlain && k + i * step < row.pitch) {
+      float centre[kChunk];
+      unpack_centre(centre, load_centre(row.centre, k + i * step));
+#pragma unroll
+      for (int c = 0; c < kChunk; ++c) {
+        if constexpr (kRole == Role::kCentred) {
+          held[i][c] -= centre[c];  // both are 0 past the end
+        } else {
+          *dot = fmaf(held[i][c], centre[c], *dot);
+        }
+      }
     }
+    largest_so_far = larger(largest_so_far, held[i]);
+  }
+  return largest_so_far;
+}
+
+template <Precision kPrecision, bool kInPairs, int kBatch>
+__device__ __forceinline__ void store_batch(const float (&held)[kBatch][kChunk], const Row& row,
+                                            int64_t k, int step, float scale) {
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) largest = larger(largest, held[i]);
-  } else if constexpr (is_scaled(kPrecision)) {
-    for (int64_t k = threadIdx.x * kChunk; k < length; k += kThreads * kChunk) {
-      load_chunk(held[0], row, k, length, is_vector);
-      largest = larger(largest, held[0]);
+  for (int i = 0; i < kBatch; ++i) {
+    if (k + i * step < row.pitch) {
+      store_chunk<kPrecision, kInPairs>(held[i], scale, row.parts, row.first + k + i * step,
+                                        row.part_elements);
+    }
+  }
+}
+
+// One row by a block. Up to kHeld chunks a thread stay in registers; kHeld 0: the row is read
+// twice. Returns, for kDotted and in thread 0, the row's product with the centre.
+template <Precision kPrecision, bool kInPairs, int kThreads, int kHeld, Role kRole>
+__device__ __forceinline__ float prepare_row(const Row& row) {
+  constexpr int kStep = kThreads * kChunk;
+  constexpr int kBatch = kHeld > 0 ? kHeld : 4;
+  const int64_t start = threadIdx.x * kChunk;
+  float dot = 0.0f;
+  float held[kBatch][kChunk];
+  unsigned found = 0;
+  if constexpr (kHeld > 0) {
+    load_batch(held, row, start, kStep);
+    found = take_batch<kRole>(held, row, start, kStep, found, &dot);
+  } else {
+    for (int64_t k = start; k < row.length; k += kBatch * kStep) {
+      load_batch(held, row, k, kStep);
+      found = take_batch<kRole>(held, row, k, kStep, found, &dot);
     }
   }
   float scale = 1.0f;
   if constexpr (is_scaled(kPrecision)) {
-    scale = scale_of(largest_in_block<kThreads>(largest), largest_exponent(kPrecision));
-    if (threadIdx.x == 0) *scale_place = scale;
+    scale = scale_of(largest_in_block<kThreads>(found), largest_exponent(kPrecision));
+    if (threadIdx.x == 0) *row.scale = scale;
   }
   if constexpr (kHeld > 0) {
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      const int64_t k = (int64_t{i} * kThreads + threadIdx.x) * kChunk;
-      if (k < pitch) {
-        store_chunk<kPrecision, kInPairs>(held[i], scale, parts, first + k, part_elements);
-      }
-    }
+    store_batch<kPrecision, kInPairs>(held, row, start, kStep, scale);
   } else {
-    for (int64_t k = threadIdx.x * kChunk; k < pitch; k += kThreads * kChunk) {
-      load_chunk(held[0], row, k, length, is_vector);
-      store_chunk<kPrecision, kInPairs>(held[0], scale, parts, first + k, part_elements);
+    constexpr Role kAgain = kRole == Role::kDotted ? Role::kPlain : kRole;
+    for (int64_t k = start; k < row.pitch; k += kBatch * kStep) {
+      load_batch(held, row, k, kStep);
+      take_batch<kAgain>(held, row, k, kStep, 0, &dot);
+      store_batch<kPrecision, kInPairs>(held, row, k, kStep, scale);
     }
   }
+  return kRole == Role::kDotted ? sum_in_block<kThreads>(dot) : 0.0f;
+}
+
+// Chunks on their way: of a row, and of the centre.
+template <int kBatch>
+struct Ahead {
+  float4 values[kBatch][2];
+  uint4 centre[kBatch];
+};
+
+// Chunks `step` apart of a row whose length is a multiple of a chunk; nothing past its end.
+template <Role kRole, int kBatch>
+__device__ __forceinline__ void load_ahead(Ahead<kBatch>& ahead, const Row& row, int k, int step,
+                                           int length) {
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    if (k + i * step < length) {
+      const float4* place = reinterpret_cast<const float4*>(row.values + k + i * step);
+      ahead.values[i][0] = __ldcs(place);
+      ahead.values[i][1] = __ldcs(place + 1);
+      if constexpr (kRole != Role::kPlain) ahead.centre[i] = load_centre(row.centre, k + i * step);
+    }
+  }
+}
+
+// One row by a warp, beside work that matters more: few registers, and each value is read once.
+// The power of two is guessed from the row's beginning, with room for values kRoom binades larger;
+// a row that has still larger ones is done again. Rows are whole chunks. Returns, for kDotted,
+// the product with the centre.
+template <Precision kPrecision, Role kRole>
+__device__ __forceinline__ float prepare_row_by_warp(const Row& row) {
+  constexpr int kRoom = 2;
+  constexpr int kStep = 32 * kChunk;
+  constexpr int kBatch = 2;
+  constexpr int kTarget = largest_exponent(kPrecision);
+  const int start = threadIdx.x % 32 * kChunk;
+  const int length = static_cast<int>(row.length);
+  const int pitch = static_cast<int>(row.pitch);
+  float scale = 1.0f;
+  float dot;
+  bool is_again = false;
+  do {
+    Ahead<kBatch> ahead;
+    load_ahead<kRole>(ahead, row, start, kStep, length);
+    unsigned found = 0;
+    dot = 0.0f;
+#pragma unroll 1
+    for (int k = start; k - start < pitch; k += kBatch * kStep) {
+      float held[kBatch][kChunk];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const bool is_inside = k + i * kStep < length;
+        float centre[kChunk];
+        if constexpr (kRole != Role::kPlain) unpack_centre(centre, ahead.centre[i]);
+#pragma unroll
+        for (int c = 0; c < kChunk; ++c) {
+          const float4 four = ahead.values[i][c / 4];
+          float value = c % 4 == 0 ? four.x : c % 4 == 1 ? four.y : c % 4 == 2 ? four.z : four.w;
+          if constexpr (kRole == Role::kCentred) value -= centre[c];
+          held[i][c] = is_inside ? value : 0.0f;
+          if (kRole == Role::kDotted && is_inside) dot = fmaf(value, centre[c], dot);
+        }
+        found = larger(found, held[i]);
+      }
+      load_ahead<kRole>(ahead, row, k + kBatch * kStep, kStep, length);
+      if (is_scaled(kPrecision) && !is_again && k == start) {
+        scale = scale_of(__reduce_max_sync(0xffffffffu, found), kTarget - kRoom);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (k + i * kStep < pitch) {
+          store_chunk<kPrecision, false>(held[i], scale, row.parts, row.first + k + i * kStep,
+                                         row.part_elements);
+        }
+      }
+    }
+    if constexpr (!is_scaled(kPrecision)) break;
+    const float largest_scale = scale_of(__reduce_max_sync(0xffffffffu, found), kTarget);
+    is_again = !is_again && scale > largest_scale;
+    if (is_again) scale = largest_scale;
+  } while (is_again);
+  if (is_scaled(kPrecision) && start == 0) *row.scale = scale;
+  if constexpr (kRole == Role::kDotted) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, mask);
+  }
+  return dot;
+}
+
+// A vector near the middle of the rows of x [rows, length]: the mean of at most kSampleRows rows,
+// evenly spread, in bfloat16. Any vector subtracted from every row of x changes no y; this one
+// makes the operands small.
+constexpr int kSampleRows = 64;
+constexpr int kSampleThreads = 256;
+constexpr int kSampleColumns = 32;  // of one block
+
+__global__ void __launch_bounds__(kSampleThreads)
+    fused_gemm_scale_bn_centre_kernel(const float* __restrict__ x,
+                                      unsigned short* __restrict__ centre, int64_t rows,
+                                      int64_t length, int64_t pitch) {
+  constexpr int kGroups = kSampleThreads / kSampleColumns;
+  __shared__ float sums[kGroups][kSampleColumns];
+  const int64_t column = int64_t{blockIdx.x} * kSampleColumns + threadIdx.x % kSampleColumns;
+  const int group = threadIdx.x / kSampleColumns;
+  const int count = static_cast<int>(rows < kSampleRows ? rows : kSampleRows);
+  const int64_t stride = rows / count * length;
+  const float share = 1.0f / static_cast<float>(count);  // first, so that no sum overflows
+  float sum = 0.0f;
+  if (column < length) {
+#pragma unroll 8
+    for (int i = group; i < count; i += kGroups) {
+      sum = fmaf(__ldg(x + i * stride + column), share, sum);
+    }
+  }
+  sums[group][threadIdx.x % kSampleColumns] = sum;
+  __syncthreads();
+  if (group == 0 && column < pitch) {
+#pragma unroll
+    for (int g = 1; g < kGroups; ++g) sum += sums[g][threadIdx.x];
+    centre[column] = static_cast<unsigned short>(pack_bf16(sum, 0.0f));
+  }
+}
+
+inline const char* launch_centre(const float* x, unsigned short* centre, int64_t rows,
+                                 int64_t length, int64_t pitch, void* stream) {
+  const unsigned blocks = static_cast<unsigned>((pitch + kSampleColumns - 1) / kSampleColumns);
+  fused_gemm_scale_bn_centre_kernel<<<blocks, kSampleThreads, 0,
+                                      static_cast<cudaStream_t>(stream)>>>(x, centre, rows, length,
+                                                                           pitch);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
 }  // namespace wgmma_operands

@@ -76,6 +76,27 @@ __device__ __forceinline__ void copy_to_all(unsigned target, const CUtensorMap* 
       : "memory");
 }
 
+// By all lanes of a warp: what they wrote to global memory is there for who sees the count.
+__device__ __forceinline__ void publish_count(int* count) {
+  __threadfence();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(count) : "memory");
+  }
+}
+
+__device__ __forceinline__ void wait_for_count(const int* count, int expected) {
+  int found;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(found) : "l"(count) : "memory");
+  } while (found < expected);
+}
+
+// Between ordinary accesses to memory and the copy engine's, on both sides.
+__device__ __forceinline__ void fence_copies() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 __device__ __forceinline__ unsigned cluster_rank() {
   unsigned rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
