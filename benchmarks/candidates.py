@@ -76,7 +76,7 @@ def build_all(
         What became of each, in order; and variables for the process that runs them.
     """
     family = load_family(op)
-    refused = [_refusal(family, params, device, sizes) for params in configurations]
+    refused = [refusal(family, params, device, sizes) for params in configurations]
     languages = {
         family.templates[str(params["template"])].language
         for params, reason in zip(configurations, refused, strict=True)
@@ -109,7 +109,7 @@ def _built(params: Params, candidate: Candidate, future: Any) -> Built:
     return Built(params, candidate, Path(build.artefact), note)
 
 
-def _refusal(
+def refusal(
     family: Family, params: Params, device: Device, sizes: Sequence[Mapping[str, int]]
 ) -> str:
     """Return why the configuration cannot run here, in one line, or nothing."""

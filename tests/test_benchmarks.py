@@ -6,13 +6,12 @@ import functools
 from pathlib import Path
 
 import pytest
+import yaml
 
-from benchmarks import gpu_shapes, sanitize
-from benchmarks.candidates import label
+from benchmarks import ablation, gpu_shapes, sanitize
+from benchmarks.candidates import label, refusal
 from benchmarks.shapes import table
 from tuner.device import known_device
-from tuner.errors import InputError
-from tuner.space import SearchSpace
 from tuner.template import Family, load_family
 
 H200 = known_device("NVIDIA H200")
@@ -23,29 +22,13 @@ def family_of(op: str) -> Family:
     return load_family(op)
 
 
-def refusal(op: str, params: dict, sizes: dict) -> str:
-    """Return why a configuration cannot run on an H200, or nothing."""
-    family = family_of(op)
-    varied = {name: (value,) for name, value in params.items() if name != "template"}
-    names = [params["template"]]
-    facts = {**H200.facts(), **family.sizes, **sizes}
-    try:
-        SearchSpace.build(
-            family.parameters(names, varied), family.constraints(names, varied), facts
-        )
-    except InputError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.parametrize("op", sanitize.CONFIGURATIONS)
 def test_every_gpu_template_is_sanitized_and_every_configuration_can_run(op):
     listed = [dict(params) for params in sanitize.CONFIGURATIONS[op]]
     assert {params["template"] for params in listed} == set(family_of(op).templates)
     for params in listed:
-        for sizes in sanitize.SIZES[op]:
-            if params["template"] != "cpu":
-                assert refusal(op, params, dict(sizes)) == "", label(params)
+        if params["template"] != "cpu":
+            assert refusal(family_of(op), params, H200, sanitize.SIZES[op]) == "", label(params)
 
 
 MEMCHECK = """========= COMPUTE-SANITIZER
@@ -92,3 +75,34 @@ def test_the_gpu_table_has_what_it_promises():
 
 def test_a_bar_in_a_cell_does_not_end_it():
     assert table([("a|b", "c\nd")], ("one", "two")).splitlines()[2] == "| a/b | c d |"
+
+
+# ---- the ablation -----------------------------------------------------------------------------
+
+
+def test_every_configuration_of_the_ablation_can_run_and_each_idea_is_one_of_its_own():
+    config = yaml.safe_load(Path(ablation.__file__).with_suffix(".yaml").read_text())
+    for problem in config["problems"].values():
+        for study in problem["studies"]:
+            rows = ablation.rows_of(study)
+            assert len({label(row.params) + row.params["template"] for row in rows}) == len(rows)
+            for row in rows:
+                why = refusal(family_of(config["op"]), row.params, H200, [problem["sizes"]])
+                assert why == "", f"{study['study']}: {row.idea}"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stage"),
+    [
+        ("fused_gemm_scale_bn_wgmma_convert_gemm_kernel(...)", "GEMM"),
+        ("fused_gemm_scale_bn_wgmma_convert_prepare_kernel(...)", "preparation"),
+        ("fused_gemm_scale_bn_split_kernel", "preparation"),
+        ("void fused_gemm_scale_bn_finalise_kernel<...>", "statistics"),
+        ("fused_gemm_scale_bn_normalise_kernel", "normalise"),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32", "GEMM"),
+        ("void at::native::vectorized_elementwise_kernel<4, FillFunctor<double>>", "other"),
+        ("Memset (Device)", "other"),
+    ],
+)
+def test_a_kernels_stage_is_told_by_its_name(kernel, stage):
+    assert ablation.stage_of(kernel) == stage
