@@ -23,12 +23,13 @@ from tuner.errors import InputError
 from tuner.expression import Expression
 from tuner.run import open_run
 from tuner.space import Parameter, SearchSpace
-from tuner.trial import Status, Value
+from tuner.trial import Status, Trial, Value
 
-__all__ = ["Recording", "read_recording"]
+__all__ = ["Recording", "read_recording", "to_t4"]
 
 MAX_BYTES = 2**30  # of JSON text; the largest published space has 150 MB
 MS = 1000.0  # in us
+T4_VERSION = "1.0.0"
 # A time from here on stands for "failed" in older Kernel Tuner caches, which wrote 1e20.
 MAX_MS = 1e19
 _UNITS_US = {"s": 1e6, "seconds": 1e6, "ms": 1e3, "milliseconds": 1e3, "us": 1.0, "ns": 1e-3}
@@ -66,7 +67,6 @@ class Recording:
     evaluation_s: NDArray[np.float64]
 
 
-
 def read_recording(path: Path) -> Recording:
     """Read a Kernel Tuner cache or T4 file (`.json`, `.json.gz`), or a run directory.
 
@@ -85,6 +85,68 @@ def read_recording(path: Path) -> Recording:
         f"{path}: no recorded space\n"
         "  expected a JSON object with `cache` (Kernel Tuner) or `results` (T4), or a run folder"
     )
+
+
+# ---- T4, written ----------------------------------------------------------------------------
+
+
+def to_t4(name: str, trials: Sequence[Trial], environment: Mapping[str, Any]) -> str:
+    """Return a run's trials in the community's T4 results format, version 1.0.0.
+
+    Source: the results schema that Kernel Tuner 1.5 ships (`schema/T4/1.0.0`). Times are in
+    milliseconds, as Kernel Tuner writes them; beyond the schema there are `metadata`, `reason`,
+    and Kernel Tuner's own `benchmark`.
+
+    Args:
+        name: the run's.
+        trials: in order.
+        environment: as the run recorded it.
+    """
+    fields = ("device_name", "title", "sizes", "accuracy", "started_at", "command")
+    metadata = {field: environment[field] for field in fields if field in environment}
+    metadata = {"run": name, "kernel_name": environment.get("op", ""), **metadata}
+    results = [_t4_result(trial) for trial in trials]
+    data = {"schema_version": T4_VERSION, "metadata": metadata, "results": results}
+    return json.dumps(data, indent=1, allow_nan=False)
+
+
+def _t4_result(trial: Trial) -> dict[str, Any]:
+    outcome = trial.outcome
+    build_s, device_s, check_s = (
+        outcome.seconds.get(stage, 0.0) for stage in ("build", "device", "check")
+    )
+    result: dict[str, Any] = {
+        "timestamp": trial.started_at,
+        "configuration": trial.params,
+        "objectives": ["time"],
+        "times": {
+            "compilation_time": build_s * 1e3,
+            "validation": check_s * 1e3,
+            "benchmark": max(0.0, device_s - check_s) * 1e3,
+            "runtimes": [],
+        },
+        "invalidity": outcome.status.value,
+        "correctness": float(outcome.status is Status.CORRECT),
+        "measurements": [],
+    }
+    measured = outcome.measurement
+    if outcome.latency_us is not None and measured is not None:
+        result["times"]["runtimes"] = [us / MS for us in measured.samples_us if math.isfinite(us)]
+        result["measurements"] = [
+            {"name": "time", "value": outcome.latency_us / MS, "unit": "ms"},
+            {"name": "noise", "value": _finite(measured.noise), "unit": ""},
+            {"name": "is_lower_bound", "value": int(measured.is_censored), "unit": ""},
+        ]
+        if measured.anchor_us is not None:
+            anchor = {"name": "baseline_time", "value": measured.anchor_us / MS, "unit": "ms"}
+            result["measurements"].append(anchor)
+    if outcome.reason:
+        result["reason"] = outcome.reason
+    return result
+
+
+def _finite(number: float) -> float | str:
+    return number if math.isfinite(number) else str(number)
 
 
 # ---- from text to JSON ----------------------------------------------------------------------
@@ -128,7 +190,7 @@ def _load_open(text: str, error: json.JSONDecodeError) -> Any:
 
 @dataclass(slots=True)
 class _Entry:
-    key: str
+    key: str  # as in the source; empty where it has none
     params: Mapping[str, Value]
     status: Status
     latency_us: float  # NaN where it failed
@@ -180,34 +242,32 @@ def _read_t4(path: Path, data: Mapping[str, Any]) -> Recording:
             status = Status.RUNTIME if math.isnan(latency_us) else status
         times = row.get("times")
         times = times if isinstance(times, dict) else {}
-        stages = ("compilation_time", "compilation", "benchmark", "validation")
-        seconds = sum(_seconds(times.get(stage), 1e-3) for stage in stages)
-        key = ",".join(map(str, params.values()))
-        entries.append(_Entry(key, params, status, latency_us, seconds))
+        compiling = times.get("compilation_time", times.get("compilation"))  # the schema's word,
+        stages = (compiling, times.get("validation"), times.get("benchmark"))  # Kernel Tuner's
+        seconds = sum(_seconds(stage, 1e-3) for stage in stages)
+        entries.append(_Entry("", params, status, latency_us, seconds))
     metadata = data.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
-    device, kernel = (str(metadata.get(name) or "") for name in ("device", "kernel"))
-    return _recording(path, _stem(path), kernel, device, entries, {})
+    device, kernel, name = (
+        str(metadata.get(name) or "") for name in ("device_name", "kernel_name", "run")
+    )
+    return _recording(path, name or _stem(path), kernel, device, entries, {})
 
 
 def _read_run(path: Path) -> Recording:
     run = open_run(path)
     trials = run.trials()
     environment = run.environment()
-    names: dict[str, None] = {}
-    for trial in trials:
-        names.update(dict.fromkeys(trial.params))
     entries = []
     for trial in trials:
-        key = ",".join(str(trial.params.get(name, "")) for name in names)
-        latency_us = trial.outcome.latency_us
+        latency_us, seconds = trial.outcome.latency_us, trial.outcome.seconds
         entries.append(
             _Entry(
-                key,
+                "",
                 trial.params,
                 trial.outcome.status,
                 math.nan if latency_us is None else latency_us,
-                sum(trial.outcome.seconds.values()),
+                seconds.get("build", 0.0) + seconds.get("device", 0.0),
             )
         )
     device, kernel = (str(environment.get(name) or "") for name in ("device_name", "op"))
@@ -264,6 +324,7 @@ def _recording(
     if not any(entry.status is Status.CORRECT for entry in entries):
         raise InputError(f"{path}: no configuration that ran, of {len(entries)} recorded")
     parameters, rows = _parameters(entries, declared)
+    names = [parameter.name for parameter in parameters]
     _, first = np.unique(rows, axis=0, return_index=True)  # in order of declaration
     kept = [entries[index] for index in first]
     return Recording(
@@ -271,11 +332,15 @@ def _recording(
         kernel=kernel,
         device=device,
         space=SearchSpace.listed(parameters, rows[first]),
-        keys=tuple(entry.key for entry in kept),
+        keys=tuple(entry.key or _key(entry.params, names) for entry in kept),
         latency_us=np.array([entry.latency_us for entry in kept]),
         statuses=tuple(entry.status for entry in kept),
         evaluation_s=np.array([entry.evaluation_s for entry in kept], dtype=np.float64),
     )
+
+
+def _key(params: Mapping[str, Value], names: Sequence[str]) -> str:
+    return ",".join(str(params.get(name, "")) for name in names)
 
 
 def _parameters(

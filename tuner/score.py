@@ -51,7 +51,7 @@ class Yardstick:
         """Prepare to measure searches; at least one configuration runs."""
         fastest_first = np.sort(latency_us[~np.isnan(latency_us)])
         optimum_us, median_us = float(fastest_first[0]), float(np.median(fastest_first))
-        first = _evaluations_until(0.01, fastest_first)
+        first = max(1, _evaluations_until(0.01, fastest_first))
         last = min(_evaluations_until(0.95, fastest_first), budget)
         points = np.arange(first, max(last, first + 1))
         random_us = _random_best_us(fastest_first, int(points[-1]))[points - 1]

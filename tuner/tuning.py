@@ -54,6 +54,7 @@ from tuner.evaluate import (
 from tuner.export import export_text, fallback_text
 from tuner.measure import tie_set
 from tuner.problem import Accuracy
+from tuner.recorded import to_t4
 from tuner.repeat import Repeated, clocks_of, repeat, with_reference
 from tuner.report import write_report
 from tuner.run import Run, RunWriter, create_run, open_run, storage_errors, write_whole
@@ -388,6 +389,8 @@ class _Session:
 
     def _report(self) -> None:
         self.observer.on_stage("writing the report")
+        t4 = to_t4(self.run.path.name, self.trials, self.run.environment())
+        write_whole(self.run.path / "results.json", t4)
         write_report(self.run)
 
     def _search(self, writer: RunWriter, builder: Builder, environment: dict[str, Any]) -> None:
