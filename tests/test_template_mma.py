@@ -7,19 +7,14 @@ table of errors (`pytest -m gpu -s tests/test_template_mma.py`).
 from __future__ import annotations
 
 import functools
-import re
-import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import gemm_cases as gemm
 import pytest
+from gemm_cases import CASES, EPS, compile_cuda, errors, label, needs_nvcc, oracle
 
 from tuner.binding import BoundOp, bind
-from tuner.device import known_device
 from tuner.errors import InputError
-from tuner.space import SearchSpace
-from tuner.template import load_family
 from tuner.trial import Candidate
 
 PRECISIONS = ("tf32", "bf16", "fp16", "bf16x3", "fp16x3", "tf32x3")
@@ -48,8 +43,6 @@ OTHER_SHAPES = (
     {"precision": "bf16", "block_n": 256, "warp_n": 64, "promote_k": 0, "stats": "shared_memory"},
 )
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on the PATH")
-
 
 def has_gpu() -> bool:
     import torch
@@ -58,25 +51,7 @@ def has_gpu() -> bool:
 
 
 def render(**params) -> Candidate:
-    return load_family("gemm_scale_batchnorm").render({"template": "mma", **params})
-
-
-def compile_cuda(candidate: Candidate, folder: Path, arch: str) -> tuple[Path, str]:
-    """Build the shared object; return it and the compiler's report of registers and spills."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "candidate.cu"
-    source.write_text(candidate.source)
-    library = folder / "candidate.so"
-    command = ["nvcc", "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", "-Xptxas", "-v"]
-    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", "-o", str(library), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return library, done.stderr
-
-
-def spills(report: str) -> dict[str, int]:
-    found = re.findall(r"Function properties for (\S+)\s+.*?(\d+) bytes spill stores", report)
-    return {name: int(size) for name, size in found}
+    return gemm.render("mma", params)
 
 
 # ---- without a GPU --------------------------------------------------------------------------
@@ -94,7 +69,7 @@ def spills(report: str) -> dict[str, int]:
 def test_it_compiles_without_warnings_and_without_spills(arch, params, tmp_path):
     _, report = compile_cuda(render(**params), tmp_path, arch)
     assert "warning" not in report
-    kernels = spills(report)
+    kernels = gemm.spills(report)
     assert any("mma_gemm_kernel" in name for name in kernels)
     assert not any(kernels.values()), kernels
 
@@ -102,8 +77,7 @@ def test_it_compiles_without_warnings_and_without_spills(arch, params, tmp_path)
 def test_the_text_can_stand_in_a_kernelbench_file():
     for precision in PRECISIONS:
         source = render(precision=precision).source
-        assert not re.search(r"\bpass\b|\btry:|\bexcept\b", source)
-        assert '"""' not in source
+        gemm.assert_stands_in_a_kernelbench_file(source)
         assert "fused_gemm_scale_bn_mma_gemm_kernel" in source
 
 
@@ -129,21 +103,12 @@ def test_only_float16_operands_need_a_look_at_the_range_of_the_data():
 )
 def test_what_cannot_run_is_infeasible_for_a_stated_reason(params, why):
     with pytest.raises(InputError, match=why):
-        search_space(params)
+        gemm.search_space("mma", params)
 
 
 def test_every_configuration_that_is_tested_on_a_gpu_is_feasible():
     for params in all_configurations():
-        assert search_space(params).num_feasible == 1, params
-
-
-def search_space(params) -> SearchSpace:
-    family = load_family("gemm_scale_batchnorm")
-    varied = {name: (value,) for name, value in {"stats": "two_pass", **params}.items()}
-    facts = {**known_device("NVIDIA H200").facts(), **family.sizes}
-    return SearchSpace.build(
-        family.parameters(["mma"], varied), family.constraints(["mma"], varied), facts
-    )
+        assert gemm.search_space("mma", params).num_feasible == 1, params
 
 
 def all_configurations() -> list[dict[str, str | int]]:
@@ -155,102 +120,15 @@ def all_configurations() -> list[dict[str, str | int]]:
     return [*grid, *(dict(params) for params in OTHER_SHAPES)]
 
 
-def label(params) -> str:
-    return ",".join(f"{name}={value}" for name, value in params.items())
-
-
 # ---- on a GPU -------------------------------------------------------------------------------
 
-EPS = 1e-5
 SHAPES = [(b, k, n) for b in (2, 33, 1000, 1024) for k in (7, 64, 100, 1024) for n in (1, 5, 129)]
 SHAPES += [(1024, 1024, 1024), (33, 7, 1024), (1000, 100, 1024)]
-CASES = ("normal", "offset", "heavy_x", "heavy_w", "big_small", "small_big", "constant")
 
 
-def make_inputs(shape, case, seed=0):
-    import torch
-
-    batch, length, columns = shape
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*size):
-        return torch.randn(*size, generator=generator)
-
-    def powers(*size):  # 2^-20 to 2^20
-        return 2.0 ** torch.randint(-20, 21, size, generator=generator)
-
-    x, weight = normal(batch, length), normal(columns, length) / length**0.5
-    if case == "offset":
-        x += 100
-    elif case == "heavy_x":
-        x *= powers(batch, 1)
-    elif case == "heavy_w":
-        weight *= powers(columns, 1)
-    elif case == "big_small":
-        x, weight = x * 1e30, weight * 1e-30
-    elif case == "small_big":
-        x, weight = x * 1e-6, weight * 1e6
-    elif case == "constant":
-        x[:] = x[0] + 100
-    scale = normal(columns)
-    scale[0] = -0.5
-    vectors = (normal(columns), scale, normal(columns), normal(columns))
-    return tuple(tensor.cuda() for tensor in (x, weight, *vectors))
-
-
-def oracle(inputs):
-    """Return y, mean, var in float64, and h with the size of the sums behind it."""
-    x, weight, bias, scale, gamma, beta = (tensor.double() for tensor in inputs)
-    h = x @ weight.T
-    mean_h, var_h = h.mean(0), h.var(0, correction=0)
-    var = scale**2 * var_h
-    y = (h - mean_h) * (gamma * scale / (var + EPS).sqrt()) + beta
-    size = (x.square() @ weight.square().T).sqrt()  # of a sum of independent products' errors
-    return y, scale * (mean_h + bias), var, h, size
-
-
-def bounds(inputs, answer, precision):
-    """Bound the errors of y, mean, var if each product is off by at most PRODUCT_ERROR.
-
-    Products' errors are independent: six of their standard deviations. To that comes what
-    float32 sums, statistics and outputs cost, 2^-21 of the largest h of a column.
-    """
-    _, _, bias, scale, gamma, beta = (tensor.double() for tensor in inputs)
-    y, _, var, h, size = answer
-    largest = h.abs().amax(0)
-    off = 6 * PRODUCT_ERROR[precision] * size + 2**-21 * largest
-    mean_off = off.mean(0)
-    rms_off = off.square().mean(0).sqrt()
-    std = (var + EPS).sqrt()
-    slope = (gamma * scale / std).abs()
-    slope_off = (2 * scale.abs() * rms_off / std).clamp(max=2) + 1e-6
-    y_off = slope * (off + mean_off) + (y - beta).abs() * slope_off + 1e-6 * y.abs()
-    mean_bound = scale.abs() * mean_off + 2**-22 * (scale * bias).abs()
-    var_bound = 2 * var.sqrt() * scale.abs() * rms_off + (scale * rms_off) ** 2 + 1e-5 * var
-    return y_off + 1e-12, mean_bound + 1e-30, var_bound + 1e-30
-
-
-def eager(inputs, *, tf32=False):
-    """Return PyTorch's own y."""
-    import torch
-
-    x, weight, bias, scale, gamma, beta = inputs
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        z = torch.nn.functional.linear(x, weight, bias) * scale
-        return torch.nn.functional.batch_norm(z, None, None, gamma, beta, True, 0.1, EPS)
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-def errors(y, exact) -> tuple[float, float]:
-    """Return the rms error relative to the rms of `exact`, and the largest error."""
-    off = y.double() - exact
-    return (
-        float(off.square().mean().sqrt() / exact.square().mean().sqrt()),
-        float(off.abs().max()),
-    )
+def make_inputs(shape, case):
+    # As far from 1 as this template was tried on a GPU.
+    return gemm.make_inputs(shape, case, power=6)
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +173,7 @@ def test_errors_stay_within_what_the_precision_explains(params, operators):
         for shape in SHAPES:
             inputs, answer = prepared(shape, case)
             outputs = run(*inputs, EPS)
-            limits = bounds(inputs, answer, str(params["precision"]))
+            limits = gemm.bounds(inputs, answer, PRODUCT_ERROR[params["precision"]], 2**-21)
             for name, got, exact, limit in zip(
                 ("y", "mean", "var"), outputs, answer, limits, strict=False
             ):
@@ -315,8 +193,8 @@ def test_split_operands_are_as_accurate_as_float32(case, shape, operators):
     inputs, answer = prepared(shape, case)
     exact = answer[0]
     floor = 16 * 2**-24 * float(exact.abs().max())
-    own = errors(eager(inputs), exact)
-    own_tf32 = errors(eager(inputs, tf32=True), exact)
+    own = errors(gemm.eager(inputs), exact)
+    own_tf32 = errors(gemm.eager(inputs, tf32=True), exact)
     print(f"\n{case} {shape}: rms relative and largest error of y")
     print(f"  {'PyTorch float32':50s} {own[0]:.2e} {own[1]:.2e}")
     print(f"  {'PyTorch TF32':50s} {own_tf32[0]:.2e} {own_tf32[1]:.2e}")
@@ -341,55 +219,26 @@ def test_split_operands_are_as_accurate_as_float32(case, shape, operators):
 @pytest.mark.gpu
 @pytest.mark.parametrize("params", all_configurations(), ids=label)
 def test_nan_and_inf_poison_their_column_and_no_other(params, operators):
-    import torch
-
-    run = operators[label(params)]
-    for value in (float("nan"), float("inf"), -float("inf")):
-        inputs = make_inputs((200, 100, 133), "normal")
-        inputs[1][3, 7] = value  # a row of the weight: one column of y
-        y, mean, var = run(*inputs, EPS)
-        is_hit = torch.arange(133, device="cuda") == 3
-        assert torch.equal(y.isnan().all(0), is_hit) and torch.equal(y.isnan().any(0), is_hit)
-        assert torch.equal(var.isnan(), is_hit)
-        assert torch.equal(~mean.isfinite(), is_hit)
-        inputs = make_inputs((200, 100, 133), "normal")
-        inputs[0][77, 5] = value  # a row of x: every column of y
-        y, mean, var = run(*inputs, EPS)
-        assert y.isnan().all() and var.isnan().all() and not mean.isfinite().any()
+    gemm.assert_bad_values_poison_their_column_and_no_other(
+        operators[label(params)], label(params)
+    )
 
 
 @needs_nvcc
 @pytest.mark.gpu
 @pytest.mark.parametrize("params", all_configurations(), ids=label)
 def test_equal_bits_twice_unless_atomics_are_declared(params, operators):
-    import torch
-
-    inputs, _ = prepared((1000, 1024, 129), "normal")
-    run = operators[label(params)]
-    first = run(*inputs, EPS)
-    torch.empty(1 << 22, device="cuda").fill_(float("nan"))  # what fresh memory may hold
-    second = run(*inputs, EPS)
     if params.get("stats") == "atomics":
         assert not render(**params).is_deterministic
     else:
-        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+        gemm.assert_equal_bits_twice(operators[label(params)], label(params))
 
 
 @needs_nvcc
 @pytest.mark.gpu
 def test_zero_rows_and_zero_scale_give_beta(operators):
-    import torch
-
     for params in all_configurations():
-        inputs = make_inputs((64, 32, 40), "normal")
-        inputs[1][5] = 0  # a row of the weight
-        inputs[3][6] = 0  # a scale
-        inputs[0][9] = 0  # a row of x
-        y, mean, var = operators[label(params)](*inputs, EPS)
-        for column in (5, 6):
-            assert torch.equal(y[:, column], inputs[5][column].expand(64)), label(params)
-            assert var[column] == 0 and torch.isfinite(mean[column])
-        assert torch.isfinite(y).all()
+        gemm.assert_zero_rows_and_zero_scale_give_beta(operators[label(params)], label(params))
 
 
 @needs_nvcc

@@ -6,22 +6,16 @@ table of errors (`pytest -m gpu -s tests/test_template_wgmma.py`).
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import gemm_cases as gemm
 import pytest
+from gemm_cases import CASES, EPS, compile_cuda, errors, label, make_inputs, needs_nvcc, oracle
 
 from tuner.binding import BoundOp, bind
-from tuner.device import known_device
 from tuner.errors import InputError
-from tuner.space import SearchSpace
-from tuner.template import load_family
 from tuner.trial import Candidate
 
-EPS = 1e-5
 # What one product may be off, relative to its size: what the operands round or leave out.
 PRODUCT_ERROR = {
     "fp16": 2**-11,
@@ -85,29 +79,9 @@ CONFIGURATIONS = (
     },
 )
 
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on the PATH")
-
 
 def render(**params) -> Candidate:
-    return load_family("gemm_scale_batchnorm").render({"template": "wgmma", **params})
-
-
-def label(params) -> str:
-    return ",".join(f"{name}={value}" for name, value in params.items())
-
-
-def compile_cuda(candidate: Candidate, folder: Path) -> tuple[Path, str]:
-    """Build the shared object; return it and the compiler's report of registers and spills."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "candidate.cu"
-    source.write_text(candidate.source)
-    library = folder / "candidate.so"
-    command = ["nvcc", "-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
-    command += ["-gencode=arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler", "-fPIC"]
-    command += ["-Xlinker", "-z", "-Xlinker", "defs", "-o", str(library), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return library, done.stderr
+    return gemm.render("wgmma", params)
 
 
 # ---- without a GPU --------------------------------------------------------------------------
@@ -118,7 +92,13 @@ def compile_cuda(candidate: Candidate, folder: Path) -> tuple[Path, str]:
     "params",
     [
         {"precision": "fp16x3", "stats": "atomics"},
-        {"precision": "fp16_fp8x2", "order": "sweeps", "block_n": 256, "promote_k": 0, "stages": 4},
+        {
+            "precision": "fp16_fp8x2",
+            "order": "sweeps",
+            "block_n": 256,
+            "promote_k": 0,
+            "stages": 4,
+        },
         {"precision": "fp16x3", "prepare": "behind", "centre": True},
         {"template": "wgmma_convert", "precision": "fp16x3"},
         {"template": "wgmma_convert", "precision": "fp16_fp8x2", "cluster_n": 2},
@@ -126,18 +106,17 @@ def compile_cuda(candidate: Candidate, folder: Path) -> tuple[Path, str]:
     ids=label,
 )
 def test_it_compiles_without_warnings_spills_or_serialised_products(params, tmp_path):
-    _, report = compile_cuda(render(**params), tmp_path)
+    _, report = compile_cuda(render(**params), tmp_path, "90a")
     assert "warning" not in report and "C75" not in report  # C7510: products serialised
-    spills = re.findall(r"Function properties for (\S+)\s+.*?(\d+) bytes spill stores", report)
-    assert any("gemm_kernel" in name for name, _ in spills)
-    assert not any(int(size) for _, size in spills), spills
+    kernels = gemm.spills(report)
+    assert any("gemm_kernel" in name for name in kernels)
+    assert not any(kernels.values()), kernels
 
 
 def test_the_text_can_stand_in_a_kernelbench_file():
     for precision in PRODUCT_ERROR:
         source = render(precision=precision).source
-        assert not re.search(r"\bpass\b|\btry:|\bexcept\b", source)
-        assert '"""' not in source
+        gemm.assert_stands_in_a_kernelbench_file(source)
         assert "fused_gemm_scale_bn_wgmma_gemm_kernel" in source
 
 
@@ -166,110 +145,26 @@ def test_every_configuration_that_is_tested_on_a_gpu_is_feasible():
         assert search_space(params).num_feasible == 1, params
 
 
-def search_space(params) -> SearchSpace:
-    family = load_family("gemm_scale_batchnorm")
-    template = params.get("template", "wgmma")
-    varied = {name: (value,) for name, value in {"stats": "two_pass", **params}.items()}
-    varied.pop("template", None)
-    facts = {**known_device("NVIDIA H200").facts(), **family.sizes}
-    return SearchSpace.build(
-        family.parameters([template], varied), family.constraints([template], varied), facts
-    )
+def search_space(params):
+    own = {name: value for name, value in params.items() if name != "template"}
+    return gemm.search_space(params.get("template", "wgmma"), own)
 
 
 # ---- on a GPU -------------------------------------------------------------------------------
 
 SHAPES = [(2, 7, 1), (33, 100, 5), (129, 64, 1000), (1000, 1024, 129), (1024, 1001, 260)]
 SHAPES += [(130, 4096, 512), (300, 17000, 33), (4100, 65, 257), (3, 4, 2), (257, 1028, 130)]
-CASES = ("normal", "offset", "heavy_x", "heavy_w", "big_small", "small_big", "constant")
-
-
-def make_inputs(shape, case):
-    import torch
-
-    batch, length, columns = shape
-    generator = torch.Generator().manual_seed(0)
-
-    def normal(*size):
-        return torch.randn(*size, generator=generator)
-
-    def powers(*size):  # 2^-20 to 2^20
-        return 2.0 ** torch.randint(-20, 21, size, generator=generator)
-
-    x, weight = normal(batch, length), normal(columns, length) / length**0.5
-    if case == "offset":
-        x += 100
-    elif case == "heavy_x":
-        x *= powers(batch, 1)
-    elif case == "heavy_w":
-        weight *= powers(columns, 1)
-    elif case == "big_small":
-        x, weight = x * 1e30, weight * 1e-30
-    elif case == "small_big":
-        x, weight = x * 1e-30, weight * 1e30
-    elif case == "constant":
-        x[:] = x[0] + 100
-    scale = normal(columns)
-    scale[0] = -0.5
-    vectors = (normal(columns), scale, normal(columns), normal(columns))
-    return tuple(tensor.cuda() for tensor in (x, weight, *vectors))
-
-
-def oracle(inputs):
-    """Return y, mean, var in float64, and h with the size of the sums behind it."""
-    x, weight, bias, scale, gamma, beta = (tensor.double() for tensor in inputs)
-    h = x @ weight.T
-    mean_h, var_h = h.mean(0), h.var(0, correction=0)
-    var = scale**2 * var_h
-    y = (h - mean_h) * (gamma * scale / (var + EPS).sqrt()) + beta
-    size = (x.square() @ weight.square().T).sqrt()  # of a sum of independent products' errors
-    return y, scale * (mean_h + bias), var, h, size
 
 
 def bounds(inputs, answer, params):
-    """Bound the errors of y, mean, var if each product is off by at most PRODUCT_ERROR.
-
-    Products' errors are independent: six of their standard deviations. To that comes what
-    sums, statistics and outputs cost, relative to the largest h of a column: float32's, or
-    that of a truncating accumulator.
-    """
-    _, _, bias, scale, gamma, beta = (tensor.double() for tensor in inputs)
-    y, _, var, h, size = answer
-    largest = h.abs().amax(0)
+    """Bound the errors as the precision and the accumulator, promoted or truncating, allow."""
     sums = 2**-20 if params.get("promote_k", 64) > 0 else 2**-15
-    off = 6 * PRODUCT_ERROR[params["precision"]] * size + sums * largest
-    mean_off = off.mean(0)
-    rms_off = off.square().mean(0).sqrt()
-    std = (var + EPS).sqrt()
-    slope = (gamma * scale / std).abs()
-    slope_off = (2 * scale.abs() * rms_off / std).clamp(max=2) + 1e-6
-    y_off = slope * (off + mean_off) + (y - beta).abs() * slope_off + 1e-6 * y.abs()
-    mean_bound = scale.abs() * mean_off + 2**-22 * (scale * bias).abs()
-    var_bound = 2 * var.sqrt() * scale.abs() * rms_off + (scale * rms_off) ** 2 + 1e-5 * var
-    return y_off + 1e-12, mean_bound + 1e-30, var_bound + 1e-30
-
-
-def eager(inputs):
-    """Return PyTorch's own y."""
-    import torch
-
-    x, weight, bias, scale, gamma, beta = inputs
-    z = torch.nn.functional.linear(x, weight, bias) * scale
-    return torch.nn.functional.batch_norm(z, None, None, gamma, beta, True, 0.1, EPS)
+    return gemm.bounds(inputs, answer, PRODUCT_ERROR[params["precision"]], sums)
 
 
 def takes(params, shape) -> bool:
     """Return whether the configuration takes inputs of that shape, or says why not."""
     return params.get("template") != "wgmma_convert" or shape[1] % 4 == 0
-
-
-def errors(y, exact) -> tuple[float, float]:
-    """Return the rms error relative to the rms of `exact`, and the largest error."""
-    off = y.double() - exact
-    return (
-        float(off.square().mean().sqrt() / exact.square().mean().sqrt()),
-        float(off.abs().max()),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +179,7 @@ def operators(tmp_path_factory) -> dict[str, BoundOp]:
     def build(numbered):
         number, params = numbered
         candidate = render(**params)
-        library, _ = compile_cuda(candidate, folder / str(number))
+        library, _ = compile_cuda(candidate, folder / str(number), "90a")
         return label(params), bind(candidate.plan, candidate.language, library)
 
     with ThreadPoolExecutor() as pool:
@@ -326,7 +221,7 @@ def test_promoted_three_products_are_as_accurate_as_float32(case, shape, operato
     inputs = make_inputs(shape, case)
     exact = oracle(inputs)[0]
     floor = 16 * 2**-24 * float(exact.abs().max())
-    own = errors(eager(inputs), exact)
+    own = errors(gemm.eager(inputs), exact)
     print(f"\n{case} {shape}: rms relative and largest error of y; PyTorch's {own}")
     for params in CONFIGURATIONS:
         if not takes(params, shape):
@@ -342,58 +237,26 @@ def test_promoted_three_products_are_as_accurate_as_float32(case, shape, operato
 @needs_nvcc
 @pytest.mark.gpu
 def test_nan_and_inf_poison_their_column_and_no_other(operators):
-    import torch
-
     for params in CONFIGURATIONS:
         run = operators[label(params)]
-        for value in (float("nan"), float("inf"), -float("inf")):
-            inputs = make_inputs((200, 100, 133), "normal")
-            inputs[1][3, 7] = value  # a row of the weight: one column of y
-            y, mean, var = run(*inputs, EPS)
-            is_hit = torch.arange(133, device="cuda") == 3
-            assert torch.equal(y.isnan().all(0), is_hit), label(params)
-            assert torch.equal(y.isnan().any(0), is_hit), label(params)
-            assert torch.equal(var.isnan(), is_hit), label(params)
-            assert torch.equal(~mean.isfinite(), is_hit), label(params)
-            inputs = make_inputs((200, 100, 133), "normal")
-            inputs[0][77, 5] = value  # a row of x: every column of y
-            y, mean, var = run(*inputs, EPS)
-            assert y.isnan().all() and var.isnan().all(), label(params)
-            assert not mean.isfinite().any(), label(params)
+        gemm.assert_bad_values_poison_their_column_and_no_other(run, label(params))
 
 
 @needs_nvcc
 @pytest.mark.gpu
 def test_equal_bits_twice_unless_atomics_are_declared(operators):
-    import torch
-
-    inputs = make_inputs((1000, 1024, 129), "normal")
     for params in CONFIGURATIONS:
-        run = operators[label(params)]
-        first = run(*inputs, EPS)
-        second = run(*inputs, EPS)
         if params.get("stats") == "atomics":
             assert not render(**params).is_deterministic
         else:
-            pairs = zip(first, second, strict=True)
-            assert all(torch.equal(a, b) for a, b in pairs), label(params)
+            gemm.assert_equal_bits_twice(operators[label(params)], label(params))
 
 
 @needs_nvcc
 @pytest.mark.gpu
 def test_zero_rows_and_zero_scale_give_beta(operators):
-    import torch
-
     for params in CONFIGURATIONS:
-        inputs = make_inputs((64, 32, 40), "normal")
-        inputs[1][5] = 0  # a row of the weight
-        inputs[3][6] = 0  # a scale
-        inputs[0][9] = 0  # a row of x
-        y, mean, var = operators[label(params)](*inputs, EPS)
-        for column in (5, 6):
-            assert torch.equal(y[:, column], inputs[5][column].expand(64)), label(params)
-            assert var[column] == 0 and torch.isfinite(mean[column])
-        assert torch.isfinite(y).all()
+        gemm.assert_zero_rows_and_zero_scale_give_beta(operators[label(params)], label(params))
 
 
 @needs_nvcc

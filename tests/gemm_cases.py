@@ -1,0 +1,208 @@
+"""What the tests of CUDA templates of gemm_scale_batchnorm share: inputs, oracle, bounds, builds.
+
+`make_inputs` gives the operator's tensors for a named case, `oracle` the answer in float64,
+`bounds` how far off a precision may be. The `assert_...` ask one thing of a bound operator.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.binding import BoundOp
+from tuner.device import known_device
+from tuner.space import SearchSpace
+from tuner.template import load_family
+from tuner.trial import Candidate
+
+EPS = 1e-5
+CASES = ("normal", "offset", "heavy_x", "heavy_w", "big_small", "small_big", "constant")
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on the PATH")
+
+
+# ---- rendering and building -------------------------------------------------------------------
+
+
+def render(template: str, params: Mapping[str, Any]) -> Candidate:
+    return load_family("gemm_scale_batchnorm").render({"template": template, **params})
+
+
+def label(params: Mapping[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in params.items())
+
+
+def compile_cuda(candidate: Candidate, folder: Path, arch: str) -> tuple[Path, str]:
+    """Build the shared object; return it and the compiler's report of registers and spills."""
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / "candidate.cu"
+    source.write_text(candidate.source)
+    library = folder / "candidate.so"
+    command = ["nvcc", "-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
+    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", "-shared", "-Xcompiler", "-fPIC"]
+    command += ["-Xlinker", "-z", "-Xlinker", "defs", "-o", str(library), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return library, done.stderr
+
+
+def spills(report: str) -> dict[str, int]:
+    """Return the bytes that each kernel of a compiler's report spills."""
+    found = re.findall(r"Function properties for (\S+)\s+.*?(\d+) bytes spill stores", report)
+    return {name: int(size) for name, size in found}
+
+
+def assert_stands_in_a_kernelbench_file(source: str) -> None:
+    assert not re.search(r"\bpass\b|\btry:|\bexcept\b", source)
+    assert '"""' not in source
+
+
+def search_space(template: str, params: Mapping[str, Any]) -> SearchSpace:
+    """Return the space of one configuration on an H200; InputError where it cannot run."""
+    family = load_family("gemm_scale_batchnorm")
+    varied = {name: (value,) for name, value in {"stats": "two_pass", **params}.items()}
+    facts = {**known_device("NVIDIA H200").facts(), **family.sizes}
+    return SearchSpace.build(
+        family.parameters([template], varied), family.constraints([template], varied), facts
+    )
+
+
+# ---- questions and answers --------------------------------------------------------------------
+
+
+def make_inputs(shape, case, *, power=30, device="cuda"):
+    """Return x, weight, bias, scale, gamma, beta; `power` of ten is where big and small end."""
+    import torch
+
+    batch, length, columns = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size):
+        return torch.randn(*size, generator=generator)
+
+    def powers(*size):  # 2^-20 to 2^20
+        return 2.0 ** torch.randint(-20, 21, size, generator=generator)
+
+    x, weight = normal(batch, length), normal(columns, length) / length**0.5
+    if case == "offset":
+        x += 100
+    elif case == "heavy_x":
+        x *= powers(batch, 1)
+    elif case == "heavy_w":
+        weight *= powers(columns, 1)
+    elif case == "big_small":
+        x, weight = x * 1e30, weight * 1e-30
+    elif case == "small_big":
+        x, weight = x * 10.0**-power, weight * 10.0**power
+    elif case == "constant":
+        x[:] = x[0] + 100
+    scale = normal(columns)
+    scale[0] = -0.5
+    vectors = (normal(columns), scale, normal(columns), normal(columns))
+    return tuple(tensor.to(device) for tensor in (x, weight, *vectors))
+
+
+def oracle(inputs):
+    """Return y, mean, var in float64, and h with the size of the sums behind it."""
+    x, weight, bias, scale, gamma, beta = (tensor.double() for tensor in inputs)
+    h = x @ weight.T
+    mean_h, var_h = h.mean(0), h.var(0, correction=0)
+    var = scale**2 * var_h
+    y = (h - mean_h) * (gamma * scale / (var + EPS).sqrt()) + beta
+    size = (x.square() @ weight.square().T).sqrt()  # of a sum of independent products' errors
+    return y, scale * (mean_h + bias), var, h, size
+
+
+def bounds(inputs, answer, product_error, sums):
+    """Bound the errors of y, mean, var if each product is off by at most `product_error`.
+
+    Products' errors are independent: six of their standard deviations. To that comes what
+    sums, statistics and outputs cost, `sums` of the largest h of a column.
+    """
+    _, _, bias, scale, gamma, beta = (tensor.double() for tensor in inputs)
+    y, _, var, h, size = answer
+    off = 6 * product_error * size + sums * h.abs().amax(0)
+    mean_off = off.mean(0)
+    rms_off = off.square().mean(0).sqrt()
+    std = (var + EPS).sqrt()
+    slope = (gamma * scale / std).abs()
+    slope_off = (2 * scale.abs() * rms_off / std).clamp(max=2) + 1e-6
+    y_off = slope * (off + mean_off) + (y - beta).abs() * slope_off + 1e-6 * y.abs()
+    mean_bound = scale.abs() * mean_off + 2**-22 * (scale * bias).abs()
+    var_bound = 2 * var.sqrt() * scale.abs() * rms_off + (scale * rms_off) ** 2 + 1e-5 * var
+    return y_off + 1e-12, mean_bound + 1e-30, var_bound + 1e-30
+
+
+def eager(inputs, *, tf32=False):
+    """Return PyTorch's own y."""
+    import torch
+
+    x, weight, bias, scale, gamma, beta = inputs
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    try:
+        z = torch.nn.functional.linear(x, weight, bias) * scale
+        return torch.nn.functional.batch_norm(z, None, None, gamma, beta, True, 0.1, EPS)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def errors(y, exact) -> tuple[float, float]:
+    """Return the rms error relative to the rms of `exact`, and the largest error."""
+    off = y.double() - exact
+    return (
+        float(off.square().mean().sqrt() / exact.square().mean().sqrt()),
+        float(off.abs().max()),
+    )
+
+
+# ---- one thing asked of an operator -----------------------------------------------------------
+
+
+def assert_bad_values_poison_their_column_and_no_other(run: BoundOp, name: str) -> None:
+    import torch
+
+    for value in (float("nan"), float("inf"), -float("inf")):
+        inputs = make_inputs((200, 100, 133), "normal")
+        inputs[1][3, 7] = value  # a row of the weight: one column of y
+        y, mean, var = run(*inputs, EPS)
+        is_hit = torch.arange(133, device="cuda") == 3
+        assert torch.equal(y.isnan().all(0), is_hit), name
+        assert torch.equal(y.isnan().any(0), is_hit), name
+        assert torch.equal(var.isnan(), is_hit), name
+        assert torch.equal(~mean.isfinite(), is_hit), name
+        inputs = make_inputs((200, 100, 133), "normal")
+        inputs[0][77, 5] = value  # a row of x: every column of y
+        y, mean, var = run(*inputs, EPS)
+        assert y.isnan().all() and var.isnan().all(), name
+        assert not mean.isfinite().any(), name
+
+
+def assert_equal_bits_twice(run: BoundOp, name: str) -> None:
+    import torch
+
+    inputs = make_inputs((1000, 1024, 129), "normal")
+    first = run(*inputs, EPS)
+    torch.empty(1 << 22, device="cuda").fill_(float("nan"))  # what fresh memory may hold
+    second = run(*inputs, EPS)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True)), name
+
+
+def assert_zero_rows_and_zero_scale_give_beta(run: BoundOp, name: str) -> None:
+    import torch
+
+    inputs = make_inputs((64, 32, 40), "normal")
+    inputs[1][5] = 0  # a row of the weight
+    inputs[3][6] = 0  # a scale
+    inputs[0][9] = 0  # a row of x
+    y, mean, var = run(*inputs, EPS)
+    for column in (5, 6):
+        assert torch.equal(y[:, column], inputs[5][column].expand(64)), name
+        assert var[column] == 0 and torch.isfinite(mean[column]), name
+    assert torch.isfinite(y).all(), name
