@@ -155,8 +155,11 @@ const tunerPage = (() => {
     table.show(data);
     sources.show(data, table.byLatency());
     for (const chart of charts) {
+      if (!data.charts[nameOf(chart)]) continue;
       const {label, caption, figure} = data.charts[nameOf(chart)];
       chart.hidden = !figure;
+      // The room that it will take: what is drawn above must not push what is read below.
+      if (figure) chart.style.minHeight = `${figure.layout.height}px`;
       chart.setAttribute("aria-label", `${label}. ${caption}`);
       chart.nextElementSibling.textContent = caption;
       if (figures.get(chart) === figure) continue;  // the very same as before, and drawn
