@@ -97,7 +97,7 @@ def made_run(
     *,
     config: str = CONFIG,
     environment: Mapping[str, object] | None = None,
-    num_sources: int = 20,
+    num_sources: int = 40,
 ) -> Run:
     """Write a run into a folder of runs; the first few candidates have a source."""
     run = create_run(folder, "gemm", "NVIDIA H200", config, facts(**(environment or {})))

@@ -19,7 +19,6 @@ from threading import RLock
 from typing import IO
 
 from tuner.errors import InputError, RunLockedError
-from tuner.run import is_locked
 from tuner.shelf import Shelf
 
 __all__ = ["Job", "Launcher"]
@@ -176,7 +175,7 @@ class Launcher:
 
     def _refuse_a_second(self) -> None:
         busy = [p.what for p in self._processes if p.child.poll() is None]
-        busy += [n for n in self._shelf.names() if is_locked(self._shelf.run(n))]
+        busy += [shown.name for shown in self._shelf.runs() if shown.state == "running"]
         if busy:
             raise RunLockedError(
                 f"{busy[0]} is running: two at once would disturb each other's times\n"
