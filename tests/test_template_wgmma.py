@@ -70,6 +70,8 @@ CONFIGURATIONS = (
     {"template": "wgmma_convert", "precision": "fp16x3", "block_n": 96, "finalise": "fused"},
     {"template": "wgmma_convert", "precision": "fp16x3", "block_k": 32, "stages": 6},
     {"template": "wgmma_convert", "precision": "fp16_fp8x2", "cluster_m": 2, "cluster_n": 2},
+    {"template": "wgmma_convert", "precision": "fp16", "rescale": "row", "block_n": 256},
+    {"template": "wgmma_convert", "precision": "fp16", "rescale": "row", "block_k": 32},
     {
         "template": "wgmma_convert",
         "precision": "fp16",
