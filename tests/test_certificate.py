@@ -1,0 +1,270 @@
+"""A certificate says what was found, survives where it is written, and is put to the test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import tune
+from tiny_operator import REFERENCE
+
+from tuner import repeat as room
+from tuner.certificate import (
+    MARK,
+    Certificate,
+    certify,
+    code_sha256,
+    read_certificate,
+    whole_path,
+)
+from tuner.errors import InputError
+from tuner.repeat import Repeated, clocks_of, with_reference
+from tuner.template import builtin_folder
+from tuner.trial import Check, Interval, ProbeResult, to_json
+from tuner.tuning import verify_certificate
+
+CODE = """
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return x + x
+"""
+TEXT = "# A module.\n# Deterministic: yes\n" + CODE
+
+
+def probe(name: str, rms_rel: float = 1e-7, baseline: float = 2e-7) -> ProbeResult:
+    return ProbeResult(name, rms_rel, 1e-6, baseline, 2e-6, True)
+
+
+PROBES = tuple(probe(f"probe {n}", n * 1e-8) for n in range(9))
+CERTIFICATE = Certificate(
+    code_sha256="",
+    reference_sha256=hashlib.sha256(REFERENCE.encode()).hexdigest(),
+    device="cpu",
+    accuracy="float32",
+    seed=1234,
+    num_probes=9,
+    is_deterministic=False,
+    sizes={"rows": 64},
+    interval=Interval(1.5, 1.4, 1.6, 0.95, 3),
+    latency_us=10.0,
+    baseline_us=15.0,
+    seconds=0.02,
+    versions={"torch": "9.9", "note": "let it pass, try: except: nothing"},
+    origin="run x, trial 3",
+    command="tune verify model_new.py --certificate",
+    probes=PROBES,
+    reference=REFERENCE,
+    samples_us=(((15.0, 15.1), (15.2, 15.0)), ((10.0, 10.1), (10.2, 10.0))),
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model_new.py"
+    path.write_text(TEXT)
+    return path
+
+
+# ---- written and read -----------------------------------------------------------------------
+
+
+def test_the_whole_of_it_lies_beside_and_the_short_form_in_the_header(file):
+    certified = certify(file, CERTIFICATE)
+    assert certified == replace(CERTIFICATE, code_sha256=code_sha256(TEXT))
+    assert read_certificate(file) == certified
+    beside = json.loads((file.parent / "certificate.json").read_text())
+    assert len(beside["samples_us"][1]) == 2 and beside["reference"] == REFERENCE
+    whole_path(file).unlink()
+    short = read_certificate(file)
+    assert short == certified.shortened() and not short.samples_us and not short.reference
+    # The first probe, and those whose errors are largest beside the baseline's.
+    assert [p.probe for p in short.probes] == ["probe 0", "probe 8", "probe 7"]
+    assert short.interval == CERTIFICATE.interval and short.is_deterministic is False
+
+
+def test_the_code_is_left_as_it_was_and_its_hash_with_it(file):
+    certify(file, CERTIFICATE)
+    text = file.read_text()
+    assert text.endswith(CODE) and text.startswith("# A module.\n# Deterministic: yes\n" + MARK)
+    assert code_sha256(text) == code_sha256(TEXT) == code_sha256(CODE)
+    compile(text, "model_new.py", "exec")
+    assert code_sha256(text.replace("x + x", "x * 2")) != code_sha256(text)
+    assert all(len(line) <= 99 for line in text.splitlines() if line.startswith(MARK))
+
+
+def test_certified_again_there_is_one_certificate(file):
+    certify(file, CERTIFICATE)
+    once = file.read_text()
+    certify(file, replace(CERTIFICATE, seed=99))
+    assert read_certificate(file).seed == 99
+    assert file.read_text().count('"seed"') == 1 and code_sha256(file.read_text()) == (
+        code_sha256(once)
+    )
+
+
+def test_no_word_that_a_static_checker_looks_for_stands_in_the_header(file):
+    certify(file, CERTIFICATE)
+    header = file.read_text().split("\nimport")[0]
+    assert not re.search(r"\b(pass|try|except)\b", header)
+    whole_path(file).unlink()
+    assert read_certificate(file).versions == CERTIFICATE.versions
+
+
+def test_text_that_cannot_be_wrapped_stays_in_one_line(file):
+    odd = {"note": "two  spaces, a\ttab and " + "x" * 300}
+    certify(file, replace(CERTIFICATE, versions=odd))
+    whole_path(file).unlink()
+    assert read_certificate(file).versions == odd
+
+
+def test_an_export_of_another_name_has_a_certificate_of_its_own(tmp_path):
+    assert whole_path(tmp_path / "model_new.py").name == "certificate.json"
+    assert whole_path(tmp_path / "trial_7.py").name == "trial_7.certificate.json"
+
+
+def test_a_certificate_of_another_file_beside_it_is_not_believed(file):
+    certify(file, CERTIFICATE)
+    other = replace(CERTIFICATE, code_sha256="0" * 64, seed=7)
+    whole_path(file).write_text(to_json(other))
+    assert read_certificate(file).seed == 1234
+
+
+def test_a_file_without_one_is_refused_with_what_to_do(file):
+    with pytest.raises(InputError, match=r"no certificate in its header.*\n  next: export it"):
+        read_certificate(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "damaged: Invalid JSON"),
+        ("{}", "damaged: Field required"),
+        ('{"seed": "x"}', "damaged: "),
+        ("[" * 5000, "damaged: "),
+    ],
+)
+def test_a_damaged_one_is_refused_with_the_reason(file, line, reason):
+    file.write_text(f"# A module.\n{MARK}{line}\n{CODE}")
+    with pytest.raises(InputError, match=reason):
+        read_certificate(file)
+
+
+def test_one_of_another_format_is_refused(file):
+    certify(file, replace(CERTIFICATE, format=2))
+    with pytest.raises(InputError, match="format 2; this tuner reads 1\n  next: "):
+        read_certificate(file)
+
+
+# ---- the reference --------------------------------------------------------------------------
+
+
+def test_the_reference_is_the_one_given_or_ours_or_the_certificates(tmp_path):
+    mine = tmp_path / "mine.py"
+    with with_reference(CERTIFICATE, mine) as path:
+        assert path == mine
+    ours = sorted(builtin_folder().glob("*/reference.py"))[0]
+    digest = hashlib.sha256(ours.read_bytes()).hexdigest()
+    with with_reference(replace(CERTIFICATE, reference_sha256=digest), None) as path:
+        assert path == ours
+    with with_reference(CERTIFICATE, None) as path:
+        assert path.read_text() == REFERENCE
+    assert not path.exists()
+
+
+def test_a_reference_that_is_not_what_was_certified_is_not_taken():
+    forged = replace(CERTIFICATE, reference="def Model(): return None\n")
+    with pytest.raises(InputError, match=r"is not at hand\n  next: --reference REF\.py"):
+        with with_reference(forged, None):
+            pytest.fail("it was taken")
+
+
+# ---- point by point -------------------------------------------------------------------------
+
+
+def test_errors_hold_while_they_do_not_grow():
+    grown = {"as certified": 1.0, "smaller": 0.5, "a little": 1.2, "a quarter more": 1.3}
+    for name, factor in grown.items():
+        now = Check(True, "float32", probes=(probe("a"), probe("b", 3e-7 * factor)))
+        then = replace(CERTIFICATE, probes=(probe("a"), probe("b", 3e-7), probe("not asked")))
+        point = room._errors(then, now)
+        assert point.holds == (factor < 1.25), name
+        assert "2 probes compared" in point.detail
+    none = room._errors(CERTIFICATE, Check(False, "float32", "no", probes=(probe("other"),)))
+    assert none.holds is False
+
+
+def test_an_error_where_there_was_none_is_growth():
+    assert room._growth(0.0, 1e-9) == float("inf") and room._growth(0.0, 0.0) == 1.0
+    assert room._growth(float("nan"), 1.0) == 1.0 and room._growth(1e-7, float("nan")) > 1e9
+
+
+def test_a_rejection_is_told_with_its_reason():
+    point = room._accepted("right", Check(False, "float32", "offset: 3 elements"))
+    assert point.holds is False and "offset: 3 elements" in point.detail
+    assert Repeated((point,)).holds is False
+
+
+def test_notes_are_no_claims():
+    assert Repeated((room.Point("another torch", None, ""), room._same("x", "a", "a"))).holds
+
+
+def test_clocks_are_told_with_their_unit_or_not_at_all():
+    assert all(name.startswith("cpu_mhz") for name in clocks_of("cpu"))
+    assert isinstance(clocks_of("cuda:0"), dict)
+
+
+# ---- `tune verify FILE --certificate` -------------------------------------------------------
+
+
+def test_it_says_point_by_point_what_holds_and_what_no_longer_does(tmp_path):
+    """A right file with a claim of speed that never held; the rest of its claims are true."""
+    file = tmp_path / "mine.py"
+    file.write_text(TEXT)
+    forged = replace(
+        CERTIFICATE,
+        interval=Interval(900.0, 890.0, 910.0, 0.95, 2),
+        probes=(probe("as given", 0.0),),
+    )
+    certify(file, forged)
+    said = tune("verify", "mine.py", "--certificate", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert said.code == 1, said
+    lines = [re.split(r"\s{2,}|: ", line) for line in said.out.splitlines()]
+    found = {parts[1]: parts[0] for parts in lines if len(parts) > 2 and parts[0]}
+    assert found["the code"] == found["the reference"] == "holds"
+    assert found["right on the certified probes (seed 1234)"] == "holds"
+    assert found["the errors against float64"] == "holds"
+    assert found["right on probes that nobody has seen"] == "holds"
+    assert "no longer holds the speed-up: 900.000x [890.000, 910.000] then" in " ".join(
+        said.out.split()
+    )
+    assert found["another torch"] == "note" and "9.9 then" in said.out
+    assert said.out.endswith("the certificate: 1 of its points no longer hold here\n")
+
+
+def test_a_file_that_was_edited_is_found_out_and_judged(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(TEXT)
+    certify(file, CERTIFICATE)
+    file.write_text(file.read_text().replace("x + x", "x + 1.001 * x"))
+    said = tune("verify", "mine.py", "--certificate", cwd=tmp_path)
+    assert said.code == 1, said
+    assert "no longer holds  the code: changed: sha256" in said.out
+    assert "no longer holds  right on the certified probes (seed 1234): as given: " in said.out
+    assert "nobody has seen" not in said.out
+
+
+def test_arguments_that_cannot_be_used_are_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(TEXT)
+    both = tune("verify", "mine.py", "--certificate", "--accuracy", "tf32", cwd=tmp_path)
+    assert both.code == 2 and "names its own accuracy class" in both.err
+    with pytest.raises(InputError, match="no certificate in its header"):
+        verify_certificate(tmp_path / "mine.py")
+    with pytest.raises(InputError, match="r.py: no such file"):
+        verify_certificate(tmp_path / "mine.py", reference=tmp_path / "r.py")
