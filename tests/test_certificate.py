@@ -266,5 +266,5 @@ def test_arguments_that_cannot_be_used_are_refused(tmp_path):
     assert both.code == 2 and "names its own accuracy class" in both.err
     with pytest.raises(InputError, match="no certificate in its header"):
         verify_certificate(tmp_path / "mine.py")
-    with pytest.raises(InputError, match="r.py: no such file"):
+    with pytest.raises(InputError, match=r"r\.py: no such file"):
         verify_certificate(tmp_path / "mine.py", reference=tmp_path / "r.py")
