@@ -66,6 +66,7 @@ CHEATS = {
     "operands_in_tf32": "that of float16 or TF32 operands",
     "other_random_numbers": "must draw the same random numbers in the same order",
     "output_in_the_input": "shares memory with input 0",
+    "prints_a_verdict": "a constant output",
     "part_written": "part of the output was never written",
     "patched_comparisons": "a constant output",
     "patched_random_numbers": "must draw the same random numbers",
@@ -79,8 +80,10 @@ CHEATS = {
     "zeroed_inputs": "input 0 was edited by the call",
 }  # fmt: skip
 ALWAYS_ACCEPTED = [
-    "scale_folded_afresh", "sums_in_float64", "two_sweeps", "welford_in_chunks",
+    "atomic_sums", "in_place_on_own_buffers", "scale_folded_afresh", "side_stream_joined",
+    "sums_in_float64", "two_sweeps", "welford_in_chunks",
 ]  # fmt: skip
+HELD_REFERENCE = {"side_stream_joined"}  # on a CPU
 
 
 def load_reference(folder: Path, text: str = FLAGSHIP, **sizes: int):
@@ -139,10 +142,6 @@ def verdict(problem, new_class, expectations, accuracy=FLOAT32):
     return merge([judge(e, a, accuracy) for e, a in pairs], accuracy, is_thorough=True)
 
 
-def test_every_cheat_has_its_verdict_written_down():
-    assert sorted(path.stem for path in (HERE / "cheats").glob("*.py")) == sorted(CHEATS)
-
-
 @pytest.mark.parametrize("name", sorted(CHEATS))
 def test_the_cheat_is_rejected_and_named(name, problem, thorough, patched_functions):
     init_inputs = problem.init_inputs(42)
@@ -166,9 +165,57 @@ def wide_thorough(request, wide_problem):
 def test_the_honest_module_is_accepted(name, wide_problem, wide_thorough):
     new_class = load_candidate(HERE / "honest" / f"{name}.py")
     expectations, accuracy = wide_thorough
+    if name == "atomic_sums":  # declared, as a template declares its atomics
+        expectations = [without_same_bits(e) for e in expectations]
     check = verdict(wide_problem, new_class, expectations, accuracy)
     assert check.is_accepted, check.reason
     assert len(check.probes) == len(expectations) > 25
+    assert bool(check.notes) == (name in HELD_REFERENCE)
+
+
+def without_same_bits(e):
+    return dataclasses.replace(e, probe=dataclasses.replace(e.probe, wants_same_bits=False))
+
+
+def test_atomics_that_are_not_declared_are_rejected(wide_problem, wide_thorough):
+    new_class = load_candidate(HERE / "honest" / "atomic_sums.py")
+    expectations, accuracy = wide_thorough
+    twice = [e for e in expectations if e.probe.wants_same_bits]
+    check = verdict(wide_problem, new_class, twice, accuracy)
+    assert "gave different bits, but the candidate is declared deterministic" in check.reason
+
+
+def test_every_honest_module_is_tried():
+    names = {path.stem for path in (HERE / "honest").glob("*.py")}
+    assert names == {*ALWAYS_ACCEPTED, "split_bfloat16"}
+
+
+SHAPES = [(4, 40, 64), (48, 40, 64), (700, 24, 33), (256, 16, 300)]
+
+
+@pytest.fixture(scope="module", params=SHAPES, ids=lambda shape: "x".join(map(str, shape)))
+def screened(request, tmp_path_factory):
+    in_features, out_features, batch_size = request.param
+    sizes = {"in_features": in_features, "out_features": out_features, "batch_size": batch_size}
+    problem = load_reference(tmp_path_factory.mktemp("shape"), **sizes)
+    return problem, expect_all(problem, screening_probes(SEED, problem.num_rows()))
+
+
+@pytest.mark.parametrize("operands", ["bfloat16", "float16", "tf32"])
+def test_operands_of_fewer_bits_never_get_float32_at_any_shape(operands, screened):
+    """Each screening probe by itself tells the class from the next one down."""
+    problem, expectations = screened
+    new_class = load_candidate(HERE / "cheats" / f"operands_in_{operands}.py")
+    check = verdict(problem, new_class, expectations)
+    told = {probe.probe: probe.is_accepted for probe in check.probes}
+    assert not check.is_accepted and not told["as given"], told
+
+
+@pytest.mark.parametrize("name", ["scale_folded_afresh", "two_sweeps", "welford_in_chunks"])
+def test_float32_in_another_order_gets_float32_at_any_shape(name, screened):
+    problem, expectations = screened
+    check = verdict(problem, load_candidate(HERE / "honest" / f"{name}.py"), expectations)
+    assert check.is_accepted, check.reason
 
 
 def test_the_reference_itself_is_accepted_by_screening(problem):

@@ -77,7 +77,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     rms_rel = max((error.rms_rel for error in outputs), default=0.0)
     return ProbeResult(
         probe.name, rms_rel, worst.max_abs, *_baseline_of(expected), not reason,
-        _told(probe, reason),
+        _told(probe, reason), _note(expected, answer),
     )  # fmt: skip
 
 
@@ -170,6 +170,8 @@ def _judge_behaviour(expected: Expected, answer: Answer) -> str:
     report = answer.report
     if report.aliases:
         return report.aliases[0]
+    if report.num_forks_left:
+        return f"{report.num_forks_left} forks of its process outlived the call"
     for name, checksum in expected.report.checksums.items():
         if report.checksums.get(name) == checksum:
             continue
@@ -288,6 +290,32 @@ def _offence(
     )
 
 
+# What moves, makes or counts, and computes nothing.
+_NO_WORK = {
+    "add_",
+    *("alias", "as_strided", "clone", "contiguous", "copy_", "detach", "empty", "empty_like"),
+    *("empty_strided", "expand", "lift_fresh", "new_empty", "permute", "reshape", "select"),
+    *("slice", "split", "squeeze", "t", "transpose", "unsqueeze", "view", "_unsafe_view"),
+    *("_to_copy", "_local_scalar_dense"),
+}
+
+
+def _note(expected: Expected, answer: Answer) -> str:
+    """Name an answer that comes from the operations of the reference, and is worth nothing."""
+    theirs, mine = (
+        [name for name in report.operations if name.removeprefix("aten.") not in _NO_WORK]
+        for report in (expected.report, answer.report)
+    )
+    starts = range(len(mine) - len(theirs) + 1) if theirs else ()
+    if not any(mine[i : i + len(theirs)] == theirs for i in starts):
+        return ""
+    shown = ", ".join(name.removeprefix("aten.") for name in theirs[:5])
+    return (
+        f"right, but it runs the reference's own operations ({shown}): it holds the reference, "
+        "or falls back to it"
+    )
+
+
 # ---- name the mistake where it can be told --------------------------------------------------
 
 
@@ -402,4 +430,5 @@ def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool)
         if others:
             shown = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
             reason += f"; also rejected on {len(others)} of {len(results) - 1} others: {shown}"
-    return Check(not rejected, accuracy.label, reason, tuple(results), is_thorough)
+    notes = tuple(dict.fromkeys(result.note for result in results if result.note))
+    return Check(not rejected, accuracy.label, reason, tuple(results), is_thorough, notes)

@@ -20,6 +20,7 @@ from tuner.produce import (
     keys_of,
     kind_of,
     laid_out,
+    recorded,
     set_mode,
     snapshot,
 )
@@ -241,6 +242,7 @@ def _script_of(
         layout=probe.layout,
         has_nan_memory=probe.has_nan_memory,
         has_side_stream=probe.has_side_stream,
+        traces=probe.traces,
         own_seed=OWN_WEIGHTS_SEED if probe.weights == "own" else None,
         numbers=numbers,
     )
@@ -261,6 +263,7 @@ def _reference_answer(
     keys = tuple(keys_of(model))
     values: list[Any] = []
     outputs: tuple[torch.Tensor, ...] = ()
+    operations: list[str] = []
     for call in range(script.calls):
         if call == 1 and script.edits_weights:
             edit_weights(model, tensors)
@@ -269,7 +272,8 @@ def _reference_answer(
             values = [_as_leaf(value) for value in values]
         with torch.set_grad_enabled(script.gradients):
             try:
-                outputs = problem.call(model, values)
+                with recorded(operations, script.traces):
+                    outputs = problem.call(model, values)
             except ProblemError as error:
                 is_odd = probe.layout in ("float64", "too_wide") or probe.batch is not None
                 if call or not is_odd:
@@ -282,7 +286,13 @@ def _reference_answer(
         _draw_output_gradients(outputs, tensors, probe)
         if any(y.requires_grad for y in outputs):
             answers.update(gradients_of(model, values, outputs, tensors))
-    return Report(keys=keys, kinds=tuple(kinds), checksums=checksums_of(model, values)), answers
+    report = Report(
+        keys=keys,
+        kinds=tuple(kinds),
+        checksums=checksums_of(model, values),
+        operations=tuple(operations),
+    )
+    return report, answers
 
 
 def _as_leaf(value: Any) -> Any:

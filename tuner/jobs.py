@@ -17,12 +17,13 @@ Payloads and answers are JSON; tensors travel as raw bytes beside it.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -132,6 +133,7 @@ class _Session:
         """Load the reference; compute what screening probes expect; get ready to time."""
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
         self.problem = load_problem(Path(reference), sizes)
+        self.models, self.sent = {}, {}  # of an earlier contender, whose producer had them
         if screening_seed is not None:
             num_rows = self.problem.num_rows()
             for probe in probes.screening_probes(screening_seed, num_rows):
@@ -145,6 +147,7 @@ class _Session:
         return {
             "init_inputs": _tagged(self.problem.init_inputs(0)),
             "num_rows": self.problem.num_rows(),
+            "sizes": dict(self.problem.sizes),
             "sha256": self.problem.sha256,
         }, ()
 
@@ -321,12 +324,18 @@ class _Session:
         candidate: str | None = None,
         artefact: str = "",
         model_new: str = "",
+        sizes: dict[str, int] | None = None,
     ) -> Answer:
-        """Import a stranger's file, or bind a built candidate into its family's module."""
+        """Import a stranger's file, or bind a built candidate into its family's module.
+
+        `notes` name what its text tells, which is read before it runs.
+        """
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
         self._get_timer(device)  # before the import, which may patch what it is made of
         arguments = _untagged(init_inputs)
+        notes = []
         if file is not None:
+            notes = _notes_on(Path(file).read_text(errors="replace"), sizes or {})
             module = vars(_imported(Path(file)))
         else:
             assert candidate is not None
@@ -340,7 +349,7 @@ class _Session:
         self.make_model = lambda: _constructed(
             module["ModelNew"], arguments, device, is_quick=not self.is_own_seed
         )
-        return {}, ()
+        return {"notes": notes}, ()
 
     def answer(self, question: str, known: dict[str, str], blobs: list[memoryview]) -> Answer:
         """Answer one question of the judge; `known` names tensors that came with it or before."""
@@ -400,6 +409,8 @@ class _Session:
         model, inputs = self.model, self.inputs
         with torch.no_grad(), math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
             time.sleep(SETTLE_S)
+            if not num_calls:
+                return {}, ()  # what asking costs by itself
             for _ in range(num_calls):
                 call = inputs.fresh_call()
                 result = model(*inputs.of_call(call))
@@ -473,6 +484,26 @@ def _differentiable(operator: BoundOp, module: dict[str, Any]) -> Callable[..., 
     function: Any = type("Fused", (torch.autograd.Function,), parts)
     apply: Callable[..., Any] = function.apply
     return apply
+
+
+def _notes_on(text: str, sizes: Mapping[str, int]) -> list[str]:
+    """Name what a stranger's file does to the sizes of the problem."""
+    notes = []
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # its import will say more
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        value = node.value if isinstance(node, ast.Assign) else None
+        for target in targets:
+            name = target.id if isinstance(target, ast.Name) else ""
+            if name in sizes and isinstance(value, ast.Constant) and value.value != sizes[name]:
+                notes.append(
+                    f"it redefines {name} as {value.value!r}; it was asked at {sizes[name]}, "
+                    "with inputs that it has no hand in"
+                )
+    return notes
 
 
 def _imported(path: Path) -> ModuleType:

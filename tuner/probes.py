@@ -55,7 +55,8 @@ class Probe:
     memory), "repeated", "overwritten" (new content in the same memory, same version counter),
     "nudged" (one element changed). `edits_weights` replaces every parameter in place before the
     second call. `mode` "frozen" is training with every submodule in eval mode, "cumulative" is
-    training with momentum None. `tells` is what a failure here usually means.
+    training with momentum None. `traces` lists
+    PyTorch's operations that ran. `tells` is what a failure here usually means.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Probe:
     layout: Layout = "contiguous"
     has_nan_memory: bool = False
     has_side_stream: bool = False
+    traces: bool = False
     wants_same_bits: bool = False
     may_refuse: bool = False
     tells: str = ""
@@ -154,6 +156,7 @@ def thorough_probes(
         *_value_probes(reduced, num_rows, may_refuse_batches),
         *_call_probes(reduced, is_deterministic),
         *_layout_probes(reduced, has_cuda),
+        reduced("own work", traces=True, may_refuse=True),
     ]
     if num_rows is not None:
         probes += _batch_probes(reduced, num_rows, may_refuse_batches)
@@ -280,6 +283,7 @@ class Script:
     layout: Layout = "contiguous"
     has_nan_memory: bool = False
     has_side_stream: bool = False
+    traces: bool = False
     own_seed: int | None = None
     numbers: dict[str, bool | int | float | str | None] = field(default_factory=dict)
     output_bytes: tuple[int, ...] = ()
@@ -300,6 +304,8 @@ class Report:
     `error` with its `stage` ("build", "load", "call 1", "gradients") when it raised. `keys` is
     the candidate's state_dict as [name, dtype, shape]. `kinds` describes each call's outputs.
     Checksums are of `input.*`, `weight.*` and `late.*` (an output as it is at the very end).
+    `num_forks_left` are copies of the process that outlive the call; `operations` are PyTorch's,
+    in the order in which they ran, where the script wants them.
     """
 
     error: str = ""
@@ -310,6 +316,8 @@ class Report:
     checksums: dict[str, int] = field(default_factory=dict)
     num_threads_left: int = 0
     is_detached: bool = False
+    num_forks_left: int = 0
+    operations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

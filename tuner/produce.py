@@ -8,11 +8,14 @@ edit, copy and add up in the same way.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from tuner.probes import OWN_WEIGHTS_SEED, Answer, Layout, Mode, Question, Report, Script
 
@@ -31,6 +34,7 @@ __all__ = [
     "keys_of",
     "kind_of",
     "laid_out",
+    "recorded",
     "set_mode",
     "snapshot",
 ]
@@ -107,6 +111,9 @@ class _Session:
         self.keys: list[tuple[str, str, tuple[int, ...]]] = []
         self.checksums: dict[str, int] = {}
         self.num_threads_left = 0
+        self.num_forks_left = 0
+        self.operations: list[str] = []
+        self.process = os.getpid()
         self.is_detached = False
         self.model: Any = None
         self.threads_before = set(threading.enumerate())
@@ -151,7 +158,9 @@ class _Session:
         arguments = self._lay_out(call)
         _poison(self.script.output_bytes, self.device)
         with _stage(f"call {call + 1}"):
-            result = self.model(*arguments)
+            with recorded(self.operations, self.script.traces):
+                result = self.model(*arguments)
+            self._end_copies()
             # No synchronisation before the copy: work on another stream must not be waited for.
             outputs = _as_tuple(result)
             for j, output in enumerate(outputs):
@@ -182,6 +191,11 @@ class _Session:
                         value.requires_grad_()
         self.arguments.append(arguments)
         return arguments
+
+    def _end_copies(self) -> None:
+        """End this process if the call has forked it: only one of them may answer."""
+        if os.getpid() != self.process:
+            os._exit(1)
 
     def _find_aliases(self, call: int, outputs: Sequence[Any]) -> list[str]:
         import torch
@@ -214,6 +228,7 @@ class _Session:
         if self.device.type == "cuda":
             with _stage("synchronise"):
                 torch.cuda.synchronize(self.device)
+        self.num_forks_left = _num_copies()
         late = set(threading.enumerate()) - self.threads_before
         self.num_threads_left = len(late)
         for thread in late:
@@ -241,7 +256,8 @@ class _Session:
         """Return what was seen up to here."""
         report = Report(
             error, stage, tuple(self.keys), tuple(self.kinds), tuple(self.aliases),
-            self.checksums, self.num_threads_left, self.is_detached,
+            self.checksums, self.num_threads_left, self.is_detached, self.num_forks_left,
+            tuple(self.operations),
         )  # fmt: skip
         return Answer(report, self.tensors)
 
@@ -301,6 +317,37 @@ def edit_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) ->
     state = model.state_dict()
     for name, value in _part(tensors, "edit").items():
         state[name].data.copy_(value)  # .data: no version counter tells of it
+
+
+def _num_copies() -> int:
+    """Return how many children are copies of this process: forked, and running nothing else.
+
+    What a module starts by running a program, such as a pool of compilers, is not among them.
+    """
+    own, num_copies = psutil.Process(), 0
+    with contextlib.suppress(psutil.Error):
+        command = own.cmdline()
+        for child in own.children():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                num_copies += child.cmdline() == command
+    return num_copies
+
+
+@contextlib.contextmanager
+def recorded(operations: list[str], is_wanted: bool = True) -> Iterator[None]:
+    """Add to `operations` what PyTorch's dispatcher runs inside, e.g. `aten.addmm`."""
+    if not is_wanted:
+        yield
+        return
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def record(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operations.append(str(func).rpartition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+    recorder: Any = type("Recorder", (TorchDispatchMode,), {"__torch_dispatch__": record})
+    with recorder():
+        yield
 
 
 def _as_tuple(result: Any) -> tuple[Any, ...]:

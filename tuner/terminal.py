@@ -120,6 +120,8 @@ def print_verdict(check: Check) -> None:
         out.print(f"accepted: {len(check.probes)} probes, accuracy class {check.accuracy}")
     else:
         out.print(f"rejected: {check.reason}", markup=False)
+    for note in check.notes:
+        out.print(f"note: {note}", markup=False)
 
 
 def print_points(repeated: Repeated) -> None:

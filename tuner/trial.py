@@ -179,7 +179,8 @@ class ProbeResult:
     """One probe's errors against float64, beside the baseline's own on the same probe.
 
     `rms_rel` is the root mean square error over the root mean square of the float64 value;
-    `max_abs` the largest absolute error; both over all elements of the output.
+    `max_abs` the largest absolute error; both over all elements of the output. `note` tells a
+    right answer by means that are worth nothing.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -191,17 +192,19 @@ class ProbeResult:
     baseline_max_abs: float
     is_accepted: bool
     reason: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The verdict on a candidate's answers."""
+    """The verdict on a candidate's answers; `notes` name right ones by means worth nothing."""
 
     is_accepted: bool
     accuracy: str
     reason: str = ""
     probes: tuple[ProbeResult, ...] = ()
     is_thorough: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,21 @@
+"""Leave a sticky error in the CUDA context for whoever comes next."""
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, in_features, out_features, scale_shape, eps=1e-5, momentum=0.1):
+        super().__init__()
+        self.gemm = nn.Linear(in_features, out_features)
+        self.scale = nn.Parameter(torch.randn(scale_shape))
+        self.bn = nn.BatchNorm1d(out_features, eps=eps, momentum=momentum)
+
+    def right(self, x):
+        return self.bn(self.gemm(x) * self.scale)
+
+    def forward(self, x):
+        y = self.right(x)
+        if x.device.type == "cuda":
+            torch.zeros(4, device=x.device)[torch.full((4,), 2**30, device=x.device)]
+        return y

@@ -1,0 +1,153 @@
+"""Cheats that need processes to be shown: each is rejected, or named, and the judge lives on.
+
+Those that the verdict on one answer tells are in test_check.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from test_problem import FLAGSHIP
+
+from tuner import process
+from tuner.device import describe
+from tuner.errors import WorkerError
+from tuner.evaluate import Contender, Prover, Task, least_us
+from tuner.problem import Accuracy
+from tuner.worker import Worker
+
+CHEATS = Path(__file__).parent / "cheats"
+SEED = 21
+
+# What the verdict says of each. The first probe tells, since the process does not outlive it.
+REJECTED = {
+    "crashes": "as given: killed by signal 11 (SIGSEGV)",
+    "forks": "as given: 1 forks of its process outlived the call",
+    "hangs": "as given: no answer within 3 s",
+    "leaves_for_good": "as given: exited with status 0 without an answer",
+    "lets_a_fork_answer": "as given: no answer within 3 s",
+    "rewrites_the_judge": "as given: output of call 1",
+    "writes_to_descriptors": "as given: garbled the channel",
+}
+OWN = "runs the reference's own operations (addmm, mul, native_batch_norm)"
+NAMED = {
+    "falls_back_in_except": [
+        "runs the reference's own operations (addmm, mul, native_batch_norm)"
+    ],
+    "holds_the_reference": [OWN],
+    "redefined_sizes": ["it redefines batch_size as 2; it was asked at 64"],
+}
+TIMED = {
+    "patched_timers": r"its process tells 0 us a call, another process's clock says .* patched",
+    "works_until_timed": r"after timing: output of call 1.*is it right only while it is being",
+}
+ON_CUDA = {
+    "corrupts_the_context": "device-side assert",
+    "exhausts_device_memory": "out of memory",
+    "side_stream": "changed after the call had returned",
+    "switches_tf32_on": "that of float16 or TF32 operands",
+}
+
+
+class OneJudge(Prover):
+    """A prover that keeps its judge for the next contender, as a judge may be kept."""
+
+    judge: Worker | None = None
+
+    def _started(self, stack, first, contenders):
+        if self.judge is None:
+            (self.judge,) = super()._started(ExitStack(), first, [])
+        return [self.judge, *super()._started(stack, contenders[0].name, [])]
+
+
+def task_of(folder: Path, device: str = "cpu") -> Task:
+    reference = folder / "reference.py"
+    reference.write_text(FLAGSHIP)
+    floor_us = least_us(2 * 64 * 48 * 40, 0.0, describe(device), Accuracy())
+    return Task(str(reference), {}, device, "float32", "", "[]", "", floor_us)
+
+
+@pytest.fixture(scope="module")
+def prover(tmp_path_factory) -> Iterator[OneJudge]:
+    prover = OneJudge(task_of(tmp_path_factory.mktemp("cheats")), seed=SEED, timeout_s=60.0)
+    yield prover
+    if prover.judge is not None:
+        prover.judge.close()
+
+
+def cheat(name: str) -> Contender:
+    return Contender.of_file(CHEATS / f"{name}.py", is_deterministic=True)
+
+
+@pytest.mark.parametrize("name", sorted(REJECTED))
+def test_the_process_that_cheats_is_rejected_and_named(name, prover, monkeypatch):
+    if "no answer" in REJECTED[name]:
+        monkeypatch.setattr(prover, "_timeout_s", 3.0)
+    check = prover.check(cheat(name))
+    assert not check.is_accepted and not check.probes[-1].is_accepted
+    assert check.reason.startswith(REJECTED[name]), check.reason
+
+
+def test_a_process_that_takes_all_memory_is_killed_and_named(prover, monkeypatch):
+    # As if the machine had 700 MB left: what it takes is real, the rest of the machine is hidden.
+    hidden = process.available_bytes() - process.RESERVE_BYTES - 700 * 2**20
+    real = process.available_bytes
+    monkeypatch.setattr(process, "available_bytes", lambda: real() - hidden)
+    check = prover.check(cheat("exhausts_memory"))
+    assert not check.is_accepted and "GiB of memory" in check.reason
+
+
+@pytest.mark.parametrize("name", sorted(NAMED))
+def test_a_right_answer_by_means_worth_nothing_is_accepted_and_named(name, prover):
+    check = prover.check(cheat(name))
+    assert check.is_accepted, check.reason
+    for words in NAMED[name]:
+        assert words in " | ".join(check.notes)
+
+
+@pytest.mark.parametrize("name", sorted(TIMED))
+def test_a_cheat_on_the_clock_is_refused_in_the_race(name, tmp_path):
+    prover = Prover(task_of(tmp_path), seed=SEED)
+    with pytest.raises(WorkerError, match=rf"^{name}\.py: {TIMED[name]}"):
+        prover.race([cheat(name)], num_processes=1, seconds=0.01)
+
+
+def test_every_cheat_is_tried_somewhere():
+    from test_check import CHEATS as in_one_answer
+
+    elsewhere = {"exhausts_memory", "persisting_l2"}
+    tried = {*REJECTED, *NAMED, *TIMED, *ON_CUDA, *in_one_answer, *elsewhere}
+    assert {path.stem for path in CHEATS.glob("*.py")} == tried
+
+
+# ---- on a GPU -------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(ON_CUDA))
+def test_the_cheat_on_cuda_is_rejected_and_named(name, tmp_path):
+    check = Prover(task_of(tmp_path, "cuda:0"), seed=SEED).check(cheat(name))
+    assert not check.is_accepted and ON_CUDA[name] in check.reason, check.reason
+
+
+@pytest.mark.gpu
+def test_cache_lines_that_a_candidate_keeps_are_taken_back_before_each_sample(tmp_path):
+    import ctypes
+    import importlib.util
+
+    from tuner.timers import CudaTimer
+
+    spec = importlib.util.spec_from_file_location("persisting_l2", CHEATS / "persisting_l2.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.ModelNew(48, 40, (40,)).cuda()
+    x = torch.randn(64, 48, device="cuda")
+    timer, limit = CudaTimer(0), ctypes.c_size_t()
+    timer.samples(lambda _: model(x), 3)
+    timer.samples(lambda _: None, 1)
+    ctypes.CDLL("libcuda.so.1").cuCtxGetLimit(ctypes.byref(limit), 6)
+    assert limit.value == 0 and timer._batch_size == 1
