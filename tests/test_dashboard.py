@@ -405,6 +405,15 @@ def cells(page: Any, selector: str) -> list[list[str]]:
     return [[" ".join(text.split()) for text in row] for row in rows]
 
 
+def serious_faults(page: Any, part: str | None = None) -> list[tuple[str, str]]:
+    """Return what axe-core finds serious or worse: the rule and the first element."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page, context=part).response["violations"]
+    worst = [fault for fault in found if fault["impact"] in ("serious", "critical")]
+    return [(fault["id"], fault["nodes"][0]["html"]) for fault in worst]
+
+
 def test_the_list_has_every_run_by_value_and_filters_and_sorts(place, reader):
     page = reader.page
     page.wait_for_selector(f"#runs tr[data-run='{place.slow.path.name}']")
@@ -427,6 +436,7 @@ def test_the_list_has_every_run_by_value_and_filters_and_sorts(place, reader):
         "12",
     ]
     assert rows[place.linked.path.name][1] == "unreadable"
+    assert serious_faults(page) == []
     page.fill("#filter", "LAYER stopped")
     assert [row[-1] for row in cells(page, "#runs")] == [place.open.path.name]
     assert page.inner_text("#shown") == "1 of 5 runs shown"
@@ -477,6 +487,7 @@ def test_a_comparison_says_which_is_better_and_what_differs_by_value(place, read
         "document.getElementById('chart-speedups').data.map(t => [t.x[0], t.y[0]])"
     )
     assert traces == [[2.0, "A"], [2.4, "B"]]
+    assert serious_faults(page) == []
     last = "document.getElementById('chart-search').data.map(t => [t.x.at(-1), t.y.at(-1)])"
     assert page.evaluate(last) == [[39, 3000 / 1506], [39, 3000 / 1506]]
     page.click("[data-x=seconds]")
@@ -496,6 +507,7 @@ def test_a_runs_page_has_its_figures_table_sources_and_optunas_study(place, read
     assert page.inner_text("#told") == "40 trials, best 2.40x"
     assert page.inner_text("#state") == "finished"
     assert len(cells(page, "#trials")) > 20
+    assert serious_faults(page, "header") == []  # the rest is the report's, tested there
     page.fill("#filter", "block_m=128 latency_us<1520")
     # Trial n takes 1500 + 3 (40 - n) us; 39 did not compile.
     assert page.inner_text("#shown") == "2 of 40 shown"
@@ -506,26 +518,6 @@ def test_a_runs_page_has_its_figures_table_sources_and_optunas_study(place, read
     page.click("#study")
     page.wait_for_selector(f"text={place.fast.path.name}")
     assert page.url.startswith(f"{reader.home}/dashboard/studies/")
-
-
-@pytest.mark.parametrize("page_of", ["list", "run", "compare"])
-def test_axe_finds_no_serious_fault(place, reader, page_of):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    page, (fast, slow) = reader.page, (place.fast.path.name, place.slow.path.name)
-    if page_of == "list":
-        page.wait_for_selector(f"#runs tr[data-run='{fast}']")
-    elif page_of == "run":
-        page.goto(f"{reader.home}/runs/{fast}")
-        page.wait_for_selector("body[data-drawn='40']")
-    else:
-        page.goto(f"{reader.home}/compare?run={slow}&run={fast}")
-        page.wait_for_selector("#chart-search .main-svg")
-    # The rest of a run's page is the report's, tested there.
-    part = "header" if page_of == "run" else None
-    found = axe.Axe().run(page, context=part).response["violations"]
-    worst = [fault for fault in found if fault["impact"] in ("serious", "critical")]
-    serious = [(fault["id"], fault["nodes"][0]["html"]) for fault in worst]
-    assert serious == []
 
 
 def test_two_hundred_runs_are_listed_and_one_that_is_added_appears(browser, tmp_path):
