@@ -460,7 +460,8 @@ class _Session:
             contenders = self._checked(prover, builder, entries)
             if not contenders:
                 raise NothingCorrectError(_nothing_correct(self.trials, entries))
-            race = self._raced(prover, entries, contenders)
+            with builder.paused():  # what was asked for ahead may still compile
+                race = self._raced(prover, entries, contenders)
             for lane, number in enumerate(contenders, 1):
                 assert race is not None
                 place = next(i for i, e in enumerate(entries) if e.trial == number)
