@@ -617,6 +617,15 @@ def test_work_on_a_side_stream_is_not_hidden_from_the_host(cuda):
 
 
 @pytest.mark.gpu
+def test_events_that_are_patched_later_do_not_change_the_time(cuda, monkeypatch):
+    timer = CudaTimer(0)
+    monkeypatch.setattr(cuda.Event, "elapsed_time", lambda *_: 0.0)
+    monkeypatch.setattr(cuda.Event, "record", lambda *_: None)
+    monkeypatch.setattr(cuda, "synchronize", lambda *_: None)
+    assert min(timer.samples(lambda _: cuda._sleep(2_000_000), 5)) > 500.0  # about 1 ms
+
+
+@pytest.mark.gpu
 def test_cache_that_a_candidate_keeps_is_taken_back(cuda):
     import ctypes
 
