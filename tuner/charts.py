@@ -146,7 +146,7 @@ def _parameters(facts: Facts, shares: Mapping[str, float]) -> Chart:
     if not names:
         words = "No parameter varies among the correct trials."
         return Chart("parameters", label, words, None)
-    words = "Every correct trial by each parameter's value; the green bar is the best one."
+    words = "Every correct trial by each parameter's value; the orange bar is the best one."
     if len(varied) > len(names):
         words += f" {len(varied) - len(names)} parameters that matter less are left out."
     return Chart("parameters", label, words, parameter_figure(facts.trials, names))

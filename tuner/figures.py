@@ -67,7 +67,8 @@ _STATUS_MARKS = {
 }
 ACCENT, BEST, BASELINE, FLOOR = "#1f83c4", "#12875a", "#7a7f87", "#a8700b"
 # Blue to orange through grey: told apart by the colour-blind, seen on white and on the dark page.
-_FAST_TO_SLOW = ((0.0, ACCENT), (0.5, "#8f8f8f"), (1.0, "#d55e00"))
+_ORANGE = "#d55e00"
+_FAST_TO_SLOW = ((0.0, ACCENT), (0.5, "#8f8f8f"), (1.0, _ORANGE))
 _TEMPLATE_MARKS = (
     (ACCENT, "circle"),
     ("#d55e00", "square"),
@@ -365,10 +366,10 @@ def _add_parameter(figure: Any, correct: Sequence[Trial], name: str, row: int, c
         y=best,
         mode="markers",
         marker={
-            "color": BEST,
+            "color": _ORANGE,
             "symbol": "line-ew",
-            "size": 26,
-            "line": {"width": 3, "color": BEST},
+            "size": 30,
+            "line": {"width": 3, "color": _ORANGE},
         },
         text=[
             f"best with {plotly_text(word)}: {us_words(us)}"
