@@ -359,6 +359,22 @@ def test_neighbour_positions_are_the_neighbours():
         assert built.neighbour_positions(position, adjacent=True).tolist() == sorted(adjacent)
 
 
+def test_configurations_are_counted_by_value_with_a_list_and_without(monkeypatch):
+    def count(name: str) -> list[dict[Value, int]]:
+        built = [tile_space(), chain(4, "p0 * p1 <= 12", "p1 + p3 != 9", "p2 == 3 or p3 > 8")]
+        names = (name, "p3") if name == "stages" else (name, "p1")
+        return [space.count_by(n) for space, n in zip(built, names, strict=True)]
+
+    listed = [count(name) for name in ("stages", "template")]
+    assert listed[0][0] == {2: 2, 3: 2, 4: 2} and listed[1][0] == {"wgmma": 6, "library": 3}
+    for params in tile_space().feasible:
+        listed[1][0][params["template"]] -= 1
+    assert not any(listed.pop()[0].values())
+    monkeypatch.setattr(space, "MAX_LISTED", 0)
+    assert not tile_space().is_listed and count("stages") == listed[0]
+    assert chain(15, "p0 < p1").count_by("p1")[10] == 9 * 10**13
+
+
 def test_points_are_scaled_logarithms_and_words_have_none():
     built = SearchSpace.build(
         [

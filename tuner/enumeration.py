@@ -139,6 +139,21 @@ class Diagram:
             state = np.where(is_there, layer.targets[choice], 0).astype(np.int64)
         return np.where(is_there, positions, -1)
 
+    def counts(self, column: int) -> Ints:
+        """Return how many configurations have each digit of a parameter, int64 (base,)."""
+        arrivals = np.ones(1, dtype=np.int64)  # paths into each state
+        for layer in self._layers:
+            arrivals = np.pad(arrivals, (0, len(layer.first) - 1 - len(arrivals)))  # dead ends
+            paths = np.repeat(arrivals, np.diff(layer.first))
+            if layer.column == column:
+                digits = layer.keys % layer.base
+                found = np.zeros(layer.base, dtype=np.int64)
+                np.add.at(found, digits, paths * np.diff(layer.below))
+                return found
+            arrivals = np.zeros(int(layer.targets.max()) + 1, dtype=np.int64)
+            np.add.at(arrivals, layer.targets, paths)
+        raise IndexError(column)
+
     def all_rows(self) -> Digits:
         """Return the digits of all configurations, as the smallest integers (n, d)."""
         kind = digit_type(layer.base for layer in self._layers)
