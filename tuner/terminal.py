@@ -8,15 +8,14 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from tuner.errors import NothingCorrectError
@@ -25,11 +24,13 @@ if TYPE_CHECKING:
     from tuner.repeat import Repeated
     from tuner.run import Run
     from tuner.shelf import Shown
+    from tuner.summary import Facts
     from tuner.trial import Check, Finalist, Measurement, ProbeResult, Trial
     from tuner.tuning import Planned
 
 __all__ = [
     "Interrupted",
+    "Screen",
     "err",
     "go_on",
     "interruptible",
@@ -46,7 +47,7 @@ __all__ = [
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-COLUMNS = 80
+COLUMNS, LINES = 80, 20
 SHOWN_TRIALS = 8  # of the latest, in the live view
 
 
@@ -60,7 +61,7 @@ class Interrupted(Exception):
 def print_plan(planned: Planned, *, is_json: bool = False) -> None:
     """Print what a config amounts to: counts, what rejects the rest, one rendered candidate."""
     space, candidate = planned.space, planned.example()
-    by_template = Counter(str(params["template"]) for params in space.feasible)
+    by_template = {str(name): count for name, count in space.count_by("template").items()}
     rejected = {why: count for why, count in space.rejections.items() if count}
     if is_json:
         print_json(
@@ -72,7 +73,7 @@ def print_plan(planned: Planned, *, is_json: bool = False) -> None:
                 "accuracy": planned.config.accuracy.label,
                 "num_feasible": space.num_feasible,
                 "num_cartesian": space.num_cartesian,
-                "num_feasible_by_template": dict(by_template),
+                "num_feasible_by_template": by_template,
                 "num_rejected_by_reason": rejected,
                 "example": {"params": candidate.params, "source": candidate.source},
             }
@@ -216,55 +217,69 @@ class _Plain:
             self.best_us = min(self.best_us or latency_us, latency_us)
 
 
-class _Screen(_Plain):
-    """The live view of a terminal: the latest trials, the best, what is left."""
+class Screen(_Plain):
+    """The live view of a terminal: what the summary would say now, and the latest trials.
+
+    At most 20 lines of at most 80 columns, with nothing that needs colour.
+    """
 
     def __init__(self, live: Live) -> None:
         super().__init__()
         self.live = live
-        self.rows: list[str] = []
-        self.best: Trial | None = None
-        self.num_trials = 0
+        self.facts: Facts | None = None
+        self.trials: list[Trial] = []
         self.num_building = 0
-        self.elapsed_s = 0.0
         self.stage = ""
 
+    def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
+        """The run's folder is there; `trials` is what a resumed run has."""
+        from tuner.summary import Facts
+
+        super().on_run(run, baseline, trials)
+        self.trials = list(trials)
+        self.facts = Facts(run, run.environment(), self.trials, None, "")
+
     def on_trial(self, trial: Trial, num_building: int) -> None:
-        is_better = trial.outcome.latency_us is not None and (
-            self.best_us is None or trial.outcome.latency_us < self.best_us
-        )
-        self._improve(trial)
-        self.best = trial if is_better else self.best
-        self.num_trials, self.num_building = trial.number + 1, num_building
-        self.elapsed_s = trial.elapsed_s
-        self.rows = [*self.rows, _trial_line(trial)][-SHOWN_TRIALS:]
+        """One more outcome is on disk."""
+        self.trials.append(trial)
+        self.num_building = num_building
         self._draw()
 
     def on_stage(self, text: str) -> None:
+        """Something that takes a while begins."""
         self.stage = text
         self._draw()
 
     def line(self, text: str) -> None:
+        """Print a line above the view."""
         self.live.console.print(text, markup=False)
 
     def _draw(self) -> None:
-        status = Table.grid(padding=(0, 3))
-        left_s = max(0.0, self.budget.timeout_s - self.elapsed_s) if self.budget else 0.0
-        best = _trial_line(self.best) if self.best else "none yet"
-        status.add_row(
-            f"trials {self.num_trials} of {self.budget.trials if self.budget else '?'}",
-            f"time left {left_s:.0f} s",
-            f"builds ahead {self.num_building}",
-        )
-        rows = [Text(row, overflow="ellipsis", no_wrap=True) for row in self.rows]
-        self.live.update(
-            Group(
-                *rows,
-                Text(f"best  {best}", style="bold", overflow="ellipsis", no_wrap=True),
-                status,
-                Text(self.stage, style="dim", overflow="ellipsis", no_wrap=True),
-            )
-        )
+        below = [*self._left(), *([self.stage] if self.stage else [])]
+        told = self._told()
+        num_shown = max(1, min(SHOWN_TRIALS, LINES - len(told) - len(below)))
+        rows = [_trial_line(trial) for trial in self.trials[-num_shown:]]
+        lines = [Text(line[:COLUMNS], no_wrap=True) for line in (*told, *rows, *below)]
+        self.live.update(Group(*lines))
+
+    def _told(self) -> list[str]:
+        """Return what the summary says of the trials until now, but for its warnings."""
+        from tuner.summary import format_summary, summary_of
+
+        if self.facts is None:
+            return []
+        found = replace(summary_of(self.facts), warnings=(), reproduce="")
+        return format_summary(found).splitlines()
+
+    def _left(self) -> list[str]:
+        if self.budget is None:
+            return []
+        elapsed_s = self.trials[-1].elapsed_s if self.trials else 0.0
+        left_s = max(0.0, self.budget.timeout_s - elapsed_s)
+        return [
+            f"{'left':<10}{max(0, self.budget.trials - len(self.trials))} trials,"
+            f" {left_s:.0f} s; {self.num_building} builds ahead"
+        ]
 
 
 def _us(latency_us: float) -> str:
@@ -319,7 +334,7 @@ def watching(
             yield view
             return
         with Live(console=console, refresh_per_second=8, transient=True) as live:
-            view = type("View", (_Screen, Observer), {})(live)
+            view = type("View", (Screen, Observer), {})(live)
             yield view
     except KeyboardInterrupt as interrupt:
         raise Interrupted(go_on(view.run if view else None)) from interrupt

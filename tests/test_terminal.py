@@ -1,0 +1,54 @@
+"""The live view of a terminal, as it is drawn."""
+
+from __future__ import annotations
+
+import io
+
+from made_runs import made_run, trials
+from rich.console import Console
+from rich.live import Live
+
+from tuner.run import Run
+from tuner.summary import Facts, format_summary, summary_of
+from tuner.terminal import Screen
+from tuner.trial import Measurement
+
+
+def drawn(screen: Screen) -> list[str]:
+    """Return the view's lines on a terminal of 80 columns without colour."""
+    file = io.StringIO()
+    Console(file=file, width=80, no_color=True, force_terminal=False).print(
+        screen.live.get_renderable()
+    )
+    return file.getvalue().splitlines()
+
+
+def screen_of(run: Run) -> Screen:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    screen = Screen(Live(console=console, auto_refresh=False))
+    screen.on_run(run, Measurement(3000.0, 0.002, (3000.0,), True), [])
+    return screen
+
+
+def test_the_live_view_says_what_the_summary_says_in_20_lines_of_80_columns(tmp_path):
+    made = trials(60)
+    run = made_run(tmp_path, made)
+    screen = screen_of(run)
+    screen.on_stage("preparing " * 20)
+    for number, trial in enumerate(made, 1):
+        screen.on_trial(trial, 3)
+        lines = drawn(screen)
+        assert len(lines) <= 20 and max(map(len, lines)) <= 80
+        facts = Facts(run, run.environment(), made[:number], None, "")
+        told = format_summary(summary_of(facts)).splitlines()
+        shared = [line for line in told if not line.startswith(("warning", "again"))]
+        assert lines[1] == told[1] and lines[1].startswith("verdict")
+        assert set(lines[:6]) <= set(shared)
+    assert f"#{made[-1].number}" in "\n".join(lines)
+    assert "1.992x PyTorch's speed so far, not proved" in lines[1]
+
+
+def test_the_live_view_before_the_first_trial_is_the_stage(tmp_path):
+    screen = screen_of(made_run(tmp_path, []))
+    screen.on_stage("timing the baseline")
+    assert drawn(screen)[-1] == "timing the baseline"
