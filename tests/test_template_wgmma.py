@@ -32,6 +32,7 @@ CONFIGURATIONS = (
     {"precision": "fp16x3", "centre": True, "prepare": "behind", "raster_rows": 1},
     {"precision": "fp16x3", "prepare": "behind", "finalise": "fused", "raster_rows": 2},
     {"precision": "bf16x3", "prepare": "behind", "block_n": 64, "ahead": 100},
+    {"precision": "fp16x3", "prepare": "behind", "centre": True, "stats": "shared_memory"},
     {
         "precision": "fp16_fp8x2",
         "order": "sweeps",
@@ -65,7 +66,7 @@ CONFIGURATIONS = (
     {"precision": "fp16", "block_k": 128, "promote_k": 128},
     {"precision": "bf16", "block_n": 64, "promote_k": 0, "stages": 6, "prepare_threads": 512},
     {"template": "wgmma_convert", "precision": "fp16x3"},
-    {"template": "wgmma_convert", "precision": "fp16x3", "load": "after", "cluster_m": 2},
+    {"template": "wgmma_convert", "precision": "fp16x3", "load": "after", "stats": "shared_memory"},
     {"template": "wgmma_convert", "precision": "fp16x3", "cluster_n": 2, "stats": "atomics"},
     {"template": "wgmma_convert", "precision": "fp16x3", "block_n": 96, "finalise": "fused"},
     {"template": "wgmma_convert", "precision": "fp16x3", "block_k": 32, "stages": 6},
