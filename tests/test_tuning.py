@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 import tuner
 from tuner import tuning
 from tuner.build import Toolchain
+from tuner.certificate import code_sha256, read_certificate
 from tuner.evaluate import Prover
 from tuner.run import Run, create_run, open_run
 from tuner.trial import Check, Finalist, Interval, Result, Status, Trial
@@ -240,6 +242,20 @@ def test_the_result_names_a_proved_winner(life):
     assert exported.interval.low <= exported.interval.speedup <= exported.interval.high
     assert exported.interval.num_processes == 2
     assert Path(result.export_path) == life.run.export_path
+
+
+def test_the_export_is_certified_with_what_the_result_says(life):
+    exported, about = life.run.result().exported, life.run.environment()
+    certificate = read_certificate(life.run.export_path)
+    assert certificate.interval == exported.interval and certificate.accuracy == "float32"
+    assert certificate.probes == exported.check.probes
+    assert certificate.code_sha256 == code_sha256(life.run.export_path.read_text())
+    assert certificate.versions.items() >= about["machine"].items()
+    baseline, own = certificate.samples_us
+    assert [len(rounds) for rounds in baseline] == [len(rounds) for rounds in own]
+    assert len(own) == exported.interval.num_processes == 2
+    assert statistics.median(us for rounds in own for us in rounds) == exported.latency_us
+    assert life.run.path.name in certificate.origin
 
 
 def test_the_journal_agrees_with_the_trials_and_is_optunas_own(life):
