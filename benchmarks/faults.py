@@ -43,6 +43,15 @@ GONE_WITHIN_S = 30.0  # its processes, after the tuner was killed
 TUNING = """
 problem: {op: layer_norm, sizes: {rows: 64, cols: 96}}
 device: cpu
+space:
+  template: [cpu]
+  stats: [shared_memory, two_pass, atomics]
+  split: [1, 2, 8, 64]
+  width: [8, 16]
+  piece: [512, 1024, 2048, 4096]
+  stream_output: [true, false]
+  huge_pages: [true, false]
+  max_threads: [0, 1, 2, 3, 4, 5]
 search: {sampler: random, trials: 100000, seed: 5, timeout: 10h}
 measure: {screen: 2ms, finalists: 20ms, num_finalists: 1, num_processes: 2}
 """
