@@ -190,7 +190,7 @@ search: {trails: 3}
         "x.yaml:7: constraints[0].expr: expression 'a <': invalid syntax\n"
         "x.yaml:8: constraints[1].why: missing\n"
         "x.yaml:9: search.trails: unknown key 'trails'\n"
-        "  known: sampler, trials, timeout, seed, in_flight\n"
+        "  known: sampler, trials, timeout, seed, in_flight, warm_start, stop\n"
         "  hint: did you mean 'trials'?"
     )
 
@@ -561,6 +561,21 @@ def test_the_listed_facts_are_the_devices():
     assert set(DEVICE_FACTS) == names - {"device.index", "device.name", "device.driver"}
 
 
+def test_a_search_may_start_from_earlier_runs_and_stop_when_it_is_sure(tmp_path):
+    (tmp_path / "earlier").mkdir()
+    text = "problem: {op: x}\nsearch: {warm_start: [earlier], stop: {within: 2%}}\n"
+    search = parse_config(text, tmp_path / "c.yaml").search
+    assert search.warm_start == (tmp_path / "earlier",)
+    assert search.stop is not None
+    assert (search.stop.within, search.stop.confidence) == (0.02, 0.9)
+    with pytest.raises(ConfigError) as error:
+        parse_config(text.replace("[earlier]", "[later]"), tmp_path / "c.yaml")
+    assert "search.warm_start[0]: no such run folder or file" in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        parse_config(text.replace("2%", "2%, sure: 1"), tmp_path / "c.yaml")
+    assert "unknown key 'sure'\n  known: within, confidence" in str(error.value)
+
+
 def test_the_listed_samplers_are_the_samplers():
     assert tuple(SAMPLERS) == SAMPLER_NAMES
 
@@ -571,8 +586,8 @@ def test_the_documented_example_is_a_config_and_every_key_is_documented():
     assert read(example).space
     keys = []
     for name, section in config_room._SECTIONS.items():
-        prefix = f"{name}." if name in ("problem", "search", "measure") else ""
+        prefix = f"{name}." if name not in ("", "constraints[]") else ""
         keys += [prefix + key for key in config_room._keys(section)]
     undocumented = {key for key in keys if f"`{key}`" not in text}
-    assert undocumented == {"problem", "search", "measure"}  # they are sections
+    assert undocumented == {"problem", "search", "search.stop", "measure"}  # they are sections
     assert [name for name in DEVICE_FACTS if f"`{name}`" not in text] == []

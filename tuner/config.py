@@ -24,6 +24,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictFloat,
     StrictInt,
     StrictStr,
     ValidationError,
@@ -42,6 +43,7 @@ __all__ = [
     "ProblemSection",
     "RunConfig",
     "SearchSection",
+    "StopSection",
     "check_names",
     "load_config",
     "parse_accuracy",
@@ -57,7 +59,12 @@ MAX_NUMBER_LENGTH = 100  # characters; YAML's patterns take quadratic time on a 
 MAX_DEPTH = 20  # levels of YAML; the schema has 5
 MAX_VALUES = 10_000  # of one parameter
 
-SAMPLER_NAMES = ("surrogate", "tpe", "random", "grid")  # those of samplers.py, which imports Optuna
+SAMPLER_NAMES = (
+    "surrogate",
+    "tpe",
+    "random",
+    "grid",
+)  # those of samplers.py, which imports Optuna
 OVERRIDES = {  # what the command line may set, and where it stands in the file
     "device": "device",
     "accuracy": "accuracy",
@@ -245,8 +252,18 @@ class ProblemSection(_Section):
     templates: tuple[Path, ...] = ()
 
 
+class StopSection(_Section):
+    """Stop once the best is probably within a share of the optimum (0.02 for 2 %)."""
+
+    within: Annotated[float, BeforeValidator(parse_fraction)] = 0.02
+    confidence: Annotated[StrictFloat, Field(ge=0.5, lt=1.0)] = 0.9
+
+
 class SearchSection(_Section):
-    """How to search, and for how long; `in_flight` None means that the machine decides."""
+    """How to search, and for how long; `in_flight` None means that the machine decides.
+
+    `warm_start` are runs and recordings to start from, paths as for the problem's.
+    """
 
     sampler: Annotated[str, BeforeValidator(_sampler)] = "surrogate"
     trials: Annotated[StrictInt, Field(ge=1, le=10_000_000)] = 200
@@ -255,6 +272,8 @@ class SearchSection(_Section):
     )
     seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
     in_flight: Annotated[int | None, BeforeValidator(_in_flight)] = None
+    warm_start: tuple[Path, ...] = ()
+    stop: StopSection | None = None
 
 
 class MeasureSection(_Section):
@@ -581,7 +600,8 @@ def parse_config(
     declared = data.get("space")
     space = _parameters(document, declared) if isinstance(declared, dict) else ()
     problem = _resolved(document, file.problem, base) if file is not None else None
-    if document.problems or file is None or problem is None:
+    search = _warm_started(document, file.search, base) if file is not None else None
+    if document.problems or file is None or problem is None or search is None:
         raise _config_error(document)
     constraints = [
         Constraint(entry.expr, entry.why, f"{path}:{_line(document.places, f'constraints[{i}]')}")
@@ -596,7 +616,7 @@ def parse_config(
         accuracy=file.accuracy,
         space=space,
         constraints=tuple(constraints),
-        search=file.search,
+        search=search,
         measure=file.measure,
         places=document.places,
     )
@@ -636,6 +656,16 @@ def _resolved(document: _Document, problem: ProblemSection, base: Path) -> Probl
     return problem.model_copy(update={"reference": reference, "templates": folders})
 
 
+def _warm_started(document: _Document, search: SearchSection, base: Path) -> SearchSection:
+    """Make the paths of earlier runs relative to where we are, and look whether they exist."""
+    paths = tuple(base / path for path in search.warm_start)
+    for i, path in enumerate(paths):
+        if not _is_there(path, Path.exists):
+            place = f"search.warm_start[{i}]"
+            document.report(place, f"no such run folder or file: {str(path)!r}")
+    return search.model_copy(update={"warm_start": paths})
+
+
 def _is_there(path: Path, test: Callable[[Path], bool]) -> bool:
     try:
         return test(path)
@@ -650,10 +680,12 @@ _SECTIONS: dict[str, type[_Section]] = {
     "problem": ProblemSection,
     "constraints[]": _ConstraintEntry,
     "search": SearchSection,
+    "search.stop": StopSection,
     "measure": MeasureSection,
 }
 _EXPECTED = {
     "int_type": "a whole number",
+    "float_type": "a number",
     "string_type": "text",
     "dict_type": "a mapping",
     "model_type": "a mapping",
@@ -677,7 +709,8 @@ def _report_item(document: _Document, item: Any) -> None:
     if kind == "missing":
         document.report(place, "missing")
     elif kind == "extra_forbidden":
-        parent = "".join("[]" if isinstance(part, int) else part for part in parts[:-1])
+        names = "".join("[]" if isinstance(part, int) else f".{part}" for part in parts[:-1])
+        parent = names.removeprefix(".")
         known = _keys(_SECTIONS[parent])
         lines = [f"unknown key {str(parts[-1])!r}", f"  known: {', '.join(known)}"]
         hint = did_you_mean(str(parts[-1]), known)

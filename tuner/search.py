@@ -26,13 +26,17 @@ from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.samplers import distributions, encoded, make_sampler, params_of
+from tuner.samplers import CENSORED, distributions, encoded, make_sampler, params_of
 from tuner.space import SearchSpace
+from tuner.surrogate import Remaining
+from tuner.transfer import Source
 from tuner.trial import Outcome, Params, Status, Trial
 
-__all__ = ["Evaluator", "Pending", "SearchBudget", "search"]
+__all__ = ["Evaluator", "Pending", "SearchBudget", "StopRule", "search"]
 
 STUDY_NAME = "tune"
+SHARES = (0.01, 0.05)  # of the optimum, for which the chance to be there is told
+EVERY_REMAINING = 5  # trials; judging what is left takes about as long as two suggestions
 
 
 class Pending(Protocol):
@@ -61,11 +65,20 @@ class Evaluator(Protocol[P]):
 
 
 @dataclass(frozen=True, slots=True)
+class StopRule:
+    """Stop when the best is within a share of the optimum (0.02 for 2 %) with a confidence."""
+
+    within: float
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
 class SearchBudget:
     """When to stop: whichever comes first. Both count what earlier sessions did."""
 
     trials: int
     timeout_s: float
+    stop: StopRule | None = None
 
 
 @dataclass(slots=True)
@@ -93,6 +106,8 @@ def search(
     record: Callable[[Trial], None],
     first: Sequence[Params] = (),
     should_stop: Callable[[], bool] = lambda: False,
+    sources: Sequence[Source] = (),
+    on_remaining: Callable[[int, Remaining], None] = lambda number, remaining: None,
 ) -> str:
     """Search until the budget is used up, the space is exhausted, or `should_stop()`.
 
@@ -108,28 +123,52 @@ def search(
         record: called with each trial, in order; returns when it is on disk.
         first: configurations to try before the sampler is asked, such as known good ones.
         should_stop: asked before every question; what is in flight is then dropped.
+        sources: earlier runs that the sampler starts from, where it can.
+        on_remaining: called every few trials with the number of the next and what the rest is
+            expected to bring, where the sampler knows; the study's user attribute `remaining`
+            holds the same.
 
     Returns:
         Why it ended, in words.
     """
     with _quiet_optuna():
         store = _Journal(journal) if journal else None
-        study = _new_study(store, space, sampler, seed)
+        study = _new_study(store, space, sampler, seed, sources)
         for params in first:
             study.enqueue_trial(encoded(params, space))
         try:
             return _loop(
-                study, store, space, evaluator, budget, previous, previous, record, should_stop
+                study,
+                store,
+                space,
+                evaluator,
+                budget,
+                previous,
+                previous,
+                record,
+                should_stop,
+                on_remaining,
             )
         except _Diverged:  # more builders than then, an edited template, an older tuner's run
             store = _Journal(journal) if journal else None
-            study = _new_study(store, space, sampler, seed + len(previous))
+            study = _new_study(store, space, sampler, seed + len(previous), sources)
             _add_previous(study, space, previous)
             tried = [trial.params for trial in previous]
             for params in first:
                 if params not in tried:
                     study.enqueue_trial(encoded(params, space))
-            return _loop(study, store, space, evaluator, budget, previous, (), record, should_stop)
+            return _loop(
+                study,
+                store,
+                space,
+                evaluator,
+                budget,
+                previous,
+                (),
+                record,
+                should_stop,
+                on_remaining,
+            )
 
 
 @contextmanager
@@ -155,6 +194,7 @@ def _loop(
     replayed: Sequence[Trial],
     record: Callable[[Trial], None],
     should_stop: Callable[[], bool],
+    on_remaining: Callable[[int, Remaining], None],
 ) -> str:
     """Search; `replayed` are the trials of `previous` that are asked for again: all or none.
 
@@ -214,6 +254,8 @@ def _loop(
             record(trial)
         _tell(study, item.trial, outcome)
         number += 1
+        if not end and number % EVERY_REMAINING == 0:  # replayed as well: a model may learn
+            end = _stopped(study, number, budget.stop, on_remaining)
         if outcome.latency_us is not None:
             best_us = min(best_us or outcome.latency_us, outcome.latency_us)
 
@@ -233,6 +275,29 @@ def _ask(
     return _InFlight(trial, params, position, evaluator.submit(params), now)
 
 
+def _stopped(
+    study: optuna.Study,
+    number: int,
+    stop: StopRule | None,
+    on_remaining: Callable[[int, Remaining], None],
+) -> str:
+    """Say what is left to gain; return why to stop now, empty to go on."""
+    shares = sorted({*SHARES, *([stop.within] if stop else [])})
+    remaining = study.sampler.remaining(study, shares)
+    if remaining is None:
+        return ""
+    shown = {f"{share:g}": round(p, 4) for share, p in remaining.within.items()}
+    attributes = {"improvement": round(remaining.improvement, 6), "within": shown}
+    study.set_user_attr("remaining", attributes)
+    on_remaining(number, remaining)
+    if stop is None or remaining.within[stop.within] < stop.confidence:
+        return ""
+    return (
+        f"{number} trials: the best is within {stop.within:.3g} of the optimum "
+        f"with a probability of {remaining.within[stop.within]:.2f}"
+    )
+
+
 def _dropped(study: optuna.Study, flying: Iterable[_InFlight[P]], end: str) -> str:
     """Leave no trial running in the journal; return `end`."""
     for item in flying:
@@ -241,13 +306,21 @@ def _dropped(study: optuna.Study, flying: Iterable[_InFlight[P]], end: str) -> s
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
-    trial.set_user_attr("status", outcome.status.value)
-    if outcome.reason:
-        trial.set_user_attr("reason", outcome.reason[:500])
+    for name, value in _attributes(outcome).items():
+        trial.set_user_attr(name, value)
     if outcome.latency_us is not None:
         study.tell(trial, outcome.latency_us)
     else:
         study.tell(trial, state=_STATE[outcome.status])
+
+
+def _attributes(outcome: Outcome) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"status": outcome.status.value}
+    if outcome.reason:
+        attributes["reason"] = outcome.reason[:500]
+    if outcome.measurement is not None and outcome.measurement.is_censored:
+        attributes[CENSORED] = True
+    return attributes
 
 
 # A failed candidate is an infeasible point, not a broken study: samplers that know pruned
@@ -295,12 +368,16 @@ class _Journal(BaseJournalBackend):  # type: ignore[misc]  # optuna is not follo
 
 
 def _new_study(
-    store: _Journal | None, space: SearchSpace, sampler: str, seed: int
+    store: _Journal | None,
+    space: SearchSpace,
+    sampler: str,
+    seed: int,
+    sources: Sequence[Source] = (),
 ) -> optuna.Study:
     return optuna.create_study(
         study_name=STUDY_NAME,
         storage=JournalStorage(store) if store else InMemoryStorage(),
-        sampler=make_sampler(sampler, space, seed),
+        sampler=make_sampler(sampler, space, seed, sources),
         direction="minimize",
     )
 
@@ -317,6 +394,6 @@ def _add_previous(study: optuna.Study, space: SearchSpace, previous: Sequence[Tr
                 value=trial.outcome.latency_us,
                 params=encoded(trial.params, space),
                 distributions=named,
-                user_attrs={"status": trial.outcome.status.value},
+                user_attrs=_attributes(trial.outcome),
             )
         )

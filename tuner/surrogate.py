@@ -28,16 +28,16 @@ Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tuner.trial import Value
 
-__all__ = ["Encoding", "Known", "Remaining", "Surrogate"]
+__all__ = ["Encoding", "Known", "Prior", "Remaining", "Surrogate"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -52,6 +52,7 @@ FIRST_NOISE = 1e-2  # of a first trial: model error rather than noise
 MAX_JOINT = 300  # columns whose posterior is drawn jointly; all others are worth less
 NUM_DRAWS = 400
 CAUTION = 1.0  # times the posterior's deviation
+PRIOR_TRIALS = 20  # that the spread of a prior counts for
 JITTER = 1e-8  # on the diagonal; the targets have a variance of 1
 SQRT5 = math.sqrt(5.0)
 
@@ -130,8 +131,8 @@ class _Kernel:
         self.num_parameters = len(encoding.sizes)
         self.num_priors = num_priors
         parts = [
-            (len(self.numeric), 0.7, 1.0),  # half of the range, roughly
-            (self.num_parameters, 0.15, 1.2),
+            (len(self.numeric), 1.2, 0.6),  # about the whole range: effects are smooth till shown
+            (self.num_parameters, 0.15, 0.7),
             (1, 0.7, 1.0),
             (1, 0.3, 1.0),
             (num_priors, 0.3, 1.5),
@@ -266,7 +267,19 @@ class Remaining:
     within: dict[float, float]
 
 
-Prior = Callable[[Array], Array]  # codes to [priors, configurations], each about N(0, 1)
+class Prior(Protocol):
+    """What is expected before anything is known.
+
+    Attributes:
+        num_features: how many features there are.
+        spread: deviation of the logarithm of latency, clipped as targets are.
+    """
+
+    num_features: int
+    spread: float
+
+    def features(self, codes: Array) -> Array:
+        """Return [features, configurations], each about N(0, 1); the first is the expectation."""
 
 
 class Surrogate:
@@ -281,8 +294,8 @@ class Surrogate:
     def __init__(self, encoding: Encoding, pool: Array, prior: Prior | None = None) -> None:
         self.pool = pool
         self._encoding = encoding
-        self._prior = prior or (lambda codes: np.zeros((0, len(codes))))
-        self._pool_priors = self._prior(pool)
+        self._prior = prior
+        self._pool_priors = self._features(pool)
         self._kernel = _Kernel(encoding, len(self._pool_priors))
         self._max_rows = int(np.clip(MAX_ELEMENTS // len(pool), 300, MAX_ROWS))
         self._rows: list[int] = []  # what names the configurations that L and V have, in order
@@ -297,6 +310,12 @@ class Surrogate:
         self._weights = np.zeros(0)  # of the rows of V in the mean
         self._fail_weights: Array | None = None
         self._fail_share = 0.0
+
+    def _features(self, codes: Array) -> Array:
+        """Return [priors, configurations]; with a prior the last is 1, for the level."""
+        if self._prior is None:
+            return np.zeros((0, len(codes)))
+        return np.concatenate([self._prior.features(codes), np.ones((1, len(codes)))])
 
     def first(self, count: int, rng: np.random.Generator) -> list[int]:
         """Return columns to try first: every third tells most of all others, the rest are far.
@@ -343,7 +362,8 @@ class Surrogate:
         if len(names) >= self._next_fit or len(names) - self._dropped > len(self._v):
             known = np.flatnonzero(kind != Known.PENDING)
             some = known[_spread_of(target[known], MAX_FIT_ROWS)]
-            self._kernel.fit(codes[some], self._prior(codes[some]), target[some])
+            features = self._features(codes[some])
+            self._kernel.fit(codes[some], features, target[some] - _mean_of(features))
             grown = math.ceil(len(names) * REFIT_GROWTH)
             self._next_fit = len(names) + 1 if len(names) < DENSE_UNTIL else grown
             rows = _spread_of(np.where(kind == Known.PENDING, -np.inf, target), self._max_rows)
@@ -356,7 +376,7 @@ class Surrogate:
             if name not in held:
                 self._add(name, codes[at[name]])
         inside = np.array([at[name] for name in self._rows])
-        self._solve(kind[inside], target[inside])
+        self._solve(kind[inside], target[inside] - _mean_of(self._priors))
 
     def _scaled_targets(self, kind: Array, log: Array) -> Array:
         """Return targets of mean 0 and variance 1, clipped; failures are at the clip."""
@@ -367,6 +387,10 @@ class Surrogate:
         target = np.where(is_timed | (kind == Known.BOUND), np.minimum(log, cap), cap)
         self._shift = float(target[is_known].mean())
         self._scale = float(target[is_known].std()) + 1e-6
+        if self._prior is not None:  # the first trials are all among the best: of little spread
+            num, trust = int(is_known.sum()), PRIOR_TRIALS
+            mixed = trust * self._prior.spread**2 + num * self._scale**2
+            self._scale = math.sqrt(mixed / (trust + num))
         target = (target - self._shift) / self._scale
         self._best = float(target[is_timed].min())
         return target
@@ -377,7 +401,7 @@ class Surrogate:
 
         count = len(rows)
         capacity = math.ceil(count * REFIT_GROWTH) + 64
-        self._rows, self._codes, self._priors = list(rows), codes, self._prior(codes)
+        self._rows, self._codes, self._priors = list(rows), codes, self._features(codes)
         own = self._kernel.covariance(codes, codes, (self._priors, self._priors)).astype(float)
         own[np.arange(count), np.arange(count)] += self._nugget
         self._lower = np.zeros((capacity, capacity))
@@ -413,7 +437,7 @@ class Surrogate:
     def _add(self, name: int, code: Array) -> None:
         """Append a row."""
         codes, t = code[None], len(self._rows)
-        priors = self._prior(codes)
+        priors = self._features(codes)
         along = self._along(codes, priors)[:, 0]
         own = float(self._kernel.variance(priors)[0] + self._nugget - along @ along)
         pivot = math.sqrt(max(own, self._nugget / 2))
@@ -464,16 +488,22 @@ class Surrogate:
         log_gain: Array = np.where(z > -5.0, near, far) + np.log1p(-fails)
         return log_gain
 
+    def expected(self) -> Array:
+        """Return the expected logarithm of every column's latency, up to the clip."""
+        found: Array = self._belief(None)[0] * self._scale + self._shift
+        return found
+
     def _belief(self, codes: Array | None) -> tuple[Array, Array, Array]:
         """Return mean, deviation and probability of failing."""
         if codes is None:
             v: Array = self._v[: len(self._rows)]
+            priors = self._pool_priors
             variance = self._kernel.variance(self._pool_priors) - self._explained
         else:
-            priors = self._prior(codes)
+            priors = self._features(codes)
             v = self._along(codes, priors)
             variance = self._kernel.variance(priors) - (v**2).sum(axis=0)
-        mean = (self._weights.astype(v.dtype) @ v).astype(float)
+        mean = (self._weights.astype(v.dtype) @ v).astype(float) + _mean_of(priors)
         fails = np.zeros(len(mean))
         if self._fail_weights is not None:
             share = self._fail_share + (self._fail_weights.astype(v.dtype) @ v).astype(float)
@@ -511,6 +541,12 @@ class Surrogate:
         gain = np.maximum(self._best - least, 0.0) * self._scale  # of the logarithm
         within = {share: float(np.mean(gain <= math.log1p(share))) for share in shares}
         return Remaining(float(np.mean(-np.expm1(-gain))), within)
+
+
+def _mean_of(priors: Array) -> Array | float:
+    """Return the mean of the process before anything is known: the first prior, if any."""
+    found: Array | float = priors[0] if len(priors) else 0.0
+    return found
 
 
 def _imputed(own: Array, kind: Array, target: Array, unsure: Array) -> Array:

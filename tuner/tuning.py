@@ -11,7 +11,6 @@ verify_certificate(file) whether what a file's certificate claims still holds
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import secrets
@@ -24,6 +23,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tuner.build import Builder
 from tuner.cache import default_cache_dir
@@ -54,14 +55,15 @@ from tuner.evaluate import (
 from tuner.export import export_text, fallback_text
 from tuner.measure import tie_set
 from tuner.problem import Accuracy
-from tuner.recorded import to_t4
+from tuner.recorded import read_recording, to_t4
 from tuner.repeat import Repeated, clocks_of, repeat, with_reference
 from tuner.report import write_report
 from tuner.run import Run, RunWriter, create_run, open_run, storage_errors, write_whole
-from tuner.search import SearchBudget, search
+from tuner.search import SearchBudget, StopRule, search
 from tuner.space import SearchSpace
 from tuner.template import Family, load_family
 from tuner.toolchain import SOURCE_NAMES, Toolchain
+from tuner.transfer import Source
 from tuner.trial import (
     Build,
     Candidate,
@@ -91,7 +93,7 @@ __all__ = [
 ]
 
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
-MAX_LOOKED_AT = 500_000  # feasible configurations, for those nearest to the defaults: 2 s
+MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nearest to defaults
 DEFAULT_RUNS_DIR = Path("runs")
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
 
@@ -189,20 +191,40 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     return planned
 
 
+def _stop(config: RunConfig) -> StopRule | None:
+    """Return the config's rule for stopping early."""
+    stop = config.search.stop
+    return None if stop is None else StopRule(stop.within, stop.confidence)
+
+
+def _sources(config: RunConfig) -> list[Source]:
+    """Read the runs and recordings that the config starts from."""
+    recordings = [read_recording(path) for path in config.search.warm_start]
+    return [Source(r.name, r.space, r.latency_us) for r in recordings]
+
+
 def _first_of_each(space: SearchSpace, family: Family) -> list[Params]:
     """Return, for each template with a feasible configuration, that nearest to its defaults.
 
     A search starts from them: their authors chose them, and every template gets its turn.
     """
-    nearest: dict[Value, tuple[int, Params]] = {}
-    for params in itertools.islice(space.feasible, MAX_LOOKED_AT):
-        template = family.templates[str(params["template"])]
-        defaults = template.filled({})
-        distance = sum(defaults.get(name, value) != value for name, value in params.items())
-        best = nearest.get(params["template"])
-        if best is None or distance < best[0]:
-            nearest[params["template"]] = (distance, params)
-    return [params for _, params in nearest.values()]
+    if space.is_listed:
+        rows = space.rows()
+    else:
+        rows = space.rows(space.sample(MAX_LOOKED_AT, np.random.default_rng(0)))
+    column = [parameter.name for parameter in space.parameters].index("template")
+    nearest = []
+    for digit, name in enumerate(space.parameters[column].values):
+        own = rows[rows[:, column] == digit]
+        if not len(own):
+            continue
+        defaults = family.templates[str(name)].filled({})
+        distances = np.zeros(len(own), dtype=np.int64)
+        for parameter, digits in zip(space.parameters, own.T, strict=True):
+            differs = [defaults.get(parameter.name, value) != value for value in parameter.values]
+            distances += np.array([*differs, False])[digits]  # the last: absent
+        nearest.append(space.params_of(own[int(distances.argmin())]))
+    return nearest
 
 
 def _template_names(config: RunConfig, family: Family) -> list[str]:
@@ -429,7 +451,10 @@ class _Session:
                     evaluator,
                     sampler=config.search.sampler,
                     seed=config.search.seed,
-                    budget=SearchBudget(config.search.trials, config.search.timeout_s),
+                    budget=SearchBudget(
+                        config.search.trials, config.search.timeout_s, _stop(config)
+                    ),
+                    sources=_sources(config),
                     journal=self.run.journal_path,
                     previous=list(self.trials),
                     record=record,
