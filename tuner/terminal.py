@@ -149,7 +149,7 @@ def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
         speed = speed if run.is_proved or not run.speedup else f"~{speed}"
         head = f"{run.state:<10} {speed:>8} {run.num_trials:>6} {age_words(run.age_s):>7}  "
         fits = len(head) + len(run.name) <= COLUMNS
-        out.print(f"{head}{run.name}" if fits else f"{head}\n  {run.name}", markup=False)
+        out.print(f"{head}{run.name}" if fits else f"{head.rstrip()}\n  {run.name}", markup=False)
         if run.problem:
             out.print(f"  {run.problem}", markup=False)
 
