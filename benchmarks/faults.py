@@ -37,7 +37,9 @@ ROOT = Path(__file__).parent.parent
 STEP_S = 0.02  # an answer of the deterministic evaluator
 SEARCH_TRIALS = 120
 KILL_WITHIN_S = 0.05  # of a search's first sign of life: two or three answers
-TUNING_KILL_WITHIN_S = 15.0  # of a tuning's start: PyTorch takes 5 s of it to import
+STARTING_S = 10.0  # of a tuning: PyTorch takes some seconds to import
+SEARCHING_S = 4.0  # of a tuning's search before it is killed
+SHARE_AT_START = 0.3  # of the kills
 GONE_WITHIN_S = 30.0  # its processes, after the tuner was killed
 
 TUNING = """
@@ -192,16 +194,21 @@ def kill_tunings(folder: Path, kills: int, draw: random.Random) -> bool:
     while done < kills:
         made = sorted(runs.iterdir()) if runs.is_dir() else []
         given = ["--resume", str(made[0])] if made else ["--config", "tuning.yaml"]
-        started = time.monotonic()
         with (folder / "out.txt").open("w") as out:
             process = _tuner([*given], folder, out)
             # Never before the run exists: there would be nothing to resume.
             while not (runs.is_dir() and any(runs.glob("*/environment.json"))):
                 if process.poll() is not None:
-                    sys.exit(f"the tuner ended by itself: {(folder / 'err.txt').read_text()}")
+                    sys.exit(f"it ended by itself: {(folder / 'err.txt').read_text()}")
                 time.sleep(0.05)
-            left_s = draw.uniform(0, TUNING_KILL_WITHIN_S) - (time.monotonic() - started)
-            time.sleep(max(left_s, draw.uniform(0, 1)))
+            if draw.random() < SHARE_AT_START:
+                time.sleep(draw.uniform(0, STARTING_S))
+            else:
+                while "baseline: " not in (folder / "out.txt").read_text():
+                    if process.poll() is not None:
+                        sys.exit(f"it ended by itself: {(folder / 'err.txt').read_text()}")
+                    time.sleep(0.05)
+                time.sleep(draw.uniform(0, SEARCHING_S))
             family = psutil.Process(process.pid).children(recursive=True)
             process.kill()
             process.wait()
