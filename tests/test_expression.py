@@ -283,6 +283,7 @@ def test_numpy_is_sure_of_what_constraints_are_made_of():
         ("cdiv(m, 48) * (2 if template == 'mma' else 1)", [4, 3, 0]),
         ("log2(m + 64) == 7 and k / 2 < n", [True, False, False]),
         ("1 < k < m", [True, True, False]),
+        ("m ** 0.5 == 8 or 2 ** -k < 0.1", [True, True, True]),
     ]:
         computed = compile_columns(Expression.parse(text).tree, {"n": 3})(words)
         assert computed.tolist() == expected

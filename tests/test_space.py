@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner import enumeration, space
+from tuner import constraints, enumeration, space
 from tuner.errors import ExpressionError, InputError
 from tuner.space import Constraint, Expression, Parameter, SearchSpace
 from tuner.trial import Params, Value
@@ -259,6 +259,15 @@ def test_what_would_take_too_long_is_refused_with_the_constraint_that_is_judged_
         chain(12, f"{late} > 1000")
     assert f"the latest to judge: {late} > 1000" in str(error.value)
     assert "hint: add a constraint over fewer parameters, such as p0 (10" in str(error.value)
+
+
+def test_what_must_be_judged_one_by_one_is_bounded(monkeypatch):
+    monkeypatch.setattr(constraints, "MAX_SLOW", 200)
+    odd = "w == 'a' or p0 * p1 * p2 * 2 ** 40 * 2 ** 10 > 0"  # the product may pass 2^63
+    parameters = [Parameter("w", ("a", "b")), *chain(3).parameters]
+    with pytest.raises(InputError, match="cannot be judged for many configurations at once"):
+        SearchSpace.build(parameters, [rule(odd.replace("2 ** 40", "2 ** 45"))], {})
+    assert SearchSpace.build(parameters, [rule(odd)], {}).num_feasible == 2000
 
 
 def test_a_trillion_combinations_are_counted_and_found_without_a_list():

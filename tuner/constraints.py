@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.errors import ExpressionError
+from tuner.errors import ExpressionError, InputError
 from tuner.expression import Env, Expression
 from tuner.trial import Value
 from tuner.vectorised import Array, Columns, Unsure, column_of, compile_columns
@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 MAX_TABLE = 2**22  # remembered verdicts of one rule; 4 MiB
+MAX_SLOW = 2_000_000  # configurations judged one by one; about 5 s
 MAX_PACKED = 2**62  # so that packed digits stay within int64
 
 Digits = NDArray[np.signedinteger]  # positions of values; after the last one: absent
@@ -132,6 +133,7 @@ class Judge:
         self._rule, self._guard, self._facts = rule, guard, facts
         self._where_absent = where_absent
         names = rule.names | (guard.names if guard else frozenset())
+        self._num_slow = 0
         self._is_known = names <= parameters.keys() | facts.keys()
         self.tuned = sorted(names & parameters.keys())
         self._values = {name: column_of(parameters[name].values) for name in self.tuned}
@@ -146,6 +148,7 @@ class Judge:
 
         Raises:
             ExpressionError: the rule cannot be computed; the message says for which values.
+            InputError: it has to be judged one by one for too many rows.
         """
         if not self._is_known:
             return np.full(num, self._where_absent)
@@ -194,6 +197,13 @@ class Judge:
                 return np.broadcast_to(result.astype(bool), num)
         except Unsure:
             pass
+        self._num_slow += num
+        if self._num_slow > MAX_SLOW:
+            raise InputError(
+                f"{rule.text!r} cannot be judged for many configurations at once, and there are "
+                f"more than {MAX_SLOW:,}\n  hint: add a constraint over fewer parameters, or "
+                "write it with whole numbers below 2^63"
+            )
         rows = zip(*[column.tolist() for column in named.values()], strict=True)
         verdicts = np.empty(num, dtype=bool)
         for index, row in enumerate(rows if named else [()] * num):

@@ -20,6 +20,7 @@ from tuner.errors import ExpressionError, did_you_mean
 from tuner.trial import Value
 
 __all__ = [
+    "MAX_EXPONENT",
     "MAX_NUMBER",
     "WORD",
     "Code",

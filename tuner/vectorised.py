@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.expression import (
+    MAX_EXPONENT,
     MAX_NUMBER,
     Code,
     Env,
@@ -122,10 +123,12 @@ def _alike(*arrays: Array) -> tuple[Array, ...]:
             raise Unsure
     if not any(_is_float(array) for array in arrays):
         return tuple(array.astype(np.int64, copy=False) for array in arrays)
-    return tuple(array if _is_float(array) else _as_float(array) for array in arrays)
+    return tuple(_as_float(array) for array in arrays)
 
 
 def _as_float(array: Array) -> Array:
+    if _is_float(array):
+        return array
     low, high = _bounds(array)
     if low < -EXACT or high > EXACT:
         raise Unsure
@@ -171,9 +174,7 @@ def _no_zero(array: Array) -> None:
 
 def _divide(left: Array, right: Array) -> Array:
     _no_zero(right)
-    if not _is_float(left):
-        left, right = _as_float(left), _as_float(right)
-    return left / right
+    return _as_float(left) / _as_float(right)
 
 
 def _floor_divide(left: Array, right: Array) -> Array:
@@ -192,13 +193,29 @@ def _ceiling_divide(left: Array, right: Array) -> Array:
 
 
 def _power(left: Array, right: Array) -> Array:
-    if _is_float(left):
-        raise Unsure
     (low, high), (least, most) = _bounds(left), _bounds(right)
-    if least < 0 or most > 64:
+    if least < -MAX_EXPONENT or most > MAX_EXPONENT:
         raise Unsure
+    if _is_float(left) or least < 0:
+        return _power_one_by_one(left, right)
     _fits(max(abs(low), abs(high)) ** most)
     return np.power(left, right)
+
+
+def _power_one_by_one(left: Array, right: Array) -> Array:
+    """Compute each different pair as Python does: NumPy's own power may differ in a bit."""
+    bases, which_base = np.unique(_as_float(left), return_inverse=True)
+    exponents, which_exponent = np.unique(_as_float(right), return_inverse=True)
+    packed = which_base.reshape(left.shape) * len(exponents) + which_exponent.reshape(right.shape)
+    different, where = np.unique(packed, return_inverse=True)
+    pairs = zip(*np.divmod(different, len(exponents)), strict=True)
+    try:
+        powers = np.array([bases[i].item() ** exponents[j].item() for i, j in pairs])
+    except ArithmeticError:
+        raise Unsure from None
+    if powers.dtype != np.float64:  # complex: a root of a negative number
+        raise Unsure
+    return powers[where].reshape(packed.shape)
 
 
 _Operation = Callable[[Array, Array], Array]
