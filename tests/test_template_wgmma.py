@@ -66,7 +66,12 @@ CONFIGURATIONS = (
     {"precision": "fp16", "block_k": 128, "promote_k": 128},
     {"precision": "bf16", "block_n": 64, "promote_k": 0, "stages": 6, "prepare_threads": 512},
     {"template": "wgmma_convert", "precision": "fp16x3"},
-    {"template": "wgmma_convert", "precision": "fp16x3", "load": "after", "stats": "shared_memory"},
+    {
+        "template": "wgmma_convert",
+        "precision": "fp16x3",
+        "load": "after",
+        "stats": "shared_memory",
+    },
     {"template": "wgmma_convert", "precision": "fp16x3", "cluster_n": 2, "stats": "atomics"},
     {"template": "wgmma_convert", "precision": "fp16x3", "block_n": 96, "finalise": "fused"},
     {"template": "wgmma_convert", "precision": "fp16x3", "block_k": 32, "stages": 6},
@@ -279,3 +284,28 @@ def test_it_can_be_captured_in_a_graph_and_replayed(operators):
         graph.replay()
         for got, want in zip(outputs, expected, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+@needs_nvcc
+@pytest.mark.gpu
+@pytest.mark.timeout(120)
+def test_calls_on_several_streams_at_once_wait_for_themselves_alone(operators):
+    """Blocks that wait for rows hold multiprocessors that another call's blocks need."""
+    import torch
+
+    inputs = make_inputs((3000, 1024, 2000), "normal")
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for params in CONFIGURATIONS:
+        if params.get("prepare") != "behind":
+            continue
+        run = operators[label(params)]
+        expected = run(*inputs, EPS)[0]
+        torch.cuda.synchronize()
+        found = []
+        for _ in range(20):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    found.append(run(*inputs, EPS)[0])
+        torch.cuda.synchronize()
+        for y in found:
+            torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
