@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 
+from command_line import tune
 from made_runs import made_run, trials
 from rich.console import Console
 from rich.live import Live
+from tiny_operator import config_text, write_family
 
 from tuner.run import Run
 from tuner.summary import Facts, format_summary, summary_of
@@ -52,3 +55,23 @@ def test_the_live_view_before_the_first_trial_is_the_stage(tmp_path):
     screen = screen_of(made_run(tmp_path, []))
     screen.on_stage("timing the baseline")
     assert drawn(screen)[-1] == "timing the baseline"
+
+
+def test_a_dry_run_gives_its_counts_as_json_alone(tmp_path):
+    family = write_family(tmp_path / "family")
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        config_text(
+            family,
+            space={"mode": ["ok", "slow"], "step": [1, 2, 4]},
+            constraints=[{"expr": "step < 4", "why": "steps are small"}],
+        )
+    )
+    said = tune("--config", config, "--dry-run", "--json", cwd=tmp_path)
+    data = json.loads(said.out)
+    assert (said.code, data["num_feasible"], data["num_cartesian"]) == (0, 4, 6)
+    assert data["num_feasible_by_template"] == {"sweep": 4}
+    assert [(why.split(" (")[0], n) for why, n in data["num_rejected_by_reason"].items()] == [
+        ("steps are small", 2)
+    ]
+    assert data["example"]["params"] == {"template": "sweep", "mode": "ok", "salt": 0, "step": 1}
