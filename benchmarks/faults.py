@@ -224,6 +224,8 @@ def kill_tunings(folder: Path, kills: int, draw: random.Random) -> bool:
         known = trials
         _, alive = psutil.wait_procs([p for p in family if p.is_running()], GONE_WITHIN_S)
         stray += len(alive)
+        if done % 10 == 0:
+            print(f"tuning: {done} kills so far, {len(known)} trials", file=sys.stderr, flush=True)
         for process_left in alive:
             process_left.kill()
     with (folder / "out.txt").open("w") as out:
