@@ -269,3 +269,12 @@ def test_thousand_trials_of_a_large_template_fit_in_8_megabytes(tmp_path):
     assert len(source) > 20_000
     assert path.stat().st_size < 4_000_000
     assert len(Page(path.read_text()).sources()) == 1000
+
+
+def test_the_bundled_plotly_is_of_the_version_that_makes_the_figures():
+    from plotly.offline import get_plotlyjs_version
+
+    head = (report.PAGE_DIR / "plotly-basic.min.js").read_text()[:200]
+    bundled = re.search(r"plotly.js \(basic - minified\) v([\d.]+)", head)
+    assert bundled is not None and "MIT license" in head
+    assert bundled[1].split(".")[0] == get_plotlyjs_version().split(".")[0]
