@@ -74,4 +74,4 @@ def test_a_dry_run_gives_its_counts_as_json_alone(tmp_path):
     assert [(why.split(" (")[0], n) for why, n in data["num_rejected_by_reason"].items()] == [
         ("steps are small", 2)
     ]
-    assert data["example"]["params"] == {"template": "sweep", "mode": "ok", "salt": 0, "step": 1}
+    assert data["example"]["params"] == {"template": "sweep", "mode": "ok", "step": 1}
