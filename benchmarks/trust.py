@@ -68,6 +68,8 @@ def rows() -> list[Row]:
         Row("measurement", "as stated", ("test_measure",)),
         Row("drop-in", "like the reference", ("test_drop_in",)),
         Row("faults", "survived", ("test_faults", "test_resume", "test_worker")),
+        Row("hostile text", "read or refused", ("test_fuzz",)),
+        Row("certificate", "as stated", ("test_certificate",)),
         Row(FUZZ, "without a flaw", tuple(files), names),
     ]
 
@@ -107,10 +109,18 @@ def run_kills(number: int) -> tuple[bool, list[str]]:
     return done.returncode == 0, done.stdout.strip().splitlines()
 
 
+def run_fuzz(number: int) -> tuple[bool, list[str]]:
+    """Feed each kind of reader with that many hostile texts; return whether all was well."""
+    command = [sys.executable, "-m", "benchmarks.fuzz", "--cases", str(number)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.returncode == 0, done.stdout.strip().splitlines()
+
+
 def main() -> int:
     """Run, print one line a row, and say whether all of it held."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--kills", type=int, default=5, help="of a search, and of whole tunings")
+    parser.add_argument("--cases", type=int, default=200, help="of hostile text, of each kind")
     options = parser.parse_args()
     table = rows()
     is_fine, drawn = run_suites(table)
@@ -122,6 +132,11 @@ def main() -> int:
         is_fine = is_fine and survived
         for line in lines:
             print(f"{'kill -9':28} {line}")
+    if options.cases:
+        was_refused, lines = run_fuzz(options.cases)
+        is_fine = is_fine and was_refused
+        for line in lines:
+            print(f"{'hostile text':28} {line}")
     return 0 if is_fine else 1
 
 
