@@ -1,6 +1,6 @@
 """A run in a notebook: a pandas data frame of its trials, and the figures of its page.
 
-run = tuner.load_run("runs/20260101-120000-layer_norm-nvidia-h200")
+run = tuner.load_run("runs/20260101-120000-...")
 run.trials.sort_values("latency_us").head()
 run.figures["progress-trial"].show()
 """
