@@ -191,7 +191,9 @@ class Dashboard:
 
     async def _kept_json(self, name: str, group: int) -> Response:
         def made() -> bytes:
-            stamp = self.shelf.stamp(name)  # before reading: what is added meanwhile is a change
+            run = self.shelf.run(name)
+            # Before reading: what is added meanwhile is a change.
+            stamp = self.shelf.stamp(run.path.name)
             return self._kept.get((name, group), stamp, lambda: self._made(name, group, stamp))
 
         text = await anyio.to_thread.run_sync(made)
