@@ -38,8 +38,8 @@ STEP_S = 0.02  # an answer of the deterministic evaluator
 SEARCH_TRIALS = 120
 KILL_WITHIN_S = 0.05  # of a search's first sign of life: two or three answers
 STARTING_S = 10.0  # of a tuning: PyTorch takes some seconds to import
-SEARCHING_S = 4.0  # of a tuning's search before it is killed
-SHARE_AT_START = 0.3  # of the kills
+SEARCHING_S = 4.0  # after a sign of life: about twenty trials on a quiet machine
+SIGNS = ("", "baseline: ", " #", " #", " #")  # of life, one of which is waited for: "" is none
 GONE_WITHIN_S = 30.0  # its processes, after the tuner was killed
 
 TUNING = """
@@ -201,14 +201,12 @@ def kill_tunings(folder: Path, kills: int, draw: random.Random) -> bool:
                 if process.poll() is not None:
                     sys.exit(f"it ended by itself: {(folder / 'err.txt').read_text()}")
                 time.sleep(0.05)
-            if draw.random() < SHARE_AT_START:
-                time.sleep(draw.uniform(0, STARTING_S))
-            else:
-                while "baseline: " not in (folder / "out.txt").read_text():
-                    if process.poll() is not None:
-                        sys.exit(f"it ended by itself: {(folder / 'err.txt').read_text()}")
-                    time.sleep(0.05)
-                time.sleep(draw.uniform(0, SEARCHING_S))
+            sign = draw.choice(SIGNS)
+            while sign not in (folder / "out.txt").read_text():
+                if process.poll() is not None:
+                    sys.exit(f"it ended by itself: {(folder / 'err.txt').read_text()}")
+                time.sleep(0.05)
+            time.sleep(draw.uniform(0, SEARCHING_S if sign else STARTING_S))
             family = psutil.Process(process.pid).children(recursive=True)
             process.kill()
             process.wait()
