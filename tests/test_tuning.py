@@ -29,7 +29,6 @@ import tuner
 from tuner import tuning
 from tuner.build import Toolchain
 from tuner.certificate import code_sha256, read_certificate
-from tuner.evaluate import Prover
 from tuner.run import Run, create_run, open_run
 from tuner.trial import Check, Finalist, Interval, Result, Status, Trial
 
@@ -486,9 +485,10 @@ def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_exported_and_prove
     check = Check(True, "float32", "", (), is_thorough=True)
     slower = Finalist(7, check, Interval(0.9, 0.88, 0.92, 0.95, 5), 11.0, 10.0)
     assert tuning._is_slower(slower)
-    exported, notes = session._fall_back(Prover(planned.task, seed=1), slower)
-    assert exported.check.is_accepted, exported.check.reason
-    assert exported.interval is not None and exported.interval.num_processes == 2
+    exported, notes = session._fall_back(slower)
+    # Not the verdict: on a busy machine two clocks may contradict each other, a rejection.
+    assert len(exported.check.probes) > 20
+    assert all(probe.is_accepted for probe in exported.check.probes)
     assert "every kernel is slower than PyTorch, the best one at 0.900x [0.880, 0.920]" in notes[0]
     assert f"tune export {run.path} --trial 7" in notes[0]
     file = run.export_path.read_text()
