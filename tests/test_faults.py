@@ -22,7 +22,7 @@ from command_line import Said, environment, wait_for
 from tiny_operator import NAME, REFERENCE, TEMPLATE, config_text, write_family
 
 import tuner
-from tuner import tuning
+from tuner import proving, tuning
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate import Contender, Prover, explained
 from tuner.run import Run, create_run, open_run
@@ -251,13 +251,13 @@ def test_each_way_to_fail_in_the_race_is_told_of_the_one_who_did(name):
     if isinstance(failure, JobFailed):
         error = explained(failure)
         error.__cause__ = failure
-    assert tuning._blamed(error, NAMES) == ("trial 1", f"in the race: {reason}")
+    assert proving.blamed(error, NAMES) == ("trial 1", f"in the race: {reason}")
 
 
 def test_a_failure_of_the_baselines_own_process_is_nobodys_but_the_machines():
     crash = WorkerCrashed("baseline", "time_model", "killed by signal 9 (SIGKILL)", -9, "")
     with pytest.raises(WorkerCrashed, match="baseline"):
-        tuning._blamed(crash, NAMES)
+        proving.blamed(crash, NAMES)
 
 
 # ---- folders that are somebody else's -------------------------------------------------------

@@ -10,76 +10,66 @@ verify_certificate(file) whether what a file's certificate claims still holds
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import secrets
-import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tuner.build import Builder
 from tuner.cache import default_cache_dir
-from tuner.certificate import Certificate, certify, read_certificate, whole_path
-from tuner.config import RunConfig, check_names, load_config
-from tuner.device import Device, known_device
+from tuner.config import RunConfig
 from tuner.errors import (
-    ConfigError,
-    DeviceError,
     InputError,
     NothingCorrectError,
     StorageError,
     TunerError,
     WorkerError,
-    did_you_mean,
 )
 from tuner.evaluate import (
     Contender,
     DeviceEvaluator,
     Prover,
     Race,
-    Task,
-    explained,
     finalist,
-    least_us,
-    new_worker,
 )
-from tuner.export import export_text, fallback_text
+from tuner.export import fallback_text
 from tuner.measure import tie_set
-from tuner.problem import Accuracy
-from tuner.recorded import read_recording, to_t4
-from tuner.repeat import Repeated, clocks_of, repeat, with_reference
+from tuner.planning import (
+    Observer,
+    Planned,
+    config_of,
+    environment_of,
+    first_of_each,
+    num_workers,
+    plan,
+    sources_of,
+    stop_rule_of,
+    toolchain_of,
+)
+from tuner.proving import (
+    blamed,
+    export_trial,
+    proved_export,
+    proved_file,
+    verify,
+    verify_certificate,
+)
+from tuner.recorded import to_t4
 from tuner.report import write_report
 from tuner.run import Run, RunWriter, create_run, open_run, storage_errors, write_whole
-from tuner.search import SearchBudget, StopRule, search
-from tuner.space import SearchSpace
-from tuner.template import Family, load_family
+from tuner.search import SearchBudget, search
 from tuner.toolchain import SOURCE_NAMES, Toolchain
-from tuner.transfer import Source
 from tuner.trial import (
     Build,
     Candidate,
-    Check,
     Finalist,
-    Measurement,
-    Params,
-    ProbeResult,
     Result,
-    Status,
     Trial,
     Value,
-    from_json,
-    to_json,
 )
-from tuner.worker import JobFailed, WorkerCrashed, WorkerTimeout
 
 __all__ = [
     "Observer",
@@ -93,187 +83,7 @@ __all__ = [
 ]
 
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
-MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nearest to defaults
 DEFAULT_RUNS_DIR = Path("runs")
-DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
-
-
-class Observer:
-    """What happens during a run, told to whoever shows it; every method may be overridden."""
-
-    def on_plan(self, planned: Planned) -> None:
-        """The space is enumerated; nothing was compiled yet."""
-
-    def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
-        """The run directory exists, the baseline was timed; `trials` is what a resumed run has."""
-
-    def on_trial(self, trial: Trial, num_building: int) -> None:
-        """One more outcome is on disk."""
-
-    def on_stage(self, text: str) -> None:
-        """Something that takes a while begins."""
-
-    def on_probe(self, result: ProbeResult) -> None:
-        """A finalist or an export answered a probe."""
-
-    def on_finalist(self, entry: Finalist) -> None:
-        """A finalist was checked, or checked and raced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What a config amounts to on a device."""
-
-    config: RunConfig
-    family: Family
-    device: Device
-    is_assumed: bool  # no such device here: its published facts stand in for it
-    sizes: Mapping[str, int]
-    facts: Mapping[str, Value]
-    environment: Mapping[str, str]
-    space: SearchSpace
-    reference: Path
-    screening_sizes: Sequence[Mapping[str, int]]  # of all that candidates are screened with
-
-    @property
-    def task(self) -> Task:
-        """The problem as every process of the run needs it."""
-        sizes = {**self.facts, **self.sizes}
-        flops = float(self.family.flops.evaluate(sizes))
-        num_bytes = float(self.family.bytes.evaluate(sizes))
-        return Task.of(
-            self.family,
-            self.reference,
-            self.config.problem.sizes,
-            self.device.torch_name,
-            self.config.accuracy,
-            least_us(flops, num_bytes, self.device, self.config.accuracy),
-        )
-
-    def example(self) -> Candidate:
-        """Render the first feasible configuration."""
-        return self.family.render(self.space.feasible[0], self.facts)
-
-
-# ---- planning -------------------------------------------------------------------------------
-
-
-def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
-    """Work out what a config amounts to: sizes, device facts, the feasible configurations.
-
-    Args:
-        config: as `load_config` gives it.
-        may_assume: on a machine without a GPU, let a known GPU's facts stand in for it.
-
-    Raises:
-        InputError: the config, a template or the reference is wrong, or nothing is feasible.
-        DeviceError: the device does not exist here.
-    """
-    family = load_family(config.problem.op, config.problem.templates)
-    names = _template_names(config, family)
-    varied = {p.name: p.values for p in config.space if p.name != "template"}
-    reference = config.problem.reference or family.reference
-    device, is_assumed, machine, screening = _describe(config, family, reference, may_assume)
-    sizes = screening[0]
-    facts: dict[str, Value] = dict(device.facts())
-    used = {name for t in names for name in family.templates[t].parameters}
-    check_names(config, sizes=list(sizes), facts=list(facts), parameters=sorted(used))
-    space = SearchSpace.build(
-        family.parameters(names, varied, {p.name: p.when for p in config.space if p.when}),
-        [*family.constraints(names, varied), *config.constraints],
-        {**facts, **sizes},
-    )
-    planned = Planned(
-        config, family, device, is_assumed, sizes, facts, machine, space, reference, screening
-    )
-    for params in _first_of_each(space, family):  # a text that does not render is found now
-        family.render(params, facts)
-    return planned
-
-
-def _stop(config: RunConfig) -> StopRule | None:
-    """Return the config's rule for stopping early."""
-    stop = config.search.stop
-    return None if stop is None else StopRule(stop.within, stop.confidence)
-
-
-def _sources(config: RunConfig) -> list[Source]:
-    """Read the runs and recordings that the config starts from."""
-    recordings = [read_recording(path) for path in config.search.warm_start]
-    return [Source(r.name, r.space, r.latency_us) for r in recordings]
-
-
-def _first_of_each(space: SearchSpace, family: Family) -> list[Params]:
-    """Return, for each template with a feasible configuration, that nearest to its defaults.
-
-    A search starts from them: their authors chose them, and every template gets its turn.
-    """
-    if space.is_listed:
-        rows = space.rows()
-    else:
-        rows = space.rows(space.sample(MAX_LOOKED_AT, np.random.default_rng(0)))
-    column = [parameter.name for parameter in space.parameters].index("template")
-    nearest = []
-    for digit, name in enumerate(space.parameters[column].values):
-        own = rows[rows[:, column] == digit]
-        if not len(own):
-            continue
-        defaults = family.templates[str(name)].filled({})
-        distances = np.zeros(len(own), dtype=np.int64)
-        for parameter, digits in zip(space.parameters, own.T, strict=True):
-            differs = [defaults.get(parameter.name, value) != value for value in parameter.values]
-            distances += np.array([*differs, False])[digits]  # the last: absent
-        nearest.append(space.params_of(own[int(distances.argmin())]))
-    return nearest
-
-
-def _template_names(config: RunConfig, family: Family) -> list[str]:
-    """Return the templates to search: those that the config lists, else all."""
-    listed = next((p.values for p in config.space if p.name == "template"), None)
-    names = [str(v) for v in listed] if listed else list(family.templates)
-    unknown = [name for name in names if name not in family.templates]
-    if unknown:
-        known = sorted(family.templates)
-        raise ConfigError(
-            [
-                config.problem_at(
-                    "space.template",
-                    f"{family.name} has no template {name!r}",
-                    known=known,
-                    hint=did_you_mean(name, known),
-                )
-                for name in unknown
-            ]
-        )
-    return names
-
-
-def _describe(
-    config: RunConfig, family: Family, reference: Path, may_assume: bool
-) -> tuple[Device, bool, dict[str, str], list[dict[str, int]]]:
-    """Ask a child process for the device and the sizes; the parent imports no PyTorch.
-
-    The sizes are the problem's own and then those of other batches that screening asks for.
-    """
-    is_assumed = False
-    with new_worker("cpu", name="describe") as worker:
-        try:
-            found = worker.call("describe", {"device": config.device}, timeout_s=DESCRIBE_S).data
-            device = from_json(Device, json.dumps(found["device"]))
-        except JobFailed as failure:
-            error = explained(failure)
-            if not (may_assume and isinstance(error, DeviceError)):
-                raise error from failure
-            device, is_assumed, found = known_device(), True, {"environment": {}}
-        task = Task.of(family, reference, config.problem.sizes, device.torch_name, config.accuracy)
-        try:
-            sizes = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data["screening"]
-        except JobFailed as failure:
-            raise explained(failure) from failure
-    return device, is_assumed, found["environment"], sizes
-
-
-# ---- running --------------------------------------------------------------------------------
 
 
 def tune(
@@ -305,8 +115,8 @@ def tune(
     observer = observer or Observer()
     planned = plan(config)
     observer.on_plan(planned)
-    toolchain = _toolchain(planned)
-    environment = _environment(planned, toolchain, command, overrides or {})
+    toolchain = toolchain_of(planned)
+    environment = environment_of(planned, toolchain, command, overrides or {})
     run = create_run(runs_dir, planned.family.name, planned.device.name, config.text, environment)
     session = _Session(planned, toolchain, run, observer, should_stop)
     return session.work(environment)
@@ -342,9 +152,9 @@ def resume(
         )
     run = open_run(path)
     environment = run.environment()
-    planned = plan(_config_of(run, given))
-    toolchain = _toolchain(planned)
-    now = _environment(planned, toolchain, environment["command"], {})
+    planned = plan(config_of(run, given))
+    toolchain = toolchain_of(planned)
+    now = environment_of(planned, toolchain, environment["command"], {})
     moved = [
         f"{what}: {environment[what]} then, {now[what]} now"
         for what in ("device_name", "toolchain")
@@ -361,13 +171,6 @@ def resume(
     # The new totals hold from now on, also when this session is interrupted.
     environment["overrides"] = {**environment.get("overrides", {}), **given}
     return _Session(planned, toolchain, run, observer, should_stop).work(environment)
-
-
-def _config_of(run: Run, overrides: Mapping[str, Value] | None = None) -> RunConfig:
-    """Return a run's own config, with what its command line had changed."""
-    environment = run.environment()
-    changed = {**environment.get("overrides", {}), **(overrides or {})}
-    return load_config(run.config_path, changed, base=Path(environment["config_folder"]))
 
 
 class _Session:
@@ -395,7 +198,7 @@ class _Session:
             with Builder(
                 self.toolchain,
                 default_cache_dir(),
-                num_workers=_num_workers(self.planned),
+                num_workers=num_workers(self.planned),
                 triton_sizes=self.planned.screening_sizes,
             ) as builder:
                 try:
@@ -428,7 +231,7 @@ class _Session:
             max_noise=config.measure.max_noise,
             seed=config.search.seed,
             ahead=config.search.in_flight,
-            num_workers=_num_workers(planned),
+            num_workers=num_workers(planned),
             keep=self._keep,
         )
         try:
@@ -452,13 +255,13 @@ class _Session:
                     sampler=config.search.sampler,
                     seed=config.search.seed,
                     budget=SearchBudget(
-                        config.search.trials, config.search.timeout_s, _stop(config)
+                        config.search.trials, config.search.timeout_s, stop_rule_of(config)
                     ),
-                    sources=_sources(config),
+                    sources=sources_of(config),
                     journal=self.run.journal_path,
                     previous=list(self.trials),
                     record=record,
-                    first=_first_of_each(planned.space, planned.family),
+                    first=first_of_each(planned.space, planned.family),
                     should_stop=self.should_stop,
                 )
             self.observer.on_stage(why)
@@ -526,7 +329,7 @@ class _Session:
                     seconds=measure.finalists_s,
                 )
             except WorkerError as error:
-                name, reason = _blamed(error, [c.name for c in contenders.values()])
+                name, reason = blamed(error, [c.name for c in contenders.values()])
                 number = next(n for n, c in contenders.items() if c.name == name)
                 del contenders[number]
                 place = next(i for i, e in enumerate(entries) if e.trial == number)
@@ -574,7 +377,7 @@ class _Session:
 
     def _export(self, trial: Trial, raced: Finalist) -> tuple[Finalist, list[str]]:
         """Write the winner's file and prove it."""
-        exported = _proved_export(
+        exported = proved_export(
             self.planned, self.toolchain, trial, raced, self.run.export_path, self.run.path,
             self.observer,
         )  # fmt: skip
@@ -599,7 +402,7 @@ class _Session:
             sizes=self.planned.config.problem.sizes,
             provenance=[f"The best kernel, trial {slower.trial}: {found}", f"To see it: {again}"],
         )
-        exported = _proved_file(
+        exported = proved_file(
             self.planned,
             slower.trial,
             self.run.export_path,
@@ -616,20 +419,6 @@ class _Session:
 
 def _is_slower(entry: Finalist) -> bool:
     return entry.interval is not None and entry.interval.verdict == "slower"
-
-
-def _blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
-    """Return which of the contenders failed in a race, and how; raise the error if none did."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, WorkerCrashed | WorkerTimeout | JobFailed) and cause.worker in names:
-            reason = cause.message if isinstance(cause, JobFailed) else cause.reason
-            return cause.worker, f"in the race: {reason}"
-        cause = cause.__cause__
-    for name in names:  # it could not even be loaded
-        if str(error).startswith(f"{name}: "):
-            return name, f"in the race: {str(error).removeprefix(f'{name}: ')}"
-    raise error
 
 
 def _compared(raced: Finalist, exported: Finalist) -> list[str]:
@@ -665,343 +454,3 @@ def _nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> st
     lines += [f"  trial {t.number}: {t.outcome.reason.splitlines()[0]}" for t in failed]
     lines += [f"  finalist {e.trial}: {e.error}" for e in entries if e.error]
     return "\n".join(lines)
-
-
-# ---- exporting ------------------------------------------------------------------------------
-
-
-def export_trial(
-    path: Path,
-    *,
-    trial: int | None = None,
-    output: Path | None = None,
-    observer: Observer | None = None,
-) -> tuple[Path, Check]:
-    """Write one trial of a run as a standalone module, and prove the file.
-
-    Args:
-        path: the run directory.
-        trial: its number; by default the run's winner, or its fastest correct trial.
-        output: where to write; by default `export/model_new.py` of the run for the winner,
-            `export/trial_<number>.py` for another.
-        observer: is told of probes.
-
-    Returns:
-        Where it is, and the verdict on it.
-
-    Raises:
-        InputError: there is no such trial, or it was not correct.
-        StorageError: not a run.
-    """
-    observer = observer or Observer()
-    run = open_run(path)
-    chosen = _chosen(run, trial)
-    planned = plan(_config_of(run))
-    toolchain = _toolchain(planned)
-    result = run.result()
-    proved = [*result.finalists, *([result.exported] if result.exported else [])] if result else []
-    raced = next((e for e in reversed(proved) if e.trial == chosen.number), None)
-    is_winner = result is not None and chosen.number == result.winner
-    default = run.export_path if is_winner else run.path / "export" / f"trial_{chosen.number}.py"
-    target = output or default
-    exported = _proved_export(planned, toolchain, chosen, raced, target, path, observer)
-    return target, exported.check
-
-
-def _chosen(run: Run, number: int | None) -> Trial:
-    trials = {trial.number: trial for trial in run.trials()}
-    result = run.result()
-    if number is None:
-        best = run.best()
-        number = result.winner if result else best.number if best else None
-    if number is None:
-        raise NothingCorrectError(f"{run.path}: no trial is correct")
-    if number not in trials:
-        raise InputError(f"{run.path}: no trial {number}\n  known: 0 to {len(trials) - 1}")
-    trial = trials[number]
-    if trial.outcome.status is not Status.CORRECT:
-        raise InputError(
-            f"{run.path}: trial {number} is not correct: {trial.outcome.status.value}: "
-            f"{trial.outcome.reason}"
-        )
-    return trial
-
-
-def _proved_export(
-    planned: Planned,
-    toolchain: Toolchain,
-    trial: Trial,
-    raced: Finalist | None,
-    path: Path,
-    run: Path,
-    observer: Observer,
-) -> Finalist:
-    """Write a trial's file and prove it."""
-
-    def write(exported: Finalist | None) -> None:
-        _write_export(planned, toolchain, trial, exported or raced, path, str(run))
-
-    observer.on_stage("exporting: compiling and checking the file by itself")
-    is_deterministic = _is_deterministic(planned, trial)
-    return _proved_file(planned, trial.number, path, run, is_deterministic, write, observer)
-
-
-def _proved_file(
-    planned: Planned,
-    number: int,
-    path: Path,
-    run: Path,
-    is_deterministic: bool,
-    write: Callable[[Finalist | None], None],
-    observer: Observer,
-) -> Finalist:
-    """Write a file; import, check and race it alone; write again what was found; certify it.
-
-    `number` is that of the trial it stands for; with `is_deterministic` equal inputs must give
-    equal bits; `write` is told of the race the second time.
-    """
-    with storage_errors(path):
-        whole_path(path).unlink(missing_ok=True)  # of an earlier file
-    write(None)
-    seed = secrets.randbits(31)
-    prover = Prover(planned.task, seed=seed)
-    contender = Contender.of_file(path, is_deterministic)
-    check = prover.check(contender, observer.on_probe)
-    if not check.is_accepted:
-        return finalist(number, check, None, 0)
-    observer.on_stage("racing the exported file against the baseline")
-    measure = planned.config.measure
-    try:
-        race = prover.race(
-            [contender], num_processes=measure.num_processes, seconds=measure.finalists_s
-        )
-    except WorkerError as error:
-        _, reason = _blamed(error, [contender.name])
-        return finalist(number, replace(check, is_accepted=False, reason=reason), None, 0)
-    exported = finalist(number, check, race, 1)
-    if exported.check.is_accepted:
-        write(exported)
-        certificate = Certificate(
-            code_sha256="",  # of the file as it will be
-            reference_sha256=hashlib.sha256(planned.reference.read_bytes()).hexdigest(),
-            device=planned.device.torch_name,
-            accuracy=check.accuracy,
-            seed=seed,
-            num_probes=len(check.probes),
-            is_deterministic=is_deterministic,
-            sizes=dict(planned.config.problem.sizes),
-            interval=exported.interval,
-            latency_us=exported.latency_us,
-            baseline_us=exported.baseline_us,
-            num_throttled=race.num_throttled,
-            seconds=measure.finalists_s,
-            clocks=clocks_of(planned.device.torch_name),
-            versions={**planned.environment, "tuner": _version()},
-            origin=f"run {run.name}, trial {number}",
-            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=f"tune verify {path.name} --certificate",
-            probes=check.probes,
-            reference=planned.reference.read_bytes().decode(),
-            samples_us=tuple(tuple(map(tuple, race[lane])) for lane in (0, 1)),
-        )
-        certify(path, certificate)
-    return exported
-
-
-def _write_export(
-    planned: Planned,
-    toolchain: Toolchain,
-    trial: Trial,
-    raced: Finalist | None,
-    path: Path,
-    run: str,
-) -> None:
-    candidate = planned.family.render(trial.params, planned.facts)
-    flags = {"cuda": toolchain.cuda_flags, "cpp": toolchain.cpp_flags, "triton": ()}
-    text = export_text(
-        planned.family,
-        candidate,
-        reference=planned.reference.read_text(encoding="utf-8"),
-        sizes=planned.config.problem.sizes,
-        flags=flags[candidate.language],
-        provenance=_provenance(planned, toolchain, trial, raced, run),
-    )
-    write_whole(path, text)
-
-
-def _provenance(
-    planned: Planned, toolchain: Toolchain, trial: Trial, raced: Finalist | None, run: str
-) -> list[str]:
-    sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
-    machine = planned.environment
-    versions = ", ".join(
-        f"{k} {machine[k]}" for k in ("python", "torch", "triton") if k in machine
-    )
-    lines = [
-        "Provenance:",
-        f"  tuner {_version()}, run {Path(run).name}, trial {trial.number}, "
-        f"{datetime.now(UTC).isoformat(timespec='seconds')}",
-        f"  device: {planned.device.name}; {versions}",
-        f"  compiler: {'; '.join(text for _, text in toolchain.versions)}",
-        f"  tuned for: {sizes}; accuracy class {planned.config.accuracy.label}",
-    ]
-    if raced is not None and raced.interval is not None:
-        i = raced.interval
-        lines.append(
-            f"  speed-up over PyTorch eager: {i.speedup:.3f}x, {i.confidence:.0%} of processes "
-            f"in [{i.low:.3f}, {i.high:.3f}] ({i.verdict}; {i.num_processes} processes, "
-            f"cold caches)"
-        )
-        lines.append(f"  latency: {raced.latency_us:.1f} us, baseline {raced.baseline_us:.1f} us")
-    if raced is not None:
-        lines += [
-            f"  error on probe '{p.probe}': rms {p.rms_rel:.2e}, max {p.max_abs:.2e} "
-            f"(PyTorch's own: {p.baseline_rms_rel:.2e}, {p.baseline_max_abs:.2e})"
-            for p in raced.check.probes[:3]
-        ]
-    return [*lines, f"  to reproduce: tune export {run} --trial {trial.number}"]
-
-
-def _is_deterministic(planned: Planned, trial: Trial) -> bool:
-    return planned.family.render(trial.params, planned.facts).is_deterministic
-
-
-# ---- anybody's file -------------------------------------------------------------------------
-
-
-def verify(
-    file: Path,
-    reference: Path,
-    *,
-    accuracy: Accuracy | None = None,
-    device: str = "auto",
-    timeout_s: float = 30.0,
-    observer: Observer | None = None,
-) -> Check:
-    """Return the verdict on a file that holds a `ModelNew`, ours or a stranger's.
-
-    Args:
-        file: is imported in a process of its own, never here.
-        reference: a KernelBench-format file; trusted like code.
-        accuracy: the class to hold it to; float32 by default.
-        device: auto, cpu, cuda or cuda:N.
-        timeout_s: seconds for each call; importing (which compiles) gets ten times that.
-        observer: is told of each probe.
-
-    Raises:
-        InputError: a file is missing, or the reference cannot be used.
-        DeviceError: the device does not exist.
-    """
-    observer = observer or Observer()
-    for path in (file, reference):
-        if not path.is_file():
-            raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
-    torch_name = device
-    if device != "cpu":  # the others must be looked for
-        with new_worker("cpu", name="describe") as worker:
-            try:
-                found = worker.call("describe", {"device": device}, timeout_s=DESCRIBE_S).data
-            except JobFailed as failure:
-                raise explained(failure) from failure
-        torch_name = found["torch_name"]
-    chosen = accuracy or Accuracy()
-    task = Task(str(reference.resolve()), {}, torch_name, chosen.label, "", "[]", "")
-    prover = Prover(task, seed=secrets.randbits(31), timeout_s=timeout_s)
-    return prover.check(Contender.of_file(file, is_deterministic=False), observer.on_probe)
-
-
-def verify_certificate(
-    file: Path,
-    *,
-    reference: Path | None = None,
-    device: str = "auto",
-    timeout_s: float = 30.0,
-    observer: Observer | None = None,
-) -> Repeated:
-    """Repeat what a file's certificate claims, and say point by point what still holds.
-
-    Args:
-        file: an exported file; imported in processes of its own, never here.
-        reference: a KernelBench-format file; by default the one that the certificate names.
-        device: auto (the kind of the certificate's), cpu, cuda or cuda:N.
-        timeout_s: seconds for each call of the file.
-        observer: is told of each probe and stage.
-
-    Raises:
-        InputError: no file, no certificate in it, or no reference at hand.
-        DeviceError: the device does not exist.
-    """
-    observer = observer or Observer()
-    for path in (file, *([reference] if reference else [])):
-        if not path.is_file():
-            raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
-    certificate = read_certificate(file)
-    wanted = device
-    if device == "auto":
-        wanted = "cpu" if certificate.device == "cpu" else "cuda"
-    with new_worker("cpu", name="describe") as worker:
-        try:
-            found = worker.call("describe", {"device": wanted}, timeout_s=DESCRIBE_S).data
-        except JobFailed as failure:
-            raise explained(failure) from failure
-    with with_reference(certificate, reference) as at:
-        return repeat(
-            file,
-            certificate,
-            at,
-            device=found["torch_name"],
-            versions={**found["environment"], "tuner": _version()},
-            timeout_s=timeout_s,
-            on_probe=observer.on_probe,
-            on_stage=observer.on_stage,
-        )
-
-
-# ---- the machine ----------------------------------------------------------------------------
-
-
-def _toolchain(planned: Planned) -> Toolchain:
-    names = {str(params["template"]) for params in _first_of_each(planned.space, planned.family)}
-    languages = {planned.family.templates[name].language for name in names}
-    return Toolchain.find(planned.device.kind, planned.device.capability, sorted(languages))
-
-
-def _num_workers(planned: Planned) -> int:
-    """One compiler a core; on a GPU one core stays free for the process that feeds it."""
-    cores = len(os.sched_getaffinity(0))
-    return cores if planned.device.kind == "cpu" else max(1, cores - 1)
-
-
-def _environment(
-    planned: Planned, toolchain: Toolchain, command: str, overrides: Mapping[str, Value]
-) -> dict[str, Any]:
-    config, family = planned.config, planned.family
-    sizes: dict[str, Value] = {**planned.facts, **planned.sizes}
-    return {
-        "tuner": _version(),
-        "device": json.loads(to_json(planned.device)),
-        "device_name": planned.device.name,
-        "torch_name": planned.device.torch_name,
-        "facts": dict(planned.facts),
-        "machine": dict(planned.environment),
-        "toolchain": "; ".join(text for _, text in toolchain.versions),
-        "op": family.name,
-        "title": family.title,
-        "sizes": dict(planned.sizes),
-        "accuracy": config.accuracy.label,
-        "flops": family.flops.evaluate(sizes),
-        "bytes": family.bytes.evaluate(sizes),
-        "num_feasible": planned.space.num_feasible,
-        "num_cartesian": planned.space.num_cartesian,
-        "config_folder": str(config.base.resolve()),
-        "overrides": dict(overrides),
-        "command": command or shlex.join(sys.argv),
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _version() -> str:
-    try:
-        return version("tuner")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "(not installed)"

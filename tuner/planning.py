@@ -1,0 +1,303 @@
+"""What a config amounts to on a machine: the family, the device, the feasible set.
+
+Nothing is compiled here, and the parent process imports no PyTorch: a child is asked for the
+device and the sizes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tuner.config import RunConfig, check_names, load_config
+from tuner.device import Device, known_device
+from tuner.errors import (
+    ConfigError,
+    DeviceError,
+    did_you_mean,
+)
+from tuner.evaluate import (
+    Task,
+    explained,
+    least_us,
+    new_worker,
+)
+from tuner.recorded import read_recording
+from tuner.run import Run
+from tuner.search import StopRule
+from tuner.space import SearchSpace
+from tuner.template import Family, load_family
+from tuner.toolchain import Toolchain
+from tuner.transfer import Source
+from tuner.trial import (
+    Candidate,
+    Finalist,
+    Measurement,
+    Params,
+    ProbeResult,
+    Trial,
+    Value,
+    from_json,
+    to_json,
+)
+from tuner.worker import JobFailed
+
+__all__ = [
+    "DESCRIBE_S",
+    "Observer",
+    "Planned",
+    "config_of",
+    "environment_of",
+    "first_of_each",
+    "num_workers",
+    "plan",
+    "sources_of",
+    "stop_rule_of",
+    "toolchain_of",
+    "version_here",
+]
+
+MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nearest to defaults
+DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
+
+
+class Observer:
+    """What happens during a run, told to whoever shows it; every method may be overridden."""
+
+    def on_plan(self, planned: Planned) -> None:
+        """The space is enumerated; nothing was compiled yet."""
+
+    def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
+        """The run directory exists, the baseline was timed; `trials` is what a resumed run has."""
+
+    def on_trial(self, trial: Trial, num_building: int) -> None:
+        """One more outcome is on disk."""
+
+    def on_stage(self, text: str) -> None:
+        """Something that takes a while begins."""
+
+    def on_probe(self, result: ProbeResult) -> None:
+        """A finalist or an export answered a probe."""
+
+    def on_finalist(self, entry: Finalist) -> None:
+        """A finalist was checked, or checked and raced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a config amounts to on a device."""
+
+    config: RunConfig
+    family: Family
+    device: Device
+    is_assumed: bool  # no such device here: its published facts stand in for it
+    sizes: Mapping[str, int]
+    facts: Mapping[str, Value]
+    environment: Mapping[str, str]
+    space: SearchSpace
+    reference: Path
+    screening_sizes: Sequence[Mapping[str, int]]  # of all that candidates are screened with
+
+    @property
+    def task(self) -> Task:
+        """The problem as every process of the run needs it."""
+        sizes = {**self.facts, **self.sizes}
+        flops = float(self.family.flops.evaluate(sizes))
+        num_bytes = float(self.family.bytes.evaluate(sizes))
+        return Task.of(
+            self.family,
+            self.reference,
+            self.config.problem.sizes,
+            self.device.torch_name,
+            self.config.accuracy,
+            least_us(flops, num_bytes, self.device, self.config.accuracy),
+        )
+
+    def example(self) -> Candidate:
+        """Render the first feasible configuration."""
+        return self.family.render(self.space.feasible[0], self.facts)
+
+
+def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
+    """Work out what a config amounts to: sizes, device facts, the feasible configurations.
+
+    Args:
+        config: as `load_config` gives it.
+        may_assume: on a machine without a GPU, let a known GPU's facts stand in for it.
+
+    Raises:
+        InputError: the config, a template or the reference is wrong, or nothing is feasible.
+        DeviceError: the device does not exist here.
+    """
+    family = load_family(config.problem.op, config.problem.templates)
+    names = _template_names(config, family)
+    varied = {p.name: p.values for p in config.space if p.name != "template"}
+    reference = config.problem.reference or family.reference
+    device, is_assumed, machine, screening = _describe(config, family, reference, may_assume)
+    sizes = screening[0]
+    facts: dict[str, Value] = dict(device.facts())
+    used = {name for t in names for name in family.templates[t].parameters}
+    check_names(config, sizes=list(sizes), facts=list(facts), parameters=sorted(used))
+    space = SearchSpace.build(
+        family.parameters(names, varied, {p.name: p.when for p in config.space if p.when}),
+        [*family.constraints(names, varied), *config.constraints],
+        {**facts, **sizes},
+    )
+    planned = Planned(
+        config, family, device, is_assumed, sizes, facts, machine, space, reference, screening
+    )
+    for params in first_of_each(space, family):  # a text that does not render is found now
+        family.render(params, facts)
+    return planned
+
+
+def stop_rule_of(config: RunConfig) -> StopRule | None:
+    """Return the config's rule for stopping early."""
+    stop = config.search.stop
+    return None if stop is None else StopRule(stop.within, stop.confidence)
+
+
+def sources_of(config: RunConfig) -> list[Source]:
+    """Read the runs and recordings that the config starts from."""
+    recordings = [read_recording(path) for path in config.search.warm_start]
+    return [Source(r.name, r.space, r.latency_us) for r in recordings]
+
+
+def first_of_each(space: SearchSpace, family: Family) -> list[Params]:
+    """Return, for each template with a feasible configuration, that nearest to its defaults.
+
+    A search starts from them: their authors chose them, and every template gets its turn.
+    """
+    if space.is_listed:
+        rows = space.rows()
+    else:
+        rows = space.rows(space.sample(MAX_LOOKED_AT, np.random.default_rng(0)))
+    column = [parameter.name for parameter in space.parameters].index("template")
+    nearest = []
+    for digit, name in enumerate(space.parameters[column].values):
+        own = rows[rows[:, column] == digit]
+        if not len(own):
+            continue
+        defaults = family.templates[str(name)].filled({})
+        distances = np.zeros(len(own), dtype=np.int64)
+        for parameter, digits in zip(space.parameters, own.T, strict=True):
+            differs = [defaults.get(parameter.name, value) != value for value in parameter.values]
+            distances += np.array([*differs, False])[digits]  # the last: absent
+        nearest.append(space.params_of(own[int(distances.argmin())]))
+    return nearest
+
+
+def _template_names(config: RunConfig, family: Family) -> list[str]:
+    """Return the templates to search: those that the config lists, else all."""
+    listed = next((p.values for p in config.space if p.name == "template"), None)
+    names = [str(v) for v in listed] if listed else list(family.templates)
+    unknown = [name for name in names if name not in family.templates]
+    if unknown:
+        known = sorted(family.templates)
+        raise ConfigError(
+            [
+                config.problem_at(
+                    "space.template",
+                    f"{family.name} has no template {name!r}",
+                    known=known,
+                    hint=did_you_mean(name, known),
+                )
+                for name in unknown
+            ]
+        )
+    return names
+
+
+def _describe(
+    config: RunConfig, family: Family, reference: Path, may_assume: bool
+) -> tuple[Device, bool, dict[str, str], list[dict[str, int]]]:
+    """Ask a child process for the device and the sizes; the parent imports no PyTorch.
+
+    The sizes are the problem's own and then those of other batches that screening asks for.
+    """
+    is_assumed = False
+    with new_worker("cpu", name="describe") as worker:
+        try:
+            found = worker.call("describe", {"device": config.device}, timeout_s=DESCRIBE_S).data
+            device = from_json(Device, json.dumps(found["device"]))
+        except JobFailed as failure:
+            error = explained(failure)
+            if not (may_assume and isinstance(error, DeviceError)):
+                raise error from failure
+            device, is_assumed, found = known_device(), True, {"environment": {}}
+        task = Task.of(family, reference, config.problem.sizes, device.torch_name, config.accuracy)
+        try:
+            sizes = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data["screening"]
+        except JobFailed as failure:
+            raise explained(failure) from failure
+    return device, is_assumed, found["environment"], sizes
+
+
+def config_of(run: Run, overrides: Mapping[str, Value] | None = None) -> RunConfig:
+    """Return a run's own config, with what its command line had changed."""
+    environment = run.environment()
+    changed = {**environment.get("overrides", {}), **(overrides or {})}
+    return load_config(run.config_path, changed, base=Path(environment["config_folder"]))
+
+
+# ---- the machine ----------------------------------------------------------------------------
+
+
+def toolchain_of(planned: Planned) -> Toolchain:
+    """Find the compilers that the templates of a plan need."""
+    names = {str(params["template"]) for params in first_of_each(planned.space, planned.family)}
+    languages = {planned.family.templates[name].language for name in names}
+    return Toolchain.find(planned.device.kind, planned.device.capability, sorted(languages))
+
+
+def num_workers(planned: Planned) -> int:
+    """One compiler a core; on a GPU one core stays free for the process that feeds it."""
+    cores = len(os.sched_getaffinity(0))
+    return cores if planned.device.kind == "cpu" else max(1, cores - 1)
+
+
+def environment_of(
+    planned: Planned, toolchain: Toolchain, command: str, overrides: Mapping[str, Value]
+) -> dict[str, Any]:
+    """Return what a run records of the machine and of how it was started, JSON-able."""
+    config, family = planned.config, planned.family
+    sizes: dict[str, Value] = {**planned.facts, **planned.sizes}
+    return {
+        "tuner": version_here(),
+        "device": json.loads(to_json(planned.device)),
+        "device_name": planned.device.name,
+        "torch_name": planned.device.torch_name,
+        "facts": dict(planned.facts),
+        "machine": dict(planned.environment),
+        "toolchain": "; ".join(text for _, text in toolchain.versions),
+        "op": family.name,
+        "title": family.title,
+        "sizes": dict(planned.sizes),
+        "accuracy": config.accuracy.label,
+        "flops": family.flops.evaluate(sizes),
+        "bytes": family.bytes.evaluate(sizes),
+        "num_feasible": planned.space.num_feasible,
+        "num_cartesian": planned.space.num_cartesian,
+        "config_folder": str(config.base.resolve()),
+        "overrides": dict(overrides),
+        "command": command or shlex.join(sys.argv),
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def version_here() -> str:
+    """Return this tuner's version, as installed."""
+    try:
+        return version("tuner")
+    except PackageNotFoundError:  # run from a checkout that was not installed
+        return "(not installed)"
