@@ -470,7 +470,12 @@ def test_strides_and_alignment_do_not_matter(case, pair, kind):
     }[kind]
     if kind == "expanded" and case.op == NORM:
         x = pair.x[:1].expand(rows, cols)  # rows of equal values would have a variance of 0
-    assert_close(pair.ours(x), pair.theirs(x))
+    if kind == "expanded":  # sums of weights near zero: the reference itself is off by more
+        exact = copy.deepcopy(pair.theirs).double()(x.double())
+        ours, theirs = pair.ours(x), pair.theirs(x)
+        assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 1e-5
+    else:
+        assert_close(pair.ours(x), pair.theirs(x))
     assert_same_state(pair.ours, pair.theirs)
 
 
