@@ -25,10 +25,7 @@ class Reader:
         self.page.on("request", self._asked)
 
     def _heard(self, message: Any) -> None:
-        # Without a GPU, WebGL itself warns that it is slow.
-        if message.type == "error" or (
-            message.type == "warning" and "GL Driver" not in message.text
-        ):
+        if message.type in ("error", "warning"):
             self.complaints.append(message.text)
 
     def _asked(self, request: Any) -> None:

@@ -151,7 +151,7 @@ class Dashboard:
             parts=defaultdict(str),
             charts=defaultdict(lambda: {"label": "", "caption": "", "figure": None}),
             statuses=[status.value for status in Status],
-            scripts=("plotly.js", *SCRIPTS[1:]),
+            scripts=SCRIPTS,
         )
 
     async def _compare(self, request: Request) -> Response:
@@ -479,17 +479,9 @@ def _assets() -> Mapping[str, tuple[bytes, str]]:
     """Return every file that pages load, by name: its bytes and its media type."""
     css = f"{styles()}\n{(WEB_DIR / 'site.css').read_text(encoding='utf-8')}"
     texts = {name: (WEB_DIR / name).read_text(encoding="utf-8") for name in WEB_SCRIPTS}
-    texts |= {name: str(script(name)) for name in SCRIPTS[1:]}
-    texts["plotly.js"] = _plotly_js()  # all of it: what the report carries has no WebGL
+    texts |= {name: str(script(name)) for name in SCRIPTS}
     found = {name: (text.encode(), "text/javascript") for name, text in texts.items()}
     return {**found, "site.css": (css.encode(), "text/css")}
-
-
-def _plotly_js() -> str:
-    from plotly.offline import get_plotlyjs
-
-    text: str = get_plotlyjs()
-    return text
 
 
 @functools.cache

@@ -23,15 +23,30 @@
     if (!answer.ok) throw new Error(await answer.text());
     return answer.json();
   }
-  // Many points are drawn by WebGL where there is one. Only the progress has as many, and
-  // a browser has few contexts.
-  const MANY = 300, hasWebGL = Boolean(document.createElement("canvas").getContext("webgl"));
+  // A live figure is drawn again and again, so it gets no more points than a browser draws in a
+  // moment: of each kind the fastest, and an even share of the rest. The table has them all.
+  const MOST_POINTS = 2000, LISTS = ["x", "y", "customdata", "hovertext", "text"];
   function keep(newer) {
+    const rows = data.columns[0].values, times = data.columns.find((c) => c.name === "latency_us").values;
+    const latency = new Map(rows.map((number, row) => [number, times[row] ?? Infinity]));
     for (const [name, chart] of Object.entries(newer)) {
-      for (const trace of name.startsWith("progress") && hasWebGL && chart.figure?.data || []) {
-        if (trace.mode === "markers" && trace.x.length > MANY) trace.type = "scattergl";
+      const traces = (chart.figure?.data ?? []).filter((t) => t.mode === "markers" && t.customdata);
+      const total = traces.reduce((sum, trace) => sum + trace.x.length, 0);
+      if (total > MOST_POINTS) {
+        for (const trace of traces) thin(trace, Math.ceil(trace.x.length * MOST_POINTS / total), latency);
+        chart.caption += ` Drawn here: ${MOST_POINTS.toLocaleString("en-US")} of ${total.toLocaleString("en-US")} points, the fastest and an even share of the rest.`;
       }
       charts[name] = chart;
+    }
+  }
+  function thin(trace, most, latency) {
+    const count = trace.x.length, order = [...trace.x.keys()];
+    order.sort((a, b) => latency.get(trace.customdata[a]) - latency.get(trace.customdata[b]) || a - b);
+    const half = most >> 1, step = (count - half) / (most - half), kept = order.slice(0, half);
+    for (let at = half; at < count; at += step) kept.push(order[Math.floor(at)]);
+    kept.sort((a, b) => a - b);
+    for (const list of LISTS) {
+      if (Array.isArray(trace[list])) trace[list] = kept.map((index) => trace[list][index]);
     }
   }
   let data = null, chartsOf = "", chartsAt = -Infinity, chartsTook = 0, isRunning = true;
