@@ -95,7 +95,7 @@ def run_suites(table: list[Row]) -> tuple[bool, int]:
             for row in table:
                 if row.takes(file, case.get("name", "")):
                     row.ends[end] = row.ends.get(end, 0) + 1
-    drawn = sum(int(n) for n in re.findall(r"(\d+) passing examples", done.stdout))
+    drawn = sum(int(n) for n in re.findall(r"- (\d+) passing", done.stdout))
     return done.returncode == 0, drawn
 
 
