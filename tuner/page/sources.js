@@ -100,7 +100,7 @@ function sourceView(linesOf) {
     const count = (sign) => found.filter(([kind]) => kind === sign).length;
     const [fewer, more] = [count("-"), count("+")];
     compared.textContent = fewer + more
-      ? `${fewer} lines of trial ${winner} are replaced by ${more} of trial ${wanted}.`
+      ? `${fewer} ${fewer === 1 ? "line" : "lines"} of trial ${winner} replaced by ${more} of trial ${wanted}.`
       : `Trial ${wanted} has the same text as trial ${winner}.`;
     const made = document.createElement("pre");
     made.append(...rows(found, wanted));
