@@ -173,6 +173,22 @@ def test_the_honest_module_is_accepted(name, wide_problem, wide_thorough):
     assert bool(check.notes) == (name in HELD_REFERENCE)
 
 
+@pytest.fixture(scope="module")
+def on_cuda(wide_problem):
+    probes = thorough_probes(SEED, wide_problem.num_rows(), has_cuda=True)
+    models = {}
+    return [expected(wide_problem, p, LOOSE, "cuda", models=models) for p in probes]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ALWAYS_ACCEPTED)
+def test_the_honest_module_is_accepted_on_cuda(name, wide_problem, on_cuda):
+    new_class = load_candidate(HERE / "honest" / f"{name}.py")
+    expectations = [without_same_bits(e) for e in on_cuda]
+    check = verdict(wide_problem, new_class, expectations, LOOSE)
+    assert check.is_accepted, check.reason
+
+
 def without_same_bits(e):
     return dataclasses.replace(e, probe=dataclasses.replace(e.probe, wants_same_bits=False))
 
