@@ -29,6 +29,7 @@ import tuner
 from tuner import tuning
 from tuner.build import Toolchain
 from tuner.certificate import code_sha256, read_certificate
+from tuner.recorded import read_recording
 from tuner.run import Run, create_run, open_run
 from tuner.trial import Check, Finalist, Interval, Result, Status, Trial
 
@@ -217,12 +218,14 @@ def test_a_finished_run_holds_what_the_architecture_says(life):
     names = {entry.name for entry in path.iterdir()}
     assert names == {
         "config.yaml", "environment.json", "trials.jsonl", "study.journal", "candidates",
-        "export", "result.json", "report.html", "lock",
+        "export", "result.json", "results.json", "report.html", "lock",
     }  # fmt: skip
     assert (path / "config.yaml").read_text() == (life.folder / "config.yaml").read_text()
     for trial in life.run.trials():
         kept = path / "candidates" / trial.candidate_key
         assert {entry.name for entry in kept.iterdir()} == {"source.cpp", "log.txt"}
+    ours, t4 = read_recording(path), read_recording(path / "results.json")
+    assert t4.keys == ours.keys and t4.statuses == ours.statuses and t4.device == ours.device
     about = life.run.environment()
     assert about["op"] == "doubled_values" and about["sizes"] == {"rows": 64, "cols": 100}
     assert about["command"].startswith("tune --config") and about["toolchain"]
