@@ -188,8 +188,10 @@ def format_replays(replays: Sequence[Replay]) -> str:
             count = f"{median:.0f}" if math.isfinite(median) else f"over {budget}"
             near.append(f"within {share:.0%}: {reached:.0%} of them, after {count} (median)")
         ms = statistics.mean(one.ms_per_suggestion for one in entry.searches)
+        score = statistics.mean(scores)
+        shown_score = "none, all are equally fast" if math.isnan(score) else f"{score:+.3f}"
         lines.append(
-            f"{entry.sampler}: X{budget} {statistics.mean(scores):+.3f}; {'; '.join(near)}; "
+            f"{entry.sampler}: X{budget} {shown_score}; {'; '.join(near)}; "
             f"{ms:.1f} ms a suggestion"
         )
     lines.append(f"X{budget}: 0 as random search on average, 1 the optimum at once")
