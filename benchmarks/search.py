@@ -33,7 +33,7 @@ import optuna
 from optuna.trial import TrialState
 
 from tuner.recorded import Recording, read_recording
-from tuner.samplers import distributions, make_sampler, params_of
+from tuner.samplers import JUDGE_EVERY, distributions, make_sampler, params_of
 from tuner.score import Yardstick
 from tuner.transfer import Source
 
@@ -69,7 +69,7 @@ def _search(
             study.tell(trial, state=TrialState.PRUNED)
         else:
             study.tell(trial, latency_us)
-        if judges and len(order) % 10 == 0:
+        if judges and len(order) % JUDGE_EVERY == 0:
             remaining = study.sampler.remaining(study, SHARES)
             if remaining is not None:
                 chances = [round(remaining.within[share], 4) for share in SHARES]
@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--spaces", type=Path, required=True, metavar="DIR")
     parser.add_argument("--samplers", default="surrogate")
     parser.add_argument("--seeds", type=int, default=15)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--budget", type=int, default=300)
     parser.add_argument("--warm", choices=["leave-one-device-out"])
     parser.add_argument("--wrong", choices=["shuffled", "negated"], default="")
@@ -168,7 +169,7 @@ def main() -> None:
         label = f"{sampler}+warm" if is_warm else sampler
         runs[label] = {name: [] for name in recordings}
         for name, recording in recordings.items():
-            for seed in range(options.seeds):
+            for seed in range(options.first_seed, options.first_seed + options.seeds):
                 sources = _sources(recording, loaded, options.wrong, seed) if is_warm else []
                 order, ms, sure = _search(
                     recording, sampler, seed, options.budget, sources, options.stop

@@ -13,7 +13,14 @@ from optuna.trial import TrialState
 
 from tuner.errors import InputError
 from tuner.recorded import read_recording
-from tuner.samplers import CENSORED, FeasibleSampler, distributions, make_sampler, params_of
+from tuner.samplers import (
+    CENSORED,
+    JUDGE_EVERY,
+    FeasibleSampler,
+    distributions,
+    make_sampler,
+    params_of,
+)
 from tuner.score import Yardstick
 from tuner.space import Constraint, Expression, Parameter, SearchSpace
 from tuner.surrogate import Encoding, Known, Surrogate
@@ -202,14 +209,14 @@ def test_what_is_left_shrinks_and_is_nothing_at_the_end():
     sampler = study.sampler
     assert isinstance(sampler, FeasibleSampler)
     assert sampler.remaining(study, [0.01]) is None
-    for _ in range(14):
+    judged = []
+    for number in range(1, 91):
         trial, params = ask(study, space)
         study.tell(trial, latency_us(params))
-    early = sampler.remaining(study, [0.01, 0.05])
-    for _ in range(76):
-        trial, params = ask(study, space)
-        study.tell(trial, latency_us(params))
-    late = sampler.remaining(study, [0.01, 0.05])
+        if number % JUDGE_EVERY == 0:
+            judged.append(sampler.remaining(study, [0.01, 0.05]))
+    assert judged[:3] == [None] * 3  # too early, then one and two judgements
+    early, late = judged[3], judged[-1]
     assert early is not None and late is not None
     assert late.improvement < early.improvement
     assert late.within[0.05] >= late.within[0.01] > 0.8

@@ -34,6 +34,7 @@ from tuner.trial import Params, Value
 __all__ = [
     "ABSENT",
     "CENSORED",
+    "JUDGE_EVERY",
     "SAMPLERS",
     "FeasibleSampler",
     "Proposer",
@@ -51,6 +52,8 @@ NUM_FIRST = 12  # trials that are spread over the space before the model is aske
 NUM_FIRST_WARM = 3  # the fastest elsewhere; a wrong guess costs no more
 MAX_WHOLE = 100_000  # configurations that are all judged at every suggestion
 POOL = 30_000  # drawn for a space with more; what is near the best is judged besides
+JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
+NUM_JUDGED = 3  # judgements that must agree; one was right in 78 % where it said 90 %
 MAX_STEPS = 8  # from neighbour to neighbour, at one suggestion
 MAX_NEAR = 100_000  # configurations looked at for the nearest; 0.3 s to unpack, once
 
@@ -139,7 +142,8 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
             shares: 0.01 for the probability that the best is within 1 % of the optimum.
 
         Returns:
-            None where the sampler has no model, or it knows too little.
+            None where the sampler has no model, or was not asked three times yet, each some
+            ten trials after the other: the least of three probabilities is given.
         """
         if isinstance(self._proposer, _Surrogate):
             return self._proposer.remaining(study, shares)
@@ -196,6 +200,7 @@ class _Surrogate:
         self._pool = np.empty(0, dtype=np.int64)
         self._first: list[int] = []
         self._seen: dict[int, int] = {}  # position and number of its trial, as first seen
+        self._judged: list[tuple[int, Remaining]] = []  # trials, and what was left then
         self._numbers: set[int] = set()  # of the trials that were looked at for good
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
@@ -233,7 +238,12 @@ class _Surrogate:
         return model
 
     def remaining(self, study: Study, shares: Sequence[float]) -> Remaining | None:
-        """Judge what is left, once the first trials are done; see `FeasibleSampler.remaining`."""
+        """Judge what is left; see `FeasibleSampler.remaining`.
+
+        A single judgement is too sure of itself while the model has not seen what it does not
+        expect, so that the least hopeful of the last `NUM_JUDGED` counts, at least
+        `JUDGE_EVERY` trials from each other.
+        """
         if self._model is None or not self._observe(self._model, study, None):
             return None
         tried = list(self._seen)
@@ -241,7 +251,15 @@ class _Surrogate:
             return None
         # Random numbers of their own: asking this must draw none of the suggestions'.
         rng = np.random.default_rng(len(tried))
-        return self._model.remaining(~np.isin(self._pool, tried), shares, rng)
+        now = self._model.remaining(~np.isin(self._pool, tried), shares, rng)
+        if not self._judged or len(tried) >= self._judged[-1][0] + JUDGE_EVERY:
+            self._judged.append((len(tried), now))
+        last = [judgement for _, judgement in self._judged[-NUM_JUDGED:]]
+        if len(last) < NUM_JUDGED:
+            return None
+        last.append(now)
+        within = {share: min(j.within.get(share, 0.0) for j in last) for share in shares}
+        return Remaining(max(judgement.improvement for judgement in last), within)
 
     def _observe(self, model: Surrogate, study: Study, current: FrozenTrial | None) -> bool:
         """Tell the model what is known; False where nothing has a time yet."""

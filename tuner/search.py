@@ -26,7 +26,14 @@ from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.samplers import CENSORED, distributions, encoded, make_sampler, params_of
+from tuner.samplers import (
+    CENSORED,
+    JUDGE_EVERY,
+    distributions,
+    encoded,
+    make_sampler,
+    params_of,
+)
 from tuner.space import SearchSpace
 from tuner.surrogate import Remaining
 from tuner.transfer import Source
@@ -36,7 +43,6 @@ __all__ = ["Evaluator", "Pending", "SearchBudget", "StopRule", "search"]
 
 STUDY_NAME = "tune"
 SHARES = (0.01, 0.05)  # of the optimum, for which the chance to be there is told
-EVERY_REMAINING = 5  # trials; judging what is left takes about as long as two suggestions
 
 
 class Pending(Protocol):
@@ -124,7 +130,7 @@ def search(
         first: configurations to try before the sampler is asked, such as known good ones.
         should_stop: asked before every question; what is in flight is then dropped.
         sources: earlier runs that the sampler starts from, where it can.
-        on_remaining: called every few trials with the number of the next and what the rest is
+        on_remaining: called every ten trials with the number of the next and what the rest is
             expected to bring, where the sampler knows; the study's user attribute `remaining`
             holds the same.
 
@@ -254,7 +260,7 @@ def _loop(
             record(trial)
         _tell(study, item.trial, outcome)
         number += 1
-        if not end and number % EVERY_REMAINING == 0:  # replayed as well: a model may learn
+        if not end and number % JUDGE_EVERY == 0:  # replayed as well: a model may learn
             end = _stopped(study, number, budget.stop, on_remaining)
         if outcome.latency_us is not None:
             best_us = min(best_us or outcome.latency_us, outcome.latency_us)
