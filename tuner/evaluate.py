@@ -71,6 +71,7 @@ MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row 
 WARM_UP_SAMPLES = 5
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
 CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
+GROSS = 4.0  # a disagreement by this factor needs no second look
 CLOCK_US = 50.0  # what a process's clock need not see of a call on a CPU
 HOST_US = 300.0  # of a call's launches, which a GPU's own clock does not see
 STEADY = 0.05  # relative difference of two medians that agree
@@ -500,7 +501,8 @@ class Prover:
             slowdown = self._wall_us(racers[0], told[0]) / told[0]
             wall_us = self._wall_us(racers[lane], told[lane])
             refusal = contradicted(told[lane], wall_us, slowdown=slowdown, allowed_us=allowed_us)
-            if not refusal:
+            is_gross = wall_us > GROSS * (slowdown * told[lane] + allowed_us)
+            if not refusal or is_gross:
                 break
         if not refusal and is_judged:
             refusal = self._timed_output(racers[0], racers[lane])
