@@ -49,7 +49,7 @@ CENSORED = "is_censored"  # user attribute of a trial whose value is a lower bou
 ABSENT = "(absent)"  # parentheses: never a word of a config
 MAX_DRAWS = 10  # of the inner sampler, before the nearest feasible configuration is taken
 NUM_FIRST = 12  # trials that are spread over the space before the model is asked
-NUM_FIRST_WARM = 3  # the fastest elsewhere; a wrong guess costs no more
+NUM_FIRST_WARM = 3  # the fastest elsewhere, against as many that are merely spread
 MAX_WHOLE = 100_000  # configurations that are all judged at every suggestion
 POOL = 30_000  # drawn for a space with more; what is near the best is judged besides
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
@@ -212,6 +212,9 @@ class _Surrogate:
                     return position
         if not self._observe(self._model, study, trial):
             return self._random.propose(study, trial, tried)
+        if self._sources and self._is_misled(study):
+            self._sources, self._model = (), None
+            return self.propose(study, trial, tried)
         is_tried = np.isin(self._pool, np.fromiter(tried, dtype=np.int64, count=len(tried)))
         if is_tried.all():
             return self._random.propose(study, trial, tried)
@@ -234,8 +237,20 @@ class _Surrogate:
             expectation = Expectation(self._space, self._encoding, self._sources)
             model = Surrogate(self._encoding, codes, expectation)
             first = expectation.best(codes, NUM_FIRST_WARM)
+            # Against as many that are merely spread it shows whether the sources mean anything.
+            spread = Surrogate(self._encoding, codes).first(NUM_FIRST, self._rng)
+            first += [column for column in spread if column not in first][:NUM_FIRST_WARM]
         self._first = [int(self._pool[column]) for column in first]
         return model
+
+    def _is_misled(self, study: Study) -> bool:
+        """Whether the sources' best are slower here than the spread ones, all being known."""
+        trials = study.get_trials(deepcopy=False)
+        told = [trials[self._seen[p]] for p in self._first if p in self._seen]
+        if len(told) < len(self._first) or not all(t.state.is_finished() for t in told):
+            return False
+        taken_us = [math.inf if t.value is None else t.value for t in told]
+        return min(taken_us[:NUM_FIRST_WARM]) > min(taken_us[NUM_FIRST_WARM:])
 
     def remaining(self, study: Study, shares: Sequence[float]) -> Remaining | None:
         """Judge what is left; see `FeasibleSampler.remaining`.
