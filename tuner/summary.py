@@ -57,7 +57,10 @@ _FLOORS = {
         ("fp32", "floor of plain float32 cores"),
         ("fp16x3", "floor of three float16 products"),
     ),
-    "tf32": (("tf32", "floor of TF32 tensor cores"),),
+    "tf32": (  # float16 keeps as many bits, at twice the rate
+        ("tf32", "floor of TF32 tensor cores"),
+        ("fp16", "floor of float16 tensor cores"),
+    ),
 }
 _LOOSE_FLOORS = (("fp16", "floor of float16 tensor cores"),)
 
