@@ -207,8 +207,9 @@ def progress_figure(
     for name, (level_us, dash) in levels.items():
         if level_us:
             _add_line(figure, ends, [level_us, level_us], name, BASELINE, dash)
-    for name, level in (floors or {}).items():
-        _add_line(figure, ends, [level, level], name, FLOOR, "dot")
+    for number, (name, level) in enumerate((floors or {}).items()):
+        dash = ("dot", "longdashdot")[number % 2]  # the legend tells them apart
+        _add_line(figure, ends, [level, level], name, FLOOR, dash)
     for status in Status:
         group = thinned([t for t in failed if t.outcome.status is status])
         if group:
