@@ -13,6 +13,7 @@ from typing import Any
 
 from tuner.figures import (
     HOVER,
+    MAX_POINTS,
     accuracy_figure,
     hover_words,
     importance_figure,
@@ -109,6 +110,8 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
         )
     if len(correct_trials(facts.trials)) < len(facts.trials):
         words += " Failed trials stand below, by status."
+    if len(facts.trials) > MAX_POINTS:
+        words += f" Drawn are about {MAX_POINTS:,}: of each status the fastest, and an even share."
     if facts.number("torch_compile_us") is None:
         words += " torch.compile was not measured in this run."
     if not floors:

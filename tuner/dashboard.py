@@ -19,13 +19,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio.to_thread
 import uvicorn
 from jinja2 import ChoiceLoader, FileSystemLoader
 from pydantic_core import to_json
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
@@ -58,6 +59,8 @@ from tuner.trial import Status
 from tuner.versus import Comparison, compare_runs, confidence_words, lettered
 
 __all__ = ["DEFAULT_PORT", "Dashboard", "serve"]
+
+_T = TypeVar("_T")
 
 DEFAULT_PORT = 8899
 TRIED_PORTS = 20  # from the default one on, where it is taken
@@ -143,7 +146,7 @@ class Dashboard:
         name = request.path_params["name"]
         shown = await anyio.to_thread.run_sync(self.shelf.shown, name)
         may_resume = await anyio.to_thread.run_sync(self.launcher.may_resume, name)
-        return self._rendered(
+        answer = self._rendered(
             "run.html.j2",
             run=shown,
             may_resume=may_resume,
@@ -153,6 +156,10 @@ class Dashboard:
             statuses=[status.value for status in Status],
             scripts=SCRIPTS,
         )
+        # Its data is made while the browser reads the scripts, which then ask for it. What it
+        # would fail with is told to them.
+        answer.background = BackgroundTask(_unless_unreadable(lambda: self._kept_text(name, 0)))
+        return answer
 
     async def _compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
@@ -190,14 +197,14 @@ class Dashboard:
         return await self._kept_json(request.path_params["name"], group)
 
     async def _kept_json(self, name: str, group: int) -> Response:
-        def made() -> bytes:
-            run = self.shelf.run(name)
-            # Before reading: what is added meanwhile is a change.
-            stamp = self.shelf.stamp(run.path.name)
-            return self._kept.get((name, group), stamp, lambda: self._made(name, group, stamp))
-
-        text = await anyio.to_thread.run_sync(made)
+        text = await anyio.to_thread.run_sync(self._kept_text, name, group)
         return Response(text, media_type="application/json")
+
+    def _kept_text(self, name: str, group: int) -> bytes:
+        run = self.shelf.run(name)
+        # Before reading: what is added meanwhile is a change.
+        stamp = self.shelf.stamp(run.path.name)
+        return self._kept.get((name, group), stamp, lambda: self._made(name, group, stamp))
 
     def _made(self, name: str, group: int, stamp: str) -> bytes:
         facts = self.shelf.facts(name)
@@ -397,10 +404,8 @@ def _lasting(shown: Shown) -> Shown:
     return dataclasses.replace(shown, age_s=0.0)
 
 
-def _unless_unreadable(
-    look: Callable[[], Mapping[str, Any] | None],
-) -> Callable[[], Mapping[str, Any] | None]:
-    def safe() -> Mapping[str, Any] | None:
+def _unless_unreadable(look: Callable[[], _T]) -> Callable[[], _T | None]:
+    def safe() -> _T | None:
         try:
             return look()
         except (StorageError, InputError):  # a run that was deleted meanwhile, say

@@ -37,6 +37,7 @@ __all__ = [
     "BEST",
     "FLOOR",
     "HOVER",
+    "MAX_POINTS",
     "accuracy_figure",
     "hover_words",
     "importance_figure",
@@ -181,7 +182,8 @@ def progress_figure(
 
     failed = [t for t in trials if t.outcome.latency_us is None]
     correct = correct_trials(trials)
-    drawn = thinned(correct)
+    share = min(1.0, MAX_POINTS / max(1, len(trials)))  # of each status, so that all are seen
+    drawn = thinned(correct, math.ceil(share * len(correct)))
     figure = make_subplots(
         rows=2 if failed else 1,
         cols=1,
@@ -211,7 +213,8 @@ def progress_figure(
         dash = ("dot", "longdashdot")[number % 2]  # the legend tells them apart
         _add_line(figure, ends, [level, level], name, FLOOR, dash)
     for status in Status:
-        group = thinned([t for t in failed if t.outcome.status is status])
+        group = [t for t in failed if t.outcome.status is status]
+        group = thinned(group, math.ceil(share * len(group)))
         if group:
             _add_points(figure, status, group, place, [status.value] * len(group), 2)
     seen = [*map(latency_us_of, drawn), baseline_us or 0.0, *(floors or {}).values()]

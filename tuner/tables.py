@@ -6,6 +6,7 @@ numbers, words or None; how they are shown is said by each column's kind.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import statistics
@@ -24,7 +25,7 @@ from tuner.summary import (
     number_words,
     text_of,
 )
-from tuner.trial import KernelResources, Status, Trial, Value
+from tuner.trial import Status, Trial, Value
 
 __all__ = [
     "ABSENT",
@@ -125,20 +126,22 @@ def resources_of(trial: Trial, device: Device | None) -> Resources | None:
     build = trial.outcome.build
     if build is None or not build.kernels:
         return None
+    neediest = max(build.kernels, key=lambda kernel: kernel.registers)
     return Resources(
         max(kernel.registers for kernel in build.kernels),
         max(kernel.smem_bytes for kernel in build.kernels),
         sum(k.spill_store_bytes + k.spill_load_bytes for k in build.kernels),
-        _occupancy(max(build.kernels, key=lambda kernel: kernel.registers), device),
+        _occupancy(neediest.registers, neediest.smem_bytes, device),
     )
 
 
-def _occupancy(kernel: KernelResources, device: Device | None) -> float | None:
+@functools.lru_cache(maxsize=4096)  # 10,000 trials share a few hundred pairs
+def _occupancy(registers: int, smem_bytes: int, device: Device | None) -> float | None:
     if device is None:
         return None
     try:
         return max(
-            occupancy(device, threads, kernel.registers, kernel.smem_bytes)
+            occupancy(device, threads, registers, smem_bytes)
             for threads in (64, 128, 256, 512, 1024)
         )
     except DeviceError:
