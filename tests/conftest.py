@@ -27,6 +27,7 @@ for _variable, _folder in {
     os.environ[_variable] = str(_CACHES / _folder)
 tempfile.tempdir = os.environ["TMPDIR"]  # else it keeps what it found before
 Path(tempfile.tempdir).mkdir()
+Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes no parents
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

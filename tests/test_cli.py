@@ -129,17 +129,17 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
     "a reference that raises": (
         lambda d: d.reference("r", REFERENCE + "\nraise ValueError('not today')\n"),
         2,
-        ["r.py:22: importing the reference failed: ValueError: not today"],
+        ["r.py:24: importing the reference failed: ValueError: not today"],
     ),
     "a reference that exits": (
         lambda d: d.reference("r", REFERENCE + "\nraise SystemExit(0)\n"),
         2,
-        ["r.py:22: importing the reference failed: SystemExit"],
+        ["r.py:24: importing the reference failed: SystemExit"],
     ),
     "a reference with a syntax error": (
         lambda d: d.reference("r", REFERENCE + "\ndef f(:\n"),
         2,
-        ["r.py:22: the reference is not valid Python"],
+        ["r.py:24: the reference is not valid Python"],
     ),
     "a reference without Model": (
         lambda d: d.reference("r", REFERENCE.replace("class Model(", "class Modell(")),
@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
     ),
     "a reference whose forward raises": (
         lambda d: d.reference(
-            "r", REFERENCE.replace("return ((", "raise OSError('no')\n        ((")
+            "r", REFERENCE.replace("for _ in", "raise OSError('no')\n        for _ in")
         ),
         2,
         ["r.py:12: Model.forward failed: OSError: no"],

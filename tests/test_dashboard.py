@@ -547,13 +547,13 @@ def test_a_run_is_started_followed_stopped_and_resumed_from_the_page(place, serv
     page = reader.page
     page.fill("input[name=trials]", "170")
     page.click("#start button")
-    link = page.wait_for_selector("#jobs a", timeout=60_000)
+    page.wait_for_selector("#jobs a", timeout=60_000)
     page.click("#start button")  # a second one would disturb it
     page.wait_for_selector("#notice:has-text('two at once')")
     assert [said for said in reader.complaints if "409" not in said] == []
     reader.complaints.clear()  # the browser tells every refusal
-    name = link.inner_text()
-    link.click()
+    name = page.inner_text("#jobs a")
+    page.click("#jobs a")  # not `link`: the list is drawn anew meanwhile
     page.evaluate("window.isTheSamePage = true")
     page.wait_for_selector("body[data-shown]:not([data-shown='0'])", timeout=60_000)
     first = int(page.get_attribute("body", "data-shown"))

@@ -186,7 +186,9 @@ def test_builders_stand_still_while_a_candidate_is_on_the_device(bench, monkeypa
 
 def test_a_baseline_that_fails_is_the_users_error(planned, builder, tmp_path):
     text = (
-        Path(planned.reference).read_text().replace("return ((", "raise OSError('no')\n        ((")
+        Path(planned.reference)
+        .read_text()
+        .replace("for _ in", "raise OSError('no')\n        for _ in")
     )
     (tmp_path / "reference.py").write_text(text)
     broken = replace(planned, reference=tmp_path / "reference.py")

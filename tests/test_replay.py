@@ -118,13 +118,20 @@ def test_random_searches_score_0_on_average(recorded):
     assert -0.6 < statistics.mean(scores) < 3 * error
 
 
+def orders(data: dict[str, Any]) -> list[list[str]]:
+    return [one["order"] for runs in data["runs"].values() for one in runs["smooth"]]
+
+
 def test_the_table_and_the_file_say_what_was_found(recorded, tmp_path):
     target = tmp_path / "out.json"
     command = [sys.executable, "-m", "tuner", "replay", str(recorded), "--sampler", "random"]
-    command += ["--sampler", "grid", "--seeds", "3", "--budget", "50", "--json", str(target)]
+    command += ["--sampler", "grid", "--seeds", "3", "--budget", "50", "--out", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "smooth: 384 configurations," in done.stdout and "grid: X50 " in done.stdout
     data = json.loads(target.read_text())
+    asked = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
+    printed = json.loads(asked.stdout)  # alone: no table beside it
+    assert orders(printed) == orders(data) and printed["budget"] == 50
     recording = read_recording(recorded)
     searches = data["runs"]["random"]["smooth"]
     assert [entry["seed"] for entry in searches] == [0, 1, 2] and data["budget"] == 50

@@ -144,7 +144,7 @@ def test_a_kill_while_builders_pause_leaves_no_compiler(tmp_path):
         wait_for(lambda: any(is_stopped(child) for child in all_children(process)))
         children = all_children(process)
     try:
-        wait_for(lambda: are_gone(children), 5)
+        wait_for(lambda: are_gone(children), 30)
     finally:
         kill_all(children)
 

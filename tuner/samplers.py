@@ -51,10 +51,10 @@ MAX_DRAWS = 10  # of the inner sampler, before the nearest feasible configuratio
 NUM_FIRST = 12  # trials that are spread over the space before the model is asked
 NUM_FIRST_WARM = 3  # the fastest elsewhere, against as many that are merely spread
 MAX_WHOLE = 100_000  # configurations that are all judged at every suggestion
-POOL = 30_000  # drawn for a space with more; what is near the best is judged besides
+POOL = 20_000  # drawn for a space with more; what is near the best is judged besides
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
 NUM_JUDGED = 3  # judgements that must agree; one was right in 78 % where it said 90 %
-MAX_STEPS = 8  # from neighbour to neighbour, at one suggestion
+MAX_STEPS = 3  # from neighbour to neighbour, at one suggestion
 MAX_NEAR = 100_000  # configurations looked at for the nearest; 0.3 s to unpack, once
 
 
@@ -202,6 +202,7 @@ class _Surrogate:
         self._seen: dict[int, int] = {}  # position and number of its trial, as first seen
         self._judged: list[tuple[int, Remaining]] = []  # trials, and what was left then
         self._numbers: set[int] = set()  # of the trials that were looked at for good
+        self._neighbours: dict[int, np.ndarray] = {}  # of positions that were climbed from
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
         if self._model is None:
@@ -310,7 +311,9 @@ class _Surrogate:
         for origin in (here, start):
             at = origin if origin is not None else start
             for _ in range(MAX_STEPS):
-                near = self._space.neighbour_positions(at)
+                if at not in self._neighbours:
+                    self._neighbours[at] = self._space.neighbour_positions(at)
+                near = self._neighbours[at]
                 near = near[~np.isin(near, np.fromiter(tried, np.int64, len(tried)))]
                 if not len(near):
                     break
