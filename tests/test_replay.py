@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -118,7 +119,7 @@ def test_random_searches_score_0_on_average(recorded):
     assert -0.6 < statistics.mean(scores) < 3 * error
 
 
-def orders(data: dict[str, Any]) -> list[list[str]]:
+def orders_in(data: dict[str, Any]) -> list[list[str]]:
     return [one["order"] for runs in data["runs"].values() for one in runs["smooth"]]
 
 
@@ -131,7 +132,7 @@ def test_the_table_and_the_file_say_what_was_found(recorded, tmp_path):
     data = json.loads(target.read_text())
     asked = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
     printed = json.loads(asked.stdout)  # alone: no table beside it
-    assert orders(printed) == orders(data) and printed["budget"] == 50
+    assert orders_in(printed) == orders_in(data) and printed["budget"] == 50
     recording = read_recording(recorded)
     searches = data["runs"]["random"]["smooth"]
     assert [entry["seed"] for entry in searches] == [0, 1, 2] and data["budget"] == 50

@@ -288,9 +288,10 @@ def replay(
     seeds: Annotated[int, typer.Option(min=1, help="How many searches, a seed each.")] = 5,
     budget: Annotated[int, typer.Option(min=1, help="Evaluations of each search.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The first search's seed.")] = 0,
-    json: Annotated[
-        Path | None, typer.Option("--json", help="Write what was evaluated, in order, here.")
+    output: Annotated[
+        Path | None, typer.Option("--out", help="Write what was evaluated, in order, here.")
     ] = None,
+    json: JsonOption = False,
 ) -> None:
     """Search a recorded space again, without a device: best found against evaluations."""
     from tuner.recorded import read_recording
@@ -302,9 +303,12 @@ def replay(
         replay(recording, name, num_seeds=seeds, seed=seed, budget=budget)
         for name in dict.fromkeys(sampler or ["tpe"])
     ]
-    if json is not None:
-        write_whole(json, replays_to_json(found))
-    out.print(format_replays(found), markup=False)
+    if output is not None:
+        write_whole(output, replays_to_json(found))
+    if json:
+        sys.stdout.write(replays_to_json(found) + "\n")
+    else:
+        out.print(format_replays(found), markup=False)
 
 
 @app.command()
