@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from made_runs import append, facts, made_run, result, trial, trials
 
 from tuner.errors import InputError
+from tuner.report import parts_of
 from tuner.run import is_locked
 from tuner.shelf import Shelf, age_words
+from tuner.summary import Facts, format_summary, summary_of
 from tuner.trial import Interval
 
 
@@ -45,6 +49,24 @@ def test_a_run_that_is_worked_on_is_running_and_its_lock_is_left_alone(tmp_path)
         assert shelf.runs()[0].state == "running"
     assert not is_locked(run)
     assert shelf.runs()[0].state == "stopped"
+
+
+def test_a_page_advises_to_resume_only_what_no_other_process_works_on(tmp_path):
+    run = made_run(tmp_path, trials(3))
+    hold = "f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True)"
+    program = f"import fcntl, sys; {hold}; sys.stdin.read()"
+    command = [sys.executable, "-c", program, str(run.path / "lock")]
+    (run.path / "lock").touch()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"\n"
+        for read in (Shelf(tmp_path).facts(run.path.name), Facts.of(run)):
+            page = parts_of(read)["verdict"]
+            assert "the run is going on, and no finalist is proved yet" in page
+            assert "--resume" not in page and "--resume" not in format_summary(summary_of(read))
+        other.communicate()
+    with run.locked():  # a tuner that failed writes its last page while it has the lock
+        assert f"tune --resume {run.path}" in parts_of(Facts.of(run))["verdict"]
+    assert f"tune --resume {run.path}" in parts_of(Shelf(tmp_path).facts(run.path.name))["verdict"]
 
 
 def test_trials_are_read_again_when_the_file_is_another(tmp_path):

@@ -130,6 +130,17 @@ def test_terminal_summary_with_many_warnings_still_fits(tmp_path):
     assert "more warnings in the report" in text
 
 
+def test_what_the_check_noted_is_told_once(tmp_path):
+    trials = make_trials(30)
+    made = make_result(trials)
+    assert made.exported is not None
+    noted = replace(made.exported.check, notes=("it patches torch.allclose", "a note"))
+    exported = replace(made.exported, check=noted)
+    run = make_run(tmp_path, trials, replace(made, exported=exported, notes=("a note",)))
+    told = [advice.text for advice in summary(run).warnings]
+    assert told.count("it patches torch.allclose") == told.count("a note") == 1
+
+
 def test_hostile_text_moves_no_cursor_in_the_terminal(tmp_path):
     text = format_summary(summary(make_hostile(tmp_path)))
     assert "\x1b" not in text and "\u2028" not in text

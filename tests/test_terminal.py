@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 
+import pytest
 from command_line import tune
 from made_runs import made_run, trials
 from rich.console import Console
 from rich.live import Live
-from tiny_operator import config_text, write_family
+from tiny_operator import NAME, config_text, write_family
 
 from tuner.run import Run
 from tuner.summary import Facts, format_summary, summary_of
@@ -57,6 +58,24 @@ def test_the_live_view_before_the_first_trial_is_the_stage(tmp_path):
     assert drawn(screen)[-1] == "timing the baseline"
 
 
+def test_the_live_view_says_what_is_left_to_gain_until_it_is_known_better(tmp_path):
+    made = trials(30)
+    screen = screen_of(made_run(tmp_path, made))
+    for trial in made[:20]:
+        screen.on_trial(trial, 3)
+    screen.on_remaining(0.0314, {0.01: 0.42, 0.05: 0.876})
+    words = "to gain   3.1 % expected; chance that the best is within 1 %: 42 %, 5 %: 88 %"
+    assert drawn(screen)[-1] == words
+    for trial in made[20:]:
+        screen.on_trial(trial, 3)
+    assert drawn(screen)[-1] == words
+    screen.on_remaining(0.002, {0.02: 0.951})
+    assert (
+        drawn(screen)[-1] == "to gain   0.2 % expected; chance that the best is within 2 %: 95 %"
+    )
+    assert len(drawn(screen)) <= 20
+
+
 def test_a_dry_run_gives_its_counts_as_json_alone(tmp_path):
     family = write_family(tmp_path / "family")
     config = tmp_path / "c.yaml"
@@ -75,3 +94,25 @@ def test_a_dry_run_gives_its_counts_as_json_alone(tmp_path):
         ("steps are small", 2)
     ]
     assert data["example"]["params"] == {"template": "sweep", "mode": "ok", "step": 1}
+
+
+def test_verdicts_and_findings_are_json_alone(tmp_path):
+    family = write_family(tmp_path / "family")
+    reference = family / NAME / "reference.py"
+    file = tmp_path / "wrong.py"
+    file.write_text(
+        "import torch.nn as nn\nclass ModelNew(nn.Module):\n"
+        "    def forward(self, x):\n        return x + x + 1\n"
+    )
+    options = ["--reference", reference, "--device", "cpu", "--json"]
+    said = tune("verify", file, *options, cwd=tmp_path)
+    wrong = json.loads(said.out)
+    assert (said.code, wrong["is_accepted"], wrong["accuracy"]) == (1, False, "float32")
+    assert wrong["reason"].startswith("as given: ")
+    assert wrong["probes"][0]["max_abs"] == pytest.approx(1.0, rel=1e-3)
+    assert wrong["probes"][0]["baseline_max_abs"] < 1e-5
+
+    said = tune("doctor", "--json", cwd=tmp_path)
+    findings = {finding["name"]: finding for finding in json.loads(said.out)}
+    assert said.code == 0 and findings["C++ compiler"]["is_ok"]
+    assert findings["C++ compiler"]["detail"] and findings["Python headers"]["is_ok"]

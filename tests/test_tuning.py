@@ -31,7 +31,8 @@ from tuner.build import Toolchain
 from tuner.certificate import code_sha256, read_certificate
 from tuner.recorded import read_recording
 from tuner.run import Run, create_run, open_run
-from tuner.trial import Check, Finalist, Interval, Result, Status, Trial
+from tuner.summary import format_summary, summary
+from tuner.trial import Check, Finalist, Interval, Result, Status, Trial, to_json
 
 # Fast to compile, and of four machine codes: salt stands in a comment alone. In the order of the
 # grid; the first trial is the default, ok.
@@ -97,7 +98,8 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
     interrupted = Said(code, (folder / "out.txt").read_text(), (folder / "err.txt").read_text())
     first, first_result = tuple(run.trials()), run.result()
 
-    extended = tune("--resume", run.path, "--trials", 50, cwd=folder, is_impatient=True)
+    options = ["--trials", 50, "--json"]  # progress is on stderr then
+    extended = tune("--resume", run.path, *options, cwd=folder, is_impatient=True)
     return Life(
         folder, run, locked, len(workers), killed, interrupted, first, first_result, extended
     )
@@ -174,9 +176,9 @@ def test_ctrl_c_ends_the_search_and_proves_what_was_found(life):
 
 def test_a_resumed_run_goes_on_counting_and_repeats_nothing(life):
     assert f"resumed after {len(life.killed)} trials" in life.interrupted.out
-    assert f"resumed after {len(life.first)} trials" in life.extended.out
+    assert f"resumed after {len(life.first)} trials" in life.extended.err
     assert life.extended.code == 0, life.extended
-    assert f"all {NUM_FEASIBLE} feasible configurations were tried" in life.extended.out
+    assert f"all {NUM_FEASIBLE} feasible configurations were tried" in life.extended.err
     trials = life.run.trials()
     assert tuple(trials[: len(life.first)]) == life.first
     assert [t.number for t in trials] == list(range(NUM_FEASIBLE))
@@ -198,7 +200,10 @@ def test_each_accident_is_its_own_outcome_and_the_run_goes_on(life):
         assert outcomes[mode].status == status, (mode, outcomes[mode].reason)
         assert reason in outcomes[mode].reason
     assert outcomes["ok"].status is outcomes["prints"].status is Status.CORRECT
-    assert "printed by a candidate" not in life.interrupted.out + life.extended.out
+    assert (
+        "printed by a candidate"
+        not in life.interrupted.out + life.extended.out + life.extended.err
+    )
 
 
 def test_the_same_machine_code_is_not_measured_again(life):
@@ -210,7 +215,7 @@ def test_the_same_machine_code_is_not_measured_again(life):
             assert other.outcome.same_as == one.number
             assert other.outcome.measurement == one.outcome.measurement
     assert any(t.outcome.same_as is not None for t in trials.values())
-    assert "(the machine code of #" in life.extended.out
+    assert "(the machine code of #" in life.extended.err
 
 
 def test_a_finished_run_holds_what_the_architecture_says(life):
@@ -301,19 +306,34 @@ print("right")
 
 
 def test_the_summary_is_printed_and_can_be_printed_again(life):
-    for said in (life.interrupted, life.extended):
-        assert "verdict" in said.out and "report: " in said.out and "run:    " in said.out
+    for words in ("verdict", "report: ", "run:    "):
+        assert words in life.interrupted.out
     life.run.report_path.unlink()
     again = tune("report", life.run.path, cwd=life.folder)
     assert again.code == 0 and life.run.report_path.stat().st_size > 100_000
-    tail = life.extended.out[life.extended.out.index("verdict") :]
-    assert again.out.endswith(tail)
+    assert again.out == (
+        f"{format_summary(summary(life.run))}\n"
+        f"report: {life.run.report_path}\nrun:    {life.run.path}\n"
+    )
+
+
+def test_the_summary_as_json_is_alone_on_stdout(life):
+    told, result = json.loads(life.extended.out), life.run.result()
+    assert result is not None and result.exported is not None
+    interval = result.exported.interval
+    assert told["interval"] == json.loads(to_json(interval))
+    assert told["kind"] == interval.verdict and told["best"]["number"] == result.winner
+    assert told["num_trials"] == sum(told["counts"].values()) == NUM_FEASIBLE
+    assert told["counts"]["compile"] == 1 and told["path"] == str(life.run.path)
 
 
 def test_the_winner_can_be_exported_again_to_another_place(life, tmp_path):
-    said = tune("export", life.run.path, "-o", "mine.py", cwd=tmp_path)
+    said = tune("export", life.run.path, "-o", "mine.py", "--json", cwd=tmp_path)
     assert said.code == 0, said
-    assert "accepted: " in said.out and "written: mine.py" in said.out
+    told = json.loads(said.out)
+    check = told["check"]
+    assert told["path"] == "mine.py" and check["is_accepted"] and check["accuracy"] == "float32"
+    assert [probe["is_accepted"] for probe in check["probes"]] == [True] * len(check["probes"])
     assert "speed-up over PyTorch eager" in (tmp_path / "mine.py").read_text()
 
 

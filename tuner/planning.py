@@ -83,6 +83,14 @@ class Observer:
     def on_trial(self, trial: Trial, num_building: int) -> None:
         """One more outcome is on disk."""
 
+    def on_remaining(self, improvement: float, within: Mapping[float, float]) -> None:
+        """What the rest of the search is expected to bring, where its sampler knows.
+
+        Args:
+            improvement: expected share by which the best time would fall if all were tried.
+            within: probability that the best is within each share of the optimum.
+        """
+
     def on_stage(self, text: str) -> None:
         """Something that takes a while begins."""
 

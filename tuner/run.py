@@ -216,22 +216,27 @@ def open_run(path: Path) -> Run:
     return Run(path)
 
 
-def is_locked(run: Run) -> bool:
+def is_locked(run: Run, *, by_another: bool = False) -> bool:
     """Whether a process works on a run now; asked without touching the lock.
 
     Trying the lock would be seen by a `tune` that starts at the same instant, so Linux's own
     list of locks is read. Elsewhere the lock is tried.
+
+    Args:
+        run: in question.
+        by_another: this very process does not count; elsewhere than on Linux none then does.
     """
     path = run.path / "lock"
     try:
         inode = path.stat().st_ino
         lines = Path("/proc/locks").read_text().splitlines()
     except OSError:
-        return path.exists() and not _may_lock(path)
+        return not by_another and path.exists() and not _may_lock(path)
     # "1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF"; a file system's device number there
     # may differ from what stat says of it, the inode does not.
     fields = (line.split() for line in lines)
-    return any(f[1] == "FLOCK" and f[-3].split(":")[-1] == str(inode) for f in fields)
+    owners = {f[-4] for f in fields if f[1] == "FLOCK" and f[-3].split(":")[-1] == str(inode)}
+    return bool(owners - ({str(os.getpid())} if by_another else set()))
 
 
 def _may_lock(path: Path) -> bool:

@@ -160,7 +160,8 @@ class Shelf:
                 self._trials.popitem(last=False)
             trials = reader.read()
         config = text_of(run.config_path, MAX_SOURCE_CHARS)
-        return Facts(run, run.environment(), trials, run.result(), config)
+        result = run.result()
+        return Facts(run, run.environment(), trials, result, config, is_locked(run))
 
     def stamp(self, name: str) -> str:
         """Return a word that changes whenever a run does; empty when it is gone."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import yaml
 
 from tuner.device import Device, floor_us, roofline_tflops
-from tuner.run import Run
+from tuner.run import Run, is_locked
 from tuner.trial import Finalist, Interval, ProbeResult, Result, Status, Trial
 
 __all__ = [
@@ -70,13 +70,17 @@ _LOOSE_FLOORS = (("fp16", "floor of float16 tensor cores"),)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that is read of a run, once. Any key of `environment` may be absent."""
+    """All that is read of a run, once. Any key of `environment` may be absent.
+
+    `is_running`: another process works on it, so that it cannot be resumed.
+    """
 
     run: Run
     environment: Mapping[str, Any]
     trials: Sequence[Trial]
     result: Result | None
     config: str
+    is_running: bool = False
 
     @classmethod
     def of(cls, run: Run) -> Facts:
@@ -86,7 +90,8 @@ class Facts:
             StorageError: a file of the run cannot be read.
         """
         config = text_of(run.config_path, MAX_SOURCE_CHARS)
-        return cls(run, run.environment(), run.trials(), run.result(), config)
+        is_running = is_locked(run, by_another=True)
+        return cls(run, run.environment(), run.trials(), run.result(), config, is_running)
 
     def number(self, name: str) -> float | None:
         """Return a finite number of the environment; None if it is not one."""
@@ -411,7 +416,11 @@ def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
 
 def _advice_on_state(facts: Facts) -> list[Advice]:
     found, proof = [], facts.proof
-    if facts.result is None:
+    if facts.is_running:
+        proved = "no finalist is proved yet" if facts.result is None else "its proof is of before"
+        text = f"the run is going on, and {proved}"
+        found.append(Advice(text, ""))
+    elif facts.result is None:
         again = f"tune --resume {facts.run.path}"
         text = "the run is not finished: no finalist was proved in fresh processes"
         found.append(Advice(text, again))
@@ -428,9 +437,10 @@ def _advice_on_state(facts: Facts) -> list[Advice]:
 
 
 def _notes(facts: Facts) -> list[Advice]:
-    """Return what the run itself noted, but for the rejection that is told already."""
+    """Return what run and check noted, but for the rejection that is told already."""
     said = facts.proof.check.reason if facts.proof is not None else ""
     notes = facts.result.notes if facts.result is not None else ()
+    notes = tuple(dict.fromkeys([*notes, *(facts.proof.check.notes if facts.proof else ())]))
     return [Advice(note, "") for note in notes if not said or said not in note]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -198,6 +198,9 @@ class _Plain:
         self._improve(trial)
         self.line(_trial_line(trial))
 
+    def on_remaining(self, improvement: float, within: Mapping[float, float]) -> None:
+        self.line(_remaining_line(improvement, within))
+
     def on_stage(self, text: str) -> None:
         self.line(text)
 
@@ -229,7 +232,7 @@ class Screen(_Plain):
         self.facts: Facts | None = None
         self.trials: list[Trial] = []
         self.num_building = 0
-        self.stage = ""
+        self.stage = self.remaining = ""
 
     def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
         """The run's folder is there; `trials` is what a resumed run has."""
@@ -245,6 +248,11 @@ class Screen(_Plain):
         self.num_building = num_building
         self._draw()
 
+    def on_remaining(self, improvement: float, within: Mapping[float, float]) -> None:
+        """What the rest of the search is expected to bring is known anew."""
+        self.remaining = _remaining_line(improvement, within)
+        self._draw()
+
     def on_stage(self, text: str) -> None:
         """Something that takes a while begins."""
         self.stage = text
@@ -255,7 +263,7 @@ class Screen(_Plain):
         self.live.console.print(text, markup=False)
 
     def _draw(self) -> None:
-        below = [*self._left(), *([self.stage] if self.stage else [])]
+        below = [*self._left(), *(text for text in (self.remaining, self.stage) if text)]
         told = self._told()
         num_shown = max(1, min(SHOWN_TRIALS, LINES - len(told) - len(below)))
         rows = [_trial_line(trial) for trial in self.trials[-num_shown:]]
@@ -299,6 +307,14 @@ def _trial_line(trial: Trial) -> str:
     if outcome.same_as is not None:
         text += f" (the machine code of #{outcome.same_as})"
     return f"{text}: {outcome.reason.splitlines()[0]}" if outcome.reason else text
+
+
+def _remaining_line(improvement: float, within: Mapping[float, float]) -> str:
+    sure = ", ".join(
+        f"{100 * share:.3g} %: {100 * p:.0f} %" for share, p in sorted(within.items())
+    )
+    words = f"{100 * improvement:.2g} % expected; chance that the best is within {sure}"
+    return f"{'to gain':<10}{words}"
 
 
 def _finalist_line(entry: Finalist) -> str:

@@ -61,6 +61,7 @@ from tuner.recorded import to_t4
 from tuner.report import write_report
 from tuner.run import Run, RunWriter, create_run, open_run, storage_errors, write_whole
 from tuner.search import SearchBudget, search
+from tuner.surrogate import Remaining
 from tuner.toolchain import SOURCE_NAMES, Toolchain
 from tuner.trial import (
     Build,
@@ -248,6 +249,10 @@ class _Session:
                 self.trials.append(trial)
                 self.observer.on_trial(trial, evaluator.num_building)
 
+            def told(number: int, remaining: Remaining) -> None:
+                if number >= len(self.trials):  # not of a time that is only repeated
+                    self.observer.on_remaining(remaining.improvement, remaining.within)
+
             with storage_errors(self.run.journal_path):  # Optuna's own file
                 why = search(
                     planned.space,
@@ -263,6 +268,7 @@ class _Session:
                     record=record,
                     first=first_of_each(planned.space, planned.family),
                     should_stop=self.should_stop,
+                    on_remaining=told,
                 )
             self.observer.on_stage(why)
         finally:
