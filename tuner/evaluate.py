@@ -71,7 +71,6 @@ MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row 
 WARM_UP_SAMPLES = 5
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
 CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
-GROSS = 4.0  # a disagreement by this factor needs no second look
 CLOCK_US = 50.0  # what a process's clock need not see of a call on a CPU
 HOST_US = 300.0  # of a call's launches, which a GPU's own clock does not see
 STEADY = 0.05  # relative difference of two medians that agree
@@ -477,36 +476,38 @@ class Prover:
                     lane.append(rounds)
                 told = [statistics.median(lane[-1]) for lane in race]
                 for place, contender in enumerate(contenders):
-                    is_judged = judged[place] == number
-                    refusal = self._cross_check(racers, told, place + 1, is_judged)
+                    refusal = too_fast(told[place + 1], self._task.impossible_us)
+                    if not refusal and judged[place] == number:
+                        refusal = self._cross_check(racers, told, place + 1)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
         race.num_throttled = self._num_throttled
         return race
 
-    def _cross_check(
-        self, racers: Sequence[Worker], told: Sequence[float], lane: int, is_judged: bool
-    ) -> str:
+    def _cross_check(self, racers: Sequence[Worker], told: Sequence[float], lane: int) -> str:
         """Return why the times that a contender told cannot be true, or its output is wrong.
+
+        A machine that does other work can be slow at any moment: the contender is asked for times
+        again right before and after the calls that this process times, the slowest counts, and
+        the clocks must disagree every time. One that lies tells the same whenever it is asked.
 
         Args:
             racers: all processes of this set, the baseline's first.
-            told: the median in us that each of them told.
+            told: the median in us that each of them told in the race.
             lane: which of them is the contender's.
-            is_judged: look at an output, too.
         """
-        refusal = too_fast(told[lane], self._task.impossible_us)
         allowed_us = HOST_US if self._task.device.startswith("cuda") else CLOCK_US
-        for _ in range(0 if refusal else CROSS_CHECKS):
+        refusal = ""
+        for _ in range(CROSS_CHECKS):
             slowdown = self._wall_us(racers[0], told[0]) / told[0]
+            before = statistics.median(self._burst(racers[lane], MIN_BURST))
             wall_us = self._wall_us(racers[lane], told[lane])
-            refusal = contradicted(told[lane], wall_us, slowdown=slowdown, allowed_us=allowed_us)
-            is_gross = wall_us > GROSS * (slowdown * told[lane] + allowed_us)
-            if not refusal or is_gross:
+            after = statistics.median(self._burst(racers[lane], MIN_BURST))
+            slowest = max(told[lane], before, after)
+            refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
+            if not refusal:
                 break
-        if not refusal and is_judged:
-            refusal = self._timed_output(racers[0], racers[lane])
-        return refusal
+        return refusal or self._timed_output(racers[0], racers[lane])
 
     def _wall_us(self, racer: Worker, latency_us: float) -> float:
         """Return the time of one call in a row of calls, by this process's clock."""
@@ -554,21 +555,20 @@ class Prover:
     def _where(self) -> dict[str, Any]:
         return {"device": self._task.device}
 
+    def _burst(self, racer: Worker, num_samples: int) -> list[float]:
+        data = self._call(racer, "time_model", {"num_samples": num_samples}).data
+        self._num_throttled += data["num_throttled"]
+        samples: list[float] = data["samples_us"]
+        return samples
+
     def _rounds(self, racers: Sequence[Worker], seconds: float) -> list[list[list[float]]]:
         """Let processes take turns; a round is one burst of samples from each."""
-
-        def burst(racer: Worker, num_samples: int) -> list[float]:
-            data = self._call(racer, "time_model", {"num_samples": num_samples}).data
-            self._num_throttled += data["num_throttled"]
-            samples: list[float] = data["samples_us"]
-            return samples
-
         # Warm up until two turns of each agree: allocators and huge pages settle slowly. The last
         # turn sets the burst's length: short, so that drift hits all alike.
         before = [0.0] * len(racers)
         for _ in range(MAX_WARM_UPS):
             start_s = time.perf_counter()
-            now = [statistics.median(burst(racer, WARM_UP_SAMPLES)) for racer in racers]
+            now = [statistics.median(self._burst(racer, WARM_UP_SAMPLES)) for racer in racers]
             sample_s = (time.perf_counter() - start_s) / (WARM_UP_SAMPLES * len(racers))
             if all(abs(n - b) <= STEADY * n for n, b in zip(now, before, strict=True)):
                 break
@@ -579,7 +579,7 @@ class Prover:
         for number in range(num_rounds):
             order = list(range(len(racers)))
             for place in order if number % 2 == 0 else reversed(order):
-                rounds[place].append(burst(racers[place], num_samples))
+                rounds[place].append(self._burst(racers[place], num_samples))
         return rounds
 
     def _prepared(self, judge: Worker, *, is_timed: bool) -> dict[str, Any]:
