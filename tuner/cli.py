@@ -63,7 +63,7 @@ DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:
 AccuracyOption = Annotated[
     str | None, typer.Option(help="float32, tf32 or RTOL,ATOL such as 1e-4,1e-4.")
 ]
-SamplerOption = Annotated[str | None, typer.Option(help="tpe, random or grid.")]
+SamplerOption = Annotated[str | None, typer.Option(help="surrogate, tpe, random or grid.")]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")
