@@ -67,6 +67,7 @@ def _no_garbage_collection() -> Iterator[None]:
 # ---- the CPU --------------------------------------------------------------------------------
 
 _MAX_FLUSH_BYTES = 128 * 1024**2  # about 10 ms a sample; larger caches would cost seconds
+_SETTLING_BYTES = 32 * 1024**2 - 64 * 1024
 
 
 class CpuTimer:
@@ -75,6 +76,8 @@ class CpuTimer:
     Cold: a buffer of twice the last-level cache (at most 128 MiB) is read and written before
     each sample, which costs about 10 ms. One thread does it, so that neither PyTorch's thread
     pool nor a candidate's own is kept awake for the call that follows.
+
+    The process's allocator is brought to where that of a program that has run for a while is.
     """
 
     num_throttled = 0
@@ -82,6 +85,11 @@ class CpuTimer:
     def __init__(self, *, l3_bytes: int | None = None, is_cold: bool = True) -> None:
         import numpy as np
 
+        # glibc takes large blocks fresh from the kernel, page fault by page fault, until it has
+        # seen such a block freed; then it keeps up to twice that size. What a process happened to
+        # free before decides, which made the very same call take 4 ms or 11 ms. Freeing a block
+        # just below its largest threshold (mallopt(3), M_MMAP_THRESHOLD) settles it for all.
+        np.empty(_SETTLING_BYTES, dtype=np.uint8)
         wanted = 2 * l3_bytes if l3_bytes else _MAX_FLUSH_BYTES
         num_words = min(wanted, _MAX_FLUSH_BYTES) // 8 if is_cold else 0
         self.is_cold = is_cold
