@@ -27,7 +27,7 @@ from benchmarks.candidates import Built, build_all, label, refusal, this_device
 from benchmarks.shapes import table
 from tuner.device import known_device
 from tuner.errors import TunerError
-from tuner.template import load_family
+from tuner.kernel.template import load_family
 
 COLUMNS = (
     "idea",
@@ -105,8 +105,8 @@ class Bench:
     def __init__(self, op: str, sizes: Mapping[str, int], device: str, num_samples: int) -> None:
         import torch
 
+        from tuner.evaluate.timers import CpuTimer, CudaTimer
         from tuner.problem import load_problem
-        from tuner.timers import CpuTimer, CudaTimer
 
         self.device, self.num_samples = device, num_samples
         problem = load_problem(load_family(op).reference, dict(sizes))
@@ -223,7 +223,7 @@ def measured(
 
 def study_table(bench: Bench, rows: Sequence[Row], built: Sequence[Built]) -> str:
     """Measure a study's configurations, PyTorch's own beside them; return the table."""
-    from tuner.binding import bind
+    from tuner.kernel.binding import bind
 
     fp16_us, base_us, lines = bench.fp16_mm_us(), 0.0, []
     for row, found in zip(rows, built, strict=True):

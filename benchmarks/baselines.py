@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tuner.measure import interleave, ratio_interval
+from tuner.evaluate.measure import interleave, ratio_interval
+from tuner.evaluate.timers import CpuTimer, CudaTimer
+from tuner.kernel.template import load_family
 from tuner.problem import Accuracy, load_problem, math_mode
-from tuner.template import load_family
-from tuner.timers import CpuTimer, CudaTimer
 
 NUM_INPUT_SETS = 3
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.build import Builder
-from tuner.cache import default_cache_dir
 from tuner.device import Device
 from tuner.errors import InputError, TunerError
-from tuner.evaluate import explained, new_worker
-from tuner.space import SearchSpace
-from tuner.template import Family, load_family
-from tuner.toolchain import Toolchain
+from tuner.evaluate.evaluator import explained, new_worker
+from tuner.evaluate.worker import JobFailed
+from tuner.kernel.builder import Builder
+from tuner.kernel.cache import default_cache_dir
+from tuner.kernel.template import Family, load_family
+from tuner.kernel.toolchain import Toolchain
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Candidate, Params, Status, Value, from_json
-from tuner.worker import JobFailed
 
 DESCRIBE_S = 300.0
 

@@ -28,9 +28,9 @@ from pathlib import Path
 import psutil
 
 from tuner.run import Run, create_run, open_run
-from tuner.samplers import SAMPLERS
-from tuner.search import SearchBudget, search
-from tuner.space import Constraint, Expression, Parameter, SearchSpace
+from tuner.search.samplers import SAMPLERS
+from tuner.search.study import SearchBudget, search
+from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
 from tuner.trial import Check, Measurement, Outcome, Params, Status, Trial
 
 ROOT = Path(__file__).parent.parent

@@ -28,11 +28,11 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tuner.certificate import MARK, read_certificate
 from tuner.config import parse_config
 from tuner.errors import ConfigError, InputError
-from tuner.expression import Expression
-from tuner.space import SearchSpace
+from tuner.export.certificate import MARK, read_certificate
+from tuner.space.expression import Expression
+from tuner.space.search_space import SearchSpace
 
 CASE_S = 20.0  # of processor time; the largest space that is not refused takes half of it
 MEMORY_BYTES = 4 * 2**30  # on top of what is in use at the start

@@ -24,8 +24,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.evaluate import Contender, Prover, Race, Task
-from tuner.measure import ratio_interval
+from tuner.evaluate.evaluator import Contender, Prover, Race, Task
+from tuner.evaluate.measure import ratio_interval
 from tuner.problem import Accuracy
 from tuner.trial import Interval
 

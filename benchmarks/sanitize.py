@@ -160,8 +160,8 @@ def child(job: Path) -> int:
     """Call what the job names on each of its shapes, twice; wait for the device."""
     import torch
 
-    from tuner.binding import bind
-    from tuner.expression import Expression
+    from tuner.kernel.binding import bind
+    from tuner.space.expression import Expression
     from tuner.trial import Plan, from_json
 
     asked = json.loads(job.read_text(encoding="utf-8"))

@@ -4,8 +4,8 @@
         --budget 300 [--warm leave-one-device-out] --json OUT
 
 DIR holds recordings in which every configuration has a time (Kernel Tuner caches, `*.json.gz`).
-Prints a line a sampler: the score X300 of `tuner.score` (0 is random search, 1 the optimum at
-once), the share of searches that came within 1 % of the optimum, the median over spaces of the
+Prints a line a sampler: the score X300 of `tuner.search.score` (0 is random search, 1 the optimum
+at once), the share of searches that came within 1 % of the optimum, the median over spaces of the
 median evaluations to 5 % and to 1 %, and the milliseconds that a suggestion took. With `--warm`
 every search by `surrogate` starts from the complete recordings of the same kernel on the other
 devices, and is named `surrogate+warm`; `--wrong` shuffles or negates their times. With `--stop`
@@ -32,10 +32,10 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
-from tuner.recorded import Recording, read_recording
-from tuner.samplers import JUDGE_EVERY, distributions, make_sampler, params_of
-from tuner.score import Yardstick
-from tuner.transfer import Source
+from tuner.search.recorded import Recording, read_recording
+from tuner.search.samplers import JUDGE_EVERY, distributions, make_sampler, params_of
+from tuner.search.score import Yardstick
+from tuner.search.transfer import Source
 
 SHARES = (0.05, 0.01)  # of the optimum
 CONFIDENCE = 0.9

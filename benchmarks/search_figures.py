@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tuner.recorded import Recording, read_recording
-from tuner.score import Yardstick
+from tuner.search.recorded import Recording, read_recording
+from tuner.search.score import Yardstick
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 640, 320, 60, 45, 15  # px
 COLOURS = ("#0b6bcb", "#c2410c", "#15803d", "#6b7280")  # told apart by the colour-blind too

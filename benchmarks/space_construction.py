@@ -148,7 +148,7 @@ LARGE = [
 
 OURS = """
 import json, resource, sys, time
-from tuner.space import Constraint, Expression, Parameter, SearchSpace
+from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
 data = json.load(sys.stdin)
 if "config" in data:
     from pathlib import Path

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 240.0  # one command on a busy machine
 # The real command line with one constant changed: a hang need not take a minute to be one.
 IMPATIENT = """
-import tuner.evaluate as room
+import tuner.evaluate.evaluator as room
 from tuner.cli import main
 room.SCREEN_TIMEOUT_S = 4.0
 main()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.device import known_device
-from tuner.report import write_report
+from tuner.review.report import write_report
 from tuner.run import Run, create_run
 from tuner.trial import (
     Build,

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tuner.binding import BoundOp
 from tuner.device import known_device
-from tuner.space import SearchSpace
-from tuner.template import load_family
+from tuner.kernel.binding import BoundOp
+from tuner.kernel.template import load_family
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Candidate
 
 EPS = 1e-5

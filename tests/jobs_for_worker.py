@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from tuner.worker import Fault
+from tuner.evaluate.worker import Fault
 
 STATE = {"prepared": ""}
 

@@ -14,23 +14,35 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted(path for path in (ROOT / "tuner").glob("*.py") if not path.stem.startswith("__"))
-ROOMS = [path.stem for path in FILES]
+FILES = {
+    path.stem: path
+    for path in sorted((ROOT / "tuner").rglob("*.py"))
+    if not path.stem.startswith("__")
+}
+ROOMS = list(FILES)
+
+
+def dotted(room: str) -> str:
+    return ".".join(FILES[room].relative_to(ROOT).with_suffix("").parts)
 
 
 @functools.cache
 def tree(room: str) -> ast.Module:
-    return ast.parse((ROOT / "tuner" / f"{room}.py").read_text(encoding="utf-8"))
+    return ast.parse(FILES[room].read_text(encoding="utf-8"))
 
 
 def modules_of(node: ast.Import | ast.ImportFrom) -> list[str]:
-    """Return the modules that one statement imports; `from tuner import x` imports tuner.x."""
+    """Return the modules that one statement imports; from a folder, it imports rooms."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     assert node.level == 0, f"line {node.lineno}: relative imports hide the room's name"
-    if node.module == "tuner":
-        return [f"tuner.{alias.name}" for alias in node.names]
+    if is_folder(node.module or ""):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
     return [node.module or ""]
+
+
+def is_folder(module: str) -> bool:
+    return module.split(".")[0] == "tuner" and ROOT.joinpath(*module.split(".")).is_dir()
 
 
 def imports(room: str, *, at_import: bool) -> set[str]:
@@ -52,20 +64,29 @@ def imports(room: str, *, at_import: bool) -> set[str]:
 
 
 def rooms_used(room: str) -> set[str]:
-    return {m.split(".")[1] for m in imports(room, at_import=False) if m.startswith("tuner.")}
+    return {m.rpartition(".")[2] for m in imports(room, at_import=False) if m.startswith("tuner.")}
 
 
 @functools.cache
 def table() -> dict[str, set[str]]:
-    """Read `| room | does | may import |` of the document; "all above" is what it says."""
+    """Read `| room | does | may import |` of the document; "all above" is what it says.
+
+    The heading above a table names the rooms' folder, which is checked here.
+    """
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     section = text.split("## The rooms", 1)[1].split("\n## ", 1)[0]
-    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
     allowed: dict[str, set[str]] = {}
-    for names, _, may_import in rows:
+    folder = ""
+    for line in section.splitlines():
+        if line.startswith("### "):
+            folder = line.split("`")[1]
+        if not line.startswith("| `"):
+            continue
+        names, _, may_import = line.strip("|").split("|")
         words = {word.strip() for word in may_import.split(",") if word.strip()}
         above = set(allowed)
         for name in re.findall(r"`(\w+)`", names):
+            assert f"{FILES[name].parent.relative_to(ROOT)}/" == folder, name
             allowed[name] = above if words == {"all above"} else words
     return allowed
 
@@ -138,26 +159,26 @@ def imported_by_each_room():
         "    sys.stdout.flush()\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
-        "        importlib.import_module('tuner.' + room)\n"
+        "        importlib.import_module(room)\n"
         "        packages = {name.split('.')[0] for name in sys.modules}\n"
         "        print(room, *sorted(packages), flush=True)\n"
         "        os._exit(0)\n"
         "    assert os.waitpid(pid, 0)[1] == 0, room\n"
     )
     output = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *ROOMS],
+        [sys.executable, "-W", "ignore", "-c", code, *map(dotted, ROOMS)],
         check=True,
         capture_output=True,
         text=True,
         cwd=ROOT,
     ).stdout
     rows = [line.split() for line in output.splitlines()]
-    return {row[0]: set(row[1:]) for row in rows}
+    return {row[0].rpartition(".")[2]: set(row[1:]) for row in rows}
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_knows_no_operator_by_name(room):
-    text = (ROOT / "tuner" / f"{room}.py").read_text(encoding="utf-8")
+    text = FILES[room].read_text(encoding="utf-8")
     families = [path.parent.name for path in (ROOT / "templates").glob("*/op.yaml")]
     assert families
     assert [name for name in families if name in text] == []
@@ -165,7 +186,7 @@ def test_a_room_knows_no_operator_by_name(room):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_what_a_room_offers_is_sorted_complete_and_there(room):
-    module = importlib.import_module(f"tuner.{room}")
+    module = importlib.import_module(dotted(room))
     offered = list(module.__all__)
     # As ruff sorts them: constants, then classes, then the rest.
     kinds = [0 if n.isupper() else 1 if n[:1].isupper() else 2 for n in offered]
@@ -178,7 +199,8 @@ def test_what_one_room_takes_from_another_is_offered_there():
     hidden = []
     for room in ROOMS:
         for node in ast.walk(tree(room)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tuner."):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            if module.startswith("tuner.") and not is_folder(module):
                 offered = importlib.import_module(node.module).__all__
                 hidden += [
                     f"{room}: {node.module}.{alias.name}"

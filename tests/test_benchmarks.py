@@ -12,7 +12,7 @@ from benchmarks import ablation, gpu_shapes, sanitize
 from benchmarks.candidates import label, refusal
 from benchmarks.shapes import table
 from tuner.device import known_device
-from tuner.template import Family, load_family
+from tuner.kernel.template import Family, load_family
 
 H200 = known_device("NVIDIA H200")
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tuner.binding import bind, cpp_binding, match_sizes, python_binding, schema, size_lines
-from tuner.build import Builder, Toolchain
-from tuner.export import export_text
-from tuner.template import Family, load_family
+from tuner.export.module import export_text
+from tuner.kernel.binding import bind, cpp_binding, match_sizes, python_binding, schema, size_lines
+from tuner.kernel.builder import Builder, Toolchain
+from tuner.kernel.template import Family, load_family
 from tuner.trial import Argument, Candidate, Plan, Status, Step, Tensor
 
 OP = """\

@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tuner.build import Builder
-from tuner.cache import default_cache_dir
-from tuner.compiler_words import first_error, hash_code, parse_resources
 from tuner.errors import StorageError, ToolchainError
-from tuner.toolchain import CPP_FLAGS, Toolchain
+from tuner.kernel.builder import Builder
+from tuner.kernel.cache import default_cache_dir
+from tuner.kernel.compiler_words import first_error, hash_code, parse_resources
+from tuner.kernel.toolchain import CPP_FLAGS, Toolchain
 from tuner.trial import Argument, Candidate, KernelResources, Plan, Status, Step, Tensor
 
 HAS_NVCC = shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").exists()
@@ -828,6 +828,8 @@ def test_record_on_disk_is_readable_json(builder):
 
 
 def test_importing_the_room_needs_no_torch():
-    code = "import sys, tuner.build, tuner.worker; sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, tuner.kernel.builder, tuner.evaluate.worker; sys.exit('torch' in sys.modules)"
+    )
     root = Path(__file__).parent.parent
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

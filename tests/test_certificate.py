@@ -12,8 +12,9 @@ import pytest
 from command_line import tune
 from tiny_operator import REFERENCE
 
-from tuner import repeat as room
-from tuner.certificate import (
+from tuner.errors import InputError
+from tuner.export import repeat as room
+from tuner.export.certificate import (
     MARK,
     Certificate,
     certify,
@@ -21,9 +22,8 @@ from tuner.certificate import (
     read_certificate,
     whole_path,
 )
-from tuner.errors import InputError
-from tuner.repeat import Repeated, clocks_of, with_reference
-from tuner.template import builtin_folder
+from tuner.export.repeat import Repeated, clocks_of, with_reference
+from tuner.kernel.template import builtin_folder
 from tuner.trial import Check, Interval, ProbeResult, to_json
 from tuner.tuning import verify_certificate
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
-from tuner import process
 from tuner.device import describe
 from tuner.errors import WorkerError
-from tuner.evaluate import Contender, Prover, Task, least_us
+from tuner.evaluate import process
+from tuner.evaluate.evaluator import Contender, Prover, Task, least_us
+from tuner.evaluate.worker import Worker
 from tuner.problem import Accuracy
-from tuner.worker import Worker
 
 CHEATS = Path(__file__).parent / "cheats"
 SEED = 21
@@ -139,7 +139,7 @@ def test_cache_lines_that_a_candidate_keeps_are_taken_back_before_each_sample(tm
     import ctypes
     import importlib.util
 
-    from tuner.timers import CudaTimer
+    from tuner.evaluate.timers import CudaTimer
 
     spec = importlib.util.spec_from_file_location("persisting_l2", CHEATS / "persisting_l2.py")
     module = importlib.util.module_from_spec(spec)

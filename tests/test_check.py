@@ -11,10 +11,8 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
-from tuner.check import judge, merge
-from tuner.errors import ProblemError
-from tuner.expected import expected
-from tuner.probes import (
+from tuner.check.expected import expected
+from tuner.check.probes import (
     Answer,
     Probe,
     Question,
@@ -25,8 +23,10 @@ from tuner.probes import (
     thorough_probes,
     unpack,
 )
+from tuner.check.produce import answer, checksum_of
+from tuner.check.verdict import judge, merge
+from tuner.errors import ProblemError
 from tuner.problem import Accuracy, load_problem
-from tuner.produce import answer, checksum_of
 
 FLOAT32 = Accuracy("float32")
 LOOSE = Accuracy("tolerance", 1e-4, 1e-4)

@@ -26,8 +26,8 @@ from tuner.config import (
 from tuner.device import Device
 from tuner.errors import ConfigError
 from tuner.problem import Accuracy
-from tuner.samplers import SAMPLERS
-from tuner.space import Expression
+from tuner.search.samplers import SAMPLERS
+from tuner.space.search_space import Expression
 
 WHOLE = """\
 problem:

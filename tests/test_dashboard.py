@@ -21,9 +21,9 @@ from command_line import command, environment, tune
 from made_runs import CONFIG, append, made_run, result, trial, trials
 from tiny_operator import config_text, write_family
 
-from tuner.launch import Launcher
+from tuner.review.launch import Launcher
+from tuner.review.shelf import Shelf
 from tuner.run import Run
-from tuner.shelf import Shelf
 from tuner.trial import Interval
 
 HOSTILE = (

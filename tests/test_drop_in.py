@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tuner.build import Toolchain
 from tuner.device import describe
-from tuner.export import export_text
+from tuner.export.module import export_text
+from tuner.kernel.builder import Toolchain
+from tuner.kernel.template import family_names, load_family
 from tuner.problem import Problem, load_problem
-from tuner.template import family_names, load_family
 
 GEMM, NORM = "gemm_scale_batchnorm", "layer_norm"
 SIZES = {  # on the CPU those of test_export.py: the library is built once for both

@@ -11,16 +11,23 @@ from pathlib import Path
 import pytest
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
-from tuner import evaluate as room
-from tuner.build import Builder, Toolchain
 from tuner.config import load_config
 from tuner.device import known_device
 from tuner.errors import DeviceError, ProblemError, WorkerError
-from tuner.evaluate import Contender, DeviceEvaluator, Prover, explained, finalist, least_us
+from tuner.evaluate import evaluator as room
+from tuner.evaluate.evaluator import (
+    Contender,
+    DeviceEvaluator,
+    Prover,
+    explained,
+    finalist,
+    least_us,
+)
+from tuner.evaluate.worker import JobFailed
+from tuner.kernel.builder import Builder, Toolchain
 from tuner.problem import Accuracy
 from tuner.trial import Build, Candidate, Check, Outcome, Params, Status
 from tuner.tuning import Planned, plan
-from tuner.worker import JobFailed
 
 SEED = 7
 MODULE = "import torch, torch.nn as nn\n\n\nclass ModelNew(nn.Module):\n"

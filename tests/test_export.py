@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tuner.build import Toolchain
 from tuner.errors import TemplateError
-from tuner.export import export_text, fallback_text
+from tuner.export.module import export_text, fallback_text
+from tuner.kernel.builder import Toolchain
+from tuner.kernel.template import family_names, load_family
 from tuner.problem import load_problem
-from tuner.template import family_names, load_family
 
 OP = "gemm_scale_batchnorm"
 SIZES = {"batch": 6, "in_features": 5, "out_features": 7}
@@ -161,7 +161,7 @@ def test_sizes_in_force_are_those_of_the_file(new):
     ],
 )
 def test_a_size_is_overridden_wherever_the_file_assigns_it(line, expected):
-    from tuner.export import _inputs
+    from tuner.export.module import _inputs
 
     space: dict = {}
     exec(_inputs(f'"""Doc."""\nfrom __future__ import annotations\n{line}\n', {"n": 9}), space)

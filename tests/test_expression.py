@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.cpp import to_cpp
 from tuner.errors import ExpressionError
-from tuner.expression import Expression
+from tuner.space.cpp import to_cpp
+from tuner.space.expression import Expression
+from tuner.space.vectorised import Unsure, column_of, compile_columns
 from tuner.trial import Value
-from tuner.vectorised import Unsure, column_of, compile_columns
 
 ENV: dict[str, Value] = {
     "a": 7,

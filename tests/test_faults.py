@@ -24,10 +24,10 @@ from tiny_operator import NAME, REFERENCE, TEMPLATE, config_text, write_family
 import tuner
 from tuner import proving, tuning
 from tuner.errors import StorageError, WorkerError
-from tuner.evaluate import Contender, Prover, explained
+from tuner.evaluate.evaluator import Contender, Prover, explained
+from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.run import Run, create_run, open_run
 from tuner.trial import Check, Finalist, Status, Trial
-from tuner.worker import JobFailed, WorkerCrashed, WorkerTimeout
 
 ACCIDENTS = """
 {% elif mode == "eats_memory" %}
@@ -58,13 +58,13 @@ WRONG = FAULTY.replace('{% if mode == "wrong" %}', "{% if true %}")
 
 # The real command line, in less of a hurry: on a machine with half a GiB to spare.
 PROGRAM = """
-import tuner.evaluate, tuner.process, tuner.worker
+import tuner.evaluate.evaluator, tuner.evaluate.process, tuner.evaluate.worker
 from tuner.cli import main
 tuner.evaluate.SCREEN_TIMEOUT_S = 6.0
-tuner.worker.RESTART_WAITS_S = (0.1,)
-available = tuner.process.available_bytes
-hidden = available() - tuner.process.RESERVE_BYTES - 2**29
-tuner.process.available_bytes = lambda: available() - hidden
+tuner.evaluate.worker.RESTART_WAITS_S = (0.1,)
+available = tuner.evaluate.process.available_bytes
+hidden = available() - tuner.evaluate.process.RESERVE_BYTES - 2**29
+tuner.evaluate.process.available_bytes = lambda: available() - hidden
 main()
 """
 

@@ -17,10 +17,10 @@ from full_runs import (
     probe,
 )
 
-from tuner import figures, timeline
-from tuner.charts import charts_of
 from tuner.device import known_device, occupancy
-from tuner.figures import (
+from tuner.review import figures, timeline
+from tuner.review.charts import charts_of
+from tuner.review.figures import (
     accuracy_figure,
     hover_words,
     importance_figure,
@@ -30,10 +30,10 @@ from tuner.figures import (
     progress_figure,
     thinned,
 )
-from tuner.roofline import roofline_figure, roofs_of
-from tuner.summary import Facts
-from tuner.tables import contest, pareto, resources_of, rms_of, trial_columns
-from tuner.timeline import spans_of, stage_figure, stages_of, timeline_figure, workers_of
+from tuner.review.roofline import roofline_figure, roofs_of
+from tuner.review.summary import Facts
+from tuner.review.tables import contest, pareto, resources_of, rms_of, trial_columns
+from tuner.review.timeline import spans_of, stage_figure, stages_of, timeline_figure, workers_of
 from tuner.trial import Outcome, Status, Trial
 
 # ---- figures --------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tuner.binding import BoundOp, bind
+from tuner.kernel.binding import BoundOp, bind
+from tuner.kernel.template import Family, load_family
 from tuner.problem import load_problem
-from tuner.template import Family, load_family
 from tuner.trial import Candidate, Params
 
 EPS = 1e-5

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tuner import timers
-from tuner.evaluate import RACE_MARGIN
-from tuner.measure import (
+from tuner.evaluate import timers
+from tuner.evaluate.evaluator import RACE_MARGIN
+from tuner.evaluate.measure import (
     below_floor,
     contradicted,
     interleave,
@@ -24,7 +24,7 @@ from tuner.measure import (
     tie_set,
     unseen_work,
 )
-from tuner.timers import CpuTimer, CudaTimer
+from tuner.evaluate.timers import CpuTimer, CudaTimer
 from tuner.trial import Measurement, from_json, to_json
 
 

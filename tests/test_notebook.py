@@ -6,8 +6,8 @@ import pytest
 from full_runs import make_result, make_run, make_trials
 
 import tuner
-from tuner.charts import CHART_NAMES
 from tuner.errors import MachineError, StorageError
+from tuner.review.charts import CHART_NAMES
 
 
 @pytest.fixture(scope="module")

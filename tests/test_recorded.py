@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from tuner.errors import InputError
-from tuner.recorded import read_recording, to_t4
 from tuner.run import create_run
+from tuner.search.recorded import read_recording, to_t4
 from tuner.trial import Measurement, Outcome, Params, Status, Trial
 
 # Nine configurations of two parameters; block 3 was not enumerated with tile 4.

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tuner.errors import InputError
-from tuner.recorded import read_recording
-from tuner.replay import format_replays, replay
-from tuner.score import Yardstick
+from tuner.search.recorded import read_recording
+from tuner.search.replay import format_replays, replay
+from tuner.search.score import Yardstick
 
 
 def latencies(num: int, num_failed: int = 0) -> np.ndarray:

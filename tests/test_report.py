@@ -23,12 +23,12 @@ from full_runs import (
 )
 
 import tuner
-from tuner import report
-from tuner.charts import CHART_NAMES
-from tuner.report import page_data, write_report
+from tuner.review import report
+from tuner.review.charts import CHART_NAMES
+from tuner.review.report import page_data, write_report
+from tuner.review.sources import sources_data
+from tuner.review.summary import NONE, Facts, format_summary, summary
 from tuner.run import Run, create_run
-from tuner.sources import sources_data
-from tuner.summary import NONE, Facts, format_summary, summary
 from tuner.trial import Outcome, Status, Trial
 
 
@@ -142,7 +142,7 @@ def test_winners_source_is_highlighted_and_every_other_is_packed(finished):
 
 
 def test_the_fastest_sources_are_kept_where_there_are_too_many(finished, monkeypatch):
-    monkeypatch.setattr("tuner.sources.MAX_PACKED_CHARS", 10_000)
+    monkeypatch.setattr("tuner.review.sources.MAX_PACKED_CHARS", 10_000)
     ranked = sorted(finished.trials(), key=lambda t: t.outcome.latency_us or math.inf)
     kept = sorted(map(int, sources_data(Facts.of(finished))["trials"]))
     assert 2 <= len(kept) < 10

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from full_runs import SOURCE, make_hostile, make_result, make_run, make_trials
 
-from tuner.report import page_data, write_report
+from tuner.review.report import page_data, write_report
+from tuner.review.summary import NONE, Facts
+from tuner.review.tables import trial_columns
 from tuner.run import Run
-from tuner.summary import NONE, Facts
-from tuner.tables import trial_columns
 from tuner.trial import Status, to_json
 
 NUM_TRIALS = 70

@@ -14,9 +14,9 @@ import pytest
 from browser import Reader, chromium
 from recorded_run import h200_run
 
-from tuner.report import write_report
+from tuner.review.report import write_report
+from tuner.review.summary import summary
 from tuner.run import Run
-from tuner.summary import summary
 
 BASELINE_US, EXPORTED_US, FLOPS = 1908.704, 1114.256, 2 * 16384 * 4096 * 4096
 

@@ -18,8 +18,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from benchmarks.faults import Deterministic, killed_search, searched, small_space
 from tuner.run import Run, create_run, open_run
-from tuner.samplers import SAMPLERS
-from tuner.search import STUDY_NAME
+from tuner.search.samplers import SAMPLERS
+from tuner.search.study import STUDY_NAME
 from tuner.trial import Trial
 
 TRIALS = 18

@@ -11,7 +11,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from tuner.errors import InputError
-from tuner.samplers import (
+from tuner.search.samplers import (
     ABSENT,
     SAMPLERS,
     SpaceExhausted,
@@ -20,7 +20,7 @@ from tuner.samplers import (
     make_sampler,
     params_of,
 )
-from tuner.space import Constraint, Expression, Parameter, SearchSpace
+from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
 from tuner.trial import Params
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -209,7 +209,8 @@ def test_an_unknown_sampler_names_the_known_ones():
     with pytest.raises(InputError) as error:
         make_sampler("tpee", small_space(), 0)
     assert str(error.value) == (
-        "unknown sampler 'tpee'\n  known: surrogate, tpe, random, grid\n  hint: did you mean 'tpe'?"
+        "unknown sampler 'tpee'\n  known: surrogate, tpe, random, grid\n"
+        "  hint: did you mean 'tpe'?"
     )
 
 

@@ -12,10 +12,10 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner import search as room
-from tuner.samplers import ABSENT, encoded
-from tuner.search import SearchBudget, search
-from tuner.space import Constraint, Expression, Parameter, SearchSpace
+from tuner.search import study as room
+from tuner.search.samplers import ABSENT, encoded
+from tuner.search.study import SearchBudget, search
+from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
 from tuner.trial import Check, Measurement, Outcome, Params, Status, Trial
 
 SAMPLERS = ("tpe", "random", "grid")

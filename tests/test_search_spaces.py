@@ -8,8 +8,8 @@ import pytest
 
 from tuner.config import RunConfig, load_config
 from tuner.device import known_device
-from tuner.space import SearchSpace
-from tuner.template import load_family
+from tuner.kernel.template import load_family
+from tuner.space.search_space import SearchSpace
 
 FOLDER = Path(__file__).parent.parent / "search_spaces"
 CLASSES = {"": "float32", "_1e-4": "rtol=1e-4,atol=1e-4", "_tf32": "tf32"}

@@ -12,10 +12,10 @@ import pytest
 from made_runs import append, facts, made_run, result, trial, trials
 
 from tuner.errors import InputError
-from tuner.report import parts_of
+from tuner.review.report import parts_of
+from tuner.review.shelf import Shelf, age_words
+from tuner.review.summary import Facts, format_summary, summary_of
 from tuner.run import is_locked
-from tuner.shelf import Shelf, age_words
-from tuner.summary import Facts, format_summary, summary_of
 from tuner.trial import Interval
 
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner import constraints, enumeration, space
 from tuner.errors import ExpressionError, InputError
-from tuner.space import Constraint, Expression, Parameter, SearchSpace
+from tuner.space import constraints, enumeration
+from tuner.space import search_space as space
+from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
 from tuner.trial import Params, Value
 
 # ---- the space ------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from full_runs import (
     make_trials,
 )
 
+from tuner.review.summary import Facts, Summary, format_summary, summary
 from tuner.run import Run
-from tuner.summary import Facts, Summary, format_summary, summary
 from tuner.trial import Interval
 
 

@@ -12,8 +12,8 @@ import pytest
 from optuna.trial import TrialState
 
 from tuner.errors import InputError
-from tuner.recorded import read_recording
-from tuner.samplers import (
+from tuner.search.recorded import read_recording
+from tuner.search.samplers import (
     CENSORED,
     JUDGE_EVERY,
     FeasibleSampler,
@@ -21,10 +21,10 @@ from tuner.samplers import (
     make_sampler,
     params_of,
 )
-from tuner.score import Yardstick
-from tuner.space import Constraint, Expression, Parameter, SearchSpace
-from tuner.surrogate import Encoding, Known, Surrogate
-from tuner.transfer import Source
+from tuner.search.score import Yardstick
+from tuner.search.surrogate import Encoding, Known, Surrogate
+from tuner.search.transfer import Source
+from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
 from tuner.trial import Params
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

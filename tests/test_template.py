@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import TemplateError
-from tuner.space import SearchSpace
-from tuner.template import builtin_folder, family_names, load_family
+from tuner.kernel.template import builtin_folder, family_names, load_family
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Step, Tensor, to_json
 
 OP = """\

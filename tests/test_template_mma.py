@@ -13,8 +13,8 @@ import gemm_cases as gemm
 import pytest
 from gemm_cases import CASES, EPS, compile_cuda, errors, label, needs_nvcc, oracle
 
-from tuner.binding import BoundOp, bind
 from tuner.errors import InputError
+from tuner.kernel.binding import BoundOp, bind
 from tuner.trial import Candidate
 
 PRECISIONS = ("tf32", "bf16", "fp16", "bf16x3", "fp16x3", "tf32x3")

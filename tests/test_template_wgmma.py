@@ -12,8 +12,8 @@ import gemm_cases as gemm
 import pytest
 from gemm_cases import CASES, EPS, compile_cuda, errors, label, make_inputs, needs_nvcc, oracle
 
-from tuner.binding import BoundOp, bind
 from tuner.errors import InputError
+from tuner.kernel.binding import BoundOp, bind
 from tuner.trial import Candidate
 
 # What one product may be off, relative to its size: what the operands round or leave out.

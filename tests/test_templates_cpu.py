@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tuner.binding import BoundOp, bind
-from tuner.template import Family, load_family
+from tuner.kernel.binding import BoundOp, bind
+from tuner.kernel.template import Family, load_family
 from tuner.trial import Candidate, Params
 
 CPU = {"device.kind": "cpu"}

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import nn
 
-from tuner.binding import BoundOp, bind
-from tuner.template import Family, load_family
+from tuner.kernel.binding import BoundOp, bind
+from tuner.kernel.template import Family, load_family
 from tuner.trial import Candidate, Params
 
 EPS = 1e-5

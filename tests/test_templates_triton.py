@@ -20,8 +20,8 @@ import pytest
 
 from tuner.device import known_device
 from tuner.errors import InputError
-from tuner.space import Expression, SearchSpace
-from tuner.template import load_family
+from tuner.kernel.template import load_family
+from tuner.space.search_space import Expression, SearchSpace
 from tuner.trial import Candidate, Params, to_json
 
 FACTS = {"device.num_sms": 132, "device.kind": "cuda", "device.capability": 90}
@@ -143,7 +143,7 @@ import json, sys, warnings
 from pathlib import Path
 warnings.filterwarnings("ignore")
 import torch
-from tuner.binding import bind
+from tuner.kernel.binding import bind
 from tuner.trial import Plan, from_json
 
 def gemm_oracle(x, w, b, s, g, be, eps):
@@ -375,7 +375,7 @@ def ahead(folder: Path, job: dict, sizes: list[dict], cache: Path, arch: int = 9
     source = Path(job["source"])
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "tuner.triton_build"),
+            *(sys.executable, "-m", "tuner.kernel.triton_build"),
             *(str(source), str(source.parent / "plan.json"), str(folder)),
             *("--arch", str(arch), "--sizes", json.dumps(sizes)),
         ],

@@ -27,11 +27,11 @@ from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 
 import tuner
 from tuner import tuning
-from tuner.build import Toolchain
-from tuner.certificate import code_sha256, read_certificate
-from tuner.recorded import read_recording
+from tuner.export.certificate import code_sha256, read_certificate
+from tuner.kernel.builder import Toolchain
+from tuner.review.summary import format_summary, summary
 from tuner.run import Run, create_run, open_run
-from tuner.summary import format_summary, summary
+from tuner.search.recorded import read_recording
 from tuner.trial import Check, Finalist, Interval, Result, Status, Trial, to_json
 
 # Fast to compile, and of four machine codes: salt stands in a comment alone. In the order of the
@@ -124,7 +124,7 @@ def test_a_second_tuner_on_a_run_is_refused(life):
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return any("tuner.child" in argument for argument in process.cmdline())
+        return any("tuner.evaluate.child" in argument for argument in process.cmdline())
     except psutil.Error:
         return False
 
@@ -462,7 +462,7 @@ def test_every_name_of_the_api_is_there_and_explained(name):
 
 def test_no_name_of_the_api_is_a_rooms_too():
     # A room, once imported, would take the name's place.
-    rooms = {path.stem for path in Path(tuner.__file__).parent.glob("*.py")}
+    rooms = {path.stem for path in Path(tuner.__file__).parent.iterdir()}
     assert not rooms & set(tuner.__all__)
 
 

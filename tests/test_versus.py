@@ -11,10 +11,10 @@ from command_line import tune
 from made_runs import CONFIG, made_run, result, trials
 
 from tuner.errors import InputError
+from tuner.review.summary import Facts
+from tuner.review.versus import Comparison, compare_runs, confidence_words, format_versus
 from tuner.run import Run
-from tuner.summary import Facts
 from tuner.trial import Interval
-from tuner.versus import Comparison, compare_runs, confidence_words, format_versus
 
 
 def proved(folder: Path, speedup: float, half: float = 0.05, **changes: object) -> Run:

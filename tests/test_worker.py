@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tuner import process
-from tuner import worker as room
 from tuner.errors import WorkerError
-from tuner.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
+from tuner.evaluate import process
+from tuner.evaluate import worker as room
+from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
 
 ENTRY = "jobs_for_worker:run"
 
@@ -424,7 +424,7 @@ def test_parent_killed_takes_the_child_with_it(tmp_path, job):
     script = f"""
 import sys, threading
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from tuner.worker import Worker
+from tuner.evaluate.worker import Worker
 worker = Worker({ENTRY!r})
 worker.start()
 print(worker.pid, flush=True)

@@ -23,14 +23,14 @@ _API = {
     "doctor": "device",
     "export_trial": "tuning",
     "load_config": "config",
-    "load_run": "notebook",
+    "load_run": "review.notebook",
     "open_run": "run",
     "parse_config": "config",
     "plan": "tuning",
     "resume": "tuning",
     "tune": "tuning",
     "verify": "tuning",
-    "write_report": "report",
+    "write_report": "review.report",
 }
 __all__ = sorted(_API)
 

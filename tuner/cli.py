@@ -233,7 +233,7 @@ def verify(
 @app.command()
 def report(run: RunArgument, json: JsonOption = False) -> None:
     """Write a run's HTML report and print its summary."""
-    from tuner.report import write_report
+    from tuner.review.report import write_report
     from tuner.run import open_run
 
     opened = open_run(run)
@@ -247,7 +247,7 @@ def runs(
     json: JsonOption = False,
 ) -> None:
     """List the runs of a folder, the latest first."""
-    from tuner.shelf import Shelf
+    from tuner.review.shelf import Shelf
 
     found = Shelf(folder).runs()
     if json:
@@ -262,9 +262,9 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Say which of two or more runs is better, with what confidence, and what differs."""
+    from tuner.review.summary import Facts
+    from tuner.review.versus import compare_runs, format_versus
     from tuner.run import open_run
-    from tuner.summary import Facts
-    from tuner.versus import compare_runs, format_versus
 
     found = compare_runs([Facts.of(open_run(path)) for path in runs])
     if json:
@@ -294,9 +294,9 @@ def replay(
     json: JsonOption = False,
 ) -> None:
     """Search a recorded space again, without a device: best found against evaluations."""
-    from tuner.recorded import read_recording
-    from tuner.replay import format_replays, replay, replays_to_json
     from tuner.run import write_whole
+    from tuner.search.recorded import read_recording
+    from tuner.search.replay import format_replays, replay, replays_to_json
 
     recording = read_recording(source)
     found = [
@@ -323,7 +323,7 @@ def dashboard(
     ] = None,
 ) -> None:
     """Show the runs in a browser, live; the printed address holds the token of this start."""
-    from tuner.dashboard import serve
+    from tuner.review.dashboard import serve
 
     def ready(address: str) -> None:
         out.print(f"runs of {folder}; open (only you: the address holds the key)", markup=False)

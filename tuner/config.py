@@ -30,10 +30,10 @@ from pydantic import (
     ValidationError,
 )
 
-from tuner.constraints import Constraint, Parameter
 from tuner.errors import ConfigError, ExpressionError, did_you_mean
-from tuner.expression import WORD, Expression, unknown_name
 from tuner.problem import Accuracy
+from tuner.space.constraints import Constraint, Parameter
+from tuner.space.expression import WORD, Expression, unknown_name
 from tuner.trial import Value
 
 __all__ = [

@@ -26,19 +26,20 @@ from tuner.errors import (
     DeviceError,
     did_you_mean,
 )
-from tuner.evaluate import (
+from tuner.evaluate.evaluator import (
     Task,
     explained,
     least_us,
     new_worker,
 )
-from tuner.recorded import read_recording
+from tuner.evaluate.worker import JobFailed
+from tuner.kernel.template import Family, load_family
+from tuner.kernel.toolchain import Toolchain
 from tuner.run import Run
-from tuner.search import StopRule
-from tuner.space import SearchSpace
-from tuner.template import Family, load_family
-from tuner.toolchain import Toolchain
-from tuner.transfer import Source
+from tuner.search.recorded import read_recording
+from tuner.search.study import StopRule
+from tuner.search.transfer import Source
+from tuner.space.search_space import SearchSpace
 from tuner.trial import (
     Candidate,
     Finalist,
@@ -50,7 +51,6 @@ from tuner.trial import (
     from_json,
     to_json,
 )
-from tuner.worker import JobFailed
 
 __all__ = [
     "DESCRIBE_S",

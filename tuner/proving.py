@@ -12,13 +12,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner.certificate import Certificate, certify, read_certificate, whole_path
 from tuner.errors import (
     InputError,
     NothingCorrectError,
     WorkerError,
 )
-from tuner.evaluate import (
+from tuner.evaluate.evaluator import (
     Contender,
     Prover,
     Task,
@@ -26,7 +25,11 @@ from tuner.evaluate import (
     finalist,
     new_worker,
 )
-from tuner.export import export_text
+from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
+from tuner.export.certificate import Certificate, certify, read_certificate, whole_path
+from tuner.export.module import export_text
+from tuner.export.repeat import Repeated, clocks_of, repeat, with_reference
+from tuner.kernel.toolchain import Toolchain
 from tuner.planning import (
     DESCRIBE_S,
     Observer,
@@ -37,16 +40,13 @@ from tuner.planning import (
     version_here,
 )
 from tuner.problem import Accuracy
-from tuner.repeat import Repeated, clocks_of, repeat, with_reference
 from tuner.run import Run, open_run, storage_errors, write_whole
-from tuner.toolchain import Toolchain
 from tuner.trial import (
     Check,
     Finalist,
     Status,
     Trial,
 )
-from tuner.worker import JobFailed, WorkerCrashed, WorkerTimeout
 
 __all__ = [
     "blamed",

@@ -21,10 +21,10 @@ from rich.text import Text
 from tuner.errors import NothingCorrectError
 
 if TYPE_CHECKING:
-    from tuner.repeat import Repeated
+    from tuner.export.repeat import Repeated
+    from tuner.review.shelf import Shown
+    from tuner.review.summary import Facts
     from tuner.run import Run
-    from tuner.shelf import Shown
-    from tuner.summary import Facts
     from tuner.trial import Check, Finalist, Measurement, ProbeResult, Trial
     from tuner.tuning import Planned
 
@@ -99,7 +99,7 @@ def print_plan(planned: Planned, *, is_json: bool = False) -> None:
 
 def print_summary(run: Run, *, is_json: bool = False) -> None:
     """Print what a run found, in 20 lines, and where it is."""
-    from tuner.summary import format_summary, summary
+    from tuner.review.summary import format_summary, summary
 
     found = summary(run)
     if is_json:
@@ -141,8 +141,8 @@ def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
         out.print(f"no runs in {folder}\n  next: tune --config X.yaml", markup=False)
         return
     out.print(f"{'state':<10} {'speed-up':>8} {'trials':>6} {'age':>7}  run")
-    from tuner.shelf import age_words
-    from tuner.summary import NONE, ratio_words
+    from tuner.review.shelf import age_words
+    from tuner.review.summary import NONE, ratio_words
 
     for run in runs:
         speed = ratio_words(run.speedup) if run.speedup else NONE
@@ -236,7 +236,7 @@ class Screen(_Plain):
 
     def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
         """The run's folder is there; `trials` is what a resumed run has."""
-        from tuner.summary import Facts
+        from tuner.review.summary import Facts
 
         super().on_run(run, baseline, trials)
         self.trials = list(trials)
@@ -272,7 +272,7 @@ class Screen(_Plain):
 
     def _told(self) -> list[str]:
         """Return what the summary says of the trials until now, but for its warnings."""
-        from tuner.summary import format_summary, summary_of
+        from tuner.review.summary import format_summary, summary_of
 
         if self.facts is None:
             return []

@@ -18,8 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuner.build import Builder
-from tuner.cache import default_cache_dir
 from tuner.config import RunConfig
 from tuner.errors import (
     InputError,
@@ -28,15 +26,18 @@ from tuner.errors import (
     TunerError,
     WorkerError,
 )
-from tuner.evaluate import (
+from tuner.evaluate.evaluator import (
     Contender,
     DeviceEvaluator,
     Prover,
     Race,
     finalist,
 )
-from tuner.export import fallback_text
-from tuner.measure import tie_set
+from tuner.evaluate.measure import tie_set
+from tuner.export.module import fallback_text
+from tuner.kernel.builder import Builder
+from tuner.kernel.cache import default_cache_dir
+from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
 from tuner.planning import (
     Observer,
     Planned,
@@ -57,12 +58,11 @@ from tuner.proving import (
     verify,
     verify_certificate,
 )
-from tuner.recorded import to_t4
-from tuner.report import write_report
+from tuner.review.report import write_report
 from tuner.run import Run, RunWriter, create_run, open_run, storage_errors, write_whole
-from tuner.search import SearchBudget, search
-from tuner.surrogate import Remaining
-from tuner.toolchain import SOURCE_NAMES, Toolchain
+from tuner.search.recorded import to_t4
+from tuner.search.study import SearchBudget, search
+from tuner.search.surrogate import Remaining
 from tuner.trial import (
     Build,
     Candidate,

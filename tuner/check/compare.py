@@ -1,0 +1,234 @@
+"""How far tensors are from float64, and how far they may be.
+
+`compare` gives the error of one tensor; `limits_of` what the accuracy class allows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.produce import CHUNK_ELEMENTS
+from tuner.problem import Accuracy
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "FLOOR_ULPS",
+    "SMALL_BATCH",
+    "ULP",
+    "Error",
+    "Limits",
+    "compare",
+    "disputed",
+    "first_beyond",
+    "gradient_limits",
+    "index_of",
+    "limits_of",
+]
+
+ULP = 2.0**-24  # half the distance between 1 and the next float32
+FLOOR_ULPS = 16  # an error below this many ULP of the largest value is always accepted
+SMALL_BATCH = 32  # below it the float32 class allows 4x instead of 2x the baseline's error
+GRADIENT_FACTOR = 4.0  # gradients: times the baseline's own largest error, in every class
+GRADIENT_FLOOR_ULPS = 64  # and this many ULP of the largest gradient of all tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Error:
+    """How one tensor differs from float64; absolute, over the elements finite in both."""
+
+    max_abs: float = 0.0
+    rms_abs: float = 0.0
+    largest: float = 0.0  # of the float64 value
+    rms_value: float = 0.0
+    num_misplaced: int = 0  # NaN or Inf at other places than in the reference
+    num_beyond: int = 0  # elements beyond atol + rtol * |value|, tolerance class only
+
+    @property
+    def rms_rel(self) -> float:
+        """The root mean square error over the root mean square value."""
+        return self.rms_abs / self.rms_value if self.rms_value else self.rms_abs
+
+
+def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
+    """Return where the baseline is NaN or infinite and float64 is not, or the other way."""
+    import torch
+
+    if not got.is_floating_point():
+        return None
+    mask = (torch.isnan(got) != torch.isnan(want)) | (torch.isinf(got) != torch.isinf(want))
+    return mask if bool(mask.any()) else None
+
+
+def compare(
+    got: torch.Tensor,
+    want: torch.Tensor,
+    unjudged: torch.Tensor | None = None,
+    accuracy: Accuracy | None = None,
+    *,
+    tells_nan_from_inf: bool = True,
+) -> Error:
+    """Compare on the device in chunks; one synchronisation a tensor."""
+    import torch
+
+    if not want.is_floating_point():
+        return Error(num_misplaced=int((got != want).sum()))
+    sums = torch.zeros(7, dtype=torch.float64, device=want.device)
+    for g, w, skip in _chunks(got, want, unjudged):
+        error, is_misplaced = _differences(g, w, skip)
+        if not tells_nan_from_inf:
+            is_misplaced &= torch.isfinite(g) | torch.isfinite(w)
+        value = torch.where(torch.isfinite(w), w.abs(), 0.0)
+        beyond = torch.zeros((), dtype=torch.float64, device=want.device)
+        if accuracy is not None and accuracy.kind == "tolerance":
+            beyond = (error > accuracy.atol + accuracy.rtol * value).sum().double()
+        sums[0] = torch.maximum(sums[0], error.max())
+        sums[1] += error.square().sum()
+        sums[2] = torch.maximum(sums[2], value.max())
+        sums[3] += value.square().sum()
+        sums[4] += is_misplaced.sum()
+        sums[5] += beyond
+        sums[6] += error.numel()
+    max_abs, square, largest, square_value, misplaced, beyond_count, count = sums.tolist()
+    count = max(1.0, count)
+    return Error(
+        max_abs, math.sqrt(square / count), largest, math.sqrt(square_value / count),
+        int(misplaced), int(beyond_count),
+    )  # fmt: skip
+
+
+def _chunks(
+    got: torch.Tensor, want: torch.Tensor, unjudged: torch.Tensor | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+    """Yield flat float64 pieces of both, small enough for several temporaries."""
+    g, w = got.reshape(-1), want.reshape(-1)
+    skip = None if unjudged is None else unjudged.reshape(-1)
+    for start in range(0, w.numel(), CHUNK_ELEMENTS):
+        piece = slice(start, start + CHUNK_ELEMENTS)
+        yield g[piece].double(), w[piece].double(), None if skip is None else skip[piece]
+
+
+def _differences(
+    got: torch.Tensor, want: torch.Tensor, skip: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the absolute error (0 where either is not finite) and where NaN or Inf is amiss."""
+    import torch
+
+    is_both_finite = torch.isfinite(got) & torch.isfinite(want)
+    error = torch.where(is_both_finite, (got - want).abs(), 0.0)
+    is_same = is_both_finite | (got == want) | (torch.isnan(got) & torch.isnan(want))
+    if skip is not None:
+        error = torch.where(skip, 0.0, error)
+        is_same = is_same | skip
+    return error, ~is_same
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large the error of one tensor may be, and why (for the message)."""
+
+    max_abs: float
+    rms_abs: float
+    why: str
+    is_elementwise: bool = False  # no element beyond atol + rtol * |value| is enough as well
+
+    def accepts(self, error: Error) -> bool:
+        """Whether an error is within them."""
+        if error.num_misplaced:
+            return False
+        if self.is_elementwise and not error.num_beyond:
+            return True
+        return error.max_abs <= self.max_abs and error.rms_abs <= self.rms_abs
+
+
+def limits_of(name: str, baseline: Error, num_rows: int, accuracy: Accuracy) -> Limits:
+    """Return the limits of an output or a buffer by the class of accuracy.
+
+    - float32: twice PyTorch float32's own rms and max error on this probe (4 times for batches
+      under 32), or 16 * 2^-24 of the largest value, whichever is larger; 32 * 2^-24 for buffers,
+      since a variance is quadratic in what it is computed from: twice the relative error (seen:
+      PyTorch's own product with other statistics, 16.03 * 2^-24 on heavy tails);
+    - tf32: once PyTorch TF32's own, with the same floor. Two equally good kernels that sum in
+      another order differ by chance: the rms by 1 %, the largest error of millions by 10 % (seen
+      on an H200 between PyTorch's own algorithms), so 1.02 and 1.25 times are taken as once;
+      twice for buffers, whose few elements leave the ratio of two maxima more to chance;
+    - tolerance: every element within atol + rtol * |value|, or all within twice the baseline's
+      own largest error (which is more where the baseline leaves the tolerance, as on x + 100);
+      for buffers, |value| is that of the largest element.
+    """
+    infinite = float("inf")
+    is_buffer = name.startswith("buffer.")
+    if accuracy.kind == "tolerance":
+        limit = 2.0 * baseline.max_abs
+        if not is_buffer:
+            return Limits(limit, infinite, accuracy.label, is_elementwise=True)
+        limit = max(limit, accuracy.atol + accuracy.rtol * baseline.largest)
+        return Limits(limit, infinite, f"{accuracy.label} of the largest value")
+    factor = rms_factor = 4.0 if num_rows < SMALL_BATCH else 2.0
+    if accuracy.kind == "tf32":
+        factor, rms_factor = (2.0, 2.0) if is_buffer else (1.25, 1.02)
+    ulps = 2 * FLOOR_ULPS if is_buffer else FLOOR_ULPS
+    floor = ulps * ULP * baseline.largest
+    own = f"{factor:g} x PyTorch {accuracy.kind}'s own {baseline.max_abs:.3g}"
+    why = (
+        own if factor * baseline.max_abs >= floor else f"{ulps} x 2^-24 of {baseline.largest:.3g}"
+    )
+    return Limits(
+        max(factor * baseline.max_abs, floor), max(rms_factor * baseline.rms_abs, floor), why
+    )
+
+
+def gradient_limits(baseline: Error, largest_of_all: float, accuracy: Accuracy) -> Limits:
+    """Return the limits of a gradient.
+
+    4 times the baseline's own largest error, or 64 * 2^-24 of the tensor's largest element; in
+    the tolerance class at least atol + 10 * rtol of it. A gradient that is mathematically 0 (of
+    a bias in front of a batch normalisation) has no size of its own, and is compared
+    absolutely: with the largest element of all gradients.
+    """
+    is_zero = baseline.largest < 1e-10 * largest_of_all
+    largest = largest_of_all if is_zero else baseline.largest
+    limit = max(GRADIENT_FACTOR * baseline.max_abs, GRADIENT_FLOOR_ULPS * ULP * largest)
+    if accuracy.kind == "tolerance":
+        limit = max(limit, accuracy.atol + 10.0 * accuracy.rtol * largest)
+    return Limits(limit, float("inf"), f"PyTorch's own {baseline.max_abs:.3g}")
+
+
+def first_beyond(
+    got: torch.Tensor,
+    want: torch.Tensor,
+    unjudged: torch.Tensor | None,
+    error: Error,
+    limits: Limits,
+    accuracy: Accuracy,
+) -> tuple[int, float]:
+    """Return the flat index of the first offending element, and the percentage of them."""
+    start, first, worst, total = 0, None, (-1.0, 0), 0
+    for g, w, skip in _chunks(got, want, unjudged):
+        difference, is_misplaced = _differences(g, w, skip)
+        is_bad = is_misplaced
+        if not error.num_misplaced:
+            limit: Any = limits.max_abs
+            if limits.is_elementwise:
+                limit = accuracy.atol + accuracy.rtol * w.abs()
+            is_bad = difference > limit
+        count = int(is_bad.sum())
+        if count and first is None:
+            first = start + int(is_bad.int().argmax())
+        total += count
+        worst = max(worst, (float(difference.max()), start + int(difference.argmax())))
+        start += g.numel()
+    return (worst[1] if first is None else first), 100.0 * total / max(1, start)
+
+
+def index_of(flat: int, tensor: torch.Tensor) -> str:
+    """Return a flat position as it is written in Python, `[3, 5]`."""
+    places = []
+    for size in reversed(tensor.shape):
+        places.append(flat % size)
+        flat //= size
+    return f"[{', '.join(str(place) for place in reversed(places))}]"

@@ -1,0 +1,341 @@
+"""What is expected of a candidate: a probe's question, its oracle, the baseline's own error."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.compare import SMALL_BATCH, Error, compare, disputed
+from tuner.check.probes import OWN_WEIGHTS_SEED, Probe, Question, Report, Script
+from tuner.check.produce import (
+    arguments_of,
+    checksums_of,
+    edit_weights,
+    gradients_of,
+    keys_of,
+    kind_of,
+    laid_out,
+    recorded,
+    set_mode,
+    snapshot,
+)
+from tuner.errors import ProblemError
+from tuner.problem import Accuracy, Problem, math_mode, widened
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Expected", "expected", "expected_of_call"]
+
+UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The reference's side of one probe, to judge any number of candidates with.
+
+    `oracle` is float64 (integers as they are); `baseline` the error of PyTorch's own answer.
+    `error` is set when the reference itself raises; then so must the candidate.
+    """
+
+    probe: Probe
+    question: Question
+    num_rows: int
+    oracle: dict[str, torch.Tensor]
+    baseline: dict[str, Error]
+    report: Report
+    unjudged: dict[str, torch.Tensor] = field(default_factory=dict)
+    momenta: dict[str, float] = field(default_factory=dict)
+    start: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers before the calls
+    error: str = ""
+
+
+def expected(
+    problem: Problem,
+    probe: Probe,
+    accuracy: Accuracy,
+    device: str | torch.device = "cpu",
+    *,
+    models: dict[Any, torch.nn.Module] | None = None,
+) -> Expected:
+    """Compute one probe's question, its float64 oracle and the baseline's own error.
+
+    `models` may be one dict for all probes of a check: constructing a model takes long.
+
+    Raises:
+        ProblemError: the reference fails in itself, or its answer cannot be judged.
+    """
+    import torch
+
+    accuracy.require_on(device)
+    known = {} if models is None else models
+    model, tensors = _weighted_model(problem, probe, device, known)
+    arguments = _inputs_of_calls(problem, probe, device)
+    script = _script_of(problem, probe, arguments, tensors)
+    wide = copy.deepcopy(model).double()
+    start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
+    with math_mode(accuracy):
+        report, baseline = _reference_answer(problem, model, script, tensors, probe)
+    num_rows = _rows_of(arguments[0])
+    if report.error:
+        return Expected(
+            probe, Question(script, tensors), num_rows, {}, {}, report, error=report.error
+        )
+    sizes = tuple(t.numel() * t.element_size() for n, t in baseline.items() if n[:5] == "call0")
+    script = dataclasses.replace(script, output_bytes=sizes)
+    wide_tensors = {name: widened(value) for name, value in tensors.items()}
+    wide_report, oracle = _reference_answer(problem, wide, script, wide_tensors, probe)
+    if wide_report.error:
+        raise problem.error(f"the float64 run of the reference fails: {wide_report.error}")
+    unjudged = {
+        n: mask for n, t in baseline.items() if (mask := disputed(t, oracle[n])) is not None
+    }
+    errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
+    _require_stable(problem, probe, errors)
+    momenta = {f"{n}." if n else "": m for n, m in _momenta(model).items()}
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()  # of the float64 temporaries, 3 GB for the flagship
+    return Expected(
+        probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
+        start,
+    )  # fmt: skip
+
+
+def expected_of_call(
+    problem: Problem, model: torch.nn.Module, arguments: Sequence[Any], accuracy: Accuracy
+) -> Expected:
+    """Compute what one call of `model`, which is left as it was, returns; buffers are not asked.
+
+    For a timed call: how many came before it, and hence what they left in the buffers, is not
+    known. A reference whose output depends on that cannot be compared; nothing is asked then.
+    """
+    import torch
+
+    probe = Probe("after timing", tells="is it right only while it is being checked?")
+    arguments = list(arguments)
+    with torch.no_grad(), math_mode(accuracy):
+        own = copy.deepcopy(model)
+        first, again = (problem.call(own, arguments) for _ in range(2))
+        wide = copy.deepcopy(model).double()
+        exact = problem.call(wide, [widened(value) for value in arguments])
+    got = {f"call0.output{j}": snapshot(y) for j, y in enumerate(first)}
+    oracle = {name: y.detach() for name, y in zip(got, exact, strict=True)}
+    if not all(torch.allclose(a, b, 1e-3, 1e-3, True) for a, b in zip(first, again, strict=True)):
+        got, oracle = {}, {}
+    unjudged = {n: mask for n, t in got.items() if (mask := disputed(t, oracle[n])) is not None}
+    errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in got.items()}
+    report = Report(keys=tuple(keys_of(model)), kinds=(tuple(kind_of(y) for y in first),))
+    question = Question(Script(num_inputs=len(arguments)), {})
+    return Expected(probe, question, _rows_of(arguments), oracle, errors, report, unjudged)
+
+
+def _weighted_model(
+    problem: Problem, probe: Probe, device: Any, models: dict[Any, torch.nn.Module]
+) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """Return a copy of the reference with the probe's weights, and them for the question.
+
+    The question's tensors are those of `models`, which nobody edits: at 8192 x 8192 a copy for
+    each probe would be 268 MB.
+    """
+    if "initial" not in models:
+        models["initial"] = problem.make_model(OWN_WEIGHTS_SEED, device)
+    key: Any = "initial"
+    if probe.weights in ("random", "dyadic"):
+        key = (probe.weights, probe.seed_weights)
+        if key not in models:
+            kind: Any = probe.weights
+            fresh = copy.deepcopy(models["initial"])
+            models[key] = problem.randomise(fresh, probe.seed_weights, kind)
+    tensors = {}
+    if probe.weights != "own":
+        tensors = {f"state.{n}": t.detach() for n, t in models[key].state_dict().items()}
+    if probe.edits_weights:
+        edit = ("edit", probe.seed_weights)
+        if edit not in models:
+            fresh = copy.deepcopy(models["initial"])
+            models[edit] = problem.randomise(fresh, probe.seed_weights + 1)
+        edits = models[edit].named_parameters()
+        tensors.update((f"edit.{n}", p.detach()) for n, p in edits)
+    model = copy.deepcopy(models[key])
+    set_mode(model, probe.mode)
+    return model, tensors
+
+
+def _inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[Any]]:
+    """Return each call's arguments; those of "repeated" calls are given once."""
+    import torch
+
+    first = problem.make_inputs(
+        probe.seed_inputs, distribution=probe.distribution, batch=probe.batch, device=device
+    )
+
+    def shaped(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.ndim:
+            return value
+        if probe.layout == "expanded":
+            return value[..., :1].expand(value.shape).contiguous()
+        if probe.layout == "float64":
+            return value.double()
+        if probe.layout == "too_wide":
+            return torch.cat([value, value[..., :1]], dim=-1)
+        return value
+
+    first = [shaped(value) for value in first]
+    calls = 1 if probe.inputs == "repeated" else probe.calls
+    change = _nudged if probe.inputs == "nudged" else _varied
+    return [[change(value, call) if call else value for value in first] for call in range(calls)]
+
+
+def _varied(value: Any, call: int) -> Any:
+    """Return other content with other statistics, far from any earlier call's."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.ndim:
+        return value
+    return value.flip(0) * (1.0 + 0.5 * call) + 0.25 * call
+
+
+def _nudged(value: Any, call: int) -> Any:
+    """Return the same content but for one element, past the middle."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    changed = value.clone()
+    at = (2 * value.numel() // 3 + 5 * call) % value.numel()
+    changed.view(-1)[at] = -3.0 * changed.view(-1)[at] - 1.0
+    return changed
+
+
+def _script_of(
+    problem: Problem,
+    probe: Probe,
+    arguments: Sequence[Sequence[Any]],
+    tensors: dict[str, torch.Tensor],
+) -> Script:
+    """Return the script; puts `input.*` into `tensors`."""
+    import torch
+
+    numbers: dict[str, Any] = {}
+    for call, values in enumerate(arguments):
+        for i, value in enumerate(values):
+            if isinstance(value, torch.Tensor):
+                tensors[f"input.{call}.{i}"] = value
+            elif value is None or isinstance(value, (bool, int, float, str)):
+                numbers[f"{call}.{i}"] = value
+            else:
+                raise problem.error(
+                    f"get_inputs() gives a {type(value).__name__} as input {i}; "
+                    "expected tensors and numbers"
+                )
+    return Script(
+        calls=probe.calls,
+        num_inputs=len(arguments[0]),
+        is_overwritten=probe.inputs == "overwritten",
+        is_repeated=probe.inputs == "repeated",
+        edits_weights=probe.edits_weights,
+        mode=probe.mode,
+        gradients=probe.gradients,
+        layout=probe.layout,
+        has_nan_memory=probe.has_nan_memory,
+        has_side_stream=probe.has_side_stream,
+        traces=probe.traces,
+        own_seed=OWN_WEIGHTS_SEED if probe.weights == "own" else None,
+        numbers=numbers,
+    )
+
+
+def _reference_answer(
+    problem: Problem,
+    model: torch.nn.Module,
+    script: Script,
+    tensors: dict[str, torch.Tensor],
+    probe: Probe,
+) -> tuple[Report, dict[str, torch.Tensor]]:
+    """Play the script with the reference; draws `grad.*` into `tensors` when they are missing."""
+    import torch
+
+    answers: dict[str, torch.Tensor] = {}
+    kinds: list[tuple[str, ...]] = []
+    keys = tuple(keys_of(model))
+    values: list[Any] = []
+    outputs: tuple[torch.Tensor, ...] = ()
+    operations: list[str] = []
+    for call in range(script.calls):
+        if call == 1 and script.edits_weights:
+            edit_weights(model, tensors)
+        values = [laid_out(v, "contiguous") for v in arguments_of(script, tensors, call)]
+        if script.gradients:
+            values = [_as_leaf(value) for value in values]
+        with torch.set_grad_enabled(script.gradients):
+            try:
+                with recorded(operations, script.traces):
+                    outputs = problem.call(model, values)
+            except ProblemError as error:
+                is_odd = probe.layout in ("float64", "too_wide") or probe.batch is not None
+                if call or not is_odd:
+                    raise
+                return Report(error=str(error), stage="call 1", keys=keys), {}
+        kinds.append(tuple(kind_of(output) for output in outputs))
+        answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
+    answers.update((f"buffer.{n}", b.detach().clone()) for n, b in model.named_buffers())
+    if script.gradients:
+        _draw_output_gradients(outputs, tensors, probe)
+        if any(y.requires_grad for y in outputs):
+            answers.update(gradients_of(model, values, outputs, tensors))
+    report = Report(
+        keys=keys,
+        kinds=tuple(kinds),
+        checksums=checksums_of(model, values),
+        operations=tuple(operations),
+    )
+    return report, answers
+
+
+def _as_leaf(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.detach().requires_grad_()
+    return value
+
+
+def _draw_output_gradients(
+    outputs: Sequence[torch.Tensor], tensors: dict[str, torch.Tensor], probe: Probe
+) -> None:
+    import torch
+
+    for k, y in enumerate(outputs):
+        if y.is_floating_point() and f"grad.{k}" not in tensors:
+            generator = torch.Generator(y.device).manual_seed(probe.seed_inputs + 7)
+            tensors[f"grad.{k}"] = torch.randn(
+                y.shape, generator=generator, device=y.device, dtype=y.dtype
+            )
+
+
+def _rows_of(arguments: Sequence[Any]) -> int:
+    """Return dim 0 of the first tensor; without one, a number that is no small batch."""
+    import torch
+
+    return next(
+        (int(x.shape[0]) for x in arguments if isinstance(x, torch.Tensor) and x.ndim), SMALL_BATCH
+    )
+
+
+def _momenta(model: torch.nn.Module) -> dict[str, float]:
+    found = ((name, getattr(m, "momentum", None)) for name, m in model.named_modules())
+    return {name: float(m) for name, m in found if isinstance(m, float)}
+
+
+def _require_stable(problem: Problem, probe: Probe, errors: Mapping[str, Error]) -> None:
+    for name, error in errors.items():
+        is_usual = probe.distribution == "as_given" and name.startswith("call")
+        if is_usual and probe.batch is None and error.rms_rel > UNSTABLE_RMS:
+            raise problem.error(
+                "the reference's own answer differs from its float64 answer by "
+                f"{error.rms_rel:.2g} (rms, relative), so nothing can be judged by it; "
+                "does it draw random numbers?"
+            )

@@ -1,0 +1,434 @@
+"""The judge's half of a check: the verdict on the answers.
+
+    judge's process                          producer's process (imports the candidate)
+    expected(problem, probe) -> Expected
+        .question ---- pack / unpack ---->  answer(make_candidate, question) -> Answer
+    judge(expected, answer)  <--------------------- pack / unpack ----
+        -> ProbeResult ... merge -> Check
+
+For screening both halves may share a process; then nothing is packed, and what is expected is
+computed once for all candidates. `probes` holds what is asked and what crosses, `produce` the
+other half, `expected` what the judge expects, `compare` errors and their limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from tuner.check.compare import (
+    FLOOR_ULPS,
+    ULP,
+    Error,
+    Limits,
+    compare,
+    first_beyond,
+    gradient_limits,
+    index_of,
+    limits_of,
+)
+from tuner.check.expected import Expected
+from tuner.check.probes import Answer, Probe
+from tuner.check.produce import checksum_of
+from tuner.problem import Accuracy
+from tuner.trial import Check, ProbeResult
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["judge", "merge"]
+
+
+# ---- the verdict ----------------------------------------------------------------------------
+
+
+def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult:
+    """Judge one answer: how it behaved, what it returned, how near to float64 it is."""
+    probe = expected.probe
+    reason = _judge_refusal(expected, answer)
+    if reason is not None:
+        return ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, reason == "", _told(probe, reason))
+    reason = _judge_form(expected, answer)
+    if reason:
+        return ProbeResult(
+            probe.name, math.inf, math.inf, *_baseline_of(expected), False, _told(probe, reason)
+        )
+    errors = {
+        # A poisoned buffer may be NaN or infinite: that depends on how sums are merged.
+        name: compare(
+            _received(answer, want, name),
+            want,
+            expected.unjudged.get(name),
+            accuracy,
+            tells_nan_from_inf=not name.startswith("buffer."),
+        )
+        for name, want in expected.oracle.items()
+        if name in answer.tensors
+    }
+    reason = (
+        _judge_behaviour(expected, answer)
+        or _judge_values(expected, answer, errors, accuracy)
+        or _judge_gradients(expected, answer, errors, accuracy)
+        or _judge_bits(expected, answer)
+    )
+    outputs = [error for name, error in errors.items() if name.startswith("call")]
+    worst = max(outputs, key=lambda error: error.max_abs, default=Error())
+    rms_rel = max((error.rms_rel for error in outputs), default=0.0)
+    return ProbeResult(
+        probe.name, rms_rel, worst.max_abs, *_baseline_of(expected), not reason,
+        _told(probe, reason), _note(expected, answer),
+    )  # fmt: skip
+
+
+def _told(probe: Probe, reason: str) -> str:
+    if not reason:
+        return ""
+    return f"{probe.name}: {reason}" + (f" ({probe.tells})" if probe.tells else "")
+
+
+def _baseline_of(expected: Expected) -> tuple[float, float]:
+    outputs = [error for name, error in expected.baseline.items() if name.startswith("call")]
+    return (
+        max((error.rms_rel for error in outputs), default=0.0),
+        max((error.max_abs for error in outputs), default=0.0),
+    )
+
+
+def _received(answer: Answer, want: torch.Tensor, name: str) -> torch.Tensor:
+    return answer.tensors[name].to(want.device)
+
+
+def _judge_refusal(expected: Expected, answer: Answer) -> str | None:
+    """Return None to judge on, "" to accept as it is, or why it is rejected."""
+    report, probe = answer.report, expected.probe
+    if expected.error and not report.error:
+        # The reference's answer at such a batch is unknown, so any answer may be right.
+        is_beyond_reference = probe.layout == "contiguous" and (probe.batch or 0) >= 2
+        if is_beyond_reference:
+            return ""
+        return f"it returned an answer where the reference raises: {expected.error}"
+    if not report.error:
+        return None
+    is_call = report.stage.startswith("call")
+    if is_call and (expected.error or probe.may_refuse):
+        return ""
+    if report.stage == "load":
+        return f"it does not load the reference's state_dict: {_shortened(report.error)}"
+    if report.stage == "build":
+        return f"ModelNew(*get_init_inputs()) raised {_shortened(report.error)}"
+    return f"it raised in {report.stage}: {_shortened(report.error)}"
+
+
+def _shortened(text: str, limit: int = 600) -> str:
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]} ... ({len(text) - limit} characters more)"
+
+
+def _judge_form(expected: Expected, answer: Answer) -> str:
+    """Judge the state_dict's keys and the outputs' number, type, dtype, shape and device."""
+    report, reference = answer.report, expected.report
+    mine, theirs = dict(_by_name(report.keys)), dict(_by_name(reference.keys))
+    for name in theirs:
+        if mine.get(name) != theirs[name]:
+            found = mine.get(name, "missing")
+            return f"state_dict: {name!r} is {found}; the reference's is {theirs[name]}"
+    extra = [name for name in mine if name not in theirs]
+    if extra:
+        return f"state_dict: {extra[0]!r} is not in the reference's"
+    for call, kinds in enumerate(reference.kinds):
+        got = report.kinds[call] if call < len(report.kinds) else ()
+        if got != kinds:
+            is_disguised = any(not kind.startswith("torch.Tensor ") for kind in got)
+            hint = ": a lazy or disguised tensor?" if is_disguised else ""
+            return (
+                f"call {call + 1} returned {', '.join(got) or 'nothing'}; "
+                f"expected {', '.join(kinds)}{hint}"
+            )
+    for name, want in expected.oracle.items():
+        got_tensor = answer.tensors.get(name)
+        if got_tensor is None and not name.startswith("grad."):
+            return f"{_label(name)} is missing from the answer"
+        if got_tensor is not None and got_tensor.shape != want.shape:
+            return f"{_label(name)} has shape {list(got_tensor.shape)}, not {list(want.shape)}"
+        # Announced kinds were compared above; the received bytes must be of that kind as well.
+        if got_tensor is not None and got_tensor.is_complex():
+            return f"{_label(name)} is {got_tensor.dtype}"
+    return ""
+
+
+def _by_name(
+    keys: Sequence[tuple[str, str, tuple[int, ...]]],
+) -> Iterator[tuple[str, str]]:
+    for name, dtype, shape in keys:
+        yield name, f"{dtype.removeprefix('torch.')}{list(shape)}"
+
+
+def _judge_behaviour(expected: Expected, answer: Answer) -> str:
+    """Judge what must hold whatever the values: memory, edits, late work."""
+    report = answer.report
+    if report.aliases:
+        return report.aliases[0]
+    if report.num_forks_left:
+        return f"{report.num_forks_left} forks of its process outlived the call"
+    for name, checksum in expected.report.checksums.items():
+        if report.checksums.get(name) == checksum:
+            continue
+        kind, _, rest = name.partition(".")
+        if kind == "input":
+            return f"input {rest} was edited by the call"
+        is_own = expected.question.script.own_seed is not None
+        if is_own and report.checksums.get(f"drawn.{name}") != checksum:
+            return (
+                f"{rest} differs from the reference's initial value: with the same seed, the "
+                "constructor must draw the same random numbers in the same order"
+            )
+        return f"the weight {rest} was edited by the call"
+    for name, tensor in answer.tensors.items():
+        if name.startswith("call") and report.checksums.get(f"late.{name}") != checksum_of(tensor):
+            return (
+                f"{_label(name)} changed after the call had returned: a later call or another "
+                "thread or stream writes to it"
+            )
+    return ""
+
+
+def _judge_values(
+    expected: Expected, answer: Answer, errors: Mapping[str, Error], accuracy: Accuracy
+) -> str:
+    """Judge outputs and buffers by the class of accuracy."""
+    for name, error in errors.items():
+        if name.startswith("grad."):
+            continue
+        baseline = expected.baseline[name]
+        limits = limits_of(name, baseline, expected.num_rows, accuracy)
+        if not limits.accepts(error):
+            where = _offence(expected, answer, name, error, limits, accuracy)
+            diagnosis = _diagnosis(expected, answer, name, error)
+            return where + (f"; {diagnosis}" if diagnosis else "")
+    return ""
+
+
+def _judge_gradients(
+    expected: Expected, answer: Answer, errors: Mapping[str, Error], accuracy: Accuracy
+) -> str:
+    names = [name for name in expected.oracle if name.startswith("grad.")]
+    if names and answer.report.is_detached:
+        return "the output is detached: it has no gradient, and nothing was raised"
+    largest = max((expected.baseline[name].largest for name in names), default=0.0)
+    for name in names:
+        if name not in errors:
+            return f"{_label(name)} is missing: the output does not depend on it"
+        limits = gradient_limits(expected.baseline[name], largest, accuracy)
+        error = errors[name]
+        if not limits.accepts(error):
+            return _offence(expected, answer, name, error, limits, accuracy)
+    return ""
+
+
+def _judge_bits(expected: Expected, answer: Answer) -> str:
+    if not expected.probe.wants_same_bits:
+        return ""
+    for name, tensor in answer.tensors.items():
+        if name.startswith("call1."):
+            first = answer.tensors[name.replace("call1.", "call0.", 1)]
+            if checksum_of(first) != checksum_of(tensor):
+                return (
+                    "the same input twice gave different bits, but the candidate is declared "
+                    "deterministic"
+                )
+    return ""
+
+
+def _label(name: str) -> str:
+    """Return what a tensor of the answer is called in a message."""
+    kind, _, rest = name.partition(".")
+    if kind.startswith("call"):
+        which = "" if rest == "output0" else f" {int(rest.removeprefix('output')) + 1}"
+        return f"output{which} of call {int(kind[4:]) + 1}"
+    return f"gradient of {rest}" if kind == "grad" else f"buffer {rest}"
+
+
+def _offence(
+    expected: Expected,
+    answer: Answer,
+    name: str,
+    error: Error,
+    limits: Limits,
+    accuracy: Accuracy,
+) -> str:
+    """Say which element is the first beyond its limit, by how much, and what the limit was."""
+    want = expected.oracle[name]
+    got = _received(answer, want, name)
+    label = _label(name)
+    if not want.is_floating_point():
+        at = int((got != want).reshape(-1).nonzero()[0])
+        return (
+            f"{label}{index_of(at, want)}: got {got.reshape(-1)[at].item()}, "
+            f"expected {want.reshape(-1)[at].item()}"
+        )
+    at, share = first_beyond(got, want, expected.unjudged.get(name), error, limits, accuracy)
+    g, w = float(got.reshape(-1)[at]), float(want.reshape(-1)[at])
+    text = f"{label}{index_of(at, want)}: got {g:.9g}, expected {w:.9g}"
+    if error.num_misplaced:
+        return f"{text}; {error.num_misplaced} elements have NaN or Inf at other places"
+    if limits.is_elementwise:
+        return (
+            f"{text}, error {abs(g - w):.3g}; {share:.3g} % of elements are beyond {limits.why}, "
+            f"and the largest error {error.max_abs:.3g} is beyond 2 x PyTorch's own "
+            f"{limits.max_abs / 2:.3g}"
+        )
+    if error.max_abs > limits.max_abs:
+        return (
+            f"{text}, error {abs(g - w):.3g} with limit {limits.max_abs:.3g} ({limits.why}); "
+            f"largest {error.max_abs:.3g}, {share:.3g} % of elements are beyond"
+        )
+    return (
+        f"{label}: rms error {error.rms_abs:.3g} with limit {limits.rms_abs:.3g}; the largest "
+        f"error is {error.max_abs:.3g}, at {index_of(at, want)}: got {g:.9g}, expected {w:.9g}"
+    )
+
+
+# What moves, makes or counts, and computes nothing.
+_NO_WORK = {
+    "add_",
+    *("alias", "as_strided", "clone", "contiguous", "copy_", "detach", "empty", "empty_like"),
+    *("empty_strided", "expand", "lift_fresh", "new_empty", "permute", "reshape", "select"),
+    *("slice", "split", "squeeze", "t", "transpose", "unsqueeze", "view", "_unsafe_view"),
+    *("_to_copy", "_local_scalar_dense"),
+}
+
+
+def _note(expected: Expected, answer: Answer) -> str:
+    """Name an answer that comes from the operations of the reference, and is worth nothing."""
+    theirs, mine = (
+        [name for name in report.operations if name.removeprefix("aten.") not in _NO_WORK]
+        for report in (expected.report, answer.report)
+    )
+    starts = range(len(mine) - len(theirs) + 1) if theirs else ()
+    if not any(mine[i : i + len(theirs)] == theirs for i in starts):
+        return ""
+    shown = ", ".join(name.removeprefix("aten.") for name in theirs[:5])
+    return (
+        f"right, but it runs the reference's own operations ({shown}): it holds the reference, "
+        "or falls back to it"
+    )
+
+
+# ---- name the mistake where it can be told --------------------------------------------------
+
+
+def _diagnosis(expected: Expected, answer: Answer, name: str, error: Error) -> str:
+    want = expected.oracle[name]
+    got = _received(answer, want, name)
+    if name.startswith("buffer."):
+        return _buffer_diagnosis(expected, name, got)
+    return _output_diagnosis(expected, answer, name, got, error)
+
+
+def _output_diagnosis(
+    expected: Expected, answer: Answer, name: str, got: torch.Tensor, error: Error
+) -> str:
+    import torch
+
+    want = expected.oracle[name]
+    if answer.report.num_threads_left:
+        return f"{answer.report.num_threads_left} threads outlived the call: a late write?"
+    call, _, which = name.partition(".")
+    number = int(call[4:])
+    for earlier in range(number):
+        if torch.equal(got, _received(answer, want, f"call{earlier}.{which}")):
+            changed = "weights" if expected.probe.edits_weights else "input"
+            return (
+                f"the output of call {number + 1} equals that of call {earlier + 1} although the "
+                f"{changed} changed: memoised, or replayed"
+            )
+    is_poisoned = expected.probe.distribution in ("nan_row", "inf_element")
+    if not is_poisoned and bool((torch.isnan(got) & torch.isfinite(want)).any()):
+        return (
+            "NaN where a number is expected: part of the output was never written, or memory "
+            "was read that was never written"
+        )
+    if error.num_misplaced:
+        return "NaN and Inf must come through as they do in the reference" if is_poisoned else ""
+    if got.numel() > 1 and bool((got == got.reshape(-1)[0]).all()):
+        return "every element is the same: a constant output"
+    return _place_diagnosis(expected, name, got) or _precision_diagnosis(expected, name, error)
+
+
+def _place_diagnosis(expected: Expected, name: str, got: torch.Tensor) -> str:
+    """Tell whether only some rows (dim 0) or columns (last dim) are wrong, as of a tail."""
+    want = expected.oracle[name]
+    if want.ndim < 2 or not want.numel():
+        return ""
+    floor = FLOOR_ULPS * ULP * expected.baseline[name].largest
+    is_bad = (got - want).abs() > max(4.0 * expected.baseline[name].max_abs, floor)
+    flat = is_bad.reshape(-1, want.shape[-1])
+    for what, lines in (
+        ("row", is_bad.flatten(1).any(1)),
+        ("column", flat.any(0)),
+    ):
+        at = lines.nonzero().reshape(-1).tolist() if int(lines.sum()) * 2 < len(lines) else []
+        if at and at[-1] - at[0] == len(at) - 1:
+            which = f"{what} {at[0]} is" if len(at) == 1 else f"{what}s {at[0]} to {at[-1]} are"
+            return f"only {which} wrong: a part that was never written?"
+    return ""
+
+
+def _precision_diagnosis(expected: Expected, name: str, error: Error) -> str:
+    """Tell operands of fewer bits from plainly wrong values, on well-behaved inputs."""
+    if expected.probe.distribution not in ("as_given", "normal", "heavy_tailed"):
+        return ""
+    if error.rms_rel < 4.0 * expected.baseline[name].rms_rel or not error.rms_rel:
+        return ""
+    if error.max_abs > 8.0 * error.rms_abs:  # rounding is spread evenly; a mistake is not
+        return ""
+    bits = -math.log2(error.rms_rel)
+    for low, high, what in ((7.0, 10.5, "bfloat16"), (10.5, 14.0, "float16 or TF32")):
+        if low <= bits < high:
+            return (
+                f"an rms error of 2^-{bits:.1f} is that of {what} operands: a lower precision "
+                "than declared"
+            )
+    return ""
+
+
+def _buffer_diagnosis(expected: Expected, name: str, got: torch.Tensor) -> str:
+    import torch
+
+    want = expected.oracle[name]
+    start = expected.start[name.removeprefix("buffer.")]
+    if not want.is_floating_point():
+        return "the calls were not counted" if torch.equal(got, start) else ""
+    if torch.equal(got.double(), start.to(torch.float32).double()):
+        return "the running statistics were not updated"
+    if expected.probe.mode == "eval":
+        return "eval mode must not change the stored statistics"
+    momentum = next(
+        (m for prefix, m in expected.momenta.items() if name.startswith(f"buffer.{prefix}")), None
+    )
+    rows = expected.num_rows
+    if momentum is not None and expected.probe.calls == 1 and rows > 1:
+        # unbiased = biased * B / (B - 1), so a biased update lacks momentum * unbiased / B.
+        unbiased = (want - (1.0 - momentum) * start) / momentum
+        biased = want - momentum * unbiased / rows
+        if bool(((got - biased).abs() <= 0.05 * (want - biased).abs() + 1e-6 * want.abs()).all()):
+            return "it looks biased: the variance is off by the factor B/(B-1)"
+    return ""
+
+
+def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool) -> Check:
+    """Return the verdict over all probes: the first reason, and which other probes failed."""
+    rejected = [result for result in results if not result.is_accepted]
+    if not results:
+        return Check(False, accuracy.label, "nothing was asked", (), is_thorough)
+    reason = ""
+    if rejected:
+        reason = rejected[0].reason
+        others = [result.probe for result in rejected[1:]]
+        if others:
+            shown = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
+            reason += f"; also rejected on {len(others)} of {len(results) - 1} others: {shown}"
+    notes = tuple(dict.fromkeys(result.note for result in results if result.note))
+    return Check(not rejected, accuracy.label, reason, tuple(results), is_thorough, notes)

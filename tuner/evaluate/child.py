@@ -1,0 +1,108 @@
+"""The child's side of a worker: run jobs until the channel closes, and tie itself to the parent.
+
+Whatever a job does, the answer is a frame: what it returned, or the exception as text. `Fault`
+is how a job says that its process is spoilt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import signal
+import socket
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.evaluate.channel import Blob, Channel, Closed
+
+__all__ = ["Fault", "Job", "serve"]
+
+Job = Callable[[str, dict[str, Any], list[memoryview]], tuple[dict[str, Any], Sequence[Blob]]]
+
+MESSAGE_CHARS = 20_000  # an exception's text or traceback; a candidate may raise megabytes
+FIRST_TO_DIE = 1000  # oom_score_adj: where memory runs out the kernel kills this, not the tuner
+
+
+class Fault(Exception):
+    """Raised by a job to say that this process is spoilt (e.g. a sticky CUDA error)."""
+
+
+def serve(
+    *,
+    fd: int,
+    parent_pid: int,
+    entry: str,
+    memory_limit_bytes: int | None = None,
+    niceness: int = 0,
+) -> None:
+    """Run jobs until the channel closes. The child's whole life."""
+    _settle(parent_pid, memory_limit_bytes, niceness)
+    os.set_inheritable(fd, False)
+    channel = Channel(socket.socket(fileno=fd))
+    with contextlib.suppress(Closed):
+        try:
+            module, _, function = entry.partition(":")
+            run: Job = getattr(importlib.import_module(module), function)
+        except BaseException as error:
+            channel.send(0, {"error": _describe_error(error)}, ())
+            return
+        channel.send(0, {"data": {"pid": os.getpid()}}, ())
+        while True:
+            _serve_one(channel, run)
+
+
+def _serve_one(channel: Channel, run: Job) -> None:
+    number, request, blobs = channel.receive()
+    try:
+        views = [memoryview(blob) for blob in blobs]
+        data, answer = run(request["job"], request["payload"], views)
+        channel.send(number, {"data": data}, answer)
+    except Closed:
+        raise
+    except BaseException as error:  # sys.exit and Ctrl-C in a job too: the process is ours
+        channel.send(number, {"error": _describe_error(error)}, ())
+
+
+def _describe_error(error: BaseException) -> dict[str, Any]:
+    kind = type(error)
+    try:
+        message = str(error)
+    except Exception as failure:
+        message = f"(its text cannot be had: {type(failure).__name__})"
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except Exception as failure:
+        trace = f"(its traceback cannot be had: {type(failure).__name__})"
+    return {
+        "type": f"{kind.__module__}.{kind.__qualname__}",
+        "message": message[:MESSAGE_CHARS],
+        "traceback": trace[-MESSAGE_CHARS:],
+        "is_fatal": isinstance(error, Fault),
+    }
+
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _settle(parent_pid: int, memory_limit_bytes: int | None, niceness: int) -> None:
+    """Tie this process to its parent and set its limits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+    # Orphans of the job become our children, so that the parent finds them when it kills us.
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a search may crash a hundred times
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(FIRST_TO_DIE))
+    if memory_limit_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_limit_bytes, memory_limit_bytes))
+    if niceness:
+        os.nice(niceness)

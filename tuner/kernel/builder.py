@@ -1,0 +1,392 @@
+"""Compile candidates in parallel with the real compilers, into a content-addressed cache.
+
+    Candidate -> Builder.submit -> Future[Build]        <cache>/<key>/source.cu | .cpp | .py
+                   key known? the same future                         artefact.so
+                   folder good? read it                               log.txt     (whole)
+                   else compile aside, rename                         build.json  (written last)
+                                                              <cache>/triton/  (Triton's own)
+
+A folder is filled beside its place, flushed to disk and renamed, so that a reader sees all of
+it or nothing. A candidate that does not compile is a `Build` that says why and is kept too;
+what the machine caused (timeout, killed compiler) is not believed a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tuner.errors import ToolchainError
+from tuner.kernel.cache import cache_errors, filling, install, load, placed, prepare, seal
+from tuner.kernel.compiler_words import (
+    COMPILER_KILLED,
+    DISK_FULL,
+    first_error,
+    hash_code,
+    matches,
+    parse_resources,
+    shortened,
+)
+from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
+from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
+from tuner.trial import Build, Candidate, Status, content_key, from_json, to_json
+
+__all__ = ["Builder"]
+
+LOG_BYTES = 16 * 2**20  # a runaway template error prints gigabytes
+FULL_BYTES = 2**20  # with less left than one shared object, a failure says nothing
+TRITON_FOLDER = "triton"  # of the cache: what Triton compiled, by content; candidates share it
+COMPILER_NICENESS = 10  # compiling must not delay the process that measures
+EARLY_TO_DIE = 900  # oom_score_adj: a compiler that eats all memory goes, not the tuner
+
+_COMPILE_TRITON = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tuner.kernel.triton_build import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """How a compiler ended; `code` is None after a timeout."""
+
+    code: int | None
+    output: bytes
+
+
+class Builder:
+    """A pool of compilers over one cache folder. Several builders may share the folder.
+
+    Args:
+        cache_dir: created with mode 0700 if absent.
+        num_workers: compilers that run at a time.
+        timeout_s: for one candidate, not counting pauses.
+        triton_sizes: the named sizes of every shape that Triton candidates will be called with
+            on this toolchain's GPU; their kernels are compiled for these. Without sizes only
+            their syntax is checked, and Triton compiles when they are first called.
+
+    Raises:
+        StorageError: the cache folder cannot be used, or others could plant code in it.
+    """
+
+    def __init__(
+        self,
+        toolchain: Toolchain,
+        cache_dir: Path,
+        *,
+        num_workers: int,
+        timeout_s: float = 120.0,
+        triton_sizes: Sequence[Mapping[str, int]] = (),
+    ) -> None:
+        prepare(cache_dir)
+        self.toolchain = toolchain
+        self.cache_dir = cache_dir.absolute()
+        self._timeout_s = timeout_s
+        is_ahead = toolchain.kind == "cuda" and toolchain.triton is not None
+        self._triton_sizes = [dict(sizes) for sizes in triton_sizes] if is_ahead else []
+        self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="build")
+        self._change = threading.Condition()  # guards all below
+        self._futures: dict[str, Future[Build]] = {}
+        self._groups: set[int] = set()  # process groups of the running compilers
+        self._num_pauses = 0
+        self._pause_began = 0.0
+        self._paused_s = 0.0  # all pauses that are over
+        self._is_closed = False
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, candidate: Candidate) -> Future[Build]:
+        """Start, or join, the build of a candidate.
+
+        The future raises ToolchainError (no compiler for this language), StorageError (disk
+        full, no permission) or CancelledError (the builder was closed).
+        """
+        key = self.key(candidate)
+        with self._change:
+            future = self._futures.get(key)
+            if future is None or _is_spoilt(future):
+                future = self._pool.submit(self._build, candidate, key)
+                self._futures[key] = future
+            return future
+
+    def key(self, candidate: Candidate) -> str:
+        """Name of the candidate's cache folder: its content and all that compiles it."""
+        sizes = self._triton_sizes if candidate.language == "triton" else []
+        return content_key(candidate.key, self.toolchain.signature(candidate.language), sizes)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for a process that runs candidates, so that it finds what was built."""
+        return {"TRITON_CACHE_DIR": str(self.cache_dir / TRITON_FOLDER)}
+
+    @property
+    def pending(self) -> int:
+        """How many submitted builds are not done."""
+        with self._change:
+            return sum(not future.done() for future in self._futures.values())
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep the CPU quiet: running compilers are stopped and none starts inside."""
+        with self._change:
+            self._num_pauses += 1
+            if self._num_pauses == 1:
+                self._pause_began = time.monotonic()
+                self._signal_all(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with self._change:
+                self._num_pauses -= 1
+                if self._num_pauses == 0:
+                    self._paused_s += time.monotonic() - self._pause_began
+                    self._signal_all(signal.SIGCONT)
+                self._change.notify_all()
+
+    def close(self) -> None:
+        """Kill what runs, drop what waits, and wait until no process or temporary is left."""
+        with self._change:
+            self._is_closed = True
+            self._signal_all(signal.SIGKILL)
+            self._change.notify_all()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for group in self._groups:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, number)
+
+    # -- one build, in a thread of the pool --
+
+    def _build(self, candidate: Candidate, key: str) -> Build:
+        started_at, thread = _now(), threading.current_thread().name  # build_0, build_1, ...
+        build = self._looked_up(candidate, key)
+        number = int(thread.rpartition("_")[2])
+        return replace(build, started_at=started_at, ended_at=_now(), builder=number)
+
+    def _looked_up(self, candidate: Candidate, key: str) -> Build:
+        """Return what the cache holds, else compile."""
+        started = time.monotonic()
+        place = self.cache_dir / key
+        self.toolchain.require(candidate.language)
+        with cache_errors(self.cache_dir):
+            build = load(place)
+            if build is not None:
+                return replace(build, is_cached=True, seconds=time.monotonic() - started)
+            with filling(self.cache_dir, key) as made:
+                build, is_final = self._compile(candidate, key, made)
+                seal(made, build, is_final=is_final)
+                winner = install(made, place)
+        return winner if winner is not None else placed(build, place)
+
+    def _compile(self, candidate: Candidate, key: str, folder: Path) -> tuple[Build, bool]:
+        """Compile in `folder`; the build with relative paths, and whether to believe it later."""
+        language = candidate.language
+        (folder / SOURCE_NAMES[language]).write_text(candidate.source, encoding="utf-8")
+        started, paused_s = time.monotonic(), self._total_paused_s()
+        end = self._run(self._command(candidate, folder), folder)
+        seconds = time.monotonic() - started - (self._total_paused_s() - paused_s)
+        (folder / "log.txt").write_bytes(end.output)
+        log = end.output.decode(errors="replace")
+        build = Build(key, Status.COMPILE, None, "log.txt", seconds=seconds)
+        if end.code is None:
+            error = f"the compiler was killed after {self._timeout_s:g} s"
+            return replace(build, status=Status.TIMEOUT, error=error), False
+        if end.code != 0:
+            if matches(DISK_FULL, log) or shutil.disk_usage(folder).free < FULL_BYTES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            killed = end.code < 0 or matches(COMPILER_KILLED, log)
+            return replace(build, error=first_error(log, end.code)), not killed
+        if language == "triton":
+            build = self._finish_triton(build, candidate, folder)
+            return build, not matches(COMPILER_KILLED, build.error)
+        return self._finish_native(build, candidate, folder, log), True
+
+    def _command(self, candidate: Candidate, folder: Path) -> list[str]:
+        """Compose the compiler's command; for Triton, ahead of time if the sizes are known."""
+        if candidate.language != "triton" or not self._triton_sizes:
+            return self.toolchain.command(candidate.language)
+        (folder / PLAN_FILE).write_text(to_json(candidate.plan))
+        package = str(Path(__file__).absolute().parent.parent.parent)
+        target = ["--arch", str(self.toolchain.capability)]
+        target += ["--sizes", json.dumps(self._triton_sizes)]
+        # -P: a candidate's folder is no place to import from.
+        ours = [sys.executable, "-P", "-c", _COMPILE_TRITON, package]
+        return [*ours, SOURCE_NAMES["triton"], PLAN_FILE, ".", *target]
+
+    def _finish_triton(self, build: Build, candidate: Candidate, folder: Path) -> Build:
+        """Take over what was compiled ahead; the artefact is the module's text itself."""
+        plan = to_json(candidate.plan)
+        done = replace(build, status=Status.CORRECT, artefact=SOURCE_NAMES["triton"])
+        if not self._triton_sizes:
+            return replace(done, binary_key=content_key(candidate.source, plan))
+        report = from_json(AheadBuild, (folder / REPORT_FILE).read_bytes())
+        if matches(DISK_FULL, report.error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if report.error:
+            return replace(build, error=shortened(report.error))
+        # Nothing is known of the code of a candidate that was left to the worker.
+        code = report.binary_key or candidate.source
+        return replace(done, kernels=report.kernels, binary_key=content_key(code, plan))
+
+    def _finish_native(self, build: Build, candidate: Candidate, folder: Path, log: str) -> Build:
+        artefact = folder / "artefact.so"
+        if not artefact.is_file():
+            program = self.toolchain.command(candidate.language)[0]
+            raise ToolchainError(f"{program} exited with status 0 and wrote nothing")
+        plan = to_json(candidate.plan)  # the same code may be called in other ways
+        return replace(
+            build,
+            status=Status.CORRECT,
+            artefact="artefact.so",
+            kernels=parse_resources(log, self.toolchain.demangler),
+            binary_key=content_key(hash_code(artefact.read_bytes()), plan),
+        )
+
+    def _run(self, command: Sequence[str], folder: Path) -> _Exit:
+        """Run a compiler in its own process group, with its temporary files in `folder`."""
+        scratch = folder / "scratch"
+        scratch.mkdir()
+        with self._change:  # holds off `paused` until the group is known
+            self._change.wait_for(lambda: self._is_closed or not self._num_pauses)
+            if self._is_closed:
+                raise CancelledError
+            process = _spawn(command, folder, scratch, self.environment)
+            self._groups.add(process.pid)
+        try:
+            _restrain(process.pid, self._timeout_s)
+            output, in_time = self._watch(process)
+        finally:
+            with self._change:
+                self._groups.discard(process.pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)  # before the pid is free again
+            code = process.wait()
+            shutil.rmtree(scratch, ignore_errors=True)
+        if self._is_closed:
+            raise CancelledError
+        return _Exit(code if in_time else None, output)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
+        """Collect the output until the process ends (True) or its time is over (False)."""
+        assert process.stdout is not None
+        output = bytearray()
+        with process.stdout as pipe, contextlib.closing(_PidFd(process.pid)) as pidfd:
+            os.set_blocking(pipe.fileno(), False)
+            poll = select.poll()
+            poll.register(pipe, select.POLLIN)
+            poll.register(pidfd, select.POLLIN)
+            started, paused_s = time.monotonic(), self._total_paused_s()
+            while True:
+                used_s = time.monotonic() - started - (self._total_paused_s() - paused_s)
+                left_s = self._timeout_s - used_s
+                if left_s <= 0:
+                    return bytes(output), False
+                # While paused the clock stands still: look again, but not in a busy loop.
+                ready = [fd for fd, _ in poll.poll(max(left_s * 1e3, 20.0))]
+                if pipe.fileno() in ready and not _read_some(pipe.fileno(), output):
+                    poll.unregister(pipe)
+                if pidfd.fileno() in ready:
+                    while _read_some(pipe.fileno(), output) and len(output) < LOG_BYTES:
+                        pass
+                    return bytes(output), True
+
+    def _total_paused_s(self) -> float:
+        with self._change:
+            now_s = time.monotonic() - self._pause_began if self._num_pauses else 0.0
+            return self._paused_s + now_s
+
+
+@dataclass(frozen=True, slots=True)
+class _PidFd:
+    """A descriptor that becomes readable when the process ends; it is not waited for."""
+
+    pid: int
+    fd: int = -1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fd", os.pidfd_open(self.pid))
+
+    def fileno(self) -> int:
+        return self.fd
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def _spawn(
+    command: Sequence[str], folder: Path, scratch: Path, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment, "TMPDIR": str(scratch), "LC_ALL": "C"},
+            # A group of its own in our session: when the tuner is killed the kernel wakes and
+            # ends an orphaned group that was stopped; in another session nobody would.
+            process_group=0,
+            bufsize=0,
+        )
+    except OSError as error:
+        raise ToolchainError(f"cannot run {command[0]}: {error.strerror}") from None
+
+
+def _read_some(fd: int, output: bytearray) -> bool:
+    """Read what is there; beyond LOG_BYTES it is thrown away."""
+    try:
+        chunk = os.read(fd, 2**16)
+    except BlockingIOError:
+        return False
+    if len(output) < LOG_BYTES:
+        output += chunk
+        if len(output) >= LOG_BYTES:
+            output += b"\n(the rest of the output was dropped)\n"
+    return bool(chunk)
+
+
+def _restrain(pid: int, timeout_s: float) -> None:
+    """Be nice, and bound the CPU time: even if we are killed, no compiler runs forever."""
+    limit_s = math.ceil(timeout_s) + 60
+    with contextlib.suppress(OSError):  # it may have ended already
+        os.setpriority(os.PRIO_PROCESS, pid, COMPILER_NICENESS)
+        resource.prlimit(pid, resource.RLIMIT_CPU, (limit_s, limit_s))
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(EARLY_TO_DIE))
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _is_spoilt(future: Future[Build]) -> bool:
+    """Whether a finished build must be done again: it raised, or its files are gone."""
+    if not future.done():
+        return False
+    if future.cancelled() or future.exception() is not None:
+        return True
+    build = future.result()
+    return not os.path.exists(build.artefact if build.artefact is not None else build.log)

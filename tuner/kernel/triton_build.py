@@ -1,0 +1,329 @@
+"""Compile a Triton candidate ahead of time, in a process of its own that never opens the GPU.
+
+    python -m tuner.kernel.triton_build SOURCE.py plan.json OUT_DIR --arch 90 --sizes JSON
+
+Triton compiles a kernel when it is first called. Here the candidate's plan is called with
+tensors that have a shape and no memory, under a driver that only names the target, and every
+launch stops after its compilation. Triton's cache folder then holds what a worker, which uses
+the same folder, finds there instead of compiling. So builders compile in parallel, and the one
+process that owns the device only loads.
+
+The folder is `TRITON_CACHE_DIR` where that is set (one folder for all candidates shares the
+kernels that they have in common), else OUT_DIR/triton_cache. The report is one line of JSON on
+stdout and in OUT_DIR/ahead.json; logs go to stderr. The exit status is 0 also for a candidate
+that does not compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import ToolchainError, TunerError
+from tuner.kernel.binding import bind
+from tuner.trial import KernelResources, Plan, from_json, to_json
+
+__all__ = ["CACHE_FOLDER", "PLAN_FILE", "REPORT_FILE", "AheadBuild", "build_ahead", "main"]
+
+PLAN_FILE = "plan.json"
+REPORT_FILE = "ahead.json"  # inside OUT_DIR
+CACHE_FOLDER = "triton_cache"  # inside OUT_DIR, unless TRITON_CACHE_DIR names another
+WARP_THREADS = 32  # NVIDIA, every architecture
+DEFAULT_SIZE = 1024  # a size nobody gave: a multiple of 16, as Triton specialises on that
+
+# Largest dynamic shared memory of a block by compute capability: CUDA C++ Programming Guide,
+# "Technical Specifications per Compute Capability", less 1 KB that the system keeps.
+SMEM_BYTES_MAX = {80: 166912, 86: 101376, 87: 166912, 89: 101376, 90: 232448, 100: 232448}
+
+_RESOURCES = "tuner_resources.json"  # beside a kernel's binary in Triton's cache
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+@dataclass(frozen=True, slots=True)
+class AheadBuild:
+    """What compiling ahead found.
+
+    `error` is empty when every kernel compiled; it is the compiler's last line otherwise.
+    `note` says why kernels are left to the worker (the candidate still is a valid one).
+    `binary_key` is equal for two candidates that launch the same machine code in the same way:
+    order, grids, numbers, and which tensors go where.
+    """
+
+    cache_dir: str
+    error: str = ""
+    note: str = ""
+    kernels: tuple[KernelResources, ...] = ()
+    num_compiled: int = 0
+    num_cached: int = 0
+    has_launchers: bool = False
+    binary_key: str = ""
+    seconds: float = 0.0
+
+
+class _NotCompiledError(Exception):
+    """A kernel of the candidate does not compile, or needs more than the device has."""
+
+
+class _Driver:
+    """What Triton asks of the active driver in order to compile; it knows no device."""
+
+    def __init__(self, arch: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self._target = GPUTarget("cuda", arch, WARP_THREADS)
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@dataclass(slots=True)
+class _Recorder:
+    """Replaces `JITFunction.run`: compile, note what was made, launch nothing."""
+
+    arch: int
+    run: Any
+    kernels: dict[str, KernelResources] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)  # of the machine code
+    launches: list[str] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)  # kept, so that no address is used twice
+    has_launchers: bool = True
+    num_compiled: int = 0
+    num_cached: int = 0
+
+    def compile(self, function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        log = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(log):
+                kernel = self.run(function, *args, grid=grid, warmup=True, **options)
+        except Exception as error:
+            traceback.print_exc(file=sys.stderr)
+            print(log.getvalue(), file=sys.stderr)
+            raise _NotCompiledError(f"{function.__name__}: {_last_line(error)}") from error
+        print(log.getvalue(), end="", file=sys.stderr)
+        if kernel.hash not in self.digests:
+            self._note(kernel, log.getvalue())
+        self.launches.append(self._launch(kernel, args, options, grid))
+        limit = SMEM_BYTES_MAX.get(self.arch)
+        if limit is not None and kernel.metadata.shared > limit:
+            raise _NotCompiledError(
+                f"{kernel.name}: needs {kernel.metadata.shared} bytes of shared memory, "
+                f"a block of sm_{self.arch} has {limit}"
+            )
+        return kernel
+
+    def _note(self, kernel: Any, log: str) -> None:
+        binary = next(Path(p) for n, p in kernel.metadata_group.items() if n.endswith(".cubin"))
+        self.digests[kernel.hash] = hashlib.sha256(binary.read_bytes()).hexdigest()
+        self.has_launchers = self.has_launchers and _compile_launcher(kernel)
+        beside = binary.parent / _RESOURCES
+        registers, stack = _REGISTERS.search(log), _STACK.search(log)
+        if registers is not None and stack is not None:
+            self.num_compiled += 1
+            resources = KernelResources(
+                name=kernel.name,
+                registers=int(registers[1]),
+                smem_bytes=kernel.metadata.shared,
+                spill_store_bytes=int(stack[2]),
+                spill_load_bytes=int(stack[3]),
+                stack_bytes=int(stack[1]),
+            )
+            unfinished = beside.with_suffix(f".{os.getpid()}")
+            unfinished.write_text(to_json(resources))
+            unfinished.replace(beside)  # two builders may compile the same kernel
+        else:
+            self.num_cached += 1
+            if not beside.is_file():
+                return  # compiled by a process that does not note resources
+            resources = from_json(KernelResources, beside.read_text())
+        self.kernels[kernel.hash] = resources
+
+    def _launch(
+        self, kernel: Any, args: Sequence[Any], options: Mapping[str, Any], grid: Any
+    ) -> str:
+        """Describe a launch by all that its effect depends on, in words without addresses."""
+        blocks = "worked out" if callable(grid) else tuple(grid)
+        about = (self.digests[kernel.hash], kernel.metadata.shared, kernel.metadata.num_warps)
+        # A constant is part of the machine code; a grid may be worked out from it, though.
+        names = [n for n, v in sorted(options.items()) if callable(grid) or hasattr(v, "shape")]
+        given = [self._described(value) for value in (*args, *(options[n] for n in names))]
+        return repr((about, blocks, names, given))
+
+    def _described(self, value: Any) -> str:
+        import torch
+
+        base = getattr(value, "base", None)  # a tensor descriptor's
+        if base is not None and not isinstance(value, torch.Tensor):
+            return f"descriptor {self._described(base)} {value.shape} {value.strides} " + str(
+                getattr(value, "block_shape", "")
+            )
+        if not isinstance(value, torch.Tensor):
+            return repr(value)
+        self.tensors.append(value)
+        storage = value.untyped_storage()._cdata
+        known = [kept.untyped_storage()._cdata for kept in self.tensors]
+        place = (known.index(storage), value.storage_offset(), value.dtype)
+        return f"tensor {place} {tuple(value.shape)} {value.stride()}"
+
+
+def build_ahead(
+    source: Path,
+    plan: Plan,
+    out_dir: Path,
+    *,
+    arch: int,
+    sizes: Sequence[Mapping[str, int]],
+) -> AheadBuild:
+    """Compile every kernel that a call of the candidate launches, at each of `sizes`.
+
+    Changes this process for good (Triton's driver, its launches, TRITON_CACHE_DIR): it is
+    meant for a process of its own.
+
+    Args:
+        source: the rendered text, as a file (Triton reads a kernel's lines from it).
+        plan: the candidate's plan.
+        out_dir: folder that exists.
+        arch: compute capability, 90 for 9.0.
+        sizes: the problem's named sizes, one mapping a shape that will be called; a size that
+            is missing is taken as 1024. Triton makes one binary for sizes that are multiples
+            of 16 and another for those that are not.
+
+    Raises:
+        ToolchainError: Triton is not installed.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise ToolchainError("Triton is not installed\n  next: pip install triton")
+    start = time.perf_counter()
+    cache_dir = os.environ.setdefault("TRITON_CACHE_DIR", str(out_dir / CACHE_FOLDER))
+    recorder = _intercept(arch)
+    error = note = ""
+    try:
+        call = bind(plan, "triton", source)
+    except Exception as failure:
+        traceback.print_exc(file=sys.stderr)
+        error = _last_line(failure)
+    else:
+        try:
+            for shape in sizes:
+                call(*_stand_ins(plan, shape))
+        except _NotCompiledError as failure:
+            error = str(failure)
+        except Exception as failure:  # the candidate's own host code: any exception
+            traceback.print_exc(file=sys.stderr)
+            note = f"left to the worker: {_last_line(failure)}"
+    return AheadBuild(
+        cache_dir=cache_dir,
+        error=error,
+        note=note,
+        kernels=tuple(recorder.kernels.values()),
+        num_compiled=recorder.num_compiled,
+        num_cached=recorder.num_cached,
+        has_launchers=bool(recorder.kernels) and recorder.has_launchers,
+        binary_key="" if error or note else _digest(recorder.launches),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _intercept(arch: int) -> _Recorder:
+    from triton import knobs
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(_Driver(arch))
+    knobs.nvidia.dump_ptxas_log = True  # registers and spills; no part of the cache key
+    recorder = _Recorder(arch, JITFunction.run)
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return recorder.compile(self, *args, grid=grid, warmup=warmup, **options)
+
+    JITFunction.run = run
+    return recorder
+
+
+def _stand_ins(plan: Plan, sizes: Mapping[str, int]) -> list[Any]:
+    """Return the call's arguments as tensors without memory, and numbers."""
+    import torch
+
+    values: list[Any] = []
+    for argument in plan.arguments:
+        if argument.shape is not None:
+            shape = [sizes.get(name, DEFAULT_SIZE) for name in argument.shape]
+            values.append(torch.empty(shape, dtype=torch.float32, device="meta"))
+        else:
+            values.append(1e-5 if argument.dtype == "float" else sizes.get(argument.name, 1))
+    return values
+
+
+def _compile_launcher(kernel: Any) -> bool:
+    """Compile the C function that launches a kernel, which Triton caches too.
+
+    It links against the driver's library, which a machine without a GPU may lack.
+    """
+    from triton.backends.nvidia.driver import CudaLauncher, CudaUtils
+
+    try:
+        CudaUtils()
+        CudaLauncher(kernel.src, kernel.metadata)
+    except (AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError):
+        return False
+    return True
+
+
+def _last_line(error: BaseException) -> str:
+    """Return the line that says most: ptxas's own error, else the last."""
+    # Triton points at a place with a last line of nothing but a caret.
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t^~")]
+    told = [line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\b", line)]
+    told = told or [line for line in lines[:1] if line.startswith("`ptxas`")]
+    return f"{type(error).__name__}: {(told or lines[-1:])[0]}" if lines else type(error).__name__
+
+
+def _digest(parts: list[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from the command line; print the report as one line of JSON."""
+    parser = argparse.ArgumentParser(prog="python -m tuner.kernel.triton_build")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("--arch", type=int, required=True, help="90 for compute capability 9.0")
+    parser.add_argument(
+        "--sizes", type=json.loads, default={}, help="JSON: an object of named sizes, or a list"
+    )
+    asked = parser.parse_args(arguments)
+    try:
+        plan = from_json(Plan, asked.plan.read_bytes())
+        sizes = asked.sizes if isinstance(asked.sizes, list) else [asked.sizes]
+        report = build_ahead(asked.source, plan, asked.out_dir, arch=asked.arch, sizes=sizes)
+    except TunerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    (asked.out_dir / REPORT_FILE).write_text(to_json(report))
+    print(to_json(report))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What a run found: tables, figures, the page, the dashboard, the notebook."""

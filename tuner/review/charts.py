@@ -1,0 +1,259 @@
+"""Which figures a run has, and what each says to those who cannot see it.
+
+The page, the dashboard and the notebook all take their figures here: one list, one set of
+names. A figure that a run cannot have says why instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.review.figures import (
+    HOVER,
+    MAX_POINTS,
+    accuracy_figure,
+    hover_words,
+    importance_figure,
+    importances,
+    parallel_figure,
+    parameter_figure,
+    progress_figure,
+)
+from tuner.review.roofline import resource_figure, roofline_figure, roofs_of
+from tuner.review.summary import (
+    Facts,
+    correct_trials,
+    count_words,
+    latency_us_of,
+    number_words,
+    us_words,
+)
+from tuner.review.tables import parameter_names, pareto, resources_of, rms_of, value_words
+from tuner.review.timeline import spans_of, stage_figure, timeline_figure
+from tuner.trial import Trial
+
+__all__ = ["CHART_NAMES", "Chart", "charts_of", "figure_data", "hovers_of"]
+
+MAX_PARAMETER_PLOTS = 12  # those that matter most; the table has them all
+MAX_AXES = 9  # of the parallel coordinates, beside the latency
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure with the words that say what it shows.
+
+    `figure` is a `plotly.graph_objects.Figure`, or None where this run has none: then the
+    caption says why.
+    """
+
+    name: str
+    label: str
+    caption: str
+    figure: Any
+
+
+def charts_of(facts: Facts, names: Sequence[str] | None = None) -> list[Chart]:
+    """Return a run's figures, in the order of the page.
+
+    Args:
+        facts: of the run.
+        names: those wanted, of `CHART_NAMES`; all if None.
+    """
+    shares = importances(facts.trials) if names is None or _NEEDS_SHARES & set(names) else {}
+    return [_CHARTS[name](facts, shares) for name in names or _CHARTS]
+
+
+def figure_data(figure: Any) -> dict[str, Any]:
+    """Return a figure as JSON holds it, for the page's own script.
+
+    The template is left out, since the page's follows the reader's light or dark, and so are
+    the texts of single trials, which `hovers_of` holds once for all figures.
+    """
+    data: dict[str, Any] = json.loads(figure.to_json())
+    data["layout"].pop("template", None)
+    for trace in data["data"]:
+        if trace.get("meta") == HOVER:
+            trace.pop("hovertext", None)
+    return data
+
+
+def hovers_of(trials: Sequence[Trial]) -> list[str]:
+    """Return what every figure says of a trial, in the order of the trials."""
+    return [hover_words(trial) for trial in trials]
+
+
+# ---- one by one -----------------------------------------------------------------------------
+
+
+def _progress(facts: Facts, by: Any, label: str) -> Chart:
+    name = f"progress-{by}"
+    if not facts.trials:
+        return Chart(name, label, "No trial is recorded yet.", None)
+    floors = facts.floors()
+    figure = progress_figure(
+        facts.trials,
+        facts.number("baseline_us"),
+        compiled_us=facts.number("torch_compile_us"),
+        floors=floors,
+        by=by,
+    )
+    best = min(correct_trials(facts.trials), key=latency_us_of, default=None)
+    words = f"Of {count_words(len(facts.trials), 'trial')}"
+    if best is None:
+        words += " none is correct."
+    else:
+        words += (
+            f" number {best.number} is the fastest at screening, {us_words(latency_us_of(best))}."
+        )
+    if len(correct_trials(facts.trials)) < len(facts.trials):
+        words += " Failed trials stand below, by status."
+    if len(facts.trials) > MAX_POINTS:
+        words += f" Drawn are about {MAX_POINTS:,}: of each status the fastest, and an even share."
+    if facts.number("torch_compile_us") is None:
+        words += " torch.compile was not measured in this run."
+    if not floors:
+        words += " No physical floor: this device's rates are not known."
+    return Chart(name, label, words, figure)
+
+
+def _importance(facts: Facts, shares: Mapping[str, float]) -> Chart:
+    label = "Importance of each parameter"
+    if not shares:
+        words = (
+            "Importance needs 10 correct trials that differ in a parameter; this run has fewer."
+        )
+        return Chart("importance", label, words, None)
+    first = max(shares, key=lambda name: shares[name])
+    words = (
+        f"How much each parameter decides whether a trial is among the fastest tenth "
+        f"(PED-ANOVA over correct trials). Most of all: {first}, {100 * shares[first]:.0f} %. "
+        "Parameters that exist for one template alone share its merit."
+    )
+    return Chart("importance", label, words, importance_figure(shares))
+
+
+def _varied(trials: Sequence[Trial], shares: Mapping[str, float]) -> list[str]:
+    """Return the parameters that vary among the correct trials, the most important first."""
+    correct = correct_trials(trials)
+    varied = [n for n in parameter_names(correct) if len({value_words(t, n) for t in correct}) > 1]
+    return sorted(varied, key=lambda name: -shares.get(name, 0.0))
+
+
+def _parameters(facts: Facts, shares: Mapping[str, float]) -> Chart:
+    label = "Latency by parameter"
+    varied = _varied(facts.trials, shares)
+    names = varied[:MAX_PARAMETER_PLOTS]
+    if not names:
+        words = "No parameter varies among the correct trials."
+        return Chart("parameters", label, words, None)
+    words = "Every correct trial by each parameter's value; the orange bar is the best one."
+    if len(varied) > len(names):
+        words += f" {len(varied) - len(names)} parameters that matter less are left out."
+    return Chart("parameters", label, words, parameter_figure(facts.trials, names))
+
+
+def _parallel(facts: Facts, shares: Mapping[str, float]) -> Chart:
+    label = "Parameters together"
+    names = _varied(facts.trials, shares)[:MAX_AXES]
+    if not names:
+        words = "No parameter varies among the correct trials."
+        return Chart("parallel", label, words, None)
+    words = (
+        "Each correct trial is a line through its values, blue where it is fast and orange "
+        "where it is slow. Drag along an axis to keep the trials within; with the keyboard, "
+        "focus an axis and use the arrow keys."
+    )
+    return Chart("parallel", label, words, parallel_figure(facts.trials, names))
+
+
+def _accuracy(facts: Facts, _: Mapping[str, float]) -> Chart:
+    label = "Accuracy against latency"
+    known = [t for t in correct_trials(facts.trials) if rms_of(t) is not None]
+    if not known:
+        return Chart("accuracy", label, "No correct trial has a recorded error.", None)
+    front = pareto(facts.trials)
+    beaten = number_words([trial.number for trial in front])
+    words = (
+        f"Error against float64 on the inputs as given, at screening. No trial is both faster "
+        f"and closer than {'trial' if len(front) == 1 else 'any of the trials'} {beaten}."
+    )
+    return Chart(
+        "accuracy", label, words, accuracy_figure(facts.trials, facts.number("baseline_us"))
+    )
+
+
+def _roofline(facts: Facts, _: Mapping[str, float]) -> Chart:
+    label = "Roofline"
+    flops, num_bytes = facts.number("flops"), facts.number("bytes")
+    if not flops or not num_bytes or flops < 0 or num_bytes < 0:
+        words = "The problem's operations and bytes are not recorded: there is no roofline."
+        return Chart("roofline", label, words, None)
+    if not correct_trials(facts.trials):
+        return Chart("roofline", label, "No correct trial to place under the roofline.", None)
+    figure = roofline_figure(
+        facts.trials,
+        facts.device,
+        flops=flops,
+        num_bytes=num_bytes,
+        baseline_us=facts.number("baseline_us"),
+    )
+    words = (
+        f"Every correct trial at the problem's {flops / num_bytes:.3g} FLOP per byte, spread a "
+        "little sideways."
+    )
+    if roofs_of(facts.device, flops / num_bytes):
+        words += " Rates are the datasheet's; operands count once."
+    else:
+        words += " No roof: this device's rates are not known."
+    return Chart("roofline", label, words, figure)
+
+
+def _resources(facts: Facts, _: Mapping[str, float]) -> Chart:
+    label = "Registers, shared memory, occupancy and spills"
+    correct = correct_trials(facts.trials)
+    if not any(resources_of(trial, facts.device) for trial in correct):
+        words = "The compiler reported no registers or shared memory; on a CPU it has none."
+        return Chart("resources", label, words, None)
+    words = (
+        "The largest over each correct trial's kernels, as the compiler reports it: shared "
+        "memory without what is asked for at the launch, and occupancy the most that it allows."
+    )
+    return Chart("resources", label, words, resource_figure(facts.trials, facts.device))
+
+
+def _stages(facts: Facts, _: Mapping[str, float]) -> Chart:
+    label = "Time by stage"
+    if not any(trial.outcome.seconds for trial in facts.trials):
+        return Chart("stages", label, "No stage was timed.", None)
+    words = "Seconds of each stage over all trials; builds run beside the others."
+    return Chart("stages", label, words, stage_figure(facts.trials))
+
+
+def _timeline(facts: Facts, _: Mapping[str, float]) -> Chart:
+    label = "Timeline"
+    spans = spans_of(facts.trials)
+    if not spans:
+        return Chart("timeline", label, "No stage was timed.", None)
+    words = "What each worker did when; a gap is idle time."
+    if all(span.stage != "build" for span in spans):
+        words += " This run did not record when its builds ran."
+    return Chart("timeline", label, words, timeline_figure(facts.trials))
+
+
+_CHARTS: dict[str, Callable[[Facts, Mapping[str, float]], Chart]] = {
+    "progress-trial": lambda facts, _: _progress(facts, "trial", "By trial"),
+    "progress-time": lambda facts, _: _progress(facts, "time", "By time"),
+    "importance": _importance,
+    "parameters": _parameters,
+    "parallel": _parallel,
+    "accuracy": _accuracy,
+    "roofline": _roofline,
+    "resources": _resources,
+    "stages": _stages,
+    "timeline": _timeline,
+}
+_NEEDS_SHARES = {"importance", "parameters", "parallel"}
+CHART_NAMES = tuple(_CHARTS)

@@ -1,0 +1,504 @@
+"""The live web application over a folder of runs: a list, each run's page, comparisons.
+
+Pages are the report's own, with figures and tables fetched as JSON and drawn again while the run
+proceeds. The browser learns of changes by server-sent events; the server learns of them by looking
+at the runs' files twice a second, so it does not matter who started a run. `guard` decides who may
+ask, `shelf` what may be read, `launch` what may be started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import secrets
+import socket
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from threading import RLock
+from typing import Any, TypeVar
+
+import anyio.to_thread
+import uvicorn
+from jinja2 import ChoiceLoader, FileSystemLoader
+from pydantic_core import to_json
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Mount, Route
+
+from tuner.errors import InputError, MachineError, StorageError, TunerError
+from tuner.review.charts import CHART_NAMES
+from tuner.review.guard import Guard
+from tuner.review.launch import Launcher
+from tuner.review.optuna_view import Studies, optuna_app
+from tuner.review.report import (
+    PAGE_DIR,
+    SCRIPTS,
+    chart_data,
+    json_markup,
+    page_data,
+    page_environment,
+    script,
+    styles,
+)
+from tuner.review.shelf import Shelf, Shown
+from tuner.review.summary import params_words, percent_words, trial_words, us_words
+from tuner.review.versus import Comparison, compare_runs, confidence_words, lettered
+from tuner.trial import Status
+
+__all__ = ["DEFAULT_PORT", "Dashboard", "serve"]
+
+_T = TypeVar("_T")
+
+DEFAULT_PORT = 8899
+TRIED_PORTS = 20  # from the default one on, where it is taken
+LOOK_S = 0.5  # between two looks at the runs' files
+PING_S = 15.0  # so that a connection that is gone is noticed
+GRACE_S = 2  # for requests in flight, at the end
+MAX_KEPT = 16  # pieces of pages' data that are kept until their run changes: some MB each
+
+# A page shows its text, its table and the first figures at once; the other groups follow one
+# after another, since with 10,000 trials they take seconds. What is in none is in the last.
+CHART_GROUPS = (
+    ("progress-trial",),
+    ("progress-time", "accuracy", "roofline", "resources", "stages"),
+    ("importance", "parameters", "parallel"),
+    ("timeline",),
+)
+
+WEB_DIR = Path(__file__).parent / "web"
+WEB_SCRIPTS = ("site.js", "runs.js", "live.js", "compare.js")
+
+
+class Dashboard:
+    """The application and what it holds: the runs, the processes, the pages' data.
+
+    Args:
+        runs_dir: the folder of runs; nothing outside of it is read.
+        configs: the folder whose configs may be started; None if none may be.
+    """
+
+    def __init__(self, runs_dir: Path, configs: Path | None = None) -> None:
+        self.shelf = Shelf(runs_dir)
+        self.launcher = Launcher(self.shelf, configs)
+        self.token = secrets.token_urlsafe(32)
+        self.num_stopped = 0  # processes that were asked to stop at the end
+        self.is_closing: Callable[[], bool] = lambda: False
+        self._studies = Studies(self.shelf)
+        self._kept = _Kept()
+        self._key = ""
+
+    def app(self, port: int) -> Guard:
+        """Return the guarded ASGI application for a server on this port."""
+
+        @asynccontextmanager
+        async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            yield
+            self.num_stopped = self.launcher.close()
+
+        inner = Starlette(
+            routes=[
+                Route("/", self._list),
+                Route("/events", self._list_events),
+                Route("/start", self._start, methods=["POST"]),
+                Route("/compare", self._compare),
+                Route("/runs/{name}", self._page),
+                Route("/runs/{name}/data", self._data),
+                Route("/runs/{name}/charts/{group:int}", self._charts),
+                Route("/runs/{name}/source/{number:int}", self._source),
+                Route("/runs/{name}/events", self._run_events),
+                Route("/runs/{name}/study", self._study),
+                Route("/runs/{name}/stop", self._stop, methods=["POST"]),
+                Route("/runs/{name}/resume", self._resume, methods=["POST"]),
+                Route("/assets/{name}", _asset),
+                Mount("", optuna_app(self._studies)),
+            ],
+            exception_handlers={TunerError: _said},  # type: ignore[dict-item]  # its own errors
+            lifespan=lifespan,
+        )
+        guard = Guard(inner, token=self.token, port=port)
+        self._key = guard.key
+        return guard
+
+    # ---- pages ------------------------------------------------------------------------------
+
+    def _rendered(self, template: str, **values: Any) -> Response:
+        page = _templates().get_template(template)
+        text = page.render(key=self._key, asset=_asset_path, folder=self.shelf.folder, **values)
+        return HTMLResponse(text.encode("utf-8", "replace"))
+
+    async def _list(self, request: Request) -> Response:
+        return self._rendered("runs.html.j2", configs=self.launcher.configs())
+
+    async def _page(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        shown = await anyio.to_thread.run_sync(self.shelf.shown, name)
+        may_resume = await anyio.to_thread.run_sync(self.launcher.may_resume, name)
+        answer = self._rendered(
+            "run.html.j2",
+            run=shown,
+            may_resume=may_resume,
+            title=f"{shown.op} on {shown.device}",
+            parts=defaultdict(str),
+            charts=defaultdict(lambda: {"label": "", "caption": "", "figure": None}),
+            statuses=[status.value for status in Status],
+            scripts=SCRIPTS,
+        )
+        # Its data is made while the browser reads the scripts, which then ask for it. What it
+        # would fail with is told to them.
+        answer.background = BackgroundTask(_unless_unreadable(lambda: self._kept_text(name, 0)))
+        return answer
+
+    async def _compare(self, request: Request) -> Response:
+        names = list(dict.fromkeys(request.query_params.getlist("run")))
+        others = [n for n in await anyio.to_thread.run_sync(self.shelf.names) if n not in names]
+        if len(names) < 2:
+            for name in names:
+                self.shelf.run(name)
+            found = None
+        else:
+            found = await anyio.to_thread.run_sync(self._compared, names)
+        return self._rendered(
+            "compare.html.j2",
+            names=names,
+            others=others,
+            found=found,
+            letters=[chr(ord("A") + number) for number in range(len(names))],
+            confidence_words=confidence_words,
+            lettered=lambda text: lettered(text, names),
+            rows=_rows(found) if found else (),
+            data=json_markup(_curves(found)) if found else "",
+        )
+
+    def _compared(self, names: Sequence[str]) -> Comparison:
+        return compare_runs([self.shelf.facts(name) for name in names])
+
+    # ---- data of one run --------------------------------------------------------------------
+
+    async def _data(self, request: Request) -> Response:
+        return await self._kept_json(request.path_params["name"], 0)
+
+    async def _charts(self, request: Request) -> Response:
+        group = request.path_params["group"]
+        if group >= len(CHART_GROUPS):
+            raise InputError(f"charts/{group}: there are {len(CHART_GROUPS)} groups")
+        return await self._kept_json(request.path_params["name"], group)
+
+    async def _kept_json(self, name: str, group: int) -> Response:
+        text = await anyio.to_thread.run_sync(self._kept_text, name, group)
+        return Response(text, media_type="application/json")
+
+    def _kept_text(self, name: str, group: int) -> bytes:
+        run = self.shelf.run(name)
+        # Before reading: what is added meanwhile is a change.
+        stamp = self.shelf.stamp(run.path.name)
+        return self._kept.get((name, group), stamp, lambda: self._made(name, group, stamp))
+
+    def _made(self, name: str, group: int, stamp: str) -> bytes:
+        facts = self.shelf.facts(name)
+        if group == 0:
+            told = page_data(facts, CHART_GROUPS[0]) | {"num_groups": len(CHART_GROUPS)}
+        else:
+            told = {"charts": chart_data(facts, _charts_of(group))}
+        return to_json({**told, "stamp": stamp}, inf_nan_mode="null")
+
+    async def _source(self, request: Request) -> Response:
+        name, number = request.path_params["name"], request.path_params["number"]
+
+        def lines() -> list[str] | None:
+            facts = self.shelf.facts(name)
+            for trial in facts.trials:
+                if trial.number == number:
+                    text = facts.source(trial)[1]
+                    return text.splitlines() if text else None
+            return None
+
+        return JSONResponse(await anyio.to_thread.run_sync(lines))
+
+    async def _study(self, request: Request) -> Response:
+        run = self.shelf.run(request.path_params["name"])
+        if not run.journal_path.exists():
+            raise InputError(f"{run.path.name}: it has no study yet")
+        return RedirectResponse(f"/dashboard/studies/{self._studies.id_of(run.path.name)}", 303)
+
+    # ---- events -----------------------------------------------------------------------------
+
+    async def _list_events(self, request: Request) -> Response:
+        sent: dict[str, Any] = {}
+        jobs_sent: list[Any] = [None]
+
+        def look() -> Mapping[str, Any] | None:
+            now = {shown.name: shown for shown in self.shelf.runs()}
+            changed = [s for s in now.values() if sent.get(s.name) != _lasting(s)]
+            gone = [name for name in sent if name not in now]
+            jobs = [dataclasses.asdict(job) for job in self.launcher.jobs()]
+            if jobs_sent[0] is not None and not changed and not gone and jobs == jobs_sent[0]:
+                return None
+            jobs_sent[0] = jobs
+            sent.clear()
+            sent.update({name: _lasting(shown) for name, shown in now.items()})
+            return {"runs": list(map(dataclasses.asdict, changed)), "gone": gone, "jobs": jobs}
+
+        return self._stream(look)
+
+    async def _run_events(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        await anyio.to_thread.run_sync(self.shelf.shown, name)  # 404 where there is none
+        sent: list[Any] = [None]
+
+        def look() -> Mapping[str, Any] | None:
+            stamp = self.shelf.stamp(name)
+            if not stamp:
+                return None
+            jobs = [job for job in self.launcher.jobs() if job.run == name][:1]
+            told = stamp, jobs
+            if told == sent[0]:
+                return None
+            sent[0] = told
+            return {
+                "stamp": stamp,
+                "run": dataclasses.asdict(self.shelf.shown(name)),
+                "job": dataclasses.asdict(jobs[0]) if jobs else None,
+            }
+
+        return self._stream(look)
+
+    def _stream(self, look: Callable[[], Mapping[str, Any] | None]) -> Response:
+        async def events() -> AsyncIterator[bytes]:
+            yield b"retry: 1000\n\n"
+            quiet_s = 0.0
+            while not self.is_closing():
+                found = await anyio.to_thread.run_sync(_unless_unreadable(look))
+                if found is not None:
+                    yield b"data: " + to_json(found, inf_nan_mode="null") + b"\n\n"
+                    quiet_s = 0.0
+                elif quiet_s >= PING_S:
+                    yield b": still here\n\n"
+                    quiet_s = 0.0
+                await anyio.sleep(LOOK_S)
+                quiet_s += LOOK_S
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    # ---- processes --------------------------------------------------------------------------
+
+    async def _start(self, request: Request) -> Response:
+        asked = await _words_of(request)
+        config = asked.pop("config", "")
+        given = {name: value for name, value in asked.items() if value}
+        job = await anyio.to_thread.run_sync(self.launcher.start, config, given)
+        return JSONResponse(dataclasses.asdict(job))
+
+    async def _stop(self, request: Request) -> Response:
+        job = await anyio.to_thread.run_sync(self.launcher.stop, request.path_params["name"])
+        return JSONResponse(dataclasses.asdict(job))
+
+    async def _resume(self, request: Request) -> Response:
+        job = await anyio.to_thread.run_sync(self.launcher.resume, request.path_params["name"])
+        return JSONResponse(dataclasses.asdict(job))
+
+
+def serve(
+    runs_dir: Path,
+    *,
+    configs: Path | None = None,
+    port: int | None = None,
+    on_ready: Callable[[str], None] = lambda address: None,
+) -> int:
+    """Serve the dashboard on 127.0.0.1 until Ctrl-C.
+
+    Args:
+        runs_dir: the folder of runs; it need not exist yet.
+        configs: the folder whose configs may be started from the page.
+        port: to listen on; 0 for any; None for the default one or the next that is free.
+        on_ready: is given the address to open, token and all.
+
+    Returns:
+        How many runs that were started from the page were asked to stop at the end.
+
+    Raises:
+        InputError: `configs` is no folder.
+        MachineError: the port is taken.
+    """
+    if configs is not None and not configs.is_dir():
+        raise InputError(f"--configs {configs}: no such folder\n  next: name one with .yaml files")
+    dashboard = Dashboard(runs_dir, configs)
+    with _listening(port) as listener:
+        number: int = listener.getsockname()[1]
+        server = uvicorn.Server(
+            uvicorn.Config(
+                dashboard.app(number),
+                log_level="warning",
+                access_log=False,  # the first address holds the token
+                server_header=False,
+                timeout_graceful_shutdown=GRACE_S,
+                lifespan="on",
+                ws="none",
+            )
+        )
+        dashboard.is_closing = lambda: server.should_exit
+        on_ready(f"http://127.0.0.1:{number}/?token={dashboard.token}")
+        with suppress(KeyboardInterrupt):  # raised when all is closed: it is how a server ends
+            server.run(sockets=[listener])
+    return dashboard.num_stopped
+
+
+def _listening(port: int | None) -> socket.socket:
+    wanted = range(DEFAULT_PORT, DEFAULT_PORT + TRIED_PORTS) if port is None else [port]
+    for number in wanted:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", number))
+            listener.listen()
+        except OSError:
+            listener.close()
+            continue
+        return listener
+    raise MachineError(f"port {wanted[0]} is taken\n  next: --port 0 takes any that is free")
+
+
+# ---- what goes in and out -------------------------------------------------------------------
+
+
+class _Kept:
+    """What was made of the runs, until they change; made once where several ask."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Any, tuple[str, bytes]] = OrderedDict()
+        self._making: defaultdict[Any, RLock] = defaultdict(RLock)
+
+    def get(self, key: Any, stamp: str, make: Callable[[], bytes]) -> bytes:
+        with self._making[key]:
+            kept = self._found.pop(key, None)
+            if kept is None or kept[0] != stamp:
+                kept = stamp, make()
+            self._found[key] = kept
+            while len(self._found) > MAX_KEPT:
+                self._found.popitem(last=False)
+            return kept[1]
+
+
+def _charts_of(group: int) -> list[str]:
+    names = list(CHART_GROUPS[group])
+    if group == len(CHART_GROUPS) - 1:
+        named = {name for group in CHART_GROUPS for name in group}
+        names += [name for name in CHART_NAMES if name not in named]
+    return names
+
+
+def _lasting(shown: Shown) -> Shown:
+    """Return what of a list's row does not change by itself."""
+    return dataclasses.replace(shown, age_s=0.0)
+
+
+def _unless_unreadable(look: Callable[[], _T]) -> Callable[[], _T | None]:
+    def safe() -> _T | None:
+        try:
+            return look()
+        except (StorageError, InputError):  # a run that was deleted meanwhile, say
+            return None
+
+    return safe
+
+
+async def _words_of(request: Request) -> dict[str, str]:
+    """Return the JSON object of words that a POST carries."""
+    try:
+        data = json.loads(await request.body())
+    except ValueError as error:
+        raise InputError("expected a JSON object of words") from error
+    if not isinstance(data, dict) or not all(isinstance(v, str) for v in data.values()):
+        raise InputError("expected a JSON object of words")
+    return data
+
+
+async def _said(request: Request, error: TunerError) -> Response:
+    """Answer with a failure's own words."""
+    code = 404 if isinstance(error, InputError) and request.method == "GET" else 409
+    return PlainTextResponse(f"{error}\n", code)
+
+
+def _rows(found: Comparison) -> list[tuple[str, list[str]]]:
+    """Return what is known of each run, label by label."""
+    told = [side.summary for side in found.sides]
+    noises = [f" ± {percent_words(s.noise)}" if s.noise is not None else "" for s in told]
+    return [
+        ("verdict", [s.verdict for s in told]),
+        ("how sure", [s.certainty or "not proved" for s in told]),
+        ("latency", [us_words(s.latency_us) + n for s, n in zip(told, noises, strict=True)]),
+        ("PyTorch", [us_words(s.baseline_us) for s in told]),
+        ("error", [s.error for s in told]),
+        ("speed", [s.throughput for s in told]),
+        ("trials", [trial_words(s) for s in told]),
+        ("best", [params_words(s.best) if s.best else "" for s in told]),
+        ("device", [s.device for s in told]),
+        ("accuracy", [s.accuracy for s in told]),
+    ]
+
+
+def _curves(found: Comparison) -> list[dict[str, Any]]:
+    """Return what a comparison's figures are drawn from."""
+    return [
+        {
+            "name": side.name,
+            "curve": dataclasses.asdict(side.curve),
+            "speedup": interval.speedup if interval else None,
+            "low": _finite(interval.low) if interval else None,
+            "high": _finite(interval.high) if interval else None,
+            "device": side.summary.device,
+        }
+        for side in found.sides
+        for interval in [side.summary.interval]
+    ]
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None
+
+
+# ---- templates and assets -------------------------------------------------------------------
+
+
+@functools.cache
+def _templates() -> Any:
+    environment = page_environment()
+    loader = ChoiceLoader([FileSystemLoader(WEB_DIR), FileSystemLoader(PAGE_DIR)])
+    return environment.overlay(loader=loader)
+
+
+@functools.cache
+def _assets() -> Mapping[str, tuple[bytes, str]]:
+    """Return every file that pages load, by name: its bytes and its media type."""
+    css = f"{styles()}\n{(WEB_DIR / 'site.css').read_text(encoding='utf-8')}"
+    texts = {name: (WEB_DIR / name).read_text(encoding="utf-8") for name in WEB_SCRIPTS}
+    texts |= {name: str(script(name)) for name in SCRIPTS}
+    found = {name: (text.encode(), "text/javascript") for name, text in texts.items()}
+    return {**found, "site.css": (css.encode(), "text/css")}
+
+
+@functools.cache
+def _asset_path(name: str) -> str:
+    """Return the address of an asset, which changes with what it holds."""
+    digest = hashlib.sha256(_assets()[name][0]).hexdigest()[:16]
+    return f"/assets/{name}?v={digest}"
+
+
+async def _asset(request: Request) -> Response:
+    found = _assets().get(request.path_params["name"])
+    if found is None:
+        return PlainTextResponse("no such asset\n", 404)
+    keep = {"cache-control": "private, max-age=31536000, immutable"}
+    return Response(found[0], media_type=found[1], headers=keep)

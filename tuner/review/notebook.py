@@ -1,0 +1,88 @@
+"""A run in a notebook: a pandas data frame of its trials, and the figures of its page.
+
+run = tuner.load_run("runs/20260101-120000-...")
+run.trials.sort_values("latency_us").head()
+run.figures["progress-trial"].show()
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import MachineError
+from tuner.review.charts import charts_of
+from tuner.review.summary import Facts, Summary, format_summary, summary_of
+from tuner.review.tables import trial_columns
+from tuner.run import open_run
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["LoadedRun", "load_run"]
+
+
+def load_run(path: str | Path) -> LoadedRun:
+    """Read a run, finished or not, as it is now.
+
+    Args:
+        path: the run's directory.
+
+    Raises:
+        StorageError: there is no run, or a file of it cannot be read.
+    """
+    return LoadedRun(Facts.of(open_run(Path(path))))
+
+
+class LoadedRun:
+    """A run as it was when it was read; `load_run` makes it.
+
+    Attributes:
+        facts: all that was read.
+    """
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+    @property
+    def path(self) -> Path:
+        """The run's directory."""
+        return self.facts.run.path
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The verdict and the numbers behind it."""
+        return summary_of(self.facts)
+
+    @cached_property
+    def trials(self) -> pandas.DataFrame:
+        """Every trial, a row each, indexed by `number`; the page's table and CSV, by value.
+
+        `latency_us` and what else a trial does not have is missing (NaN or None); `noise` and
+        `occupancy` are shares of 1; the other units end the names.
+
+        Raises:
+            MachineError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError as error:
+            raise MachineError(
+                "load_run(...).trials: a data frame needs pandas, which is not installed\n"
+                "  next: pip install 'tuner[notebook]', or pip install pandas"
+            ) from error
+        columns = {column.name: list(column.values) for column in trial_columns(self.facts)}
+        return pandas.DataFrame(columns).set_index("number")
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The page's figures by name, as `plotly.graph_objects.Figure`.
+
+        The names are `tuner.review.charts.CHART_NAMES`; one that this run cannot have is absent.
+        """
+        charts = charts_of(self.facts)
+        return {chart.name: chart.figure for chart in charts if chart.figure is not None}
+
+    def __repr__(self) -> str:
+        return format_summary(self.summary)

@@ -1,0 +1,254 @@
+"""What a run found, as one HTML file for a browser.
+
+The summary's words, the tables and the figures become one page, which the files in `page/` lay
+out. The page needs no network and no server; all text of a run is data to it, never markup.
+
+    page_data(facts)   what the page shows, as JSON: its script can draw it again, and again
+    write_report(run)  the page with its data, styles and scripts in one file
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from tuner.review.charts import charts_of, figure_data, hovers_of
+from tuner.review.sources import code_styles, highlighted, packed_sources, winner_source
+from tuner.review.summary import (
+    Facts,
+    error_ratio,
+    params_words,
+    percent_words,
+    ratio_words,
+    seconds_words,
+    summary_of,
+    trial_words,
+    us_words,
+)
+from tuner.review.tables import contest, failures, strategies, trial_columns
+from tuner.review.timeline import stages_of, workers_of
+from tuner.run import Run, write_whole
+from tuner.trial import Status, Trial
+
+__all__ = [
+    "PAGE_DIR",
+    "PARTS",
+    "SCRIPTS",
+    "chart_data",
+    "json_markup",
+    "page",
+    "page_data",
+    "page_environment",
+    "parts_of",
+    "script",
+    "styles",
+    "write_report",
+]
+
+PAGE_DIR = Path(__file__).parent / "page"
+SCRIPTS = ("plotly-basic.min.js", "parallel.js", "trials.js", "sources.js", "report.js")
+PARTS = ("head", "verdict", "contests", "failures", "time", "source", "how")
+
+_STATUS_MEANING = {
+    Status.CORRECT: "accepted by the check, and timed",
+    Status.CONSTRAINTS: "refused before anything ran",
+    Status.COMPILE: "the compiler refused it",
+    Status.RUNTIME: "it crashed, or a launch failed",
+    Status.TIMEOUT: "it did not end in time",
+    Status.CORRECTNESS: "its answers are wrong, so it was not timed",
+}
+
+
+def write_report(run: Run) -> Path:
+    """Write the run's report, whole or not at all; return its path.
+
+    The file holds all it needs: no network, no server. A run that has not finished, or failed
+    altogether, has a report too.
+
+    Raises:
+        StorageError: a file of the run cannot be read, or the report not written.
+    """
+    text = page(Facts.of(run))
+    # A lone surrogate (a file name that is not UTF-8, in a reason) cannot be written.
+    write_whole(run.report_path, text.encode("utf-8", "replace").decode("utf-8"))
+    return run.report_path
+
+
+def page(facts: Facts) -> str:
+    """Return the page of a run with everything in it."""
+    data = page_data(facts)
+    parts = {name: Markup(text) for name, text in data.pop("parts").items()}
+    return (
+        page_environment()
+        .get_template("report.html.j2")
+        .render(
+            parts=parts,
+            charts=data["charts"],
+            data=json_markup(data),
+            sources=packed_sources(facts),
+            title=data["title"],
+            statuses=[status.value for status in Status],
+            styles=styles(),
+            scripts=[script(name) for name in SCRIPTS],
+        )
+    )
+
+
+def page_data(facts: Facts, chart_names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return what the page shows, ready for JSON (no NaN, no infinity).
+
+    Args:
+        facts: of the run.
+        chart_names: figures wanted, of `charts.CHART_NAMES`; all if None. A live page asks for
+            the quick ones first.
+
+    Returns:
+        `title`; `parts`: HTML by name, escaped; `charts`: label, caption and Plotly figure (or
+        null) by name; `columns`: the table of all trials; `hovers`: what figures say of each
+        trial, in the table's order; `winner`: its number or null; `csv_name`.
+    """
+    told = summary_of(facts)
+    columns = [
+        {
+            "name": column.name,
+            "label": column.label,
+            "kind": column.kind,
+            "values": [_finite(value) for value in column.values],
+        }
+        for column in trial_columns(facts)
+    ]
+    return {
+        "title": f"{told.op} on {told.device}: {told.verdict}",
+        "parts": parts_of(facts),
+        "charts": chart_data(facts, chart_names),
+        "columns": columns,
+        "hovers": hovers_of(facts.trials),
+        "winner": told.best.number if told.best else None,
+        "csv_name": f"{facts.run.path.name}-trials.csv",
+    }
+
+
+def chart_data(facts: Facts, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return label, caption and Plotly figure (or None) of each chart, by name; all if None."""
+    return {
+        chart.name: {
+            "label": chart.label,
+            "caption": chart.caption,
+            "figure": None if chart.figure is None else figure_data(chart.figure),
+        }
+        for chart in charts_of(facts, names)
+    }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def parts_of(facts: Facts, names: Sequence[str] = PARTS) -> dict[str, str]:
+    """Return the parts of the page that are text and tables, as HTML by name, all escaped."""
+    module = page_environment().get_template("parts.html.j2").module
+    view = _view(facts)
+    return {name: str(getattr(module, name)(view)) for name in names}
+
+
+def _view(facts: Facts) -> dict[str, Any]:
+    """Return all that the parts show, by name."""
+    trials = facts.trials
+    source_name, source = winner_source(facts)
+    builds = [trial.outcome.build for trial in trials]
+    words = strategies(trials)
+    return {
+        "summary": summary_of(facts),
+        "finalists": facts.result.finalists if facts.result else (),
+        "exported": facts.result.exported if facts.result else None,
+        "contests": [(name, contest(trials, [name])) for name in words],
+        "together": contest(trials, words) if len(words) > 1 else None,
+        "status_meaning": {status.value: text for status, text in _STATUS_MEANING.items()},
+        "failures": failures(facts),
+        "stages": stages_of(trials) if _is_timed(trials) else [],
+        "workers": workers_of(trials),
+        "num_cached": sum(build.is_cached for build in builds if build),
+        "num_same": sum(t.outcome.same_as is not None for t in trials),
+        "source_name": source_name,
+        "source": source,
+        "config": highlighted(facts.config, "yaml") if facts.config else "",
+        "environment": _flat(facts.environment),
+        "started_at": facts.word("started_at"),
+    }
+
+
+def _is_timed(trials: Sequence[Trial]) -> bool:
+    return any(trial.outcome.seconds for trial in trials)
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested facts as rows."""
+    rows: list[tuple[str, str]] = []
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
+    return rows
+
+
+# ---- what the page is made of ---------------------------------------------------------------
+
+
+def styles() -> Markup:
+    """Return the page's style sheet, with the colours of highlighted code."""
+    text = (PAGE_DIR / "report.css").read_text(encoding="utf-8")
+    return Markup(f"{text}\n{code_styles()}\n.code, .code .err {{ background: none; border: 0; }}")
+
+
+@functools.cache
+def script(name: str) -> Markup:
+    """Return one of the page's scripts, of `SCRIPTS`; ours all, or Plotly's own."""
+    text = (PAGE_DIR / name).read_text(encoding="utf-8")
+    return Markup(text.replace("\r\n", "\n").strip())
+
+
+def json_markup(data: Any) -> Markup:
+    """Return data as JSON that nothing in it can make end its script element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+@functools.cache
+def page_environment() -> Environment:
+    """Return what renders the page's templates: everything escaped, nothing undefined."""
+    environment = Environment(
+        loader=FileSystemLoader(PAGE_DIR),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "us": us_words,
+        "percent": percent_words,
+        "ratio": ratio_words,
+        "duration": seconds_words,
+        "hash": _script_hash,
+        "error_ratio": error_ratio,
+        "trial_words": trial_words,
+        "params_words": params_words,
+    }
+    return environment
+
+
+def _script_hash(text: str) -> Markup:
+    """Return a script's hash as a Content-Security-Policy names it: no other script may run."""
+    digest = hashlib.sha256(str(text).encode()).digest()
+    return Markup(f"'sha256-{base64.b64encode(digest).decode()}'")

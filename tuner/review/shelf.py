@@ -1,0 +1,353 @@
+"""A folder of runs: what each one is at, read cheaply and again and again.
+
+A `Shelf` remembers what it has read of each run and looks at what was added since: a list of
+hundreds of runs, and a page that follows a run of 10,000 trials, cost what is new in them. It
+opens nothing that lies outside of its folder, whatever links a run holds.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import RLock
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from tuner.errors import InputError, StorageError, TunerError
+from tuner.review.summary import MAX_SOURCE_CHARS, Facts, text_of
+from tuner.run import Run, is_locked, storage_errors
+from tuner.trial import Interval, Result, Trial, from_json
+
+__all__ = ["Shelf", "Shown", "State", "age_words"]
+
+State = Literal["running", "finished", "rejected", "stopped", "unreadable"]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")
+_FILES = (
+    "config.yaml",
+    "environment.json",
+    "trials.jsonl",
+    "result.json",
+    "study.journal",
+    "lock",
+    "candidates",
+    "export",
+    "export/model_new.py",
+    "report.html",
+)
+_KEPT_RUNS = 6  # whose trials stay in memory: about 10 kB a trial
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One run in a list of runs.
+
+    `speedup` is the exported file's, or the winner's, raced in fresh processes (`is_proved`,
+    with `low` and `high`); of a run without a proof the best at screening. `age_s` counts from
+    the last thing written. `problem` says why an unreadable run is one.
+    """
+
+    name: str
+    path: str
+    op: str
+    title: str
+    device: str
+    accuracy: str
+    state: State
+    num_trials: int
+    speedup: float | None
+    low: float | None
+    high: float | None
+    is_proved: bool
+    started_at: str
+    age_s: float
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What was read of one run, and up to where."""
+
+    stamps: tuple[tuple[int, int, int], ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    result: Result | None = None
+    offset: int = 0  # of `trials.jsonl`: the end of the last whole line that was read
+    inode: int = 0
+    num_trials: int = 0
+    best_ratio: float = 0.0
+    problem: str = ""
+
+
+class Shelf:
+    """The runs of one folder; safe to use from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._root = folder.resolve()
+        self._tallies: dict[str, _Tally] = {}
+        self._trials: OrderedDict[str, _Reader] = OrderedDict()
+        self._looked_at: dict[str, set[str]] = {}  # candidates without links, by run
+        self._lock = RLock()
+
+    def names(self) -> list[str]:
+        """Return the names of all runs, the latest first; none where the folder is missing.
+
+        Raises:
+            StorageError: the folder cannot be read.
+        """
+        if not self.folder.exists():
+            return []
+        with storage_errors(self.folder), os.scandir(self.folder) as entries:
+            found = [
+                entry.name
+                for entry in entries
+                if _NAME.fullmatch(entry.name)
+                and entry.is_dir(follow_symlinks=False)
+                and os.path.isfile(os.path.join(entry.path, "environment.json"))
+            ]
+        return sorted(found, reverse=True)
+
+    def runs(self) -> list[Shown]:
+        """Return every run as a list shows it, the latest first."""
+        return [self.shown(name) for name in self.names()]
+
+    def shown(self, name: str) -> Shown:
+        """Return one run as a list shows it.
+
+        Raises:
+            InputError: there is no such run.
+        """
+        run = self._named(name)
+        with self._lock:
+            tally = self._tallies.setdefault(name, _Tally())
+            self._look(run, tally)
+            return _shown(run, tally)
+
+    def run(self, name: str) -> Run:
+        """Return a run by its name, once it is known that nothing of it lies outside.
+
+        Raises:
+            InputError: there is no such run, or a link in it leads out of the folder.
+        """
+        run = self._named(name)
+        stray = self._stray(run.path)
+        if stray:
+            raise InputError(
+                f"{name}: {stray} leads out of the run's folder\n"
+                "  next: replace the link by the file, if you trust it"
+            )
+        return run
+
+    def facts(self, name: str) -> Facts:
+        """Return all that is known of a run; of its trials only new ones are read again.
+
+        Raises:
+            InputError: as for `run`.
+            StorageError: a file of the run cannot be read.
+        """
+        run = self.run(name)
+        with self._lock:
+            reader = self._trials.pop(name, None) or _Reader(run)
+            self._trials[name] = reader
+            while len(self._trials) > _KEPT_RUNS:
+                self._trials.popitem(last=False)
+            trials = reader.read()
+        config = text_of(run.config_path, MAX_SOURCE_CHARS)
+        result = run.result()
+        return Facts(run, run.environment(), trials, result, config, is_locked(run))
+
+    def stamp(self, name: str) -> str:
+        """Return a word that changes whenever a run does; empty when it is gone."""
+        try:
+            run = self._named(name)
+        except InputError:
+            return ""
+        parts = [f"{size}.{time_ns}" for _, size, time_ns in _stamps(run.path)]
+        return "-".join([*parts, "running" if is_locked(run) else ""])
+
+    def _named(self, name: str) -> Run:
+        path = self.folder / name
+        if not _NAME.fullmatch(name) or path.is_symlink() or not path.is_dir():
+            raise InputError(f"{name[:80]!r}: no run of that name in {self.folder}")
+        return Run(path)
+
+    def _stray(self, path: Path) -> str:
+        """Return what of a run lies elsewhere, by its name in the run; empty if nothing does."""
+        root = self._root / path.name
+        for name in _FILES:
+            if (path / name).resolve() != root / name:
+                return name
+        known = self._looked_at.setdefault(path.name, set())
+        for folder in _names_in(path / "candidates"):
+            if folder in known:
+                continue
+            inside = path / "candidates" / folder
+            for entry in (inside, *(inside / name for name in _names_in(inside))):
+                if entry.is_symlink():
+                    return str(entry.relative_to(path))
+            known.add(folder)
+        return ""
+
+    def _look(self, run: Run, tally: _Tally) -> None:
+        stamps = _stamps(run.path)
+        if stamps == tally.stamps:
+            return
+        tally.stamps, tally.problem = stamps, ""
+        try:
+            stray = self._stray(run.path)
+            if stray:
+                raise InputError(f"{stray} leads out of the run's folder")
+            tally.environment = run.environment()
+            tally.result = run.result()
+            _count(run.path / "trials.jsonl", tally)
+        except TunerError as error:
+            tally.problem = str(error).splitlines()[0]
+
+
+def _names_in(folder: Path) -> list[str]:
+    return os.listdir(folder) if folder.is_dir() else []
+
+
+class _Reader:
+    """The trials of one run, read on from where it last stopped."""
+
+    def __init__(self, run: Run) -> None:
+        self._path = run.path / "trials.jsonl"
+        self._trials: list[Trial] = []
+        self._offset = 0
+        self._inode = 0
+
+    def read(self) -> Sequence[Trial]:
+        lines, self._offset, self._inode = _new_lines(self._path, self._offset, self._inode)
+        if lines is None:
+            self._trials = []
+            lines, self._offset, self._inode = _new_lines(self._path, 0, 0)
+        self._trials = [*self._trials, *_parsed(self._path, lines or [], len(self._trials))]
+        return self._trials
+
+
+def _new_lines(path: Path, offset: int, inode: int) -> tuple[list[bytes] | None, int, int]:
+    """Return the whole lines after an offset, and where they end; None if the file is another."""
+    if not path.exists():
+        return [], 0, 0
+    with storage_errors(path), path.open("rb") as file:
+        facts = os.fstat(file.fileno())
+        if offset and (facts.st_ino != inode or facts.st_size < offset):
+            return None, 0, 0
+        file.seek(offset)
+        data = file.read()
+    end = data.rfind(b"\n") + 1
+    return data[:end].split(b"\n")[:-1], offset + end, facts.st_ino
+
+
+def _parsed(path: Path, lines: Sequence[bytes], num_before: int) -> list[Trial]:
+    trials = []
+    for number, line in enumerate(lines, num_before + 1):
+        try:
+            trials.append(from_json(Trial, line))
+        except ValidationError as error:
+            raise StorageError(
+                f"{path}:{number}: not a trial: {error.errors()[0]['msg']}\n"
+                "  next: move the line away; the others are kept"
+            ) from error
+    return trials
+
+
+def _stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
+    found = []
+    for name in ("environment.json", "trials.jsonl", "result.json", "report.html"):
+        try:
+            facts = os.stat(path / name)
+        except OSError:
+            found.append((0, 0, 0))
+        else:
+            found.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
+    return tuple(found)
+
+
+def _count(path: Path, tally: _Tally) -> None:
+    """Count the trials; of a run without a result, also find the best of them."""
+    lines, offset, inode = _new_lines(path, tally.offset, tally.inode)
+    if lines is None:
+        tally.num_trials, tally.best_ratio = 0, 0.0
+        lines, offset, inode = _new_lines(path, 0, 0)
+    lines = lines or []
+    if tally.result is None:
+        baseline_us = tally.environment.get("baseline_us")
+        for trial in _parsed(path, lines, tally.num_trials):
+            tally.best_ratio = max(tally.best_ratio, _ratio(trial, baseline_us))
+    tally.offset, tally.inode = offset, inode
+    tally.num_trials += len(lines)
+
+
+def _ratio(trial: Trial, baseline_us: object) -> float:
+    """Return how many times faster than the baseline a trial was at screening; 0 if not known."""
+    latency_us, measurement = trial.outcome.latency_us, trial.outcome.measurement
+    anchor_us = (measurement.anchor_us if measurement else None) or baseline_us
+    if not latency_us or not isinstance(anchor_us, int | float):
+        return 0.0
+    return float(anchor_us) / latency_us
+
+
+def _shown(run: Run, tally: _Tally) -> Shown:
+    environment, result = tally.environment, tally.result
+    interval, is_rejected = _proof_of(result)
+    device = environment.get("device")
+    name = device.get("name") if isinstance(device, Mapping) else device
+    state: State = "stopped"
+    if is_locked(run):
+        state = "running"
+    elif tally.problem:
+        state = "unreadable"
+    elif result is not None:
+        state = "rejected" if is_rejected else "finished"
+    speedup = interval.speedup if interval else tally.best_ratio or None
+    op = str(environment.get("op") or run.path.name)
+    return Shown(
+        name=run.path.name,
+        path=str(run.path),
+        op=op,
+        title=str(environment.get("title") or op),
+        device=str(name or "unknown"),
+        accuracy=str(environment.get("accuracy") or "unknown"),
+        state=state,
+        num_trials=tally.num_trials,
+        speedup=speedup,
+        low=interval.low if interval and math.isfinite(interval.low) else None,
+        high=interval.high if interval and math.isfinite(interval.high) else None,
+        is_proved=interval is not None and not is_rejected,
+        started_at=str(environment.get("started_at") or ""),
+        age_s=_age_s(tally),
+        problem=tally.problem,
+    )
+
+
+def _proof_of(result: Result | None) -> tuple[Interval | None, bool]:
+    """Return the interval of the exported file, or of the winner; and whether it was rejected."""
+    if result is None:
+        return None, False
+    by_trial = (entry for entry in result.finalists if entry.trial == result.winner)
+    proof = result.exported or next(by_trial, None)
+    if proof is None:
+        return None, False
+    return proof.interval, bool(proof.error) or not proof.check.is_accepted
+
+
+def _age_s(tally: _Tally) -> float:
+    last_ns = max((time_ns for _, _, time_ns in tally.stamps[:3]), default=0)
+    return max(0.0, datetime.now(UTC).timestamp() - last_ns / 1e9)
+
+
+def age_words(age_s: float) -> str:
+    """Return an age in its largest unit."""
+    for unit, seconds in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if age_s >= seconds:
+            return f"{int(age_s / seconds)} {unit}"
+    return f"{int(age_s)} s"

@@ -1,0 +1,262 @@
+"""Where a run's time went: seconds a stage, busy and idle seconds a worker, a timeline.
+
+Trials are recorded when they end, in order; builds with the times that their builder saw. All
+of it is laid on one axis: seconds of the run's working time, as `Trial.elapsed_s` counts it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tuner.review.figures import ACCENT, BEST, FLOOR, plotly_text
+from tuner.review.summary import seconds_words
+from tuner.trial import Trial
+
+__all__ = [
+    "Span",
+    "Stage",
+    "WorkerTime",
+    "spans_of",
+    "stage_figure",
+    "stages_of",
+    "timeline_figure",
+    "workers_of",
+]
+
+DEVICE = "device"
+NEW_SITTING_S = 1.0  # a trial asked for later than this after the last one ended: it was resumed
+
+# Colours have a contrast of 3:1 on white and on the dark page, and differ in lightness.
+_STAGE_COLOURS = {
+    "build": FLOOR,
+    "wait": "#7f7f7f",
+    "around": "#b0519c",
+    "check": ACCENT,
+    "measure": BEST,
+}
+_STAGE_WORDS = {
+    "build": "build",
+    "wait": "idle: waits for a build",
+    "around": "load, re-time the baseline",
+    "check": "check",
+    "measure": "measure",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a candidate's way, and its seconds over all trials."""
+
+    name: str
+    seconds: float
+    about: str
+
+
+def stages_of(trials: Sequence[Trial]) -> list[Stage]:
+    """Return the seconds of each stage; all but the first are one after another."""
+    total: dict[str, float] = defaultdict(float)
+    for trial in trials:
+        for stage, seconds in trial.outcome.seconds.items():
+            total[stage] += seconds
+    elapsed_s = max((trial.elapsed_s for trial in trials), default=0.0)
+    known = {"build", "render", "wait", "check", "measure", "device"}
+    others = {name: seconds for name, seconds in total.items() if name not in known}
+    around = max(0.0, total["device"] - total["check"] - total["measure"])
+    device_s = total["check"] + total["measure"] + around
+    serial = total["render"] + total["wait"] + device_s + sum(others.values())
+    return [
+        Stage("build", total["build"], "in the builders, in parallel with all that follows"),
+        Stage("render", total["render"], "from template to source text"),
+        Stage("wait", total["wait"], "the device idle, waiting for a build"),
+        Stage("check", total["check"], "asking for answers and judging them"),
+        Stage("measure", total["measure"], "timing"),
+        Stage("around", around, "on the device: loading code, timing the baseline again"),
+        *(Stage(name, seconds, "") for name, seconds in sorted(others.items())),
+        Stage(
+            "rest",
+            max(0.0, elapsed_s - serial),
+            "the device idle: choosing what to try, writing it down",
+        ),
+    ]
+
+
+# ---- who did what, when ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one worker did for one trial, from second to second of the run's working time."""
+
+    worker: str
+    stage: str
+    start_s: float
+    end_s: float
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTime:
+    """The seconds that a worker was at work, of those that the search took."""
+
+    name: str
+    busy_s: float
+    total_s: float
+
+    @property
+    def idle_s(self) -> float:
+        """The seconds in which it had nothing to do."""
+        return max(0.0, self.total_s - self.busy_s)
+
+
+def spans_of(trials: Sequence[Trial]) -> list[Span]:
+    """Return what device and builders did, in the order of the trials.
+
+    A run recorded before builds said when they ran has spans of the device alone.
+    """
+    spans: list[Span] = []
+    origin, last_s = None, 0.0
+    for trial in trials:
+        asked = _seconds_of(trial.started_at)
+        is_sitting = origin is not None and asked is not None
+        if asked is not None and not (is_sitting and asked - origin <= last_s + NEW_SITTING_S):  # type: ignore[operator]
+            origin = asked - last_s
+        spans += _build_span(trial, origin)
+        spans += _device_spans(trial, last_s)
+        last_s = trial.elapsed_s
+    return spans
+
+
+def _seconds_of(stamp: str) -> float | None:
+    try:
+        return datetime.fromisoformat(stamp).timestamp() if stamp else None
+    except ValueError:
+        return None
+
+
+def _build_span(trial: Trial, origin: float | None) -> list[Span]:
+    build = trial.outcome.build
+    if build is None or build.builder is None or origin is None:
+        return []
+    start, end = _seconds_of(build.started_at), _seconds_of(build.ended_at)
+    if start is None or end is None or start < origin:  # reused from an earlier sitting
+        return []
+    name = f"builder {build.builder}"
+    return [Span(name, "build", start - origin, end - origin, trial.number)]
+
+
+def _device_spans(trial: Trial, last_s: float) -> list[Span]:
+    """Return a trial's spans on the device: they end where the trial was recorded."""
+    seconds = trial.outcome.seconds
+    check_s, measure_s = seconds.get("check", 0.0), seconds.get("measure", 0.0)
+    around_s = max(0.0, seconds.get("device", 0.0) - check_s - measure_s)
+    spans: list[Span] = []
+    end_s = trial.elapsed_s
+    backwards = {
+        "measure": measure_s,
+        "check": check_s,
+        "around": around_s,
+        "wait": seconds.get("wait", 0.0),
+    }
+    for stage, length_s in backwards.items():
+        start_s = max(last_s, end_s - length_s)
+        if end_s > start_s:
+            spans.append(Span(DEVICE, stage, start_s, end_s, trial.number))
+        end_s = start_s
+    return spans[::-1]
+
+
+def workers_of(trials: Sequence[Trial]) -> list[WorkerTime]:
+    """Return how busy each worker was, the device first."""
+    busy: dict[str, float] = defaultdict(float)
+    for span in spans_of(trials):
+        busy[span.worker] += 0.0 if span.stage == "wait" else span.end_s - span.start_s
+    total_s = max((trial.elapsed_s for trial in trials), default=0.0)
+    return [WorkerTime(name, busy[name], total_s) for name in sorted(busy, key=_rank)]
+
+
+def _rank(worker: str) -> tuple[int, int]:
+    return (0, 0) if worker == DEVICE else (1, int(worker.split()[-1]))
+
+
+# ---- the figures ----------------------------------------------------------------------------
+
+
+def stage_figure(trials: Sequence[Trial]) -> Any:
+    """Draw the seconds that each stage took, over all trials."""
+    import plotly.graph_objects as go
+
+    stages = stages_of(trials)[::-1]
+    bars = go.Bar(
+        x=[stage.seconds for stage in stages],
+        y=[plotly_text(stage.name) for stage in stages],
+        orientation="h",
+        marker={"color": [_STAGE_COLOURS.get(s.name, "#7f7f7f") for s in stages]},
+        text=[seconds_words(stage.seconds) for stage in stages],
+        textposition="outside",
+        cliponaxis=False,
+        hoverinfo="skip",
+    )
+    figure = go.Figure(bars)
+    figure.update_xaxes(title_text="seconds, all trials together", rangemode="tozero")
+    figure.update_yaxes(type="category", automargin=True)
+    figure.update_layout(height=80 + 28 * len(stages), showlegend=False, margin={"t": 10})
+    return figure
+
+
+def timeline_figure(trials: Sequence[Trial]) -> Any:
+    """Draw what each worker did, when; gaps on a lane are idle time.
+
+    Each stage is one line with gaps, not a bar a span: 10,000 trials have 40,000 spans.
+    """
+    import plotly.graph_objects as go
+
+    spans = spans_of(trials)
+    workers = sorted({span.worker for span in spans}, key=_rank)
+    figure = go.Figure()
+    for stage, words in _STAGE_WORDS.items():
+        group = [span for span in spans if span.stage == stage]
+        if group:
+            figure.add_scatter(**_lane(group, words, _STAGE_COLOURS[stage]))
+    figure.update_xaxes(title_text="seconds of working time", rangemode="tozero")
+    figure.update_yaxes(
+        type="category",
+        categoryorder="array",
+        categoryarray=workers[::-1],
+        range=[-0.6, len(workers) - 0.4],
+        automargin=True,
+    )
+    figure.update_layout(
+        height=130 + 34 * len(workers),
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        hovermode="closest",
+    )
+    return figure
+
+
+def _lane(spans: Sequence[Span], name: str, colour: str) -> Mapping[str, Any]:
+    xs: list[float | None] = []
+    ys: list[str | None] = []
+    texts: list[str | None] = []
+    numbers: list[int | None] = []
+    for span in spans:
+        middle_s = (span.start_s + span.end_s) / 2  # hovering finds points, not lines
+        text = f"trial {span.trial}: {name}, {seconds_words(span.end_s - span.start_s)}"
+        xs += [round(span.start_s, 4), round(middle_s, 4), round(span.end_s, 4), None]
+        ys += [span.worker] * 3 + [None]
+        texts += [text] * 3 + [None]
+        numbers += [span.trial] * 3 + [None]
+    return {
+        "x": xs,
+        "y": ys,
+        "mode": "lines",
+        "name": name,
+        "line": {"color": colour, "width": 18, "simplify": False},
+        "hovertext": texts,
+        "hoverinfo": "text",
+        "customdata": numbers,
+        "connectgaps": False,
+    }

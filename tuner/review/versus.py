@@ -1,0 +1,396 @@
+"""Runs beside each other: which is better, with what confidence, and what differs between them.
+
+What is compared is the speed-up over PyTorch that each run proved, since every one was raced
+against the baseline of its own hour; latencies of different hours drift apart. Where the problem,
+the accuracy or the device differs, the numbers stand side by side and there is no verdict.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+
+from tuner.errors import InputError
+from tuner.review.summary import (
+    Facts,
+    Summary,
+    params_words,
+    percent_words,
+    ratio_words,
+    summary_of,
+    us_words,
+)
+from tuner.trial import Interval
+
+__all__ = [
+    "Comparison",
+    "Curve",
+    "Difference",
+    "Side",
+    "Versus",
+    "compare_runs",
+    "confidence_words",
+    "format_versus",
+    "lettered",
+]
+
+CONFIDENCE = 0.95
+DRIFT = 0.05  # between the baselines of two runs on one device: ten times the noise asked for
+MAX_RUNS = 12
+
+Kind = Literal["better", "worse", "no difference", "unknown", "not comparable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The best so far: after trial `numbers[i]`, at `seconds[i]` of working time.
+
+    `ratio` is the speed-up over the baseline that was timed shortly before the trial; the curve
+    follows the best latency. The last entry repeats the best at the last trial.
+    """
+
+    numbers: tuple[int, ...]
+    seconds: tuple[float, ...]
+    latency_us: tuple[float, ...]
+    ratio: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the runs that are compared."""
+
+    name: str
+    summary: Summary
+    sizes: Mapping[str, Any]
+    curve: Curve
+
+
+@dataclass(frozen=True, slots=True)
+class Versus:
+    """One run against another.
+
+    `ratio` is how many times faster the file of `one` is than that of `other`, typically; it lies
+    between `low` and `high` with 95 % confidence, and `confidence` is the chance that the faster
+    looking one is faster. None where it cannot be said; `words` then says why.
+    """
+
+    one: str
+    other: str
+    kind: Kind
+    ratio: float | None
+    low: float | None
+    high: float | None
+    confidence: float | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact that is not the same in all runs; `values` in their order, empty where absent."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two or more runs, in the order asked for; `best` is None where there is no verdict.
+
+    `versus` has the first against the second, and with more runs the best against each other.
+    """
+
+    sides: tuple[Side, ...]
+    best: str | None
+    versus: tuple[Versus, ...]
+    notes: tuple[str, ...]
+    config: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
+    winner: tuple[Difference, ...]
+
+
+def compare_runs(runs: Sequence[Facts]) -> Comparison:
+    """Compare two or more runs.
+
+    Raises:
+        InputError: fewer than two, more than twelve, or one of them twice.
+    """
+    names = [facts.run.path.name for facts in runs]
+    if not 2 <= len(runs) <= MAX_RUNS or len({facts.run.path for facts in runs}) < len(runs):
+        raise InputError(
+            f"expected two to {MAX_RUNS} different runs, got {len(runs)}: {', '.join(names)}\n"
+            "  next: tune runs lists them"
+        )
+    sides = tuple(_side(facts) for facts in runs)
+    best, versus = _verdicts(sides)
+    return Comparison(
+        sides=sides,
+        best=best,
+        versus=versus,
+        notes=tuple(_notes(sides)),
+        config=_differences([_flat(_config(facts)) for facts in runs]),
+        environment=_differences([_flat(_machine(facts)) for facts in runs]),
+        winner=_differences([_winner(side) for side in sides]),
+    )
+
+
+def _side(facts: Facts) -> Side:
+    sizes = facts.environment.get("sizes")
+    return Side(
+        facts.run.path.name,
+        summary_of(facts),
+        dict(sizes) if isinstance(sizes, Mapping) else {},
+        _curve(facts),
+    )
+
+
+def _curve(facts: Facts) -> Curve:
+    baseline_us = facts.number("baseline_us")
+    steps: list[tuple[int, float, float, float | None]] = []
+    for trial in facts.trials:
+        latency_us, measurement = trial.outcome.latency_us, trial.outcome.measurement
+        if latency_us is None or measurement is None:
+            continue
+        if not steps or latency_us < steps[-1][2]:
+            anchor_us = measurement.anchor_us or baseline_us
+            ratio = anchor_us / latency_us if anchor_us else None
+            steps.append((trial.number, trial.elapsed_s, latency_us, ratio))
+    if steps:
+        last = facts.trials[-1]
+        steps.append((last.number, last.elapsed_s, *steps[-1][2:]))
+    columns = list(zip(*steps, strict=True)) or [(), (), (), ()]
+    return Curve(*columns)
+
+
+# ---- which is better ------------------------------------------------------------------------
+
+
+def _verdicts(sides: Sequence[Side]) -> tuple[str | None, tuple[Versus, ...]]:
+    if len(sides) == 2:
+        versus = _against(sides[0], sides[1])
+        winner = {"better": sides[0].name, "worse": sides[1].name}.get(versus.kind)
+        return winner, (versus,)
+    proved = [side for side in sides if _interval(side) is not None]
+    if not proved or any(_mismatch(sides[0], side) for side in sides):
+        return None, tuple(_against(sides[0], side) for side in sides[1:])
+    best = max(proved, key=lambda side: _speedup(side))
+    found = tuple(_against(best, side) for side in sides if side is not best)
+    return (best.name if all(v.kind == "better" for v in found) else None), found
+
+
+def _interval(side: Side) -> Interval | None:
+    return None if side.summary.kind == "rejected" else side.summary.interval
+
+
+def _speedup(side: Side) -> float:
+    interval = _interval(side)
+    return interval.speedup if interval else 0.0
+
+
+def _mismatch(one: Side, other: Side) -> str:
+    """Return why the speeds of two runs say nothing of each other; empty if they do."""
+    a, b = one.summary, other.summary
+    pairs = [
+        ("operators", a.op, b.op),
+        ("sizes", _sizes_words(one), _sizes_words(other)),
+        ("accuracy classes", a.accuracy, b.accuracy),
+        ("devices", a.device, b.device),
+    ]
+    return "; ".join(f"different {what}: {x} and {y}" for what, x, y in pairs if x != y)
+
+
+def _sizes_words(side: Side) -> str:
+    return ", ".join(f"{name}={value}" for name, value in side.sizes.items()) or "not recorded"
+
+
+def _against(one: Side, other: Side) -> Versus:
+    why = _mismatch(one, other)
+    if why:
+        why = f"{one.name} and {other.name} are not comparable: {why}"
+        return Versus(one.name, other.name, "not comparable", None, None, None, None, why)
+    a, b = _interval(one), _interval(other)
+    if a is None or b is None:
+        which = " and ".join(s.name for s, i in ((one, a), (other, b)) if i is None)
+        why = f"no verdict: {which} has no proof in fresh processes, and screening decides nothing"
+        return Versus(one.name, other.name, "unknown", None, None, None, None, why)
+    ratio = a.speedup / b.speedup
+    error, degrees = _error_of(a, b)
+    if not math.isfinite(error):
+        why = f"no verdict: {one.name} or {other.name} was raced in one process only"
+        return Versus(one.name, other.name, "unknown", ratio, None, None, None, why)
+    from scipy import stats
+
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees)) * error
+    low, high = ratio * math.exp(-half), ratio * math.exp(half)
+    confidence = 1.0 if error == 0 else float(stats.t.cdf(abs(math.log(ratio)) / error, degrees))
+    kind: Kind = "better" if low > 1 else "worse" if high < 1 else "no difference"
+    words = {
+        "better": f"{one.name} is {ratio_words(ratio)} as fast as {other.name}",
+        "worse": f"{other.name} is {ratio_words(1 / ratio)} as fast as {one.name}",
+        "no difference": f"{one.name} and {other.name} cannot be told apart",
+    }[kind]
+    bounds = (1 / high, 1 / low) if kind == "worse" else (low, high)
+    words += f" ({ratio_words(bounds[0])} to {ratio_words(bounds[1])})"
+    return Versus(one.name, other.name, kind, ratio, low, high, confidence, words)
+
+
+def _error_of(a: Interval, b: Interval) -> tuple[float, float]:
+    """Return the standard error of the log of two speed-ups' ratio, and its degrees of freedom.
+
+    Each interval is a prediction interval over P processes, exp(m ± t(P - 1) s sqrt(1 + 1/P)),
+    which gives back s; the difference of the means m is then Welch's t test ("The generalization
+    of Student's problem", Biometrika 1947). Infinite where a run had one process.
+    """
+    parts = []
+    for interval in (a, b):
+        count = interval.num_processes
+        if count < 2 or not (interval.low > 0 and math.isfinite(interval.high)):
+            return math.inf, 0.0
+        from scipy import stats
+
+        quantile = float(stats.t.ppf((1 + interval.confidence) / 2, count - 1))
+        half = math.log(interval.high / interval.low) / 2
+        parts.append(((half / quantile) ** 2 / (1 + 1 / count) / count, count - 1))
+    total = sum(variance for variance, _ in parts)
+    if total == 0:
+        return 0.0, float(min(degrees for _, degrees in parts))
+    return math.sqrt(total), total**2 / sum(v**2 / degrees for v, degrees in parts)
+
+
+def _notes(sides: Sequence[Side]) -> list[str]:
+    """Return what makes the comparison less sure."""
+    notes = []
+    devices = {side.summary.device for side in sides}
+    times = [side.summary.baseline_us for side in sides if side.summary.baseline_us]
+    if len(devices) == 1 and len(times) > 1 and max(times) > (1 + DRIFT) * min(times):
+        notes.append(
+            f"PyTorch itself took {us_words(min(times))} in one run and {us_words(max(times))} in "
+            "another: the machine, its clocks or its load changed; speed-ups are compared, which "
+            "cancels most of it"
+        )
+    for side in sides:
+        if side.summary.kind == "rejected":
+            notes.append(f"{side.name}: its export was rejected, so it counts for nothing")
+    return notes
+
+
+# ---- what differs ---------------------------------------------------------------------------
+
+# Of the environment: what is measured or said elsewhere, or never the same.
+_OMITTED = ("started_at", "baseline_us", "baseline_noise", "command", "facts", "title")
+
+
+def _config(facts: Facts) -> Mapping[str, Any]:
+    try:
+        data = yaml.safe_load(facts.config)
+    except yaml.YAMLError:
+        data = None
+    found: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"text": facts.config}
+    changed = facts.environment.get("overrides")
+    if isinstance(changed, Mapping):
+        found["overrides"] = changed
+    return found
+
+
+def _machine(facts: Facts) -> Mapping[str, Any]:
+    left_out = {*_OMITTED, "overrides"}
+    return {key: value for key, value in facts.environment.items() if key not in left_out}
+
+
+def _winner(side: Side) -> dict[str, str]:
+    best = side.summary.best
+    if best is None:
+        return {}
+    return {"template": best.template, **{k: str(v) for k, v in best.params.items()}}
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested facts by their dotted keys, as text."""
+    found: dict[str, str] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            found |= _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            found[f"{prefix}{key}"] = ", ".join(map(str, value))
+        else:
+            found[f"{prefix}{key}"] = str(value)
+    return found
+
+
+def _differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:
+    keys = dict.fromkeys(key for side in sides for key in side)
+    rows = (Difference(key, tuple(side.get(key, "") for side in sides)) for key in keys)
+    return tuple(row for row in rows if len(set(row.values)) > 1)
+
+
+# ---- the terminal ---------------------------------------------------------------------------
+
+_COLUMNS, _LABEL = 80, 12
+
+
+def format_versus(found: Comparison) -> str:
+    """Return a comparison as plain text of at most 80 columns; A, B, ... stand for the names."""
+
+    def wrapped(label: str, text: str) -> list[str]:
+        clean = "".join(c if c.isprintable() else " " for c in text)
+        return textwrap.wrap(
+            clean,
+            _COLUMNS,
+            initial_indent=f"{label:<{_LABEL}}",
+            subsequent_indent=" " * _LABEL,
+            break_on_hyphens=False,
+        )
+
+    lines: list[str] = []
+    letters = [chr(ord("A") + number) for number in range(len(found.sides))]
+    names = [side.name for side in found.sides]
+    for letter, side in zip(letters, found.sides, strict=True):
+        s = side.summary
+        lines += wrapped(letter, side.name)
+        latency = f"{us_words(s.latency_us)}"
+        latency += f" ± {percent_words(s.noise)}" if s.noise is not None else ""
+        sure = f" ({s.certainty})" if s.certainty else ""
+        lines += wrapped("", f"{s.verdict}{sure}")
+        lines += wrapped(
+            "", f"{latency}, PyTorch {us_words(s.baseline_us)}; {s.num_trials} trials"
+        )
+        if s.best is not None:
+            lines += wrapped("", params_words(s.best))
+    for versus in found.versus:
+        sure = ""
+        if versus.confidence is not None:
+            sure = f"; confidence {confidence_words(versus.confidence)}"
+        lines += wrapped("verdict", lettered(versus.words, names) + sure)
+    for note in found.notes:
+        lines += wrapped("note", lettered(note, names))
+    for title, rows in (
+        ("config", found.config),
+        ("machine", found.environment),
+        ("winner", found.winner),
+    ):
+        for row in rows:
+            values = "; ".join(
+                f"{letter} {value or '–'}"
+                for letter, value in zip(letters, row.values, strict=True)
+            )
+            lines += wrapped(title, f"{row.key}: {values}")
+        if not rows:
+            lines += wrapped(title, "the same in all")
+    return "\n".join(lines)
+
+
+def lettered(text: str, names: Sequence[str]) -> str:
+    """Put A, B, ... in place of names; the longest first, since one name may begin another."""
+    letters = {name: chr(ord("A") + number) for number, name in enumerate(names)}
+    for name in sorted(letters, key=len, reverse=True):
+        text = text.replace(name, letters[name])
+    return text
+
+
+def confidence_words(confidence: float) -> str:
+    """Return a chance as a percentage that never claims to be certain."""
+    return f"{100 * confidence:.3g} %" if confidence < 0.9995 else "above 99.9 %"

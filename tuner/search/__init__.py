@@ -1,0 +1,1 @@
+"""What to try next: samplers, the ask / evaluate / tell loop, and replays of recorded spaces."""

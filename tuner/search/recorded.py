@@ -1,0 +1,402 @@
+"""Spaces with a recorded time for every configuration: read them, without a device.
+
+Three sources become the same `Recording`: a Kernel Tuner cache file, a results file in the
+community's T4 format, and a run directory of ours. Searching a recording costs no device time,
+so that samplers can be compared on it (`replay`) and later runs can start from it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.errors import InputError
+from tuner.run import open_run
+from tuner.space.expression import Expression
+from tuner.space.search_space import Parameter, SearchSpace
+from tuner.trial import Status, Trial, Value
+
+__all__ = ["Recording", "read_recording", "to_t4"]
+
+MAX_BYTES = 2**30  # of JSON text; the largest published space has 150 MB
+MS = 1000.0  # in us
+T4_VERSION = "1.0.0"
+# A time from here on stands for "failed" in older Kernel Tuner caches, which wrote 1e20.
+MAX_MS = 1e19
+_UNITS_US = {"s": 1e6, "seconds": 1e6, "ms": 1e3, "milliseconds": 1e3, "us": 1.0, "ns": 1e-3}
+_FAILURES = {
+    "InvalidConfig": Status.CONSTRAINTS,
+    "CompilationFailedConfig": Status.COMPILE,
+    "RuntimeFailedConfig": Status.RUNTIME,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A space and what became of each of its configurations; `n` is `space.num_feasible`.
+
+    Attributes:
+        name: the file's or run's name, without endings.
+        kernel: what was tuned, as the source calls it; empty where it does not say.
+        device: where; empty where the source does not say.
+        space: exactly the recorded configurations are feasible in it, in order of declaration.
+        keys: by position in `space.feasible`, the configuration's key in the source: the
+            values in the source's own order, joined by commas (nothing for an absent one).
+        latency_us: float64 (n,), NaN where the configuration failed.
+        statuses: n T4 statuses.
+        evaluation_s: float64 (n,), seconds that building, checking and measuring took; 0 where
+            the source does not say.
+    """
+
+    name: str
+    kernel: str
+    device: str
+    space: SearchSpace
+    keys: tuple[str, ...]
+    latency_us: NDArray[np.float64]
+    statuses: tuple[Status, ...]
+    evaluation_s: NDArray[np.float64]
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a Kernel Tuner cache or T4 file (`.json`, `.json.gz`), or a run directory.
+
+    Raises:
+        InputError: `path` is none of these, is damaged, or holds no configuration that ran.
+        StorageError: it is a run directory that cannot be read.
+    """
+    if path.is_dir():
+        return _read_run(path)
+    data = _load(path)
+    if isinstance(data, dict) and isinstance(data.get("cache"), dict):
+        return _read_cache(path, data)
+    if isinstance(data, dict) and isinstance(data.get("results"), list):
+        return _read_t4(path, data)
+    raise InputError(
+        f"{path}: no recorded space\n"
+        "  expected a JSON object with `cache` (Kernel Tuner) or `results` (T4), or a run folder"
+    )
+
+
+# ---- T4, written ----------------------------------------------------------------------------
+
+
+def to_t4(name: str, trials: Sequence[Trial], environment: Mapping[str, Any]) -> str:
+    """Return a run's trials in the community's T4 results format, version 1.0.0.
+
+    Source: the results schema that Kernel Tuner 1.5 ships (`schema/T4/1.0.0`). Times are in
+    milliseconds, as Kernel Tuner writes them; beyond the schema there are `metadata`, `reason`,
+    and Kernel Tuner's own `benchmark`.
+
+    Args:
+        name: the run's.
+        trials: in order.
+        environment: as the run recorded it.
+    """
+    fields = ("device_name", "title", "sizes", "accuracy", "started_at", "command")
+    metadata = {field: environment[field] for field in fields if field in environment}
+    metadata = {"run": name, "kernel_name": environment.get("op", ""), **metadata}
+    results = [_t4_result(trial) for trial in trials]
+    data = {"schema_version": T4_VERSION, "metadata": metadata, "results": results}
+    return json.dumps(data, indent=1, allow_nan=False)
+
+
+def _t4_result(trial: Trial) -> dict[str, Any]:
+    outcome = trial.outcome
+    build_s, device_s, check_s = (
+        outcome.seconds.get(stage, 0.0) for stage in ("build", "device", "check")
+    )
+    result: dict[str, Any] = {
+        "timestamp": trial.started_at,
+        "configuration": trial.params,
+        "objectives": ["time"],
+        "times": {
+            "compilation_time": build_s * 1e3,
+            "validation": check_s * 1e3,
+            "benchmark": max(0.0, device_s - check_s) * 1e3,
+            "runtimes": [],
+        },
+        "invalidity": outcome.status.value,
+        "correctness": float(outcome.status is Status.CORRECT),
+        "measurements": [],
+    }
+    measured = outcome.measurement
+    if outcome.latency_us is not None and measured is not None:
+        result["times"]["runtimes"] = [us / MS for us in measured.samples_us if math.isfinite(us)]
+        result["measurements"] = [
+            {"name": "time", "value": outcome.latency_us / MS, "unit": "ms"},
+            {"name": "noise", "value": _finite(measured.noise), "unit": ""},
+            {"name": "is_lower_bound", "value": int(measured.is_censored), "unit": ""},
+        ]
+        if measured.anchor_us is not None:
+            anchor = {"name": "baseline_time", "value": measured.anchor_us / MS, "unit": "ms"}
+            result["measurements"].append(anchor)
+    if outcome.reason:
+        result["reason"] = outcome.reason
+    return result
+
+
+def _finite(number: float) -> float | str:
+    return number if math.isfinite(number) else str(number)
+
+
+# ---- from text to JSON ----------------------------------------------------------------------
+
+
+def _load(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file or run folder") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if len(raw) > MAX_BYTES:
+        raise InputError(f"{path}: more than {MAX_BYTES >> 20} MiB of JSON")
+    try:
+        text = raw.decode("utf-8")
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            return _load_open(text, error)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+
+
+def _load_open(text: str, error: json.JSONDecodeError) -> Any:
+    """Read a cache that its tuner left open: no closing brackets, perhaps a half last line."""
+    whole, _, _ = text.rstrip().rpartition("\n")
+    for kept in (text, whole):
+        try:
+            return json.loads(kept.rstrip().rstrip(",") + "}}")
+        except json.JSONDecodeError:
+            continue
+    raise error
+
+
+# ---- the three sources ----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Entry:
+    key: str  # as in the source; empty where it has none
+    params: Mapping[str, Value]
+    status: Status
+    latency_us: float  # NaN where it failed
+    evaluation_s: float
+
+
+def _read_cache(path: Path, data: Mapping[str, Any]) -> Recording:
+    declared = data.get("tune_params")
+    declared = declared if isinstance(declared, dict) else {}
+    names = data.get("tune_params_keys", list(declared))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{path}: `tune_params_keys` is not a list of names")
+    entries = []
+    for key, row in data["cache"].items():
+        place = f"{path}: cache[{key!r}]"
+        if not isinstance(row, dict):
+            raise InputError(f"{place}: expected an object, got {type(row).__name__}")
+        params = _params({name: row.get(name) for name in names}, place)
+        if "time" not in row:
+            raise InputError(f"{place}: no `time`; only recordings of time can be searched")
+        latency_us = _latency_us(row["time"], MS)
+        status = Status.CORRECT
+        if math.isnan(latency_us):
+            status = _FAILURES.get(str(row["time"]), Status.RUNTIME)
+        stages = ("compile_time", "verification_time", "benchmark_time")  # all in ms
+        seconds = sum(_seconds(row.get(stage), 1e-3) for stage in stages)
+        entries.append(_Entry(key, params, status, latency_us, seconds))
+    device, kernel = (str(data.get(name) or "") for name in ("device_name", "kernel_name"))
+    return _recording(path, _stem(path), kernel, device, entries, declared)
+
+
+def _read_t4(path: Path, data: Mapping[str, Any]) -> Recording:
+    entries = []
+    for number, row in enumerate(data["results"]):
+        place = f"{path}: results[{number}]"
+        if not isinstance(row, dict) or not isinstance(row.get("configuration"), dict):
+            raise InputError(f"{place}: expected an object with `configuration`")
+        params = _params(row["configuration"], place)
+        try:
+            status = Status(row.get("invalidity", "correct"))
+        except ValueError:
+            known = ", ".join(Status)
+            raise InputError(
+                f"{place}: unknown invalidity {row['invalidity']!r}\n  known: {known}"
+            ) from None
+        latency_us = math.nan
+        if status is Status.CORRECT:
+            latency_us = _objective_us(row, place)
+            status = Status.RUNTIME if math.isnan(latency_us) else status
+        times = row.get("times")
+        times = times if isinstance(times, dict) else {}
+        compiling = times.get("compilation_time", times.get("compilation"))  # the schema's word,
+        stages = (compiling, times.get("validation"), times.get("benchmark"))  # Kernel Tuner's
+        seconds = sum(_seconds(stage, 1e-3) for stage in stages)
+        entries.append(_Entry("", params, status, latency_us, seconds))
+    metadata = data.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    device, kernel, name = (
+        str(metadata.get(name) or "") for name in ("device_name", "kernel_name", "run")
+    )
+    return _recording(path, name or _stem(path), kernel, device, entries, {})
+
+
+def _read_run(path: Path) -> Recording:
+    run = open_run(path)
+    trials = run.trials()
+    environment = run.environment()
+    entries = []
+    for trial in trials:
+        latency_us, seconds = trial.outcome.latency_us, trial.outcome.seconds
+        entries.append(
+            _Entry(
+                "",
+                trial.params,
+                trial.outcome.status,
+                math.nan if latency_us is None else latency_us,
+                seconds.get("build", 0.0) + seconds.get("device", 0.0),
+            )
+        )
+    device, kernel = (str(environment.get(name) or "") for name in ("device_name", "op"))
+    return _recording(path, path.name, kernel, device, entries, {})
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".json")
+
+
+def _params(row: Mapping[str, Any], place: str) -> dict[str, Value]:
+    for name, value in row.items():
+        if not _is_value(value):
+            raise InputError(f"{place}: {name} is {value!r}, expected a number, boolean or word")
+    return dict(row)
+
+
+def _latency_us(value: Any, unit_us: float) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value * unit_us if is_number and 0 < value < MAX_MS else math.nan
+
+
+def _seconds(value: Any, unit_s: float) -> float:
+    """Return what a stage took; 0 where it is missing or no duration."""
+    latency_us = _latency_us(value, 1.0)
+    return 0.0 if math.isnan(latency_us) else latency_us * unit_s
+
+
+def _objective_us(row: Mapping[str, Any], place: str) -> float:
+    objectives = row.get("objectives", ["time"])
+    measured = row.get("measurements")
+    for entry in measured if isinstance(measured, list) else []:
+        if isinstance(entry, dict) and entry.get("name") in objectives:
+            unit_us = _UNITS_US.get(entry.get("unit") or "ms")
+            if unit_us is not None:
+                return _latency_us(entry.get("value"), unit_us)
+    raise InputError(
+        f"{place}: no measurement of {objectives} with a unit of time ({', '.join(_UNITS_US)})"
+    )
+
+
+# ---- from entries to a space ----------------------------------------------------------------
+
+
+def _recording(
+    path: Path,
+    name: str,
+    kernel: str,
+    device: str,
+    entries: Sequence[_Entry],
+    declared: Mapping[str, Any],
+) -> Recording:
+    """Sort the entries into a space; of equal configurations the first counts."""
+    if not any(entry.status is Status.CORRECT for entry in entries):
+        raise InputError(f"{path}: no configuration that ran, of {len(entries)} recorded")
+    parameters, rows = _parameters(entries, declared)
+    names = [parameter.name for parameter in parameters]
+    _, first = np.unique(rows, axis=0, return_index=True)  # in order of declaration
+    kept = [entries[index] for index in first]
+    return Recording(
+        name=name,
+        kernel=kernel,
+        device=device,
+        space=SearchSpace.listed(parameters, rows[first]),
+        keys=tuple(entry.key or _key(entry.params, names) for entry in kept),
+        latency_us=np.array([entry.latency_us for entry in kept]),
+        statuses=tuple(entry.status for entry in kept),
+        evaluation_s=np.array([entry.evaluation_s for entry in kept], dtype=np.float64),
+    )
+
+
+def _key(params: Mapping[str, Value], names: Sequence[str]) -> str:
+    return ",".join(str(params.get(name, "")) for name in names)
+
+
+def _parameters(
+    entries: Sequence[_Entry], declared: Mapping[str, Any]
+) -> tuple[list[Parameter], NDArray[np.int64]]:
+    """Return the parameters, and for each entry (rows) the positions of its values."""
+    names: dict[str, None] = {}
+    for entry in entries:
+        names.update(dict.fromkeys(entry.params))
+    parameters, columns = [], []
+    for name in names:
+        drawn = [entry.params.get(name) for entry in entries]
+        seen = {value for value in drawn if value is not None}
+        listed = declared.get(name)
+        is_listed = isinstance(listed, list) and seen <= set(filter(_is_value, listed))
+        values = tuple(dict.fromkeys(listed)) if is_listed else tuple(sorted(seen, key=_rank))  # type: ignore[arg-type]
+        position: dict[Value | None, int] = {value: i for i, value in enumerate(values)}
+        position[None] = len(values)
+        columns.append(np.array([position[value] for value in drawn]))
+        parameters.append(Parameter(name, values))
+    rows = np.stack(columns, axis=1)
+    for index, parameter in enumerate(parameters):
+        is_there = rows[:, index] < len(parameter.values)
+        if not is_there.all():
+            when = Expression.parse(_condition(parameters, rows, index, is_there))
+            parameters[index] = Parameter(parameter.name, parameter.values, when)
+    return parameters, rows
+
+
+def _is_value(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int | str)
+
+
+def _rank(value: Value) -> tuple[bool, Value]:
+    return isinstance(value, str), value  # numbers first, then words
+
+
+def _condition(
+    parameters: Sequence[Parameter],
+    rows: NDArray[np.int64],
+    index: int,
+    is_there: NDArray[np.bool_],
+) -> str:
+    """Guess for what the parameter `index` exists: certain values of one that always does.
+
+    `True` where no single parameter tells; then nothing more is said than that it may be absent.
+    """
+    for other, parameter in enumerate(parameters):
+        digits = rows[:, other]
+        if other == index or (digits == len(parameter.values)).any():
+            continue
+        with_it, without = set(digits[is_there].tolist()), set(digits[~is_there].tolist())
+        if not with_it & without:
+            text = f"{parameter.name} in {[parameter.values[digit] for digit in sorted(with_it)]}"
+            if len(text) <= 1000 and parameter.name.isidentifier():
+                return text
+    return "True"

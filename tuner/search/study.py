@@ -1,0 +1,405 @@
+"""The ask / evaluate / tell loop over a finite space; owns the Optuna study.
+
+Knows nothing of devices or compilers: it hands parameters to an `Evaluator`, keeps several
+of them in flight so that builders work ahead of the device, and records every outcome before
+it asks again. Outcomes are taken in the order of asking, so that the sequence of questions
+depends on the seed and the outcomes alone. A resumed search asks the questions of the earlier
+sessions again and takes the recorded outcomes for answers; it then goes on exactly as it would
+have without the interruption.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import optuna
+from optuna.storages import InMemoryStorage, JournalStorage
+from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
+from optuna.trial import TrialState
+
+from tuner.search.samplers import (
+    CENSORED,
+    JUDGE_EVERY,
+    distributions,
+    encoded,
+    make_sampler,
+    params_of,
+)
+from tuner.search.surrogate import Remaining
+from tuner.search.transfer import Source
+from tuner.space.search_space import SearchSpace
+from tuner.trial import Outcome, Params, Status, Trial
+
+__all__ = ["Evaluator", "Pending", "SearchBudget", "StopRule", "search"]
+
+STUDY_NAME = "tune"
+SHARES = (0.01, 0.05)  # of the optimum, for which the chance to be there is told
+
+
+class Pending(Protocol):
+    """A candidate on its way: rendered, being built."""
+
+    @property
+    def candidate_key(self) -> str:
+        """The candidate's content key, empty when it did not render."""
+
+
+P = TypeVar("P", bound=Pending)
+
+
+class Evaluator(Protocol[P]):
+    """What the search needs of whatever turns parameters into outcomes."""
+
+    def submit(self, params: Params) -> P:
+        """Start working on a configuration; must not wait for it."""
+
+    def finish(self, pending: P, number: int, best_us: float | None) -> Outcome:
+        """Wait for a configuration and return what became of it."""
+
+    @property
+    def ahead(self) -> int:
+        """How many submitted configurations keep the builders busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """Stop when the best is within a share of the optimum (0.02 for 2 %) with a confidence."""
+
+    within: float
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class SearchBudget:
+    """When to stop: whichever comes first. Both count what earlier sessions did."""
+
+    trials: int
+    timeout_s: float
+    stop: StopRule | None = None
+
+
+@dataclass(slots=True)
+class _InFlight(Generic[P]):
+    trial: optuna.Trial
+    params: Params
+    position: int  # in `space.feasible`
+    pending: P | None  # None for a trial of an earlier session
+    started_at: str
+
+
+class _Diverged(Exception):
+    """The sampler asks something else than an earlier session recorded."""
+
+
+def search(
+    space: SearchSpace,
+    evaluator: Evaluator[P],
+    *,
+    sampler: str,
+    seed: int,
+    budget: SearchBudget,
+    journal: Path | None,
+    previous: Sequence[Trial],
+    record: Callable[[Trial], None],
+    first: Sequence[Params] = (),
+    should_stop: Callable[[], bool] = lambda: False,
+    sources: Sequence[Source] = (),
+    on_remaining: Callable[[int, Remaining], None] = lambda number, remaining: None,
+) -> str:
+    """Search until the budget is used up, the space is exhausted, or `should_stop()`.
+
+    Args:
+        space: the feasible configurations.
+        evaluator: turns configurations into outcomes.
+        sampler: a name of `samplers.SAMPLERS`.
+        seed: equal seeds and outcomes give equal sequences.
+        budget: trials and seconds, counted from the run's first start.
+        journal: Optuna's journal file; written anew from `previous`, which is the truth. None
+            keeps the study in memory.
+        previous: the trials that the run already holds; they are not evaluated again.
+        record: called with each trial, in order; returns when it is on disk.
+        first: configurations to try before the sampler is asked, such as known good ones.
+        should_stop: asked before every question; what is in flight is then dropped.
+        sources: earlier runs that the sampler starts from, where it can.
+        on_remaining: called every ten trials with the number of the next and what the rest is
+            expected to bring, where the sampler knows; the study's user attribute `remaining`
+            holds the same.
+
+    Returns:
+        Why it ended, in words.
+    """
+    with _quiet_optuna():
+        store = _Journal(journal) if journal else None
+        study = _new_study(store, space, sampler, seed, sources)
+        for params in first:
+            study.enqueue_trial(encoded(params, space))
+        try:
+            return _loop(
+                study,
+                store,
+                space,
+                evaluator,
+                budget,
+                previous,
+                previous,
+                record,
+                should_stop,
+                on_remaining,
+            )
+        except _Diverged:  # more builders than then, an edited template, an older tuner's run
+            store = _Journal(journal) if journal else None
+            study = _new_study(store, space, sampler, seed + len(previous), sources)
+            _add_previous(study, space, previous)
+            tried = [trial.params for trial in previous]
+            for params in first:
+                if params not in tried:
+                    study.enqueue_trial(encoded(params, space))
+            return _loop(
+                study,
+                store,
+                space,
+                evaluator,
+                budget,
+                previous,
+                (),
+                record,
+                should_stop,
+                on_remaining,
+            )
+
+
+@contextmanager
+def _quiet_optuna() -> Iterator[None]:
+    """Keep Optuna's own log lines and experimental warnings out of ours."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)
+
+
+def _loop(
+    study: optuna.Study,
+    store: _Journal | None,
+    space: SearchSpace,
+    evaluator: Evaluator[P],
+    budget: SearchBudget,
+    previous: Sequence[Trial],
+    replayed: Sequence[Trial],
+    record: Callable[[Trial], None],
+    should_stop: Callable[[], bool],
+    on_remaining: Callable[[int, Remaining], None],
+) -> str:
+    """Search; `replayed` are the trials of `previous` that are asked for again: all or none.
+
+    Raises:
+        _Diverged: the study asks for another configuration than the one recorded; nothing was
+            evaluated yet.
+    """
+    start_s = 0.0  # set once all that is known was asked for
+    known = {trial.number: trial for trial in replayed}
+    number = asked = len(previous) - len(replayed)
+    best_us = min((t.outcome.latency_us for t in previous if t.outcome.latency_us), default=None)
+    tried = {space.index(trial.params) for trial in previous[:asked]} - {None}
+    most, end = max(budget.trials, len(previous)), ""
+    flying: deque[_InFlight[P]] = deque()
+    while True:
+        if number == len(previous):
+            start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
+            if store is not None:
+                store.release()
+        if number >= len(previous):
+            elapsed_s = time.monotonic() - start_s
+            if should_stop():
+                return _dropped(study, flying, f"stopped by the user after {number} trials")
+            if elapsed_s >= budget.timeout_s:
+                end = f"{number} trials in {elapsed_s:.0f} s: the time is used up"
+                return _dropped(study, flying, end)
+        while not end and len(flying) < evaluator.ahead:
+            if asked >= most:
+                end = f"{budget.trials} trials: the budget is used up"
+                break
+            # Counted here as well: where every parameter has one value, Optuna takes these
+            # without asking the sampler, again and again.
+            if len(tried) == space.num_feasible:
+                end = f"all {space.num_feasible} feasible configurations were tried"
+                break
+            flying.append(_ask(study, space, evaluator, known.get(asked)))
+            tried.add(flying[-1].position)
+            asked += 1
+        if not flying:
+            if number in known:
+                raise _Diverged
+            return end
+        item = flying.popleft()
+        if item.pending is None:
+            outcome = known[number].outcome
+        else:
+            outcome = evaluator.finish(item.pending, number, best_us)
+            trial = Trial(
+                number=number,
+                template=str(item.params.get("template", "")),
+                params=item.params,
+                candidate_key=item.pending.candidate_key,
+                outcome=outcome,
+                started_at=item.started_at,
+                elapsed_s=round(time.monotonic() - start_s, 3),
+            )
+            record(trial)
+        _tell(study, item.trial, outcome)
+        number += 1
+        if not end and number % JUDGE_EVERY == 0:  # replayed as well: a model may learn
+            end = _stopped(study, number, budget.stop, on_remaining)
+        if outcome.latency_us is not None:
+            best_us = min(best_us or outcome.latency_us, outcome.latency_us)
+
+
+def _ask(
+    study: optuna.Study, space: SearchSpace, evaluator: Evaluator[P], known: Trial | None
+) -> _InFlight[P]:
+    trial = study.ask(fixed_distributions=distributions(space))
+    params = params_of(trial, space)
+    position = space.index(params)
+    assert position is not None, "a sampler gave an infeasible configuration"
+    if known is not None:
+        if params != known.params:
+            raise _Diverged
+        return _InFlight(trial, params, position, None, known.started_at)
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return _InFlight(trial, params, position, evaluator.submit(params), now)
+
+
+def _stopped(
+    study: optuna.Study,
+    number: int,
+    stop: StopRule | None,
+    on_remaining: Callable[[int, Remaining], None],
+) -> str:
+    """Say what is left to gain; return why to stop now, empty to go on."""
+    shares = sorted({*SHARES, *([stop.within] if stop else [])})
+    remaining = study.sampler.remaining(study, shares)
+    if remaining is None:
+        return ""
+    shown = {f"{share:g}": round(p, 4) for share, p in remaining.within.items()}
+    attributes = {"improvement": round(remaining.improvement, 6), "within": shown}
+    study.set_user_attr("remaining", attributes)
+    on_remaining(number, remaining)
+    if stop is None or remaining.within[stop.within] < stop.confidence:
+        return ""
+    return (
+        f"{number} trials: the best is within {stop.within:.3g} of the optimum "
+        f"with a probability of {remaining.within[stop.within]:.2f}"
+    )
+
+
+def _dropped(study: optuna.Study, flying: Iterable[_InFlight[P]], end: str) -> str:
+    """Leave no trial running in the journal; return `end`."""
+    for item in flying:
+        study.tell(item.trial, state=TrialState.FAIL)
+    return end
+
+
+def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
+    for name, value in _attributes(outcome).items():
+        trial.set_user_attr(name, value)
+    if outcome.latency_us is not None:
+        study.tell(trial, outcome.latency_us)
+    else:
+        study.tell(trial, state=_STATE[outcome.status])
+
+
+def _attributes(outcome: Outcome) -> dict[str, Any]:
+    attributes: dict[str, Any] = {"status": outcome.status.value}
+    if outcome.reason:
+        attributes["reason"] = outcome.reason[:500]
+    if outcome.measurement is not None and outcome.measurement.is_censored:
+        attributes[CENSORED] = True
+    return attributes
+
+
+# A failed candidate is an infeasible point, not a broken study: samplers that know pruned
+# trials (TPE) then learn to stay away from it.
+_STATE = {
+    Status.CONSTRAINTS: TrialState.PRUNED,
+    Status.COMPILE: TrialState.PRUNED,
+    Status.RUNTIME: TrialState.PRUNED,
+    Status.TIMEOUT: TrialState.PRUNED,
+    Status.CORRECTNESS: TrialState.PRUNED,
+    Status.CORRECT: TrialState.COMPLETE,
+}
+
+
+class _Journal(BaseJournalBackend):  # type: ignore[misc]  # optuna is not followed
+    """Optuna's journal file, written anew; kept in memory until `release`.
+
+    While earlier trials are asked for again nothing is lost by a kill, and a write to disk for
+    each of their parameters would take seconds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        Path(f"{path}.lock").unlink(missing_ok=True)
+        self._file = JournalFileBackend(str(path))
+        self._held: list[dict[str, Any]] | None = []
+
+    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
+        if self._held is None:
+            logs: Iterable[dict[str, Any]] = self._file.read_logs(log_number_from)
+            return logs
+        return self._held[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        if self._held is None:
+            self._file.append_logs(logs)
+        else:  # as they are read back from a file
+            self._held += json.loads(json.dumps(logs))
+
+    def release(self) -> None:
+        """Write what was held back, and from now on everything at once."""
+        held, self._held = self._held, None
+        if held:
+            self._file.append_logs(held)
+
+
+def _new_study(
+    store: _Journal | None,
+    space: SearchSpace,
+    sampler: str,
+    seed: int,
+    sources: Sequence[Source] = (),
+) -> optuna.Study:
+    return optuna.create_study(
+        study_name=STUDY_NAME,
+        storage=JournalStorage(store) if store else InMemoryStorage(),
+        sampler=make_sampler(sampler, space, seed, sources),
+        direction="minimize",
+    )
+
+
+def _add_previous(study: optuna.Study, space: SearchSpace, previous: Sequence[Trial]) -> None:
+    """Tell a study of trials that it did not ask for."""
+    named = distributions(space)
+    for trial in previous:
+        if space.index(trial.params) is None:
+            continue  # a template was edited since: it stays in the run, and is no point here
+        study.add_trial(
+            optuna.create_trial(
+                state=_STATE[trial.outcome.status],
+                value=trial.outcome.latency_us,
+                params=encoded(trial.params, space),
+                distributions=named,
+                user_attrs=_attributes(trial.outcome),
+            )
+        )

@@ -1,0 +1,151 @@
+"""What other runs of the same kernel expect of a space: on other devices, of other shapes.
+
+A source gives every configuration of the space a feature: the logarithm of its time there, as
+recorded, or as a Gaussian process over what was recorded expects. Features are clipped and
+scaled as the search's own targets are. Their mean is what the search expects before its first
+trial; how far to follow it, and each source by itself, is learnt from the trials (a linear kernel
+over the features), so that a source that knows nothing of this device is soon disregarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tuner.errors import InputError
+from tuner.search.surrogate import Encoding, Known, Surrogate
+from tuner.space.search_space import SearchSpace
+
+__all__ = ["Expectation", "Source"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+CLIPS = (0.7, 0.1)  # quantiles: the whole of a source, and its best configurations by themselves
+MAX_SOURCES = 4  # with a feature of their own; all have part in the mean
+MIN_SHARED = 5  # configurations of a source that mean something here
+MAX_MODEL_ROWS = 300  # of a source, for what it did not record
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """An earlier run or a recording.
+
+    Attributes:
+        name: for messages.
+        space: what it searched.
+        latency_us: float64 by position in `space.feasible`; NaN where a configuration failed.
+    """
+
+    name: str
+    space: SearchSpace
+    latency_us: Array
+
+
+class Expectation:
+    """The sources' features of any configurations of a space.
+
+    Raises:
+        InputError: a source lacks a parameter of the space, or too few of its configurations
+            have values that are allowed here.
+    """
+
+    def __init__(self, space: SearchSpace, encoding: Encoding, sources: Sequence[Source]) -> None:
+        self._encoding = encoding
+        self._tables = [_Table(space, encoding, source) for source in sources]
+        self.num_features = min(len(sources), MAX_SOURCES) + len(CLIPS)
+        self.spread = float(np.mean([table.spread for table in self._tables]))
+
+    def features(self, codes: Array) -> Array:
+        """Return [features, configurations]: the mean at each clip, then each source."""
+        each = np.array([table.features(codes) for table in self._tables])  # [source, clip, n]
+        return np.concatenate([each.mean(axis=0), each[:MAX_SOURCES, 0]])
+
+    def best(self, codes: Array, count: int) -> list[int]:
+        """Return the configurations that the sources together expect to be fastest."""
+        order = np.argsort(self.features(codes)[: len(CLIPS)].sum(axis=0), kind="stable")
+        return [int(i) for i in order[:count]]
+
+
+class _Table:
+    """One source, in the codes of the space that is searched."""
+
+    def __init__(self, space: SearchSpace, encoding: Encoding, source: Source) -> None:
+        digits = _translated(space, source)
+        fits = (digits >= 0).all(axis=1)
+        if fits.sum() < MIN_SHARED or np.isnan(source.latency_us[fits]).all():
+            raise InputError(
+                f"warm start from {source.name}: {fits.sum()} of its {len(digits)} configurations "
+                "have values that this space has too\n"
+                f"  expected: at least {MIN_SHARED}, one of them correct"
+            )
+        codes = encoding.codes(digits[fits])
+        codes, first = np.unique(codes, axis=0, return_index=True)
+        log = np.log(source.latency_us[fits][first])
+        self._encoding = encoding
+        self._index = {row.tobytes(): i for i, row in enumerate(codes)}
+        self._values = np.array([_scaled(log, clip) for clip in CLIPS])
+        self.spread = float(np.nanstd(np.minimum(log, np.nanquantile(log, CLIPS[0]))))
+        self._codes, self._log = codes, log
+
+    def features(self, codes: Array) -> Array:
+        """Return [clips, configurations]."""
+        codes = np.ascontiguousarray(codes, dtype=np.int32)
+        at = np.array([self._index.get(row.tobytes(), -1) for row in codes], dtype=int)
+        found = self._values[:, np.maximum(at, 0)]
+        if (at < 0).any():
+            found[:, at < 0] = self._expected(codes[at < 0])
+        return found
+
+    def _expected(self, codes: Array) -> Array:
+        """Return the features of what was not recorded."""
+        order = np.argsort(np.where(np.isnan(self._log), np.inf, self._log), kind="stable")
+        half = MAX_MODEL_ROWS // 2
+        rest = order[half:]
+        even = rest[np.linspace(0, len(rest) - 1, min(half, len(rest))).astype(int)]
+        rows = np.concatenate([order[:half], even])
+        found = []
+        for values in self._values:
+            model = Surrogate(self._encoding, codes)
+            model.observe(
+                list(range(len(rows))),
+                self._codes[rows],
+                [Known.TIME] * len(rows),
+                [float(v) for v in values[rows]],
+            )
+            found.append(model.expected())
+        return np.array(found)
+
+
+def _scaled(log: Array, clip: float) -> Array:
+    """Return values of mean 0 and variance 1; failures are as slow as the clip."""
+    cap = np.nanquantile(log, clip)
+    value = np.minimum(np.where(np.isnan(log), cap, log), cap)
+    scaled: Array = (value - value.mean()) / (value.std() + 1e-9)
+    return scaled
+
+
+def _translated(space: SearchSpace, source: Source) -> Array:
+    """Return the source's configurations as digits of `space`; -1 where it has no such value."""
+    theirs = {parameter.name: i for i, parameter in enumerate(source.space.parameters)}
+    rows = source.space.rows()
+    columns = []
+    for parameter in space.parameters:
+        if parameter.name not in theirs:
+            if len(parameter.values) + (parameter.when is not None) == 1:
+                columns.append(np.zeros(len(rows), dtype=int))
+                continue
+            known = ", ".join(sorted(theirs))
+            raise InputError(
+                f"warm start from {source.name}: it has no parameter {parameter.name!r}\n"
+                f"  known: {known}"
+            )
+        column = theirs[parameter.name]
+        values = source.space.parameters[column].values
+        digit = {value: i for i, value in enumerate(parameter.values)}
+        absent = len(parameter.values) if parameter.when is not None else -1
+        table = np.array([*[digit.get(value, -1) for value in values], absent])
+        columns.append(table[rows[:, column]])
+    return np.stack(columns, axis=1)

@@ -1,0 +1,1 @@
+"""What may vary: expressions, constraints, and the finite set of feasible configurations."""

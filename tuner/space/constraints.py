@@ -1,0 +1,216 @@
+"""What may vary and what must hold: parameters, constraints, and how they are judged in bulk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.errors import ExpressionError, InputError
+from tuner.space.expression import Env, Expression
+from tuner.space.vectorised import Array, Columns, Unsure, column_of, compile_columns
+from tuner.trial import Value
+
+__all__ = [
+    "Bools",
+    "Constraint",
+    "Digits",
+    "Judge",
+    "Parameter",
+    "base_of",
+    "condition_holds",
+    "digit_type",
+    "is_obeyed",
+    "pack",
+]
+
+MAX_TABLE = 2**22  # remembered verdicts of one rule; 4 MiB
+MAX_SLOW = 2_000_000  # configurations judged one by one; about 5 s
+MAX_PACKED = 2**62  # so that packed digits stay within int64
+
+Digits = NDArray[np.signedinteger]  # positions of values; after the last one: absent
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One tunable name and its values; absent from `params` where `when` does not hold."""
+
+    name: str
+    values: tuple[Value, ...]
+    when: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A rule that every configuration obeys, and why there is such a rule.
+
+    It is judged only where all its names exist and `when` (if given) holds; a fact that this
+    device does not have (a CPU's `device.num_sms`) does not exist either. `origin` says who asks
+    for it, such as `gemm.yaml:12` or `template wgmma`.
+    """
+
+    expression: Expression
+    why: str
+    origin: str = ""
+    when: Expression | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that must exist for the constraint to be judged."""
+        return self.expression.names | (self.when.names if self.when else frozenset())
+
+
+def base_of(parameter: Parameter) -> int:
+    """How many digits a parameter has: its values, and absence where it is conditional."""
+    return len(parameter.values) + (parameter.when is not None)
+
+
+def digit_type(bases: Iterable[int]) -> type[np.signedinteger]:
+    """Return the smallest signed type for digits; their differences are then exact, too."""
+    largest = max(bases, default=1)
+    return np.int8 if largest <= 2**7 else np.int16 if largest <= 2**15 else np.int32
+
+
+def condition_holds(when: Expression | None, env: Env) -> bool:
+    """Whether what has the condition `when` exists beside the named values of `env`."""
+    return when is None or (when.names <= env.keys() and when.holds(env))
+
+
+def is_obeyed(constraint: Constraint, env: Env) -> bool:
+    """Whether `env` obeys the constraint, or the constraint is not judged there."""
+    if not constraint.names <= env.keys():
+        return True
+    return not condition_holds(constraint.when, env) or constraint.expression.holds(env)
+
+
+# ---- many at once ---------------------------------------------------------------------------
+
+
+def pack(
+    columns: Sequence[Digits], bases: Sequence[int], num: int
+) -> tuple[NDArray[np.int64], int]:
+    """Return one whole number for each of `num` rows, and how many there can be.
+
+    The numbers are ordered as the rows are; equal rows have equal ones. They are in mixed radix,
+    the first column's digit most significant. Where that is too long for 64 bits, leading digits
+    are replaced by their ranks among these rows.
+    """
+    packed, size = np.zeros(num, dtype=np.int64), 1
+    for column, base in zip(columns, bases, strict=True):
+        if size * base > MAX_PACKED:
+            different, packed = np.unique(packed, return_inverse=True)
+            size = len(different)
+        packed = packed * base + column
+        size *= base
+    return packed, size
+
+
+class Judge:
+    """Judges one rule for many rows of digits; remembers verdicts where there are few.
+
+    Args:
+        rule: what must hold.
+        guard: where this does not hold, and where a name is absent, the verdict is
+            `where_absent`.
+        parameters: all of them, by name.
+        facts: the other names.
+        where_absent: True for constraints, False for conditions.
+    """
+
+    def __init__(
+        self,
+        rule: Expression,
+        guard: Expression | None,
+        parameters: Mapping[str, Parameter],
+        facts: Env,
+        *,
+        where_absent: bool,
+    ) -> None:
+        self._rule, self._guard, self._facts = rule, guard, facts
+        self._where_absent = where_absent
+        names = rule.names | (guard.names if guard else frozenset())
+        self._num_slow = 0
+        self._is_known = names <= parameters.keys() | facts.keys()
+        self.tuned = sorted(names & parameters.keys())
+        self._values = {name: column_of(parameters[name].values) for name in self.tuned}
+        self._bases = [base_of(parameters[name]) for name in self.tuned]
+        size = math.prod(self._bases)
+        self._memo = np.full(size, -1, dtype=np.int8) if size <= MAX_TABLE else None
+        self._compute = compile_columns(rule.tree, facts)
+        self._ask = compile_columns(guard.tree, facts) if guard else None
+
+    def verdicts(self, digits: Mapping[str, Digits], num: int) -> Bools:
+        """Return the verdict for each of `num` rows; `digits` has at least the names of `tuned`.
+
+        Raises:
+            ExpressionError: the rule cannot be computed; the message says for which values.
+            InputError: it has to be judged one by one for too many rows.
+        """
+        if not self._is_known:
+            return np.full(num, self._where_absent)
+        columns = [digits[name] for name in self.tuned]
+        if self._memo is None:
+            return self._judged(columns, num)
+        packed, size = pack(columns, self._bases, num)
+        is_new = np.zeros(size, dtype=bool)
+        is_new[packed] = True
+        new = np.flatnonzero(is_new & (self._memo < 0))
+        if len(new):
+            rows = np.unravel_index(new, self._bases) if self.tuned else ()
+            self._memo[new] = self._judged(list(rows), len(new))
+        verdicts: Bools = self._memo[packed].astype(bool)
+        return verdicts
+
+    def _judged(self, columns: Sequence[Digits], num: int) -> Bools:
+        verdicts = np.full(num, self._where_absent)
+        pairs = list(zip(self._values.values(), columns, strict=True))
+        is_open = np.ones(num, dtype=bool)
+        for values, column in pairs:
+            is_open &= column < len(values)
+        if not is_open.any():
+            return verdicts
+        named = {
+            name: values[column[is_open]]
+            for name, (values, column) in zip(self.tuned, pairs, strict=True)
+        }
+        if self._guard is not None and self._ask is not None:
+            applies = self._holds(self._guard, self._ask, named, int(is_open.sum()))
+            is_open[is_open] = applies
+            named = {name: column[applies] for name, column in named.items()}
+        if is_open.any():
+            num_open = int(is_open.sum())
+            verdicts[is_open] = self._holds(self._rule, self._compute, named, num_open)
+        return verdicts
+
+    def _holds(
+        self, rule: Expression, compute: Callable[[Columns], Array], named: Columns, num: int
+    ) -> Bools:
+        """Compute a condition: for all rows at once, or where that is not sure, row by row."""
+        try:
+            with np.errstate(all="ignore"):
+                result = compute(named)
+            if result.dtype != object:
+                return np.broadcast_to(result.astype(bool), num)
+        except Unsure:
+            pass
+        self._num_slow += num
+        if self._num_slow > MAX_SLOW:
+            raise InputError(
+                f"{rule.text!r} cannot be judged for many configurations at once, and there are "
+                f"more than {MAX_SLOW:,}\n  hint: add a constraint over fewer parameters, or "
+                "write it with whole numbers below 2^63"
+            )
+        rows = zip(*[column.tolist() for column in named.values()], strict=True)
+        verdicts = np.empty(num, dtype=bool)
+        for index, row in enumerate(rows if named else [()] * num):
+            at = dict(zip(named, row, strict=True))
+            try:
+                verdicts[index] = rule.holds({**self._facts, **at})
+            except ExpressionError as error:
+                where = ", ".join(f"{name} = {value}" for name, value in at.items())
+                raise ExpressionError(f"{error}\n  where: {where}") from None
+        return verdicts

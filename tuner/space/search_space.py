@@ -1,0 +1,499 @@
+"""The finite set of feasible configurations: look one up, walk to its neighbours, encode it.
+
+A configuration is a row of *digits*: by parameter, the position of its value, or the position
+after the last value where the parameter is absent. A *position* is the place of a feasible
+configuration in the set. Whatever works on many configurations at once (samplers) works on
+NumPy arrays of digits and positions, and need not know what the parameters are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.errors import ExpressionError, InputError
+from tuner.space.constraints import (
+    Bools,
+    Constraint,
+    Digits,
+    Parameter,
+    base_of,
+    condition_holds,
+    digit_type,
+    is_obeyed,
+)
+from tuner.space.enumeration import Walk
+from tuner.space.expression import Env, Expression, unknown_name
+from tuner.trial import Params, Value
+
+__all__ = ["Constraint", "Expression", "Parameter", "SearchSpace"]
+
+MAX_LISTED = 2_000_000  # configurations held as a list; more are found through the diagram
+MAX_KEY = 2**62  # so that packed digits are int64
+
+Ints = NDArray[np.int64]
+
+
+class _Set(Protocol):
+    """Feasible configurations by position."""
+
+    @property
+    def num_feasible(self) -> int: ...
+
+    def counts(self, column: int) -> Ints:
+        """Return how many configurations have each digit of a parameter."""
+
+    def rows(self, positions: Ints) -> Digits:
+        """Return the digits at `positions`, int (n, d)."""
+
+    def positions(self, rows: Ints) -> Ints:
+        """Return the positions of `rows`, -1 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Parameters, constraints, and every configuration that obeys them.
+
+    Below `MAX_LISTED` configurations the positions are in the order of declaration (the first
+    parameter varies slowest); above, in an order of their own.
+
+    Attributes:
+        facts: the named values that are not tuned: problem sizes and device facts.
+        rejections: for each constraint, how many combinations of values it was the first to
+            reject; its sum with `num_feasible` is `num_cartesian` where nothing is conditional.
+    """
+
+    parameters: tuple[Parameter, ...]
+    constraints: tuple[Constraint, ...]
+    facts: Mapping[str, Value]
+    rejections: Mapping[str, int]
+    _set: _Set = field(repr=False)
+
+    @classmethod
+    def build(
+        cls,
+        parameters: Sequence[Parameter],
+        constraints: Sequence[Constraint],
+        facts: Mapping[str, Value],
+    ) -> SearchSpace:
+        """Find the feasible configurations.
+
+        Raises:
+            ExpressionError: a `when` or constraint uses an unknown name or cannot be computed.
+            InputError: two parameters share a name, a parameter has no values or one of them
+                twice, conditions go round in a circle, nothing is feasible (with what each
+                constraint rejects), or it would take too long (with what to constrain).
+        """
+        _check_declared(parameters, constraints, facts)
+        walk = Walk(parameters, constraints, facts)
+        diagram = walk.run()
+        if diagram is None:
+            raise InputError(_explain_nothing(walk))
+        rejections: dict[str, int] = {}
+        for constraint, count in zip(constraints, walk.rejected, strict=True):
+            rejections[constraint.why] = rejections.get(constraint.why, 0) + round(count)
+        found: _Set = diagram
+        if diagram.num_feasible <= MAX_LISTED:
+            bases = [base_of(parameter) for parameter in parameters]
+            found = _Listed(diagram.all_rows(), bases)
+        return cls(tuple(parameters), tuple(constraints), dict(facts), rejections, found)
+
+    @classmethod
+    def listed(cls, parameters: Sequence[Parameter], rows: Ints) -> SearchSpace:
+        """Make the space in which exactly the given configurations are feasible.
+
+        Args:
+            parameters: as declared; one with `when` may be absent.
+            rows: int (n, d), each row different: the digits of the configurations.
+        """
+        bases = [base_of(parameter) for parameter in parameters]
+        held = _Listed(rows.astype(digit_type(bases)), bases)
+        return cls(tuple(parameters), (), {}, {}, held)
+
+    @property
+    def num_cartesian(self) -> int:
+        """How many combinations of values there are before conditions and constraints."""
+        return math.prod(len(parameter.values) for parameter in self.parameters)
+
+    @property
+    def num_feasible(self) -> int:
+        """How many configurations are feasible; at least 1."""
+        return self._set.num_feasible
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether `rows()` may be asked for all configurations at once."""
+        return isinstance(self._set, _Listed)
+
+    @property
+    def feasible(self) -> Sequence[Params]:
+        """Every feasible configuration, each made when it is looked at."""
+        return _Feasible(self)
+
+    # ---- many at once: digits and positions -------------------------------------------------
+
+    def rows(self, positions: NDArray[np.integer] | None = None) -> Digits:
+        """Return the digits of configurations, as signed integers (n, d).
+
+        Args:
+            positions: int (n,), each below `num_feasible`; all of them when None.
+
+        Raises:
+            InputError: all are asked for, of a space that is too large to list.
+        """
+        if positions is not None:
+            return self._set.rows(np.asarray(positions, dtype=np.int64))
+        if isinstance(self._set, _Listed):
+            return self._set.digits
+        raise InputError(
+            f"{self.num_feasible:,} feasible configurations are too many to list "
+            f"(at most {MAX_LISTED:,})\n  hint: add a constraint, or use a sampler that draws"
+        )
+
+    def positions(self, rows: NDArray[np.integer]) -> Ints:
+        """Return the positions (n,) of configurations with the given digits, -1 for none."""
+        rows = np.asarray(rows, dtype=np.int64)
+        bases = np.array([base_of(parameter) for parameter in self.parameters])
+        is_digit: Bools = np.all((rows >= 0) & (rows < bases), axis=1)
+        found = self._set.positions(np.where(is_digit[:, None], rows, 0))
+        return np.where(is_digit, found, -1)
+
+    def sample(self, num: int, rng: np.random.Generator) -> Ints:
+        """Draw different positions, all equally likely; fewer where there are fewer."""
+        if num * 2 >= self.num_feasible:
+            return rng.permutation(self.num_feasible)[:num]
+        drawn = np.unique(rng.integers(self.num_feasible, size=2 * num))
+        while len(drawn) < num:
+            more = rng.integers(self.num_feasible, size=num)
+            drawn = np.unique(np.concatenate([drawn, more]))
+        return rng.permutation(drawn)[:num]
+
+    def neighbour_positions(self, position: int, *, adjacent: bool = False) -> Ints:
+        """Return the positions of the feasible configurations one change away, ascending.
+
+        A change gives one parameter another value. What cannot exist beside the rest then
+        vanishes; what appears takes the first values that are feasible.
+
+        Args:
+            position: of a feasible configuration.
+            adjacent: numbers move only to the next lower and higher value; words and booleans,
+                which have no order, still take any other.
+        """
+        row = self.rows(np.array([position]))[0].astype(np.int64)
+        changed = []
+        for column, (parameter, is_ordered) in enumerate(
+            zip(self.parameters, self.is_ordered, strict=True)
+        ):
+            here, num = int(row[column]), len(parameter.values)
+            if here == num:  # absent
+                continue
+            digits = [here - 1, here + 1] if adjacent and is_ordered else range(num)
+            for digit in digits:
+                if digit != here and 0 <= digit < num:
+                    other = row.copy()
+                    other[column] = digit
+                    changed.append((column, other))
+        if not changed:
+            return np.empty(0, dtype=np.int64)
+        found = self.positions(np.stack([other for _, other in changed]))
+        missing = [i for i in np.flatnonzero(found < 0) if self._decides(changed[i][0])]
+        for i in missing:  # the change may make others vanish or appear
+            params = self.complete(self.params_of(changed[i][1]))
+            place = None if params is None else self.index(params)
+            found[i] = -1 if place is None else place
+        return np.unique(found[found >= 0])
+
+    def _decides(self, column: int) -> bool:
+        """Whether the existence of another parameter depends on this one."""
+        name = self.parameters[column].name
+        return any(p.when is not None and name in p.when.names for p in self.parameters)
+
+    @property
+    def is_ordered(self) -> Bools:
+        """By parameter, bool (d,): whether its values are numbers, which have an order."""
+        return np.array(
+            [
+                not any(isinstance(value, str | bool) for value in parameter.values)
+                for parameter in self.parameters
+            ]
+        )
+
+    def points(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Return rows of digits as points of the unit cube, float64 (n, d).
+
+        A number becomes its logarithm, scaled so that the parameter's values span 0 to 1
+        (`sign(x) * log2(1 + |x| / s)` where some are 0 or negative, s the smallest magnitude).
+        Words and booleans have no order: they are all 0, and are told apart by their digits. A
+        parameter that is absent, or has one value, is at 0.5.
+        """
+        points = np.empty(rows.shape, dtype=np.float64)
+        for column, (parameter, is_ordered) in enumerate(
+            zip(self.parameters, self.is_ordered, strict=True)
+        ):
+            scale = np.zeros(len(parameter.values) + 1)
+            if is_ordered:
+                scale[:-1] = _scaled(parameter.values)
+            scale[-1] = 0.5
+            points[:, column] = scale[rows[:, column]]
+        return points
+
+    def count_by(self, name: str) -> dict[Value, int]:
+        """Return how many feasible configurations have each value of a parameter, if any."""
+        column = [parameter.name for parameter in self.parameters].index(name)
+        counts = self._set.counts(column).tolist()
+        values = self.parameters[column].values  # the count of those without it may follow
+        return {value: count for value, count in zip(values, counts, strict=False) if count}
+
+    # ---- one at a time: params --------------------------------------------------------------
+
+    def coordinates(self, position: int) -> tuple[int, ...]:
+        """Return the digits of `feasible[position]`."""
+        if not 0 <= position < self.num_feasible:
+            raise IndexError(position)
+        return tuple(self._set.rows(np.array([position]))[0].tolist())
+
+    def params_of(self, digits: Sequence[int] | Digits) -> Params:
+        """Return the configuration with the given digits, whether it is feasible or not."""
+        pairs = zip(self.parameters, digits, strict=True)
+        return {p.name: p.values[digit] for p, digit in pairs if digit < len(p.values)}
+
+    def index(self, params: Mapping[str, Value]) -> int | None:
+        """Return the position of `params` in `feasible`, None when it is not there."""
+        digits = []
+        for parameter in self.parameters:
+            digit = len(parameter.values)
+            if parameter.name in params:
+                if params[parameter.name] not in parameter.values:
+                    return None
+                digit = parameter.values.index(params[parameter.name])
+            elif parameter.when is None:
+                return None
+            digits.append(digit)
+        if len(params) > sum(
+            d < len(p.values) for p, d in zip(self.parameters, digits, strict=True)
+        ):
+            return None  # it has names that are no parameters
+        position = int(self._set.positions(np.array([digits]))[0])
+        return None if position < 0 else position
+
+    def reject(self, params: Mapping[str, Value]) -> str | None:
+        """Say why `params` is no configuration of this space; None when it is feasible.
+
+        The reason is the `why` of the first constraint that it violates, or which parameter
+        is missing, unknown, absent by its condition, or has a value that is not declared.
+        """
+        env: dict[str, Value] = {**self.facts, **params}
+        known = {parameter.name: parameter for parameter in self.parameters}
+        for name in params:
+            if name not in known:
+                return unknown_name(name, known)
+        for parameter in self.parameters:
+            exists = condition_holds(parameter.when, env)
+            if parameter.name not in params:
+                if exists:
+                    return f"{parameter.name} has no value"
+            elif not exists and parameter.when is not None:
+                return f"{parameter.name} exists only when {parameter.when.text}"
+            elif params[parameter.name] not in parameter.values:
+                values = ", ".join(str(value) for value in parameter.values)
+                return f"{parameter.name} = {params[parameter.name]} is not one of {values}"
+        for constraint in self.constraints:
+            if not is_obeyed(constraint, env):
+                return constraint.why
+        return None if self.index(params) is not None else "it is not among those listed"
+
+    def neighbours(self, params: Mapping[str, Value]) -> list[Params]:
+        """Return the feasible configurations that differ from `params` in one parameter.
+
+        Where that change makes other parameters vanish they are dropped; where it makes some
+        appear they take the first values, in the order of declaration, that are feasible.
+        """
+        found = []
+        for parameter in self.parameters:
+            if parameter.name not in params:
+                continue
+            for value in parameter.values:
+                if value != params[parameter.name]:
+                    changed = self.complete({**params, parameter.name: value})
+                    found.extend([] if changed is None else [changed])
+        return found
+
+    def complete(self, wanted: Mapping[str, Value]) -> Params | None:
+        """Return the feasible configuration that `wanted` describes, None when there is none.
+
+        What cannot exist beside the rest is dropped; what is missing takes the first values, in
+        the order of declaration, that are feasible.
+        """
+        names = {parameter.name for parameter in self.parameters}
+        order = _by_condition(self.parameters)
+
+        def complete(depth: int, env: dict[str, Value]) -> Iterator[Params]:
+            if depth == len(order):
+                yield {p.name: env[p.name] for p in self.parameters if p.name in env}
+                return
+            parameter = order[depth]
+            if not condition_holds(parameter.when, env):
+                values: Sequence[Value] = ()
+                yield from complete(depth + 1, env)
+            elif parameter.name in wanted:
+                values = (wanted[parameter.name],)
+            else:
+                values = parameter.values
+            for value in values:
+                yield from complete(depth + 1, {**env, parameter.name: value})
+
+        facts = {name: value for name, value in self.facts.items() if name not in names}
+        tries = itertools.islice(complete(0, facts), 1000)  # enough, and bounded
+        return next((params for params in tries if self.index(params) is not None), None)
+
+
+class _Feasible(Sequence[Params]):
+    """The feasible configurations, each made from its digits when it is looked at."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._space = space
+
+    def __len__(self) -> int:
+        return self._space.num_feasible
+
+    @overload
+    def __getitem__(self, position: int) -> Params: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Params]: ...
+    def __getitem__(self, position: int | slice) -> Params | list[Params]:
+        if isinstance(position, slice):
+            return [self[i] for i in range(*position.indices(len(self)))]
+        place = position + len(self) if position < 0 else position
+        return self._space.params_of(self._space.coordinates(place))
+
+    def __iter__(self) -> Iterator[Params]:
+        num, chunk = len(self), 1000  # at once: ten times faster than one by one
+        for start in range(0, num, chunk):
+            rows = self._space.rows(np.arange(start, min(start + chunk, num)))
+            for digits in rows.tolist():
+                yield self._space.params_of(digits)
+
+
+class _Listed:
+    """Feasible configurations held as a list, in the order of declaration."""
+
+    def __init__(self, rows: Digits, bases: Sequence[int]) -> None:
+        self._bases = bases
+        self._weights = None  # of each digit in a key; none where that is too long for int64
+        if math.prod(bases) <= MAX_KEY:
+            self._weights = np.array(
+                [math.prod(bases[i + 1 :]) for i in range(len(bases))], dtype=np.int64
+            )
+        keys = self._keys(rows)
+        order = np.argsort(keys, kind="stable")
+        self._sorted_keys = keys[order]
+        self.digits = rows[order]
+        self.digits.setflags(write=False)  # handed out as it is
+
+    @property
+    def num_feasible(self) -> int:
+        return len(self.digits)
+
+    def counts(self, column: int) -> Ints:
+        return np.bincount(self.digits[:, column], minlength=self._bases[column])
+
+    def rows(self, positions: Ints) -> Digits:
+        return self.digits[positions]
+
+    def positions(self, rows: Ints) -> Ints:
+        keys = self._keys(rows)
+        found = np.minimum(np.searchsorted(self._sorted_keys, keys), self.num_feasible - 1)
+        return np.where(self._sorted_keys[found] == keys, found, -1)
+
+    def _keys(self, rows: NDArray[np.integer]) -> NDArray[np.generic]:
+        """Return what orders the rows: one number, or one string of bytes where it is too long."""
+        if self._weights is not None:
+            return np.asarray(rows @ self._weights)
+        return np.ascontiguousarray(rows.astype(">u4")).view(f"S{4 * rows.shape[1]}")[:, 0]
+
+
+def _scaled(values: Sequence[Value]) -> NDArray[np.float64]:
+    numbers = np.array([float(value) for value in values])
+    if len(numbers) == 1:
+        return np.array([0.5])
+    if (numbers > 0).all():
+        logarithms = np.log2(numbers)
+    else:
+        smallest = min((abs(number) for number in numbers if number), default=1.0)
+        logarithms = np.sign(numbers) * np.log2(1 + np.abs(numbers) / smallest)
+    low, high = logarithms.min(), logarithms.max()
+    return (logarithms - low) / (high - low) if high > low else np.full(len(numbers), 0.5)
+
+
+def _by_condition(parameters: Sequence[Parameter]) -> list[Parameter]:
+    """Order the parameters so that what a `when` needs comes before the one that has it."""
+    left, order, known = list(parameters), list[Parameter](), {p.name for p in parameters}
+    while left:
+        done = {parameter.name for parameter in order}
+        ready = [p for p in left if p.when is None or p.when.names & known <= done]
+        order += ready or left
+        left = [p for p in left if p not in order]
+    return order
+
+
+def _check_declared(
+    parameters: Sequence[Parameter], constraints: Sequence[Constraint], facts: Env
+) -> None:
+    names: set[str] = set()
+    for parameter in parameters:
+        if parameter.name in names or parameter.name in facts:
+            raise InputError(f"the name {parameter.name!r} is declared twice")
+        if len(set(parameter.values)) < len(parameter.values) or not parameter.values:
+            raise InputError(f"{parameter.name} needs values, each of them once")
+        names.add(parameter.name)
+    known = [*names, *facts]
+    rules = [(p.when, f"{p.name}: when") for p in parameters if p.when]
+    rules += [(c.expression, c.origin or "constraint") for c in constraints]
+    rules += [(c.when, c.origin or "constraint") for c in constraints if c.when]
+    for rule, place in rules:
+        for name in sorted(rule.names - set(known)):
+            if name.startswith("device."):  # a fact of another kind of device: never judged
+                continue
+            raise ExpressionError(f"{place}: {rule.text!r}: {unknown_name(name, known)}")
+
+
+# ---- why there is nothing -------------------------------------------------------------------
+
+
+def _explain_nothing(walk: Walk) -> str:
+    lines = [f"no configuration is feasible: all {walk.num_cartesian:,} are rejected"]
+    for constraint, count in zip(walk.constraints, walk.rejected, strict=True):
+        if not count:
+            continue
+        origin = f", {constraint.origin}" if constraint.origin else ""
+        rule = f"({constraint.expression.text}{origin})"
+        lines.append(f"  {round(count):,} by: {constraint.why} {rule}")
+        facts = sorted(constraint.names & walk.facts.keys())
+        if facts:
+            lines.append("    with " + ", ".join(f"{n} = {walk.facts[n]}" for n in facts))
+    lines.append("  " + _hint_to_loosen(walk))
+    return "\n".join(lines)
+
+
+def _hint_to_loosen(walk: Walk) -> str:
+    """Find the constraints any one of which, left out, would leave something feasible."""
+    alone = []
+    for number, constraint in enumerate(walk.constraints):
+        if walk.rejected[number] and walk.num_visited < 1_000_000:  # each try costs as much again
+            rest = (*walk.constraints[:number], *walk.constraints[number + 1 :])
+            try:
+                if Walk(walk.parameters, rest, walk.facts).run() is not None:
+                    alone.append(repr(constraint.why))
+            except ExpressionError:  # it guarded another one
+                continue
+            except InputError:  # too many, so not nothing
+                alone.append(repr(constraint.why))
+    if alone:
+        return f"hint: loosen {' or '.join(alone)}, or give other values to its parameters"
+    return "hint: no single constraint is the cause: loosen more than one, or give other values"
