@@ -60,7 +60,7 @@ WRONG = FAULTY.replace('{% if mode == "wrong" %}', "{% if true %}")
 PROGRAM = """
 import tuner.evaluate.evaluator, tuner.evaluate.process, tuner.evaluate.worker
 from tuner.cli import main
-tuner.evaluate.SCREEN_TIMEOUT_S = 6.0
+tuner.evaluate.evaluator.SCREEN_TIMEOUT_S = 6.0
 tuner.evaluate.worker.RESTART_WAITS_S = (0.1,)
 available = tuner.evaluate.process.available_bytes
 hidden = available() - tuner.evaluate.process.RESERVE_BYTES - 2**29
