@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.device import Device
 from tuner.errors import InputError, TunerError
-from tuner.evaluate.evaluator import explained, new_worker
+from tuner.evaluate.task import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir

@@ -24,8 +24,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.evaluate.evaluator import Contender, Prover, Race, Task
 from tuner.evaluate.measure import ratio_interval
+from tuner.evaluate.prover import Contender, Prover, Race
+from tuner.evaluate.task import Task
 from tuner.problem import Accuracy
 from tuner.trial import Interval
 

@@ -16,7 +16,8 @@ from test_problem import FLAGSHIP
 from tuner.device import describe
 from tuner.errors import WorkerError
 from tuner.evaluate import process
-from tuner.evaluate.evaluator import Contender, Prover, Task, least_us
+from tuner.evaluate.prover import Contender, Prover
+from tuner.evaluate.task import Task, least_us
 from tuner.evaluate.worker import Worker
 from tuner.problem import Accuracy
 

@@ -15,14 +15,10 @@ from tuner.config import load_config
 from tuner.device import known_device
 from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import evaluator as room
-from tuner.evaluate.evaluator import (
-    Contender,
-    DeviceEvaluator,
-    Prover,
-    explained,
-    finalist,
-    least_us,
-)
+from tuner.evaluate import prover as prover_room
+from tuner.evaluate.evaluator import DeviceEvaluator
+from tuner.evaluate.prover import Contender, Prover, finalist
+from tuner.evaluate.task import explained, least_us
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.problem import Accuracy
@@ -240,12 +236,12 @@ def test_a_right_candidate_passes_every_probe_then_races(prover, planned, builde
     race = prover.race([subject], num_processes=2, seconds=0.02)
     assert [len(lane) for lane in race] == [2, 2]
     rounds = [[len(process) for process in lane] for lane in race]
-    assert rounds[0] == rounds[1] and min(rounds[0]) >= room.MIN_ROUNDS
+    assert rounds[0] == rounds[1] and min(rounds[0]) >= prover_room.MIN_ROUNDS
     assert all(us > 0 for lane in race for process in lane for us in process)
     entry = finalist(3, check, race, 1)
     assert entry.num_throttled == 0
     assert [len(process) for process in entry.samples_us] == rounds[1]
-    assert all(len(burst) >= room.MIN_BURST for p in entry.samples_us for burst in p)
+    assert all(len(burst) >= prover_room.MIN_BURST for p in entry.samples_us for burst in p)
     assert statistics.median(entry.samples_us[0][0]) == race[1][0][0]
     assert [len(process) for process in entry.baseline_samples_us] == rounds[0]
     assert entry.trial == 3 and entry.interval is not None and entry.interval.num_processes == 2

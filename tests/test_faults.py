@@ -24,7 +24,8 @@ from tiny_operator import NAME, REFERENCE, TEMPLATE, config_text, write_family
 import tuner
 from tuner import proving, tuning
 from tuner.errors import StorageError, WorkerError
-from tuner.evaluate.evaluator import Contender, Prover, explained
+from tuner.evaluate.prover import Contender, Prover
+from tuner.evaluate.task import explained
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.run import Run, create_run, open_run
 from tuner.trial import Check, Finalist, Status, Trial

@@ -26,12 +26,7 @@ from tuner.errors import (
     DeviceError,
     did_you_mean,
 )
-from tuner.evaluate.evaluator import (
-    Task,
-    explained,
-    least_us,
-    new_worker,
-)
+from tuner.evaluate.task import Task, explained, least_us, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.template import Family, load_family
 from tuner.kernel.toolchain import Toolchain

@@ -17,14 +17,8 @@ from tuner.errors import (
     NothingCorrectError,
     WorkerError,
 )
-from tuner.evaluate.evaluator import (
-    Contender,
-    Prover,
-    Task,
-    explained,
-    finalist,
-    new_worker,
-)
+from tuner.evaluate.prover import Contender, Prover, finalist
+from tuner.evaluate.task import Task, explained, new_worker
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.export.certificate import Certificate, certify, read_certificate, whole_path
 from tuner.export.module import export_text

@@ -26,14 +26,9 @@ from tuner.errors import (
     TunerError,
     WorkerError,
 )
-from tuner.evaluate.evaluator import (
-    Contender,
-    DeviceEvaluator,
-    Prover,
-    Race,
-    finalist,
-)
+from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.measure import tie_set
+from tuner.evaluate.prover import Contender, Prover, Race, finalist
 from tuner.export.module import fallback_text
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir

@@ -17,16 +17,11 @@ Payloads and answers are JSON; tensors travel as raw bytes beside it.
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import json
-import math
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import probes, produce, verdict
@@ -34,10 +29,22 @@ from tuner.check.expected import Expected, expected, expected_of_call
 from tuner.device import describe, environment
 from tuner.errors import ProblemError
 from tuner.evaluate.channel import Blob
+from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.measure import measure
+from tuner.evaluate.modules import (
+    constructed,
+    differentiable,
+    imported,
+    module_of,
+    notes_on,
+    sizes_seen,
+    spy,
+    tagged,
+    untagged,
+)
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.evaluate.worker import Fault
-from tuner.kernel.binding import BoundOp, bind, match_sizes
+from tuner.kernel.binding import BoundOp, bind
 from tuner.problem import Accuracy, Problem, load_problem, math_mode
 from tuner.trial import Argument, Candidate, Check, Measurement, ProbeResult, from_json, to_json
 
@@ -48,15 +55,8 @@ __all__ = ["handle"]
 
 SETTLE_S = 0.03  # until the threads of the process that had its turn before sleep
 NUM_UNTIMED = 2  # calls of each turn that are not timed
-NUM_INPUT_SETS = 3  # rotated while timing, so that no call finds its own input in a cache
-REPEATED_FROM = 2**40  # numbers of calls that no timer reaches
-_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, are spread evenly
 WEIGHT_SEED = 20_000  # of the weights that are timed; probes draw their own
 Answer = tuple[dict[str, Any], Sequence[Blob]]
-
-
-class _Seen(Exception):
-    """Carries the arguments that a module passed to its operator."""
 
 
 class _Session:
@@ -68,7 +68,7 @@ class _Session:
         self.problem: Problem | None = None
         self.timer: Timer | None = None
         self.model: torch.nn.Module | None = None  # what is timed: the reference, or a candidate
-        self.inputs = _Inputs([])  # that it is timed on
+        self.inputs = RotatingInputs([])  # that it is timed on
         self.last_output: tuple[int, tuple[Any, ...]] | None = None  # of `repeat`
         self.expected: dict[str, Expected] = {}
         self.sent: dict[Any, tuple[str, torch.Tensor]] = {}  # weights that the producer has
@@ -105,16 +105,16 @@ class _Session:
         `screening` are those of every batch that screening asks for, the problem's own first.
         """
         problem = load_problem(Path(reference), sizes)
-        module = _module_of(model_new)
-        module["fused_op"] = _spy
-        model = _constructed(module["ModelNew"], problem.init_inputs(0), "cpu").train()
+        module = module_of(model_new)
+        module["fused_op"] = spy
+        model = constructed(module["ModelNew"], problem.init_inputs(0), "cpu").train()
         declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
-        found = _sizes_seen(model, problem.make_inputs(0), declared, reference)
+        found = sizes_seen(model, problem.make_inputs(0), declared, reference)
         screening = [found]
         for batch in {p.batch for p in probes.screening_probes(0, problem.num_rows())} - {None}:
             with suppress(ProblemError):  # a batch that the problem does not take
                 inputs = problem.make_inputs(0, batch=batch)
-                screening.append(_sizes_seen(model, inputs, declared, reference))
+                screening.append(sizes_seen(model, inputs, declared, reference))
         return {"sizes": found, "screening": screening}, ()
 
     # ---- the problem: screening and judge -----------------------------------------------------
@@ -139,13 +139,13 @@ class _Session:
             for probe in probes.screening_probes(screening_seed, num_rows):
                 self.expected[probe.name] = self._expected(probe)
         if model_new:
-            self.module = _module_of(model_new)
+            self.module = module_of(model_new)
         if is_timed:
             self._get_timer(device)
             self.model = self._reference_model()
-            self.inputs = _Inputs(self.problem.make_inputs(WEIGHT_SEED, device=device))
+            self.inputs = RotatingInputs(self.problem.make_inputs(WEIGHT_SEED, device=device))
         return {
-            "init_inputs": _tagged(self.problem.init_inputs(0)),
+            "init_inputs": tagged(self.problem.init_inputs(0)),
             "num_rows": self.problem.num_rows(),
             "sizes": dict(self.problem.sizes),
             "sha256": self.problem.sha256,
@@ -197,7 +197,7 @@ class _Session:
         return data, ()
 
     def _screened(self, operator: BoundOp) -> tuple[Check, bool]:
-        """Return the checked, and whether it is that the candidate raised."""
+        """Return the verdict, and whether it is that the candidate raised."""
         results, has_raised = [], False
         make = self._candidate_model(operator)
         with math_mode(self.accuracy):
@@ -214,7 +214,7 @@ class _Session:
         assert self.problem is not None
         self.module["fused_op"] = operator
         if self.candidate_model is None:
-            self.candidate_model = _constructed(
+            self.candidate_model = constructed(
                 self.module["ModelNew"], self.problem.init_inputs(0), self.device
             )
         model = self.candidate_model
@@ -332,21 +332,21 @@ class _Session:
         """
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
         self._get_timer(device)  # before the import, which may patch what it is made of
-        arguments = _untagged(init_inputs)
+        arguments = untagged(init_inputs)
         notes = []
         if file is not None:
-            notes = _notes_on(Path(file).read_text(errors="replace"), sizes or {})
-            module = vars(_imported(Path(file)))
+            notes = notes_on(Path(file).read_text(errors="replace"), sizes or {})
+            module = vars(imported(Path(file)))
         else:
             assert candidate is not None
             subject = from_json(Candidate, candidate)
-            module = _module_of(model_new)
+            module = module_of(model_new)
             operator = bind(subject.plan, subject.language, Path(artefact))
-            module["fused_op"] = _differentiable(operator, module)
+            module["fused_op"] = differentiable(operator, module)
         if not callable(module.get("ModelNew")):
             raise ProblemError(f"{file}: no class ModelNew")
         # Weights that are replaced at once need not be drawn on the CPU: seconds for large ones.
-        self.make_model = lambda: _constructed(
+        self.make_model = lambda: constructed(
             module["ModelNew"], arguments, device, is_quick=not self.is_own_seed
         )
         return {"notes": notes}, ()
@@ -375,7 +375,7 @@ class _Session:
         self.is_own_seed = False
         self.model = self.make_model().train()
         self.model.load_state_dict(state)
-        self.inputs = _Inputs(inputs)
+        self.inputs = RotatingInputs(inputs)
         return {}, ()
 
     # ---- judge and producer -------------------------------------------------------------------
@@ -430,160 +430,7 @@ class _Session:
         return {"call": call, "answer": text}, blobs
 
 
-# ---- modules ----------------------------------------------------------------------------------
-
-
-def _spy(*args: Any) -> Any:
-    raise _Seen(*args)
-
-
-def _sizes_seen(
-    model: Any, inputs: Sequence[Any], declared: Sequence[Argument], reference: str
-) -> dict[str, int]:
-    """Return the sizes with which a module calls the spy in place of its operator."""
-    try:
-        model(*inputs)
-    except _Seen as seen:
-        given = zip(declared, seen.args, strict=True)
-        shapes = {a.name: tuple(v.shape) for a, v in given if a.shape is not None}
-        try:
-            return match_sizes(declared, shapes)
-        except ValueError as error:
-            raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
-    raise ProblemError(
-        f"{reference}: the operator's module never called its operator on these inputs\n"
-        "  expected: inputs that the family's templates handle (dtype, rank, training mode)"
-    )
-
-
-def _module_of(model_new: str) -> dict[str, Any]:
-    """Execute a family's module text in the namespace that an exported file gives it."""
-    import torch
-
-    module: dict[str, Any] = {
-        "torch": torch,
-        "nn": torch.nn,
-        "F": torch.nn.functional,
-        "__name__": "model_new",
-    }
-    exec(compile(model_new, "model_new.py", "exec"), module)
-    return module
-
-
-def _differentiable(operator: BoundOp, module: dict[str, Any]) -> Callable[..., Any]:
-    """Give an operator its family's autograd formula, as an exported file registers it."""
-    import torch
-
-    parts = {
-        "forward": staticmethod(operator),
-        "setup_context": staticmethod(module["setup_context"]),
-        "backward": staticmethod(module["backward"]),
-    }
-    function: Any = type("Fused", (torch.autograd.Function,), parts)
-    apply: Callable[..., Any] = function.apply
-    return apply
-
-
-def _notes_on(text: str, sizes: Mapping[str, int]) -> list[str]:
-    """Name what a stranger's file does to the sizes of the problem."""
-    notes = []
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # its import will say more
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        value = node.value if isinstance(node, ast.Assign) else None
-        for target in targets:
-            name = target.id if isinstance(target, ast.Name) else ""
-            if name in sizes and isinstance(value, ast.Constant) and value.value != sizes[name]:
-                notes.append(
-                    f"it redefines {name} as {value.value!r}; it was asked at {sizes[name]}, "
-                    "with inputs that it has no hand in"
-                )
-    return notes
-
-
-def _imported(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stranger", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["stranger"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _constructed(
-    kind: Any, init_inputs: Sequence[Any], device: str, *, is_quick: bool = False
-) -> Any:
-    """Construct a module on the CPU, as a user would, then move it; `is_quick` on the device."""
-    import torch
-
-    with torch.device(device if is_quick else "cpu"):
-        return kind(*init_inputs).to(device)
-
-
-class _Inputs:
-    """The inputs that a module is timed on: each call finds other memory, and new content.
-
-    Three sets rotate, the same rows in other orders. Before each call some numbers of its set's
-    first row become what no earlier call had, so that an answer that was kept is never right.
-    Both sides of a race know what call i was given, without asking each other.
-    """
-
-    def __init__(self, given: list[Any]) -> None:
-        self.given = given
-        self._sets = [given, *([_rolled(v, n) for v in given] for n in range(1, NUM_INPUT_SETS))]
-        self._rows = [[_few_numbers(value) for value in values] for values in self._sets]
-        self._kept = [[None if r is None else r.clone() for r in rows] for rows in self._rows]
-        self._next = REPEATED_FROM
-
-    def __getitem__(self, call: int) -> list[Any]:
-        return self._sets[call % len(self._sets)]
-
-    def renew(self, call: int) -> None:
-        """Give the inputs of that call their content."""
-        import torch
-
-        if not self.given:
-            return  # nothing is timed yet
-        factor = 0.5 + (call * _GOLDEN) % 1.0  # never the same twice
-        place = call % len(self._sets)
-        for row, kept in zip(self._rows[place], self._kept[place], strict=True):
-            if row is not None:
-                torch.mul(kept, factor, out=row)
-
-    def fresh_call(self) -> int:
-        """Return a number that no call had, not even a timer's."""
-        self._next += 1
-        return self._next
-
-    def of_call(self, call: int) -> list[Any]:
-        """Return what that call is given, as it is until the next one of its set."""
-        self.renew(call)
-        return self[call]
-
-
-def _rolled(value: Any, shift: int) -> Any:
-    import torch
-
-    return value.roll(shift, 0) if isinstance(value, torch.Tensor) and value.ndim > 0 else value
-
-
-def _few_numbers(value: Any) -> Any:
-    """Return a view of the first numbers of a floating-point tensor, None where it has none.
-
-    Few, since PyTorch's thread pool must not wake up for them just before a call is timed.
-    """
-    import torch
-
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
-        return None
-    while value.ndim > 1:
-        value = value[0]
-    return value[:1024] if value.ndim else None
+# ---- the device ---------------------------------------------------------------------------------
 
 
 def _timer(device: str) -> Timer:
@@ -611,26 +458,6 @@ def _synchronize(device: str) -> None:
         import torch
 
         torch.cuda.synchronize(device)
-
-
-def _tagged(value: Any) -> Any:
-    """Return constructor arguments as JSON that tells tuples from lists."""
-    if isinstance(value, tuple):
-        return {"tuple": [_tagged(item) for item in value]}
-    if isinstance(value, list):
-        return [_tagged(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ProblemError(
-        f"get_init_inputs() gives a {type(value).__name__}; "
-        "expected numbers, words, None, and lists or tuples of them"
-    )
-
-
-def _untagged(value: Any) -> Any:
-    if isinstance(value, dict):
-        return tuple(_untagged(item) for item in value["tuple"])
-    return [_untagged(item) for item in value] if isinstance(value, list) else value
 
 
 _SESSION = _Session()

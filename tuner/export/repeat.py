@@ -20,7 +20,8 @@ from pathlib import Path
 import psutil
 
 from tuner.errors import InputError, WorkerError
-from tuner.evaluate.evaluator import Contender, Prover, Task, finalist
+from tuner.evaluate.prover import Contender, Prover, finalist
+from tuner.evaluate.task import Task
 from tuner.export.certificate import Certificate, code_sha256
 from tuner.kernel.template import builtin_folder
 from tuner.problem import Accuracy

@@ -1,0 +1,150 @@
+"""Modules inside a worker: a family's own around an operator, and a stranger's from its file."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tuner.errors import ProblemError
+from tuner.kernel.binding import BoundOp, match_sizes
+from tuner.trial import Argument
+
+__all__ = [
+    "constructed",
+    "differentiable",
+    "imported",
+    "module_of",
+    "notes_on",
+    "sizes_seen",
+    "spy",
+    "tagged",
+    "untagged",
+]
+
+
+class _Seen(Exception):
+    """Carries the arguments that a module passed to its operator."""
+
+
+def spy(*args: Any) -> Any:
+    """Stand in for a module's operator; `sizes_seen` learns what it was given."""
+    raise _Seen(*args)
+
+
+def sizes_seen(
+    model: Any, inputs: Sequence[Any], declared: Sequence[Argument], reference: str
+) -> dict[str, int]:
+    """Return the sizes with which a module calls the spy in place of its operator."""
+    try:
+        model(*inputs)
+    except _Seen as seen:
+        given = zip(declared, seen.args, strict=True)
+        shapes = {a.name: tuple(v.shape) for a, v in given if a.shape is not None}
+        try:
+            return match_sizes(declared, shapes)
+        except ValueError as error:
+            raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
+    raise ProblemError(
+        f"{reference}: the operator's module never called its operator on these inputs\n"
+        "  expected: inputs that the family's templates handle (dtype, rank, training mode)"
+    )
+
+
+def module_of(model_new: str) -> dict[str, Any]:
+    """Execute a family's module text in the namespace that an exported file gives it."""
+    import torch
+
+    module: dict[str, Any] = {
+        "torch": torch,
+        "nn": torch.nn,
+        "F": torch.nn.functional,
+        "__name__": "model_new",
+    }
+    exec(compile(model_new, "model_new.py", "exec"), module)
+    return module
+
+
+def differentiable(operator: BoundOp, module: dict[str, Any]) -> Callable[..., Any]:
+    """Give an operator its family's autograd formula, as an exported file registers it."""
+    import torch
+
+    parts = {
+        "forward": staticmethod(operator),
+        "setup_context": staticmethod(module["setup_context"]),
+        "backward": staticmethod(module["backward"]),
+    }
+    function: Any = type("Fused", (torch.autograd.Function,), parts)
+    apply: Callable[..., Any] = function.apply
+    return apply
+
+
+def notes_on(text: str, sizes: Mapping[str, int]) -> list[str]:
+    """Name what a stranger's file does to the sizes of the problem."""
+    notes = []
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # its import will say more
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        value = node.value if isinstance(node, ast.Assign) else None
+        for target in targets:
+            name = target.id if isinstance(target, ast.Name) else ""
+            if name in sizes and isinstance(value, ast.Constant) and value.value != sizes[name]:
+                notes.append(
+                    f"it redefines {name} as {value.value!r}; it was asked at {sizes[name]}, "
+                    "with inputs that it has no hand in"
+                )
+    return notes
+
+
+def imported(path: Path) -> ModuleType:
+    """Import a stranger's file; what that raises passes through."""
+    spec = importlib.util.spec_from_file_location("stranger", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["stranger"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def constructed(
+    kind: Any, init_inputs: Sequence[Any], device: str, *, is_quick: bool = False
+) -> Any:
+    """Construct a module on the CPU, as a user would, then move it; `is_quick` on the device."""
+    import torch
+
+    with torch.device(device if is_quick else "cpu"):
+        return kind(*init_inputs).to(device)
+
+
+def tagged(value: Any) -> Any:
+    """Return constructor arguments as JSON that tells tuples from lists.
+
+    Raises:
+        ProblemError: one of them is neither a number, a word, None, nor made of such.
+    """
+    if isinstance(value, tuple):
+        return {"tuple": [tagged(item) for item in value]}
+    if isinstance(value, list):
+        return [tagged(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ProblemError(
+        f"get_init_inputs() gives a {type(value).__name__}; "
+        "expected numbers, words, None, and lists or tuples of them"
+    )
+
+
+def untagged(value: Any) -> Any:
+    """Return the constructor arguments that `tagged` was given."""
+    if isinstance(value, dict):
+        return tuple(untagged(item) for item in value["tuple"])
+    return [untagged(item) for item in value] if isinstance(value, list) else value

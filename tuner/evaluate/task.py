@@ -1,0 +1,115 @@
+"""What every process of a run must know, how such a process starts, and what its failure means."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner import errors
+from tuner.device import Device, impossible_us
+from tuner.errors import TunerError, WorkerError
+from tuner.evaluate.measure import below_floor
+from tuner.evaluate.worker import JobFailed, Worker
+from tuner.kernel.template import Family
+from tuner.problem import Accuracy
+from tuner.trial import to_json
+
+__all__ = ["PREPARE_TIMEOUT_S", "Task", "explained", "least_us", "new_worker", "too_fast"]
+
+ENTRY = "tuner.evaluate.jobs:handle"
+PREPARE_TIMEOUT_S = 300.0  # importing PyTorch; the float64 oracle of a large problem
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every process of a run must know of the problem; JSON-able."""
+
+    reference: str
+    sizes: Mapping[str, int]
+    device: str
+    accuracy: str
+    family: str
+    arguments: str
+    model_new: str
+    impossible_us: float = 0.0  # a shorter time is a lie; 0 where that is not known
+
+    @classmethod
+    def of(
+        cls,
+        family: Family,
+        reference: Path,
+        sizes: Mapping[str, int],
+        device: str,
+        acc: Accuracy,
+        impossible_us: float = 0.0,
+    ) -> Task:
+        """Collect a task from a family and what the config says."""
+        return cls(
+            str(reference),
+            dict(sizes),
+            device,
+            acc.label,
+            family.name,
+            json.dumps([json.loads(to_json(a)) for a in family.arguments]),
+            family.model_new,
+            impossible_us,
+        )
+
+    def payload(self) -> dict[str, Any]:
+        """Return the task as a job's payload."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def new_worker(
+    device: str,
+    *,
+    name: str = "",
+    on_start: Sequence[Any] = (),
+    env: Mapping[str, str] | None = None,
+) -> Worker:
+    """Return a worker whose children run the jobs, with `env` on top of our environment."""
+    # An exported file is built by ninja, which pip puts beside Python; an environment that was
+    # not activated lacks that folder on its PATH.
+    beside = Path(sys.executable).parent
+    path = {"PATH": os.pathsep.join([str(beside), os.environ.get("PATH", os.defpath)])}
+    return Worker(
+        ENTRY,
+        name=name or device,
+        env={**path, **(env or {})},
+        on_start=on_start,
+        start_timeout_s=PREPARE_TIMEOUT_S,
+    )
+
+
+def least_us(flops: float, num_bytes: float, device: Device, accuracy: Accuracy) -> float:
+    """Return the time below which no answer of that class can be, 0 where nothing is known.
+
+    By the fastest arithmetic that any kernel of the class may use: for float32 three float16
+    products of operands in two parts, else one.
+    """
+    precision = "fp16x3" if accuracy.kind == "float32" else "fp16"
+    return impossible_us(flops, num_bytes, device, precision)
+
+
+def too_fast(latency_us: float, least_us: float) -> str:
+    """Return why a time is impossible, or nothing."""
+    if not below_floor(latency_us, least_us):
+        return ""
+    return (
+        f"{latency_us:.1f} us is below the physical floor of {least_us:.1f} us: "
+        "the work cannot have been done in that time"
+    )
+
+
+def explained(failure: JobFailed) -> TunerError:
+    """Return the error of ours that a job raised, or a WorkerError that quotes its traceback."""
+    name = failure.error_type.rpartition(".")[2]
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, TunerError) and kind is not errors.ConfigError:
+        return kind(failure.message)
+    return WorkerError(f"{failure.message}\n{failure.traceback}")
