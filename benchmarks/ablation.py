@@ -25,9 +25,9 @@ import yaml
 
 from benchmarks.candidates import Built, build_all, label, refusal, this_device
 from benchmarks.shapes import table
-from tuner.device import known_device
 from tuner.errors import TunerError
 from tuner.kernel.template import load_family
+from tuner.machine.datasheets import known_device
 
 COLUMNS = (
     "idea",

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.device import Device
 from tuner.errors import InputError, TunerError
 from tuner.evaluate.task import explained, new_worker
 from tuner.evaluate.worker import JobFailed
@@ -20,6 +19,7 @@ from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir
 from tuner.kernel.template import Family, load_family
 from tuner.kernel.toolchain import Toolchain
+from tuner.machine.device import Device
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Candidate, Params, Status, Value, from_json
 

@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from tuner.device import known_device
+from tuner.machine.datasheets import known_device
 from tuner.review.report import write_report
 from tuner.run import Run, create_run
 from tuner.trial import (

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tuner.device import known_device
 from tuner.kernel.binding import BoundOp
 from tuner.kernel.template import load_family
+from tuner.machine.datasheets import known_device
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Candidate
 

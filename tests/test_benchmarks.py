@@ -11,8 +11,8 @@ import yaml
 from benchmarks import ablation, gpu_shapes, sanitize
 from benchmarks.candidates import label, refusal
 from benchmarks.shapes import table
-from tuner.device import known_device
 from tuner.kernel.template import Family, load_family
+from tuner.machine.datasheets import known_device
 
 H200 = known_device("NVIDIA H200")
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
-from tuner.device import describe
 from tuner.errors import WorkerError
 from tuner.evaluate import process
 from tuner.evaluate.prover import Contender, Prover
 from tuner.evaluate.task import Task, least_us
 from tuner.evaluate.worker import Worker
+from tuner.machine.device import describe
 from tuner.problem import Accuracy
 
 CHEATS = Path(__file__).parent / "cheats"

@@ -23,8 +23,8 @@ from tuner.config import (
     parse_duration,
     parse_fraction,
 )
-from tuner.device import Device
 from tuner.errors import ConfigError
+from tuner.machine.device import Device
 from tuner.problem import Accuracy
 from tuner.search.samplers import SAMPLERS
 from tuner.space.search_space import Expression

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tuner.device import describe
 from tuner.export.module import export_text
 from tuner.kernel.builder import Toolchain
 from tuner.kernel.template import family_names, load_family
+from tuner.machine.device import describe
 from tuner.problem import Problem, load_problem
 
 GEMM, NORM = "gemm_scale_batchnorm", "layer_norm"

@@ -12,7 +12,6 @@ import pytest
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
 from tuner.config import load_config
-from tuner.device import known_device
 from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import evaluator as room
 from tuner.evaluate import prover as prover_room
@@ -21,6 +20,7 @@ from tuner.evaluate.prover import Contender, Prover, finalist
 from tuner.evaluate.task import explained, least_us
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
+from tuner.machine.datasheets import known_device
 from tuner.problem import Accuracy
 from tuner.trial import Build, Candidate, Check, Outcome, Params, Status
 from tuner.tuning import Planned, plan

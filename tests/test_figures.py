@@ -17,7 +17,8 @@ from full_runs import (
     probe,
 )
 
-from tuner.device import known_device, occupancy
+from tuner.machine.ceilings import occupancy
+from tuner.machine.datasheets import known_device
 from tuner.review import figures, timeline
 from tuner.review.charts import charts_of
 from tuner.review.figures import (

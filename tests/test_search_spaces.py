@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tuner.config import RunConfig, load_config
-from tuner.device import known_device
 from tuner.kernel.template import load_family
+from tuner.machine.datasheets import known_device
 from tuner.space.search_space import SearchSpace
 
 FOLDER = Path(__file__).parent.parent / "search_spaces"

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy
 import pytest
 
-from tuner.device import known_device
 from tuner.errors import InputError
 from tuner.kernel.template import load_family
+from tuner.machine.datasheets import known_device
 from tuner.space.search_space import Expression, SearchSpace
 from tuner.trial import Candidate, Params, to_json
 

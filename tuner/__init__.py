@@ -20,7 +20,7 @@ _API = {
     "Run": "run",
     "RunConfig": "config",
     "TunerError": "errors",
-    "doctor": "device",
+    "doctor": "machine.doctor",
     "export_trial": "tuning",
     "load_config": "config",
     "load_run": "review.notebook",

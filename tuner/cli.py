@@ -337,7 +337,7 @@ def dashboard(
 @app.command()
 def doctor(json: JsonOption = False) -> None:
     """Say what this machine can build and run, and what to install for the rest."""
-    from tuner.device import doctor as findings
+    from tuner.machine.doctor import doctor as findings
 
     worst, found = 0, findings()
     if json:

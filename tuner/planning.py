@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from tuner.config import RunConfig, check_names, load_config
-from tuner.device import Device, known_device
 from tuner.errors import (
     ConfigError,
     DeviceError,
@@ -30,6 +29,8 @@ from tuner.evaluate.task import Task, explained, least_us, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.template import Family, load_family
 from tuner.kernel.toolchain import Toolchain
+from tuner.machine.datasheets import known_device
+from tuner.machine.device import Device
 from tuner.run import Run
 from tuner.search.recorded import read_recording
 from tuner.search.study import StopRule

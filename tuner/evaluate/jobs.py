@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check import probes, produce, verdict
 from tuner.check.expected import Expected, expected, expected_of_call
-from tuner.device import describe, environment
 from tuner.errors import ProblemError
 from tuner.evaluate.channel import Blob
 from tuner.evaluate.inputs import RotatingInputs
@@ -45,6 +44,8 @@ from tuner.evaluate.modules import (
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.evaluate.worker import Fault
 from tuner.kernel.binding import BoundOp, bind
+from tuner.machine.device import describe
+from tuner.machine.doctor import environment
 from tuner.problem import Accuracy, Problem, load_problem, math_mode
 from tuner.trial import Argument, Candidate, Check, Measurement, ProbeResult, from_json, to_json
 

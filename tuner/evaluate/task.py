@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tuner import errors
-from tuner.device import Device, impossible_us
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.measure import below_floor
 from tuner.evaluate.worker import JobFailed, Worker
 from tuner.kernel.template import Family
+from tuner.machine.ceilings import impossible_us
+from tuner.machine.device import Device
 from tuner.problem import Accuracy
 from tuner.trial import to_json
 

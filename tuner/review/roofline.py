@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.device import Device, roofline_tflops
+from tuner.machine.ceilings import roofline_tflops
+from tuner.machine.device import Device
 from tuner.review.figures import (
     BASELINE,
     FLOOR,

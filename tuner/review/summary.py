@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import yaml
 
-from tuner.device import Device, floor_us, roofline_tflops
+from tuner.machine.ceilings import floor_us, roofline_tflops
+from tuner.machine.device import Device
 from tuner.run import Run, is_locked
 from tuner.trial import Finalist, Interval, ProbeResult, Result, Status, Trial
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tuner.device import Device, occupancy
 from tuner.errors import DeviceError
+from tuner.machine.ceilings import occupancy
+from tuner.machine.device import Device
 from tuner.review.summary import (
     NONE,
     Facts,

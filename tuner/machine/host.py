@@ -1,0 +1,137 @@
+"""The computer around the device: its processor, what a process may use of it, its programs.
+
+All is read from the system (/proc, /sys, control groups), whose files differ from machine to
+machine: what is not told has an answer too.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = [
+    "ProgramAnswer",
+    "ask_program",
+    "cpu_cache_bytes",
+    "cpu_name",
+    "driver_version",
+    "simd_bits",
+    "usable_cores",
+    "usable_memory_bytes",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramAnswer:
+    """What a program printed: its output where it ended well, else why it did not."""
+
+    is_ok: bool
+    text: str
+
+
+def ask_program(command: list[str], timeout_s: float = 60.0) -> ProgramAnswer:
+    """Run a program and return its output; one that is not there is an answer too."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s
+        )
+    except FileNotFoundError:
+        return ProgramAnswer(False, f"{command[0]} is not installed")
+    except PermissionError:
+        return ProgramAnswer(False, f"{command[0]} may not be run")
+    except subprocess.TimeoutExpired:
+        return ProgramAnswer(False, f"{command[0]} did not answer within {timeout_s:g} s")
+    is_ok = done.returncode == 0
+    return ProgramAnswer(is_ok, (done.stdout if is_ok else done.stderr or done.stdout).strip())
+
+
+def _read(path: str | Path) -> str:
+    """Return a file's text, or nothing: /proc and /sys differ from machine to machine."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def driver_version() -> str:
+    """Return the version of NVIDIA's driver, `unknown` where none tells."""
+    match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", _read("/proc/driver/nvidia/version"))
+    if match:
+        return match.group(1)
+    answer = ask_program(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
+    return answer.text.splitlines()[0].strip() if answer.is_ok and answer.text else "unknown"
+
+
+def cpu_name() -> str:
+    """Return the processor's model, or at least its architecture."""
+    match = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    return match.group(1).strip() if match else platform.processor() or platform.machine()
+
+
+def simd_bits() -> int:
+    """Return the width of a vector register in bits."""
+    match = re.search(r"^flags\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
+    flags = match.group(1).split() if match else []
+    if "avx512f" in flags:
+        return 512
+    return 256 if "avx2" in flags else 128  # SSE and NEON are 128 wide
+
+
+def cpu_cache_bytes() -> dict[int, int]:
+    """Return bytes per level of the first core's data caches, where the kernel tells."""
+    result = {}
+    for folder in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
+        size = re.fullmatch(r"(\d+)([KM]?)", _read(folder / "size").strip())
+        level = _read(folder / "level").strip()
+        if size and level.isdigit() and "Instruction" not in _read(folder / "type"):
+            unit = {"": 1, "K": 1024, "M": 1024**2}[size.group(2)]
+            result[int(level)] = int(size.group(1)) * unit
+    return result
+
+
+def _cgroup_folders(controller: str) -> list[Path]:
+    """Return this process's control groups, innermost first, for cgroup v2 and for v1."""
+    result = []
+    for line in _read("/proc/self/cgroup").splitlines():
+        number, controllers, name = line.split(":", 2)
+        roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+        if number != "0":
+            if controller not in controllers.split(","):
+                continue
+            roots = [Path("/sys/fs/cgroup") / controllers, Path("/sys/fs/cgroup") / controller]
+        for root in roots:
+            here = root / name.strip("/")
+            result += [here, *(p for p in here.parents if p.is_relative_to(root))]
+    return result
+
+
+def usable_cores() -> int:
+    """Count the cores this process may use: its affinity mask, cut by the cgroup's quota."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    for folder in _cgroup_folders("cpu"):
+        quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
+        if not quota:
+            quota = _read(folder / "cpu.cfs_quota_us").strip()
+            period = _read(folder / "cpu.cfs_period_us").strip()
+        if quota.isdigit() and period.isdigit() and int(period) > 0:
+            cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def usable_memory_bytes() -> int:
+    """Return the memory that this process may use: all there is, cut by the cgroup's limit."""
+    memory = int(psutil.virtual_memory().total)
+    for folder in _cgroup_folders("memory"):
+        limit = (_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")).strip()
+        if limit.isdigit():
+            memory = min(memory, int(limit))
+    return memory
