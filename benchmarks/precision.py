@@ -1,0 +1,377 @@
+"""Emulate precision strategies of Gemm + Scale + BatchNorm on the checker's own probes.
+
+    python -m benchmarks.precision                              #33, every value probe: 2 minutes
+    python -m benchmarks.precision --sizes batch=2048,in_features=4096,out_features=4096
+    python -m benchmarks.precision --probe heavy_tailed --strategy fp16_fp8x2 --strategy fp16x3
+
+Operands are rounded as a template would round them; their products are summed in float64, and in
+the last table as Hopper's tensor cores sum. An error's *use* is |error| / (atol + rtol |value|) of
+the normalised output; a strategy passes where no use is above 1. Only the `--columns` columns with
+the largest |gamma| are computed, since errors grow with it: maxima are nearly those of all
+columns, and shares (counted elements of all elements) are lower bounds. One core, no GPU; prints
+Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from benchmarks.rounding import bf16, fp16, part, scale_of, summed
+from tuner.check.probes import OWN_WEIGHTS_SEED, Probe, screening_probes, thorough_probes
+from tuner.kernel.template import load_family
+from tuner.problem import Problem, load_problem
+
+RTOL = ATOL = 1e-4
+SUM_ROWS = 64  # rows whose sums are emulated: the longest
+EXPECTED_LIMIT = 0.15 * ATOL  # rms: 6.7 times it is atol; of 2^26 elements one is at 5.5 times
+EDGES = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, float("inf"))  # of an element's weight, see Case
+
+# ---- strategies -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Products of parts of x and of W, small ones first.
+
+    Attributes:
+        work: tensor-core work; a float16 product is 1, an 8-bit one 1/2.
+        products: (part of x, part of W).
+        again_rows, again_weight, again_error: what is computed again with three float16
+            products: rows longer than `again_rows` rms lengths, and columns where a shorter row
+            weighs more than `again_weight` (`Case.weights`); or everything, where an element's
+            expected error (`Case.expected_error`) is above `again_error`. The share that is
+            computed again, times 3, is added to the work.
+    """
+
+    name: str
+    work: float
+    products: tuple[tuple[str, str], ...]
+    scaled_by: str = "row"
+    again_rows: float = float("inf")
+    again_weight: float = float("inf")
+    again_error: float = float("inf")
+
+
+MAIN = ("fp16", "fp16")
+FP8X2 = (("e4m3", "e4m3 rest"), ("e4m3 rest", "e4m3"), MAIN)
+INT8X2 = (("int8", "int8 rest"), ("int8 rest", "int8"), MAIN)
+FP16X3 = (("fp16 rest", "fp16"), ("fp16", "fp16 rest"), MAIN)
+STRATEGIES = (
+    Strategy("fp16", 1.0, (MAIN,)),
+    Strategy("fp16_fp8x2", 2.0, FP8X2),
+    Strategy("fp16_fp8x2, one exponent a matrix", 2.0, FP8X2, "matrix"),
+    Strategy("fp16_fp8x2, an exponent a row and 64 of k", 2.0, FP8X2, "stage"),
+    Strategy(
+        "fp16 + 2 e5m2", 2.0, (("e5m2", "e5m2 rest"), ("e5m2 rest", "e5m2"), MAIN)
+    ),
+    Strategy("fp16 + 2 int8", 2.0, INT8X2),
+    Strategy(
+        "fp16 + 3 e4m3 (W in two pieces)", 2.5,
+        (("e4m3", "e4m3 rest"), ("e4m3 rest", "e4m3 twice"), MAIN),
+    ),
+    Strategy(
+        "fp16 + fp16 (rest of x) + e4m3", 2.5,
+        (("e4m3", "e4m3 rest"), ("fp16 rest", "fp16"), MAIN),
+    ),
+    Strategy(
+        "fp16 + 4 e4m3 (both in two pieces)", 3.0,
+        (("e4m3 twice", "e4m3 rest"), ("e4m3 rest", "e4m3 twice"), MAIN),
+    ),
+    Strategy("bf16x3", 3.0, (("bf16 rest", "bf16"), ("bf16", "bf16 rest"), ("bf16", "bf16"))),
+    Strategy("fp16x3", 3.0, FP16X3),
+    Strategy("fp16_fp8x2, rows over 2 again", 2.0, FP8X2, again_rows=2.0),
+    Strategy("fp16_fp8x2, rows over 1.25 again", 2.0, FP8X2, again_rows=1.25),
+    Strategy(
+        "fp16_fp8x2, rows over 1.25 and columns over 1.5 again", 2.0, FP8X2, again_rows=1.25,
+        again_weight=1.5,
+    ),
+    Strategy("fp16_fp8x2, or all again", 2.0, FP8X2, again_error=EXPECTED_LIMIT),
+    Strategy("fp16 + 2 int8, or all again", 2.0, INT8X2, again_error=EXPECTED_LIMIT),
+)  # fmt: skip
+# Of the last table: products, their order, and whether sums are promoted.
+ARRANGEMENTS: Mapping[str, tuple[tuple[tuple[str, str], ...], str, bool]] = {
+    "fp16_fp8x2, sweeps": (FP8X2, "sweeps", False),
+    "fp16_fp8x2, fused, promoted": (FP8X2, "fused", True),
+    "fp16x3, sweeps": (FP16X3, "sweeps", False),
+    "fp16x3, fused, promoted": (FP16X3, "fused", True),
+}
+
+
+@dataclass
+class Case:
+    """One probe: its operands, and the exact answer for some of the columns.
+
+    Attributes:
+        x, weight: float32 [batch, k] (centred as `centre` does) and [columns, k].
+        h, y: float64 [batch, columns], the product and the normalised output.
+        slope, beta: y = slope (h - mean(h)) + beta.
+        lengths: of the rows of x, over their rms.
+        weights: how much errors of an element matter, [batch, columns]: |slope| |row of x|
+            |row of W| / sqrt(k). It is |gamma| times the row's length where x is isotropic.
+        num_elements: of the whole output, all columns.
+    """
+
+    name: str
+    x: torch.Tensor
+    weight: torch.Tensor
+    gamma: torch.Tensor
+    scale: torch.Tensor
+    beta: torch.Tensor
+    eps: float
+    num_elements: int
+    computed: dict[Any, torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        x, w = self.x.double(), self.weight.double()
+        self.h = x @ w.T
+        self.y, self.slope = self.normalised(self.h)
+        rows = x.square().sum(1).sqrt()
+        self.lengths = rows / rows.square().mean().sqrt()
+        columns = self.slope.abs() * w.square().sum(1).sqrt()
+        self.weights = torch.outer(rows, columns) / x.shape[1] ** 0.5
+
+    def normalised(self, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return y [batch, columns] and the slopes of its columns, from h and its statistics."""
+        scale = self.scale.double()
+        var = h.var(0, unbiased=False)
+        slope = self.gamma.double() * scale / (scale.square() * var + self.eps).sqrt()
+        return (h - h.mean(0)) * slope + self.beta.double(), slope
+
+    def use(self, y: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+        """Return each element's error over what the class allows it."""
+        return (y - exact).abs() / (ATOL + RTOL * exact.abs())
+
+    def product(self, strategy: Strategy) -> torch.Tensor:
+        """Return h as the strategy computes it, its products summed in float64."""
+        key = (strategy.products, strategy.scaled_by)
+        if key not in self.computed:
+            x_scale = scale_of(self.x, strategy.scaled_by)
+            w_scale = scale_of(self.weight, strategy.scaled_by)
+            h = torch.zeros_like(self.h)
+            for x_part, w_part in strategy.products:
+                left = part(x_part, self.x * x_scale).double() / x_scale
+                right = part(w_part, self.weight * w_scale).double() / w_scale
+                h += left @ right.T
+            self.computed[key] = h
+        return self.computed[key]
+
+    def expected_error(self, strategy: Strategy) -> float:
+        """Return the largest rms error of y that the corrections' rounding lets expect.
+
+        What a kernel can know after its first pass: norms of each row of x and of W (the values,
+        what float16 left of them, what 8 bits left of either) and the slopes. Roundings are
+        taken as independent, so a sum of products of two rows is their norms' product over
+        sqrt(k); the largest norms of x's rows are combined with each column's.
+        """
+        (whole, rest), *_ = strategy.products
+
+        def norms(values: torch.Tensor) -> list[torch.Tensor]:
+            scale = scale_of(values, strategy.scaled_by)
+            v = values * scale
+            left = v - fp16(v)
+            kept = (v, left, v - part(whole, v), left - part(rest, v))
+            return [(n / scale).double().square().sum(1).sqrt() for n in kept]
+
+        x, x_left, x_off, x_left_off = (n.max() for n in norms(self.x))
+        w, w_left, w_off, w_left_off = norms(self.weight)
+        square = torch.zeros_like(w)
+        for a, b in ((x_off, w_left), (x, w_left_off), (x_left_off, w), (x_left, w_off)):
+            square += (a * b).square() / self.x.shape[1]
+        return float((square.sqrt() * self.slope.abs()).max())
+
+    def answer(self, strategy: Strategy) -> tuple[torch.Tensor, float]:
+        """Return y with the strategy's own statistics, and the strategy's work here."""
+        h = self.product(strategy)
+        y, slope = self.normalised(h)
+        three = replace(strategy, products=FP16X3)
+        if strategy.again_error < float("inf"):
+            if self.expected_error(strategy) <= strategy.again_error:
+                return y, strategy.work
+            return self.normalised(self.product(three))[0], strategy.work + 3.0
+        if strategy.again_rows == float("inf"):
+            return y, strategy.work
+        exact = self.product(three)
+        is_long = self.lengths > strategy.again_rows
+        heaviest = self.weights[~is_long].amax(0) if bool((~is_long).any()) else self.y[0] * 0
+        is_heavy = heaviest > strategy.again_weight
+        is_again = is_long[:, None] | is_heavy[None, :]
+        redone = (exact - h.mean(0)) * slope + self.beta.double()
+        share = float(is_long.double().mean())
+        # The columns at hand are those of largest |gamma|: none of the others is heavy.
+        heavy_share = int(is_heavy.sum()) * len(self.x) / self.num_elements
+        work = strategy.work + 3.0 * (share + (1.0 - share) * heavy_share)
+        return torch.where(is_again, redone, y), work
+
+
+def centre_of(x: torch.Tensor) -> torch.Tensor:
+    """Return the mean of at most 64 evenly spread rows in bfloat16, as wgmma_operands.cuh does."""
+    count = min(64, len(x))
+    stride = len(x) // count
+    return bf16(x[: count * stride : stride].mean(0))
+
+
+# ---- probes ---------------------------------------------------------------------------------
+
+FINITE = ("as_given", "offset", "heavy_tailed", "normal", "wide_range", "wide_columns", "tiny")
+
+
+def value_probes(num_rows: int | None, seed: int = 0) -> list[Probe]:
+    """Return the checker's probes that differ in values or in rows, each kind once."""
+    found: dict[tuple[Any, ...], Probe] = {}
+    for probe in [*thorough_probes(seed, num_rows), *screening_probes(seed, num_rows)]:
+        is_plain = probe.mode == "train" and probe.layout in ("contiguous", "misaligned")
+        is_usual = probe.weights in ("own", "random") and probe.batch not in (0, 1, 2)
+        if is_plain and is_usual and not probe.gradients and probe.distribution in FINITE:
+            own = probe.weights == "own"
+            found.setdefault((probe.distribution, probe.batch, own), probe)
+    return list(found.values())
+
+
+def case_of(problem: Problem, probe: Probe, num_columns: int, models: dict[str, Any]) -> Case:
+    """Return one probe's case; `models` keeps what takes long to draw."""
+    key = f"{probe.weights} {probe.seed_weights}" if probe.weights == "random" else "own"
+    if key not in models:
+        models.clear()
+        model = problem.make_model(OWN_WEIGHTS_SEED)
+        models[key] = problem.randomise(model, probe.seed_weights) if key != "own" else model
+    state = {name: value.detach() for name, value in models[key].state_dict().items()}
+    (x,) = problem.make_inputs(
+        probe.seed_inputs, distribution=probe.distribution, batch=probe.batch
+    )
+    order = state["bn.weight"].abs().argsort(descending=True, stable=True)[:num_columns]
+    return Case(
+        f"{probe.name} ({len(x)} rows)",
+        x - centre_of(x),
+        weight=state["gemm.weight"][order],
+        gamma=state["bn.weight"][order],
+        scale=state["scale"][order],
+        beta=state["bn.bias"][order],
+        eps=models[key].bn.eps,
+        num_elements=len(x) * len(state["bn.weight"]),
+    )
+
+
+# ---- tables ---------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def cell(use: torch.Tensor, num_elements: int) -> str:
+    """Return the largest use, and the share of all elements above 1 where there are some."""
+    count = int((use > 1.0).sum())
+    largest = float(use.max())
+    text = f"{largest:.2f}" if largest < 100 else f"{largest:.0f}"
+    return f"**{text}** ({100.0 * count / num_elements:.2g} %)" if count else text
+
+
+def strategy_cells(case: Case, strategies: Sequence[Strategy]) -> dict[str, tuple[str, float]]:
+    """Return each strategy's cell, and its work, on one probe."""
+    cells = {}
+    for strategy in strategies:
+        y, work = case.answer(strategy)
+        cells[strategy.name] = (cell(case.use(y, case.y), case.num_elements), work)
+    return cells
+
+
+def facts_of(case: Case) -> list[str]:
+    """Return how rows and columns of one probe spread, and what that does to fp16_fp8x2."""
+    h = case.product(next(s for s in STRATEGIES if s.name == "fp16_fp8x2"))
+    y, _ = case.normalised(h)
+    use = case.use(y, case.y)
+    bad = (use > 1.0).any(1)
+    middle, top = (float(case.lengths.quantile(q)) for q in (0.5, 0.99))
+    shift = ((h - case.h).mean(0) * case.slope).abs().max()
+    var = (h.var(0) / case.h.var(0) - 1.0).abs().max()
+    bins = []
+    for low, high in itertools.pairwise(EDGES):
+        inside = (case.weights >= low) & (case.weights < high)
+        bins.append(f"{float(use[inside].max()):.2f}" if bool(inside.any()) else "")
+    return [
+        f"{middle:.2f}, {top:.2f}, {float(case.lengths.max()):.2f}",
+        f"{100 * float((case.lengths > 1.25).double().mean()):.1f} %",
+        f"{float(case.gamma.abs().max()):.2f}",
+        f"{int(bad.sum())}: from {float(case.lengths[bad].min()):.2f}" if bool(bad.any()) else "0",
+        f"{float(shift):.0e}, {float(var):.0e}",
+        *bins,
+    ]
+
+
+def sum_cells(case: Case) -> list[str]:
+    """Return the rms error and largest use of each arrangement of sums, on the longest rows."""
+    rows = case.lengths.argsort(descending=True)[:SUM_ROWS]
+    mean = case.h.mean(0)
+    cells = []
+    for products, order, promotes in ARRANGEMENTS.values():
+        h = summed(case.x[rows], case.weight, products, order=order, promotes=promotes)
+        y = (h - mean) * case.slope + case.beta.double()
+        error = (y - case.y[rows]) / case.gamma.abs().clamp_min(1e-30)
+        rms = float(error.square().mean().sqrt() / case.lengths[rows].square().mean().sqrt())
+        use = case.use(y, case.y[rows])
+        cells.append(f"{rms:.1e}, {cell(use, case.num_elements)}")
+    return cells
+
+
+def report(
+    problem: Problem, probes: Sequence[Probe], strategies: Sequence[Strategy], num_columns: int
+) -> str:
+    """Return the three tables."""
+    uses: dict[str, dict[str, tuple[str, float]]] = {}
+    facts, sums = [], []
+    models: dict[str, Any] = {}
+    for probe in sorted(probes, key=lambda p: p.weights):
+        case = case_of(problem, probe, num_columns, models)
+        uses[case.name] = strategy_cells(case, strategies)
+        facts.append([case.name, *facts_of(case)])
+        sums.append([case.name, *sum_cells(case)])
+    lines = []
+    for strategy in strategies:
+        works = [cells[strategy.name][1] for cells in uses.values()]
+        low, high = min(works), max(works)
+        work = f"{low:.3g}" if high - low < 0.005 else f"{low:.3g} to {high:.3g}"
+        lines.append([strategy.name, work, *(c[strategy.name][0] for c in uses.values())])
+    edges = [f"use at weight {low:g} to {high:g}" for low, high in itertools.pairwise(EDGES)]
+    fact_head = [
+        "probe", "row lengths: median, 99 %, largest", "rows over 1.25", "largest abs(gamma)",
+        "fp16_fp8x2: rows that fail", "moves mean (of y), variance (relative)", *edges,
+    ]  # fmt: skip
+    return "\n\n".join(
+        [
+            table(["strategy", "work", *uses], lines),
+            table(fact_head, facts),
+            table(["probe: rms error at weight 1, use", *ARRANGEMENTS], sums),
+        ]
+    )
+
+
+def main() -> None:
+    """Parse the command line and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--sizes", default="", help="name=number,...; those of #33 otherwise")
+    parser.add_argument("--probe", action="append", help="a distribution; all otherwise")
+    parser.add_argument("--strategy", action="append", choices=[s.name for s in STRATEGIES])
+    parser.add_argument("--columns", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    pairs = [pair.split("=") for pair in options.sizes.split(",") if pair]
+    sizes = {name: int(number) for name, number in pairs}
+    problem = load_problem(load_family("gemm_scale_batchnorm").reference, sizes)
+    probes = value_probes(problem.num_rows(), options.seed)
+    chosen = [p for p in probes if not options.probe or p.distribution in options.probe]
+    names = options.strategy or [s.name for s in STRATEGIES]
+    strategies = [s for s in STRATEGIES if s.name in names]
+    print(report(problem, chosen, strategies, options.columns))
+
+
+if __name__ == "__main__":
+    main()

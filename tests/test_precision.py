@@ -1,0 +1,113 @@
+"""The emulated precision strategies, on a problem small enough for a test."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from benchmarks import precision, rounding
+from benchmarks.precision import FP8X2, FP16X3, MAIN, STRATEGIES, Case, Strategy
+from tuner.kernel.template import load_family
+from tuner.problem import load_problem
+
+SIZES = {"batch": 256, "in_features": 1024, "out_features": 256}
+COLUMNS = 64
+BY_NAME = {strategy.name: strategy for strategy in STRATEGIES}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # matrices are small, and the suite runs on all cores
+    yield
+    torch.set_num_threads(before)
+
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    problem = load_problem(load_family("gemm_scale_batchnorm").reference, SIZES)
+    probes = {p.name: p for p in precision.value_probes(SIZES["batch"])}
+    models: dict[str, torch.nn.Module] = {}
+    wanted = ("as given", "heavy-tailed", "wide range")
+    return {name: precision.case_of(problem, probes[name], COLUMNS, models) for name in wanted}
+
+
+def use(case: Case, strategy: Strategy) -> float:
+    y, _ = case.answer(strategy)
+    return float(case.use(y, case.y).max())
+
+
+@pytest.mark.parametrize("probe", ["as given", "heavy-tailed", "wide range"])
+def test_three_products_are_within_1e4_and_one_is_not(probe):
+    case = cases()[probe]
+    assert use(case, BY_NAME["fp16x3"]) < 0.1
+    assert use(case, BY_NAME["fp16"]) > 2.0
+    assert use(case, BY_NAME["fp16x3"]) < use(case, BY_NAME["fp16_fp8x2"])
+    assert use(case, BY_NAME["fp16_fp8x2"]) < 0.2 * use(case, BY_NAME["fp16"])
+
+
+def test_float8_corrections_are_computed_again_where_they_are_too_coarse_and_only_there():
+    guarded, plain = BY_NAME["fp16_fp8x2, or all again"], BY_NAME["fp16_fp8x2"]
+    given, wide = cases()["as given"], cases()["wide range"]
+    assert use(given, plain) < 1.0 < use(wide, plain)
+    assert given.answer(guarded)[1] == 2.0
+    assert wide.answer(guarded)[1] == 5.0
+    assert use(wide, guarded) == use(wide, BY_NAME["fp16x3"])
+
+
+def test_the_expected_error_is_the_one_that_is_found():
+    case = cases()["as given"]
+    found = case.answer(BY_NAME["fp16_fp8x2"])[0] - case.y
+    assert (
+        0.5 < case.expected_error(BY_NAME["fp16_fp8x2"]) / float(found.square().mean().sqrt()) < 2
+    )
+
+
+def test_int8_is_finer_than_float8_unless_few_elements_make_a_row_long():
+    int8, float8 = BY_NAME["fp16 + 2 int8"], BY_NAME["fp16_fp8x2"]
+    assert use(cases()["as given"], int8) < use(cases()["as given"], float8)
+    assert use(cases()["heavy-tailed"], int8) > use(cases()["heavy-tailed"], float8)
+
+
+def test_a_part_and_its_rest_leave_less_than_the_part_alone():
+    v = torch.randn(8, 256, generator=torch.Generator().manual_seed(0)) * 2.0**11
+    for whole, rest, bits in [("fp16", "fp16 rest", 21), ("bf16", "bf16 rest", 16)]:
+        left = v - rounding.part(whole, v) - rounding.part(rest, v)
+        assert float(left.abs().max()) <= float(v.abs().max()) * 2.0**-bits
+    for rest in ("e4m3 rest", "e5m2 rest", "int8 rest"):
+        exact = v - rounding.part("fp16", v)
+        assert float((rounding.part(rest, v) - exact).abs().max()) < 0.2 * float(exact.abs().max())
+
+
+def test_sums_that_are_promoted_are_nearer_than_those_that_are_cut_off_all_the_way():
+    case = cases()["as given"]
+    x, weight = case.x[:16, :512], case.weight[:16, :512]
+    exact = x.double() @ weight.double().T
+
+    def error(products, order, promotes):
+        h = rounding.summed(x, weight, products, order=order, promotes=promotes)
+        return float((h - exact).square().mean().sqrt())
+
+    assert error(FP16X3, "fused", True) < 0.3 * error(FP16X3, "sweeps", False)
+    assert error(FP8X2, "sweeps", False) < 0.2 * error((MAIN,), "sweeps", True)
+
+
+def test_sums_are_cut_off_towards_zero():
+    above = 1.0 + 2.0**-24
+    sums = torch.tensor([1.0 + 2.0**-23, above, -above, 0.0], dtype=torch.float64)
+    assert rounding.cut(sums, 24).tolist() == [1.0 + 2.0**-23, 1.0, -1.0, 0.0]
+
+
+def test_the_report_has_every_probe_and_strategy():
+    problem = load_problem(
+        load_family("gemm_scale_batchnorm").reference,
+        {"batch": 64, "in_features": 64, "out_features": 32},
+    )
+    probes = precision.value_probes(64)
+    assert {p.distribution for p in probes} == set(precision.FINITE)
+    chosen = [p for p in probes if p.distribution in ("wide_range", "wide_columns")]
+    text = precision.report(problem, chosen, STRATEGIES, 16)
+    for name in [*(p.name for p in chosen), *BY_NAME, *precision.ARRANGEMENTS]:
+        assert name in text
