@@ -106,7 +106,7 @@ class Bench:
         import torch
 
         from tuner.evaluate.timers import CpuTimer, CudaTimer
-        from tuner.problem import load_problem
+        from tuner.problem.reference import load_problem
 
         self.device, self.num_samples = device, num_samples
         problem = load_problem(load_family(op).reference, dict(sizes))
@@ -185,7 +185,7 @@ class Bench:
         """Return PyTorch's own operations in the math mode of an accuracy class."""
         import torch
 
-        from tuner.problem import Accuracy, math_mode
+        from tuner.problem.accuracy import Accuracy, math_mode
 
         def call(
             x: Any, weight: Any, bias: Any, scale: Any, gamma: Any, beta: Any, eps: float

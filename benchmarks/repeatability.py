@@ -27,7 +27,7 @@ from pathlib import Path
 from tuner.evaluate.measure import ratio_interval
 from tuner.evaluate.prover import Contender, Prover, Race
 from tuner.evaluate.task import Task
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 from tuner.trial import Interval
 
 EXTRA = 0.02  # of work, that is to be told apart

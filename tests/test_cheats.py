@@ -19,7 +19,7 @@ from tuner.evaluate.prover import Contender, Prover
 from tuner.evaluate.task import Task, least_us
 from tuner.evaluate.worker import Worker
 from tuner.machine.device import describe
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 
 CHEATS = Path(__file__).parent / "cheats"
 SEED = 21

@@ -26,7 +26,8 @@ from tuner.check.probes import (
 from tuner.check.produce import answer, checksum_of
 from tuner.check.verdict import judge, merge
 from tuner.errors import ProblemError
-from tuner.problem import Accuracy, load_problem
+from tuner.problem.accuracy import Accuracy
+from tuner.problem.reference import load_problem
 
 FLOAT32 = Accuracy("float32")
 LOOSE = Accuracy("tolerance", 1e-4, 1e-4)

@@ -25,7 +25,7 @@ from tuner.config import (
 )
 from tuner.errors import ConfigError
 from tuner.machine.device import Device
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 from tuner.search.samplers import SAMPLERS
 from tuner.space.search_space import Expression
 

@@ -21,7 +21,7 @@ from tuner.export.module import export_text
 from tuner.kernel.builder import Toolchain
 from tuner.kernel.template import family_names, load_family
 from tuner.machine.device import describe
-from tuner.problem import Problem, load_problem
+from tuner.problem.reference import Problem, load_problem
 
 GEMM, NORM = "gemm_scale_batchnorm", "layer_norm"
 SIZES = {  # on the CPU those of test_export.py: the library is built once for both

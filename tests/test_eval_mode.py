@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from tuner.kernel.template import load_family
-from tuner.problem import load_problem
+from tuner.problem.reference import load_problem
 
 FAMILY = load_family("gemm_scale_batchnorm")
 SIZES = {"batch": 36000, "in_features": 20, "out_features": 30}  # 2^20 outputs and more

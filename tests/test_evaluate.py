@@ -21,7 +21,7 @@ from tuner.evaluate.task import explained, least_us
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.machine.datasheets import known_device
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 from tuner.trial import Build, Candidate, Check, Outcome, Params, Status
 from tuner.tuning import Planned, plan
 

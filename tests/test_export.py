@@ -17,7 +17,7 @@ from tuner.errors import TemplateError
 from tuner.export.module import export_text, fallback_text
 from tuner.kernel.builder import Toolchain
 from tuner.kernel.template import family_names, load_family
-from tuner.problem import load_problem
+from tuner.problem.reference import load_problem
 
 OP = "gemm_scale_batchnorm"
 SIZES = {"batch": 6, "in_features": 5, "out_features": 7}

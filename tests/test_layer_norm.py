@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.template import Family, load_family
-from tuner.problem import load_problem
+from tuner.problem.reference import load_problem
 from tuner.trial import Candidate, Params
 
 EPS = 1e-5

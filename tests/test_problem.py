@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tuner.errors import ProblemError
-from tuner.problem import Accuracy, load_problem, math_mode
+from tuner.problem.reference import load_problem
 
 FLAGSHIP = """
 import torch
@@ -57,62 +55,6 @@ def write(folder: Path, text: str) -> Path:
     path = folder / "reference.py"
     path.write_text(text)
     return path
-
-
-def test_accuracy_is_read_from_words_pairs_and_mappings():
-    assert Accuracy.parse("float32") == Accuracy("float32")
-    assert Accuracy.parse(" TF32 ") == Accuracy("tf32")
-    assert Accuracy.parse("1e-4,2e-3") == Accuracy("tolerance", 1e-4, 2e-3)
-    assert Accuracy.parse({"atol": 1e-4, "rtol": "1e-3"}) == Accuracy("tolerance", 1e-3, 1e-4)
-
-
-def test_accuracy_labels_are_short():
-    assert Accuracy.parse("1e-4,1e-4").label == "rtol=1e-4,atol=1e-4"
-    assert Accuracy.parse({"rtol": 0.5, "atol": 2.5e-5}).label == "rtol=0.5,atol=2.5e-5"
-    assert Accuracy("float32").label == "float32"
-
-
-@given(st.floats(0, 0.9), st.floats(1e-300, 1e6))
-def test_accuracy_labels_are_read_back_without_losing_a_digit(rtol, atol):
-    accuracy = Accuracy("tolerance", rtol, atol)
-    assert Accuracy.parse(accuracy.label) == accuracy
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        ("flot32", "did you mean 'float32'"),
-        ("1e-4", "expected 'float32'"),
-        ("a,b", "'a' is no number"),
-        ({"rtol": 1e-4}, "'atol' is missing"),
-        ({"rtol": 1e-4, "atol": 1e-4, "tol": 1}, "unknown 'tol'"),
-        ({"rtol": True, "atol": 1e-4}, "True is no number"),
-        ({"rtol": -1e-4, "atol": 1e-4}, "expected 0 <= rtol"),
-        ({"rtol": "nan", "atol": 1e-4}, "expected 0 <= rtol"),
-        ("0,0", "both 0"),
-        (3, "got 3"),
-    ],
-)
-def test_a_wrong_accuracy_is_explained(value, says):
-    with pytest.raises(ValueError, match="accuracy") as error:
-        Accuracy.parse(value)
-    assert says in str(error.value)
-
-
-def test_tf32_is_refused_where_it_does_not_exist():
-    with pytest.raises(ProblemError, match="tf32 is not available on cpu"):
-        Accuracy("tf32").require_on("cpu")
-    Accuracy("tf32").require_on("cuda:1")
-    Accuracy("float32").require_on("cpu")
-
-
-def test_math_mode_is_put_back():
-    before = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-    with math_mode(Accuracy("tf32")):
-        assert torch.get_float32_matmul_precision() == "high"
-    with math_mode(Accuracy("float32")):
-        assert not torch.backends.cudnn.allow_tf32
-    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
 
 def test_loading_keeps_text_hash_and_sizes(flagship):

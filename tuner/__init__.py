@@ -14,7 +14,7 @@ import importlib
 from typing import Any
 
 _API = {
-    "Accuracy": "problem",
+    "Accuracy": "problem.accuracy",
     "ConfigError": "errors",
     "Observer": "tuning",
     "Run": "run",

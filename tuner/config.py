@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from tuner.errors import ConfigError, ExpressionError, did_you_mean
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import WORD, Expression, unknown_name
 from tuner.trial import Value

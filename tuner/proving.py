@@ -33,7 +33,7 @@ from tuner.planning import (
     toolchain_of,
     version_here,
 )
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 from tuner.run import Run, open_run, storage_errors, write_whole
 from tuner.trial import (
     Check,

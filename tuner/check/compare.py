@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.produce import CHUNK_ELEMENTS
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 
 if TYPE_CHECKING:
     import torch

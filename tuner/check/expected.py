@@ -23,7 +23,8 @@ from tuner.check.produce import (
     snapshot,
 )
 from tuner.errors import ProblemError
-from tuner.problem import Accuracy, Problem, math_mode, widened
+from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.reference import Problem, widened
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from tuner.problem import Distribution
+from tuner.problem.draws import Distribution
 from tuner.trial import from_json, to_json
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from tuner.check.compare import (
 from tuner.check.expected import Expected
 from tuner.check.probes import Answer, Probe
 from tuner.check.produce import checksum_of
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult
 
 if TYPE_CHECKING:

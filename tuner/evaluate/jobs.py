@@ -46,7 +46,8 @@ from tuner.evaluate.worker import Fault
 from tuner.kernel.binding import BoundOp, bind
 from tuner.machine.device import describe
 from tuner.machine.doctor import environment
-from tuner.problem import Accuracy, Problem, load_problem, math_mode
+from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.reference import Problem, load_problem
 from tuner.trial import Argument, Candidate, Check, Measurement, ProbeResult, from_json, to_json
 
 if TYPE_CHECKING:

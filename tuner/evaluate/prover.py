@@ -22,7 +22,7 @@ from tuner.errors import WorkerError
 from tuner.evaluate.measure import contradicted, ratio_interval
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, explained, new_worker, too_fast
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 from tuner.trial import Build, Candidate, Check, Finalist, ProbeResult, from_json, to_json
 
 __all__ = ["Contender", "Prover", "Race", "finalist"]

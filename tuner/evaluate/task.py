@@ -17,7 +17,7 @@ from tuner.evaluate.worker import JobFailed, Worker
 from tuner.kernel.template import Family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import Device
-from tuner.problem import Accuracy
+from tuner.problem.accuracy import Accuracy
 from tuner.trial import to_json
 
 __all__ = ["PREPARE_TIMEOUT_S", "Task", "explained", "least_us", "new_worker", "too_fast"]

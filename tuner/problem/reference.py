@@ -1,4 +1,4 @@
-"""What to compute: the reference module, its inputs, its float64 oracle, the accuracy classes.
+"""What to compute: the reference module, its inputs, its float64 oracle.
 
     load_problem(path, sizes) -> Problem
         make_model(seed)       the reference with its own initial weights, KernelBench's way
@@ -15,168 +15,21 @@ import ast
 import contextlib
 import hashlib
 import itertools
-import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from tuner.errors import ProblemError, did_you_mean
+from tuner.problem.draws import Distribution, WeightKind, fresh_values, redistributed
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "Accuracy",
-    "Distribution",
-    "Problem",
-    "WeightKind",
-    "load_problem",
-    "math_mode",
-    "widened",
-]
-
-Distribution = Literal[
-    "as_given",  # what get_inputs() returns
-    "offset",  # the same plus 100: exposes float32 sums of squares
-    "heavy_tailed",  # normal times lognormal, clipped to +-1e4
-    "normal",
-    "wide_range",  # normal, each row scaled by its own power of two, 2^-20 to 2^20
-    "wide_columns",  # the same over the last dimension
-    "tiny",  # as given times 2^-10: a variance near the eps that is added to it
-    "dyadic",  # multiples of 1/4 within +-2: with dyadic weights products and sums are exact
-    "constant_columns",  # dyadic, every row equal
-    "nan_row",  # as given, one row NaN
-    "inf_element",  # as given, one element infinite
-]
-WeightKind = Literal["random", "dyadic"]
-WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
-HEAVY_TAIL_SIGMA = 1.5  # of the lognormal factor: about 1 value in 1000 above 100
-HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
-
-
-# ---- accuracy classes -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Accuracy:
-    """How near to float64 an answer must be.
-
-    `float32` and `tf32` are relative to PyTorch's own error in that arithmetic; `tolerance`
-    accepts every element within `atol + rtol * |value|`.
-    """
-
-    kind: Literal["float32", "tf32", "tolerance"] = "float32"
-    rtol: float = 0.0
-    atol: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.kind != "tolerance":
-            if self.rtol or self.atol:
-                raise ValueError(f"accuracy {self.kind} takes no rtol and atol")
-        elif not (0.0 <= self.rtol < 1.0 and 0.0 <= self.atol < float("inf")):
-            raise ValueError(
-                f"accuracy: expected 0 <= rtol < 1 and a finite atol >= 0, "
-                f"got rtol={self.rtol:g}, atol={self.atol:g}"
-            )
-        elif self.rtol == 0.0 and self.atol == 0.0:
-            raise ValueError("accuracy: rtol and atol are both 0, which no float32 kernel meets")
-
-    @classmethod
-    def parse(cls, value: str | Mapping[str, Any]) -> Accuracy:
-        """Read `float32`, `tf32`, `1e-4,1e-4` (rtol, atol) or a mapping with rtol and atol.
-
-        Raises:
-            ValueError: it is none of these; the message says what was got and what is allowed.
-        """
-        if isinstance(value, str):
-            return cls._parse_word(value)
-        if not isinstance(value, Mapping):
-            raise ValueError(f"accuracy: got {value!r}; expected {_ACCURACY_FORMS}")
-        unknown = [str(name) for name in value if name not in ("rtol", "atol")]
-        missing = [name for name in ("rtol", "atol") if name not in value]
-        if unknown or missing:
-            problem = f"unknown {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
-            raise ValueError(f"accuracy: {problem}; expected {_ACCURACY_FORMS}")
-        return cls("tolerance", _tolerance(value["rtol"]), _tolerance(value["atol"]))
-
-    @classmethod
-    def _parse_word(cls, text: str) -> Accuracy:
-        word = text.strip().lower()
-        if word == "float32":
-            return cls("float32")
-        if word == "tf32":
-            return cls("tf32")
-        # The label ("rtol=1e-4,atol=1e-4") is read back as well.
-        form = re.fullmatch(r"(?:rtol=)?([^,=]+),\s*(?:atol=)?([^,=]+)", word)
-        if form is None:
-            hint = did_you_mean(word, ["float32", "tf32"])
-            raise ValueError(
-                f"accuracy: got {text!r}; expected {_ACCURACY_FORMS}" + (hint and f"\n  {hint}")
-            )
-        return cls("tolerance", _tolerance(form[1]), _tolerance(form[2]))
-
-    @property
-    def label(self) -> str:
-        """`float32`, `tf32` or `rtol=1e-4,atol=1e-4`; `parse` reads it back."""
-        if self.kind != "tolerance":
-            return self.kind
-        return f"rtol={_short(self.rtol)},atol={_short(self.atol)}"
-
-    def require_on(self, device: str | torch.device) -> None:
-        """Raise ProblemError when `device` cannot compute this class's baseline."""
-        kind = str(device).partition(":")[0]
-        if self.kind == "tf32" and kind != "cuda":
-            raise ProblemError(
-                f"accuracy tf32 is not available on {kind}: TF32 is arithmetic of NVIDIA's tensor "
-                "cores, so there is no PyTorch TF32 answer to compare with; "
-                "use float32, or {rtol, atol}"
-            )
-
-
-_ACCURACY_FORMS = "'float32', 'tf32', 'RTOL,ATOL' such as '1e-4,1e-4', or {rtol: ..., atol: ...}"
-
-
-def _tolerance(value: object) -> float:
-    try:
-        if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-            raise ValueError
-        return float(value)
-    except ValueError:
-        raise ValueError(f"accuracy: {value!r} is no number; expected {_ACCURACY_FORMS}") from None
-
-
-def _short(value: float) -> str:
-    """Format 0.0001 as 1e-4 (Python would write 0.0001 or 1e-04), without losing a digit."""
-    shortest = next(text for n in range(18) if float(text := f"{value:.{n}e}") == value)
-    mantissa, _, exponent = shortest.partition("e")
-    return f"{mantissa}e{int(exponent)}" if abs(int(exponent)) > 1 else repr(value)
-
-
-@contextlib.contextmanager
-def math_mode(accuracy: Accuracy) -> Iterator[None]:
-    """Set PyTorch's arithmetic for float32 products to that of the class, and put it back.
-
-    `tf32` allows TF32 in matrix products and convolutions; all others forbid it in both.
-    """
-    import torch
-
-    matmul_before = torch.get_float32_matmul_precision()
-    cudnn_before = torch.backends.cudnn.allow_tf32
-    is_tf32 = accuracy.kind == "tf32"
-    try:
-        torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = is_tf32
-        yield
-    finally:
-        torch.set_float32_matmul_precision(matmul_before)
-        torch.backends.cudnn.allow_tf32 = cudnn_before
-
-
-# ---- the problem ----------------------------------------------------------------------------
+__all__ = ["Problem", "load_problem", "widened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +60,7 @@ class Problem:
         """
         import torch
 
-        torch.manual_seed(seed)
-        init_inputs = self._ask("get_init_inputs")
+        init_inputs = self.init_inputs(seed)
         torch.manual_seed(seed)
         with self._explained("Model(*get_init_inputs())"):
             model = self.module.Model(*init_inputs)
@@ -244,7 +96,7 @@ class Problem:
         inputs = self._draw_inputs(seed, batch)
         generator = torch.Generator(device=device).manual_seed(seed ^ 0x5EED)
         moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
-        return [_redistribute(x, distribution, generator) for x in moved]
+        return [redistributed(x, distribution, generator) for x in moved]
 
     def _draw_inputs(self, seed: int, batch: int | None) -> list[Any]:
         import torch
@@ -291,11 +143,7 @@ class Problem:
         """Give every floating-point weight and buffer a fresh value, in place.
 
         Works on the state_dict by name and shape, so a reference and a candidate with the same
-        keys get the same values. Vectors get a zero, a tiny and a negative element; buffers that
-        were positive (a running variance) stay so; a counter at 0 becomes 7.
-
-        `kind` "dyadic" draws multiples of 1/16 within +-1, with which sums of products of similar
-        inputs are exact in float32.
+        keys get the same values; `fresh_values` says which.
         """
         import torch
 
@@ -303,7 +151,7 @@ class Problem:
         buffers = {name for name, _ in model.named_buffers()}
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
-                fresh = _fresh_values(tensor, name in buffers, generator, kind)
+                fresh = fresh_values(tensor, name in buffers, generator, kind)
                 tensor.copy_(fresh)
         return model
 
@@ -373,79 +221,6 @@ def widened(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.double()
     return value
-
-
-def _fresh_values(
-    tensor: torch.Tensor, is_buffer: bool, generator: torch.Generator, kind: WeightKind
-) -> torch.Tensor:
-    """Return new values of the same shape and dtype, drawn on the CPU."""
-    import torch
-
-    old = tensor.detach().to("cpu")
-    if not old.is_floating_point():
-        is_counter = is_buffer and old.ndim == 0 and old.dtype == torch.int64 and int(old) == 0
-        return torch.full_like(old, 7) if is_counter else old
-    if is_buffer and old.numel() and float(old.min()) > 0.0:
-        return 0.5 + 1.5 * torch.rand(old.shape, generator=generator, dtype=old.dtype)
-    if kind == "dyadic":
-        return torch.randint(-16, 17, old.shape, generator=generator).to(old.dtype) / 16
-    fresh = torch.randn(old.shape, generator=generator, dtype=old.dtype)
-    if old.ndim >= 2:
-        # A matrix keeps its magnitude, which was chosen for its fan-in.
-        magnitude = float(old.double().square().mean().sqrt()) if old.numel() else 0.0
-        return fresh * (magnitude or old[0].numel() ** -0.5)
-    if old.ndim == 1 and old.numel() >= 4:
-        zero, tiny, negative, _ = torch.randperm(old.numel(), generator=generator)[:4].tolist()
-        fresh[zero], fresh[tiny], fresh[negative] = 0.0, 1e-6, -fresh[negative].abs() - 0.1
-    return fresh
-
-
-def _redistribute(value: Any, distribution: Distribution, generator: torch.Generator) -> Any:
-    import torch
-
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
-        return value
-    if distribution == "as_given":
-        return value
-    if distribution == "offset":
-        return value + 100.0
-    if distribution == "tiny":
-        return value * 2.0**-10
-
-    def drawn(shape: Sequence[int]) -> torch.Tensor:
-        return torch.randn(shape, generator=generator, dtype=value.dtype, device=generator.device)
-
-    def powers_of_two(shape: Sequence[int]) -> torch.Tensor:
-        exponents = torch.randint(
-            -WIDE_RANGE_BITS,
-            WIDE_RANGE_BITS + 1,
-            shape,
-            generator=generator,
-            device=generator.device,
-        )
-        return torch.exp2(exponents.to(value.dtype))
-
-    if distribution == "normal":
-        return drawn(value.shape)
-    if distribution == "heavy_tailed":
-        factor = drawn(value.shape).mul_(HEAVY_TAIL_SIGMA).exp_()
-        return drawn(value.shape).mul_(factor).clamp_(-HEAVY_TAIL_CLIP, HEAVY_TAIL_CLIP)
-    if distribution == "wide_range":
-        return drawn(value.shape).mul_(powers_of_two([*value.shape[:1]] + [1] * (value.ndim - 1)))
-    if distribution == "wide_columns":
-        return drawn(value.shape).mul_(powers_of_two(value.shape[-1:]))
-    if distribution in ("dyadic", "constant_columns"):
-        shape = value.shape if distribution == "dyadic" else value.shape[1:]
-        few_bits = torch.randint(-8, 9, shape, generator=generator, device=generator.device)
-        return (few_bits.to(value.dtype) / 4).expand(value.shape).contiguous()
-    poisoned = value.clone()
-    rows = poisoned.view(value.shape[0] if value.ndim else 1, -1)
-    at = int(torch.randint(len(rows), (), generator=generator, device=generator.device))
-    if distribution == "nan_row":
-        rows[at] = float("nan")
-    else:
-        rows[at, 0] = float("inf")
-    return poisoned
 
 
 # ---- loading --------------------------------------------------------------------------------

@@ -1,0 +1,122 @@
+"""Values to ask with: inputs drawn so that errors show, and fresh weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Distribution", "WeightKind", "fresh_values", "redistributed"]
+
+Distribution = Literal[
+    "as_given",  # what get_inputs() returns
+    "offset",  # the same plus 100: exposes float32 sums of squares
+    "heavy_tailed",  # normal times lognormal, clipped to +-1e4
+    "normal",
+    "wide_range",  # normal, each row scaled by its own power of two, 2^-20 to 2^20
+    "wide_columns",  # the same over the last dimension
+    "tiny",  # as given times 2^-10: a variance near the eps that is added to it
+    "dyadic",  # multiples of 1/4 within +-2: with dyadic weights products and sums are exact
+    "constant_columns",  # dyadic, every row equal
+    "nan_row",  # as given, one row NaN
+    "inf_element",  # as given, one element infinite
+]
+WeightKind = Literal[
+    "random",
+    "dyadic",  # multiples of 1/16 within +-1: with dyadic inputs products and sums are exact
+]
+WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
+HEAVY_TAIL_SIGMA = 1.5  # of the lognormal factor: about 1 value in 1000 above 100
+HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
+
+
+def fresh_values(
+    tensor: torch.Tensor, is_buffer: bool, generator: torch.Generator, kind: WeightKind
+) -> torch.Tensor:
+    """Return new values for a weight or buffer, of its shape and dtype, drawn on the CPU.
+
+    Vectors get a zero, a tiny and a negative element; a matrix keeps its magnitude; buffers that
+    were positive (a running variance) stay so; a counter at 0 becomes 7.
+
+    Args:
+        tensor: any shape and dtype; what is neither floating-point nor a counter stays as it is.
+        is_buffer: it is a buffer of its module, no parameter.
+        generator: of the CPU.
+        kind: how to draw.
+    """
+    import torch
+
+    old = tensor.detach().to("cpu")
+    if not old.is_floating_point():
+        is_counter = is_buffer and old.ndim == 0 and old.dtype == torch.int64 and int(old) == 0
+        return torch.full_like(old, 7) if is_counter else old
+    if is_buffer and old.numel() and float(old.min()) > 0.0:
+        return 0.5 + 1.5 * torch.rand(old.shape, generator=generator, dtype=old.dtype)
+    if kind == "dyadic":
+        return torch.randint(-16, 17, old.shape, generator=generator).to(old.dtype) / 16
+    fresh = torch.randn(old.shape, generator=generator, dtype=old.dtype)
+    if old.ndim >= 2:
+        # A matrix keeps its magnitude, which was chosen for its fan-in.
+        magnitude = float(old.double().square().mean().sqrt()) if old.numel() else 0.0
+        return fresh * (magnitude or old[0].numel() ** -0.5)
+    if old.ndim == 1 and old.numel() >= 4:
+        zero, tiny, negative, _ = torch.randperm(old.numel(), generator=generator)[:4].tolist()
+        fresh[zero], fresh[tiny], fresh[negative] = 0.0, 1e-6, -fresh[negative].abs() - 0.1
+    return fresh
+
+
+def redistributed(value: Any, distribution: Distribution, generator: torch.Generator) -> Any:
+    """Return a floating-point tensor with other values of its shape and dtype, as asked.
+
+    Args:
+        value: anything; what is no floating-point tensor, or is empty, is returned as it is.
+        distribution: what the values shall be.
+        generator: of the tensor's device.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    if distribution == "as_given":
+        return value
+    if distribution == "offset":
+        return value + 100.0
+    if distribution == "tiny":
+        return value * 2.0**-10
+
+    def drawn(shape: Sequence[int]) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=value.dtype, device=generator.device)
+
+    def powers_of_two(shape: Sequence[int]) -> torch.Tensor:
+        exponents = torch.randint(
+            -WIDE_RANGE_BITS,
+            WIDE_RANGE_BITS + 1,
+            shape,
+            generator=generator,
+            device=generator.device,
+        )
+        return torch.exp2(exponents.to(value.dtype))
+
+    if distribution == "normal":
+        return drawn(value.shape)
+    if distribution == "heavy_tailed":
+        factor = drawn(value.shape).mul_(HEAVY_TAIL_SIGMA).exp_()
+        return drawn(value.shape).mul_(factor).clamp_(-HEAVY_TAIL_CLIP, HEAVY_TAIL_CLIP)
+    if distribution == "wide_range":
+        return drawn(value.shape).mul_(powers_of_two([*value.shape[:1]] + [1] * (value.ndim - 1)))
+    if distribution == "wide_columns":
+        return drawn(value.shape).mul_(powers_of_two(value.shape[-1:]))
+    if distribution in ("dyadic", "constant_columns"):
+        shape = value.shape if distribution == "dyadic" else value.shape[1:]
+        few_bits = torch.randint(-8, 9, shape, generator=generator, device=generator.device)
+        return (few_bits.to(value.dtype) / 4).expand(value.shape).contiguous()
+    poisoned = value.clone()
+    rows = poisoned.view(value.shape[0] if value.ndim else 1, -1)
+    at = int(torch.randint(len(rows), (), generator=generator, device=generator.device))
+    if distribution == "nan_row":
+        rows[at] = float("nan")
+    else:
+        rows[at, 0] = float("inf")
+    return poisoned
