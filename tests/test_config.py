@@ -51,7 +51,8 @@ constraints:
       whole
       warps
 search: {sampler: random, trials: 20, timeout: 1h30m, seed: 7, in_flight: 4}
-measure: {screen: 10ms, finalists: 0.1, max_noise: 1%, num_finalists: 2, num_processes: 3}
+measure: {screen: 10ms, finalists: 0.1, max_noise: 1%, num_finalists: 2, num_processes: 3,
+  torch_compile: max-autotune}
 """
 
 
@@ -104,6 +105,7 @@ def test_every_key_is_read(tmp_path):
     assert (search.seed, search.in_flight) == (7, 4)
     assert (measure.screen_s, measure.finalists_s, measure.max_noise) == (0.01, 0.1, 0.01)
     assert (measure.num_finalists, measure.num_processes) == (2, 3)
+    assert measure.torch_compile == "max-autotune"
     assert config.text == WHOLE
 
 
@@ -116,6 +118,7 @@ def test_only_the_operator_is_needed():
     assert (search.seed, search.in_flight) == (0, None)
     assert (measure.screen_s, measure.finalists_s, measure.max_noise) == (0.02, 0.2, 0.005)
     assert (measure.num_finalists, measure.num_processes) == (3, 5)
+    assert measure.torch_compile is None
 
 
 def test_paths_may_be_relative_to_another_folder_than_the_files(tmp_path):

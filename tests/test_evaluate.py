@@ -16,7 +16,7 @@ from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import evaluator as room
 from tuner.evaluate import prover as prover_room
 from tuner.evaluate.evaluator import DeviceEvaluator
-from tuner.evaluate.prover import Contender, Prover, finalist
+from tuner.evaluate.prover import Contender, Prover, Race, compared_with_compiled, finalist
 from tuner.evaluate.task import explained, least_us
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
@@ -233,8 +233,9 @@ def test_a_right_candidate_passes_every_probe_then_races(prover, planned, builde
     check = prover.check(subject, told.append)
     assert check.is_accepted and check.is_thorough, check.reason
     assert list(check.probes) == told and len(told) > 20
-    race = prover.race([subject], num_processes=2, seconds=0.02)
-    assert [len(lane) for lane in race] == [2, 2]
+    compiled = Contender.of_compiled(planned.task, "default")  # races like any other
+    race = prover.race([subject, compiled], num_processes=2, seconds=0.02)
+    assert [len(lane) for lane in race] == [2, 2, 2]
     rounds = [[len(process) for process in lane] for lane in race]
     assert rounds[0] == rounds[1] and min(rounds[0]) >= prover_room.MIN_ROUNDS
     assert all(us > 0 for lane in race for process in lane for us in process)
@@ -247,6 +248,21 @@ def test_a_right_candidate_passes_every_probe_then_races(prover, planned, builde
     assert entry.trial == 3 and entry.interval is not None and entry.interval.num_processes == 2
     assert entry.interval.low <= entry.interval.speedup <= entry.interval.high
     assert entry.latency_us and entry.baseline_us and entry.noise is not None
+
+
+def test_torch_compile_is_compared_with_the_baseline_and_with_the_exported_file():
+    processes = [[[30.0, 31.0, 29.0]] * 8, [[30.0] * 3] * 8], [[[10.0] * 3] * 8] * 2
+    found = compared_with_compiled("default", Race([*processes, [[[20.0] * 3] * 8] * 2]))
+    assert (found.mode, found.latency_us, found.error) == ("default", 20.0, "")
+    assert found.interval is not None and found.interval.speedup == pytest.approx(1.5)
+    assert found.ours is not None and found.ours.speedup == pytest.approx(2.0)
+
+
+def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(prover, planned, builder):
+    rival = Contender.of_compiled(planned.task, "no such mode")
+    with pytest.raises(WorkerError) as error:
+        prover.race([rival], num_processes=2, seconds=0.02)
+    assert "no such mode" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -276,8 +276,15 @@ class SearchSection(_Section):
     stop: StopSection | None = None
 
 
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
 class MeasureSection(_Section):
-    """How long and how exactly to measure; `max_noise` is a share, 0.005 for 0.5 %."""
+    """How long and how exactly to measure; `max_noise` is a share, 0.005 for 0.5 %.
+
+    With `torch_compile`, a mode of PyTorch's compiler, the reference compiled by it is raced with
+    the exported file.
+    """
 
     screen_s: Annotated[float, BeforeValidator(parse_duration), AfterValidator(_short(10))] = (
         Field(default=0.02, alias="screen")
@@ -288,6 +295,7 @@ class MeasureSection(_Section):
     max_noise: Annotated[float, BeforeValidator(parse_fraction)] = 0.005
     num_finalists: Annotated[StrictInt, Field(ge=1, le=100)] = 3
     num_processes: Annotated[StrictInt, Field(ge=2, le=100)] = 5
+    torch_compile: CompileMode | None = None
 
 
 class _ConstraintEntry(_Section):

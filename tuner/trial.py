@@ -20,6 +20,7 @@ __all__ = [
     "Build",
     "Candidate",
     "Check",
+    "Compiled",
     "DType",
     "Finalist",
     "Interval",
@@ -306,12 +307,28 @@ class Finalist:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiled:
+    """How `torch.compile` does beside the exported file, raced with it and with the baseline.
+
+    `mode` is its mode. `interval` is baseline / torch.compile, `ours` torch.compile / exported
+    file, of the same rounds; where it could not be raced they are None, and `error` says why.
+    """
+
+    mode: str
+    interval: Interval | None = None
+    ours: Interval | None = None
+    latency_us: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What a run ended with.
 
     `ties` are the trial numbers that cannot be told from the winner. `exported` is the
     measurement of the exported file itself, made from its file in fresh processes; with
     `is_fallback` that file holds the reference's own modules, since even the winner was slower.
+    `compiled` is there where the config asked for it.
     """
 
     winner: int
@@ -321,6 +338,7 @@ class Result:
     export_path: str = ""
     notes: tuple[str, ...] = ()
     is_fallback: bool = False
+    compiled: Compiled | None = None
 
 
 # ---- to and from JSON -----------------------------------------------------------------------

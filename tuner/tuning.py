@@ -28,7 +28,13 @@ from tuner.errors import (
 )
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.measure import tie_set
-from tuner.evaluate.prover import Contender, Prover, Race, finalist
+from tuner.evaluate.prover import (
+    Contender,
+    Prover,
+    Race,
+    compared_with_compiled,
+    finalist,
+)
 from tuner.export.module import fallback_text
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir
@@ -61,6 +67,7 @@ from tuner.search.surrogate import Remaining
 from tuner.trial import (
     Build,
     Candidate,
+    Compiled,
     Finalist,
     Result,
     Trial,
@@ -306,6 +313,7 @@ class _Session:
             exported, notes = self._export(self._trial(winner), raced)
         if is_fallback := _is_slower(exported):
             exported, notes = self._fall_back(exported)
+        compiled = self._beside_compiled(prover) if exported.check.is_accepted else None
         return Result(
             winner=winner,
             finalists=tuple(entries),
@@ -314,6 +322,7 @@ class _Session:
             export_path=str(self.run.export_path),
             notes=tuple(notes),
             is_fallback=is_fallback,
+            compiled=compiled,
         )
 
     def _raced(
@@ -385,6 +394,23 @@ class _Session:
         if not exported.check.is_accepted:
             return exported, [f"the exported file was rejected: {exported.check.reason}"]
         return exported, _compared(raced, exported)
+
+    def _beside_compiled(self, prover: Prover) -> Compiled | None:
+        """Race the exported file with torch.compile, where the config asks for that."""
+        measure = self.planned.config.measure
+        mode = measure.torch_compile
+        if mode is None:
+            return None
+        self.observer.on_stage(f"racing the exported file and torch.compile ({mode})")
+        file = Contender.of_file(self.run.export_path, is_deterministic=False)
+        rival = Contender.of_compiled(self.planned.task, mode)
+        try:
+            race = prover.race(
+                [file, rival], num_processes=measure.num_processes, seconds=measure.finalists_s
+            )
+        except WorkerError as error:  # the file was proved already, and stays so
+            return Compiled(mode, error=str(error).strip().splitlines()[0])
+        return compared_with_compiled(mode, race)
 
     def _fall_back(self, slower: Finalist) -> tuple[Finalist, list[str]]:
         """Export the reference's own modules in place of a winner that is slower; prove them.

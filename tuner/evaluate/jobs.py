@@ -326,15 +326,23 @@ class _Session:
         candidate: str | None = None,
         artefact: str = "",
         model_new: str = "",
+        reference: str = "",
+        compile_mode: str = "",
         sizes: dict[str, int] | None = None,
     ) -> Answer:
         """Import a stranger's file, or bind a built candidate into its family's module.
+
+        With `compile_mode` it is the reference itself, compiled by PyTorch.
 
         `notes` name what its text tells, which is read before it runs.
         """
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
         self._get_timer(device)  # before the import, which may patch what it is made of
         arguments = untagged(init_inputs)
+        if compile_mode:
+            problem = load_problem(Path(reference), sizes or {})
+            self.make_model = lambda: _compiled(problem, device, compile_mode)
+            return {"notes": []}, ()
         notes = []
         if file is not None:
             notes = notes_on(Path(file).read_text(errors="replace"), sizes or {})
@@ -433,6 +441,13 @@ class _Session:
 
 
 # ---- the device ---------------------------------------------------------------------------------
+
+
+def _compiled(problem: Problem, device: str, mode: str) -> torch.nn.Module:
+    """Return the reference, compiled at its first call, with the keys of its own state."""
+    model = problem.make_model(WEIGHT_SEED, device)
+    model.compile(mode=mode, dynamic=False)
+    return model
 
 
 def _timer(device: str) -> Timer:

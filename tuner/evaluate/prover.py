@@ -23,9 +23,19 @@ from tuner.evaluate.measure import contradicted, ratio_interval
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, explained, new_worker, too_fast
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
 from tuner.problem.accuracy import Accuracy
-from tuner.trial import Build, Candidate, Check, Finalist, ProbeResult, from_json, to_json
+from tuner.trial import (
+    Build,
+    Candidate,
+    Check,
+    Compiled,
+    Finalist,
+    Interval,
+    ProbeResult,
+    from_json,
+    to_json,
+)
 
-__all__ = ["Contender", "Prover", "Race", "finalist"]
+__all__ = ["Contender", "Prover", "Race", "compared_with_compiled", "finalist"]
 
 CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its first
 BURST_S = 0.05  # of samples from one process before the next one's turn
@@ -44,18 +54,26 @@ STEADY = 0.05  # relative difference of two medians that agree
 class Contender:
     """Something to be proved: a built candidate, or a file that holds a ModelNew.
 
-    `env` are the variables of its process: where what was built for it is found.
+    `env` are the variables of its process: where what was built for it is found. What
+    `is_ours` is raced without being judged.
     """
 
     name: str
     load: Mapping[str, Any]
     is_deterministic: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
+    is_ours: bool = False
 
     @classmethod
     def of_file(cls, path: Path, is_deterministic: bool) -> Contender:
         """Return a file as a contender; it is imported in the producer alone."""
         return cls(path.name, {"file": str(path.resolve())}, is_deterministic)
+
+    @classmethod
+    def of_compiled(cls, task: Task, mode: str) -> Contender:
+        """Return the reference, compiled by `torch.compile` in that mode."""
+        load = {"reference": task.reference, "compile_mode": mode}
+        return cls(f"torch.compile ({mode})", load, is_ours=True)
 
     @classmethod
     def of_candidate(
@@ -146,7 +164,7 @@ class Prover:
         of processes that nobody can foresee.
 
         Args:
-            contenders: all must have been checked.
+            contenders: all that are not ours must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
 
@@ -171,7 +189,7 @@ class Prover:
                 told = [statistics.median(lane[-1]) for lane in race]
                 for place, contender in enumerate(contenders):
                     refusal = too_fast(told[place + 1], self._task.impossible_us)
-                    if not refusal and judged[place] == number:
+                    if not refusal and judged[place] == number and not contender.is_ours:
                         refusal = self._cross_check(racers, told, place + 1)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
@@ -352,14 +370,13 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
     if race is None:
         return Finalist(number, check, error=check.reason)
     baseline, own = race[0], race[lane]
-    pairs = [list(zip(base, mine, strict=True)) for base, mine in zip(baseline, own, strict=True)]
     rounds = [value for process in own for value in process]
     latency_us = statistics.median(rounds)
     spread = statistics.median(abs(value - latency_us) for value in rounds)
     return Finalist(
         number,
         check,
-        ratio_interval(pairs),
+        _ratio(baseline, own),
         latency_us,
         statistics.median(value for process in baseline for value in process),
         1.4826 * spread / latency_us,
@@ -367,6 +384,22 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         baseline_samples_us=_frozen(race.bursts[0]),
         num_throttled=race.num_throttled,
     )
+
+
+def compared_with_compiled(mode: str, race: Race) -> Compiled:
+    """Summarise a race of the baseline, the exported file and torch.compile, in that order."""
+    baseline, own, compiled = race
+    return Compiled(
+        mode,
+        interval=_ratio(baseline, compiled),
+        ours=_ratio(compiled, own),
+        latency_us=statistics.median(value for process in compiled for value in process),
+    )
+
+
+def _ratio(slow: list[list[float]], fast: list[list[float]]) -> Interval:
+    """Return the interval of slow / fast of two lanes, [process][round] in us."""
+    return ratio_interval([list(zip(s, f, strict=True)) for s, f in zip(slow, fast, strict=True)])
 
 
 def _frozen(lane: list[list[list[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
