@@ -21,18 +21,21 @@ from tuner.machine.ceilings import occupancy
 from tuner.machine.datasheets import known_device
 from tuner.review import figures, timeline
 from tuner.review.charts import charts_of
+from tuner.review.facts import Facts
 from tuner.review.figures import (
     accuracy_figure,
     hover_words,
+    progress_figure,
+    thinned,
+    with_hovers,
+)
+from tuner.review.parameters import (
     importance_figure,
     importances,
     parallel_figure,
     parameter_figure,
-    progress_figure,
-    thinned,
 )
 from tuner.review.roofline import roofline_figure, roofs_of
-from tuner.review.summary import Facts
 from tuner.review.tables import contest, pareto, resources_of, rms_of, trial_columns
 from tuner.review.timeline import spans_of, stage_figure, stages_of, timeline_figure, workers_of
 from tuner.trial import Outcome, Status, Trial
@@ -126,7 +129,7 @@ def test_hover_names_the_trial_its_time_and_its_parameters():
 
 def test_every_trial_of_a_figure_bears_its_number():
     trials = make_trials(60)
-    figure = progress_figure(trials, None)
+    figure = with_hovers(progress_figure(trials, None), trials)
     for trace in figure.data:
         if trace.meta == figures.HOVER:
             for number, text in zip(trace.customdata, trace.hovertext, strict=True):
@@ -303,13 +306,16 @@ def test_workers_are_busy_or_idle():
 
 
 def test_timeline_has_a_lane_for_each_worker_with_the_device_on_top():
-    figure = timeline_figure(make_trials(40))
-    lanes = list(figure.layout.yaxis.categoryarray)
-    assert lanes == ["builder 3", "builder 2", "builder 1", "builder 0", "device"]
+    trials = make_trials(40)
+    figure = with_hovers(timeline_figure(spans_of(trials)), trials)
+    lanes = list(figure.layout.yaxis.ticktext)
+    assert lanes == ["device", "builder 0", "builder 1", "builder 2", "builder 3"]
+    assert figure.layout.yaxis.range[0] > figure.layout.yaxis.range[1]  # the first on top
     build = next(trace for trace in figure.data if trace.name == "build")
     ends = list(zip(build.x[::4], build.x[2::4], build.customdata[::4], strict=True))
     assert len(ends) == 40
     assert all(end - start == pytest.approx(1.5, abs=2e-3) for start, end, _ in ends)
+    assert build.hovertext[:5] == ("trial 0: build, 1.5 s",) * 3 + (None, "trial 1: build, 1.5 s")
 
 
 def test_run_without_build_times_says_so(tmp_path):

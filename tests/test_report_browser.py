@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from full_runs import SOURCE, make_hostile, make_result, make_run, make_trials
 
+from tuner.review.facts import Facts
 from tuner.review.report import page_data, write_report
-from tuner.review.summary import NONE, Facts
 from tuner.review.tables import trial_columns
+from tuner.review.words import NONE
 from tuner.run import Run
 from tuner.trial import Status, to_json
 
@@ -153,7 +154,9 @@ def test_every_figure_is_drawn_without_complaint_network_or_fault(browser, finis
 def test_nothing_hostile_runs(browser, tmp_path):
     tab = Tab(browser, make_hostile(tmp_path))
     tab.draw_all()
-    tab.draw("progress-trial").locator(".points path").first.hover(force=True)
+    chart = tab.draw("progress-trial")
+    chart.locator(".points path").first.hover(force=True)
+    assert "<b>bold</b>" in chart.locator(".hovertext").first.text_content()
     tab.page.locator("#other").select_option(index=1)
     tab.page.locator("#compared").filter(has_text="trial").wait_for()
     tab.page.get_by_role("button", name="Show trial 0").click()

@@ -13,7 +13,8 @@ from full_runs import (
     make_trials,
 )
 
-from tuner.review.summary import Facts, Summary, format_summary, summary
+from tuner.review.facts import Facts
+from tuner.review.summary import Summary, format_summary, summary
 from tuner.run import Run
 from tuner.trial import Interval
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from tiny_operator import NAME, config_text, write_family
 
-from tuner.review.summary import Facts, format_summary, summary_of
+from tuner.review.facts import Facts
+from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run
 from tuner.terminal import Screen
 from tuner.trial import Measurement

@@ -11,7 +11,7 @@ from command_line import tune
 from made_runs import CONFIG, made_run, result, trials
 
 from tuner.errors import InputError
-from tuner.review.summary import Facts
+from tuner.review.facts import Facts
 from tuner.review.versus import Comparison, compare_runs, confidence_words, format_versus
 from tuner.run import Run
 from tuner.trial import Interval

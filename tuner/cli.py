@@ -262,7 +262,7 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Say which of two or more runs is better, with what confidence, and what differs."""
-    from tuner.review.summary import Facts
+    from tuner.review.facts import Facts
     from tuner.review.versus import compare_runs, format_versus
     from tuner.run import open_run
 

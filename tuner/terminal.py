@@ -22,8 +22,8 @@ from tuner.errors import NothingCorrectError
 
 if TYPE_CHECKING:
     from tuner.export.repeat import Repeated
+    from tuner.review.facts import Facts
     from tuner.review.shelf import Shown
-    from tuner.review.summary import Facts
     from tuner.run import Run
     from tuner.trial import Check, Finalist, Measurement, ProbeResult, Trial
     from tuner.tuning import Planned
@@ -142,7 +142,7 @@ def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
         return
     out.print(f"{'state':<10} {'speed-up':>8} {'trials':>6} {'age':>7}  run")
     from tuner.review.shelf import age_words
-    from tuner.review.summary import NONE, ratio_words
+    from tuner.review.words import NONE, ratio_words
 
     for run in runs:
         speed = ratio_words(run.speedup) if run.speedup else NONE
@@ -236,7 +236,7 @@ class Screen(_Plain):
 
     def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
         """The run's folder is there; `trials` is what a resumed run has."""
-        from tuner.review.summary import Facts
+        from tuner.review.facts import Facts
 
         super().on_run(run, baseline, trials)
         self.trials = list(trials)

@@ -11,31 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tuner.review.facts import Facts, correct_trials, latency_us_of
 from tuner.review.figures import (
-    HOVER,
     MAX_POINTS,
     accuracy_figure,
-    hover_words,
+    progress_figure,
+)
+from tuner.review.parameters import (
     importance_figure,
     importances,
     parallel_figure,
     parameter_figure,
-    progress_figure,
 )
 from tuner.review.roofline import resource_figure, roofline_figure, roofs_of
-from tuner.review.summary import (
-    Facts,
-    correct_trials,
-    count_words,
-    latency_us_of,
-    number_words,
-    us_words,
-)
 from tuner.review.tables import parameter_names, pareto, resources_of, rms_of, value_words
 from tuner.review.timeline import spans_of, stage_figure, timeline_figure
+from tuner.review.words import count_words, number_words, us_words
 from tuner.trial import Trial
 
-__all__ = ["CHART_NAMES", "Chart", "charts_of", "figure_data", "hovers_of"]
+__all__ = ["CHART_NAMES", "Chart", "charts_of", "figure_data"]
 
 MAX_PARAMETER_PLOTS = 12  # those that matter most; the table has them all
 MAX_AXES = 9  # of the parallel coordinates, beside the latency
@@ -55,34 +49,34 @@ class Chart:
     figure: Any
 
 
-def charts_of(facts: Facts, names: Sequence[str] | None = None) -> list[Chart]:
+def charts_of(
+    facts: Facts,
+    names: Sequence[str] | None = None,
+    shares: Callable[[], Mapping[str, float]] | None = None,
+) -> list[Chart]:
     """Return a run's figures, in the order of the page.
 
     Args:
         facts: of the run.
         names: those wanted, of `CHART_NAMES`; all if None.
+        shares: the importance of each parameter, asked for by the figures that need it; found
+            anew if None, which takes half a second with 5,000 correct trials.
     """
-    shares = importances(facts.trials) if names is None or _NEEDS_SHARES & set(names) else {}
-    return [_CHARTS[name](facts, shares) for name in names or _CHARTS]
+    wanted = tuple(names or _CHARTS)
+    known: Mapping[str, float] = {}
+    if _NEEDS_SHARES & set(wanted):
+        known = shares() if shares else importances(facts.trials)
+    return [_CHARTS[name](facts, known) for name in wanted]
 
 
 def figure_data(figure: Any) -> dict[str, Any]:
     """Return a figure as JSON holds it, for the page's own script.
 
-    The template is left out, since the page's follows the reader's light or dark, and so are
-    the texts of single trials, which `hovers_of` holds once for all figures.
+    The template is left out, since the page's follows the reader's light or dark.
     """
     data: dict[str, Any] = json.loads(figure.to_json())
     data["layout"].pop("template", None)
-    for trace in data["data"]:
-        if trace.get("meta") == HOVER:
-            trace.pop("hovertext", None)
     return data
-
-
-def hovers_of(trials: Sequence[Trial]) -> list[str]:
-    """Return what every figure says of a trial, in the order of the trials."""
-    return [hover_words(trial) for trial in trials]
 
 
 # ---- one by one -----------------------------------------------------------------------------
@@ -92,7 +86,7 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
     name = f"progress-{by}"
     if not facts.trials:
         return Chart(name, label, "No trial is recorded yet.", None)
-    floors = facts.floors()
+    floors = {f"floor of {bound.words}": bound.latency_us for bound in facts.bounds()}
     figure = progress_figure(
         facts.trials,
         facts.number("baseline_us"),
@@ -114,7 +108,12 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
         words += f" Drawn are about {MAX_POINTS:,}: of each status the fastest, and an even share."
     if facts.number("torch_compile_us") is None:
         words += " torch.compile was not measured in this run."
-    if not floors:
+    if floors:
+        words += (
+            " A floor is 100 % of the roofline below, at the datasheet's rates; a clock above the "
+            "rated one may pass it by a few percent."
+        )
+    else:
         words += " No physical floor: this device's rates are not known."
     return Chart(name, label, words, figure)
 
@@ -240,7 +239,7 @@ def _timeline(facts: Facts, _: Mapping[str, float]) -> Chart:
     words = "What each worker did when; a gap is idle time."
     if all(span.stage != "build" for span in spans):
         words += " This run did not record when its builds ran."
-    return Chart("timeline", label, words, timeline_figure(facts.trials))
+    return Chart("timeline", label, words, timeline_figure(spans))
 
 
 _CHARTS: dict[str, Callable[[Facts, Mapping[str, float]], Chart]] = {

@@ -14,11 +14,11 @@ import hashlib
 import json
 import secrets
 import socket
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from threading import RLock
+from threading import Thread
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -39,23 +39,22 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 
 from tuner.errors import InputError, MachineError, StorageError, TunerError
-from tuner.review.charts import CHART_NAMES
 from tuner.review.guard import Guard
 from tuner.review.launch import Launcher
+from tuner.review.live import LivePages, warm_up
 from tuner.review.optuna_view import Studies, optuna_app
 from tuner.review.report import (
     PAGE_DIR,
     SCRIPTS,
-    chart_data,
     json_markup,
-    page_data,
     page_environment,
     script,
     styles,
 )
 from tuner.review.shelf import Shelf, Shown
-from tuner.review.summary import params_words, percent_words, trial_words, us_words
+from tuner.review.summary import trial_words
 from tuner.review.versus import Comparison, compare_runs, confidence_words, lettered
+from tuner.review.words import params_words, percent_words, us_words
 from tuner.trial import Status
 
 __all__ = ["DEFAULT_PORT", "Dashboard", "serve"]
@@ -67,16 +66,6 @@ TRIED_PORTS = 20  # from the default one on, where it is taken
 LOOK_S = 0.5  # between two looks at the runs' files
 PING_S = 15.0  # so that a connection that is gone is noticed
 GRACE_S = 2  # for requests in flight, at the end
-MAX_KEPT = 16  # pieces of pages' data that are kept until their run changes: some MB each
-
-# A page shows its text, its table and the first figures at once; the other groups follow one
-# after another, since with 10,000 trials they take seconds. What is in none is in the last.
-CHART_GROUPS = (
-    ("progress-trial",),
-    ("progress-time", "accuracy", "roofline", "resources", "stages"),
-    ("importance", "parameters", "parallel"),
-    ("timeline",),
-)
 
 WEB_DIR = Path(__file__).parent / "web"
 WEB_SCRIPTS = ("site.js", "runs.js", "live.js", "compare.js")
@@ -97,7 +86,7 @@ class Dashboard:
         self.num_stopped = 0  # processes that were asked to stop at the end
         self.is_closing: Callable[[], bool] = lambda: False
         self._studies = Studies(self.shelf)
-        self._kept = _Kept()
+        self._pages = LivePages(self.shelf)
         self._key = ""
 
     def app(self, port: int) -> Guard:
@@ -105,6 +94,7 @@ class Dashboard:
 
         @asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncIterator[None]:
+            Thread(target=warm_up, daemon=True).start()
             yield
             self.num_stopped = self.launcher.close()
 
@@ -116,7 +106,8 @@ class Dashboard:
                 Route("/compare", self._compare),
                 Route("/runs/{name}", self._page),
                 Route("/runs/{name}/data", self._data),
-                Route("/runs/{name}/charts/{group:int}", self._charts),
+                Route("/runs/{name}/rest", self._rest),
+                Route("/runs/{name}/charts/{chart}", self._chart),
                 Route("/runs/{name}/source/{number:int}", self._source),
                 Route("/runs/{name}/events", self._run_events),
                 Route("/runs/{name}/study", self._study),
@@ -158,7 +149,7 @@ class Dashboard:
         )
         # Its data is made while the browser reads the scripts, which then ask for it. What it
         # would fail with is told to them.
-        answer.background = BackgroundTask(_unless_unreadable(lambda: self._kept_text(name, 0)))
+        answer.background = BackgroundTask(_unless_unreadable(lambda: self._pages.first(name)))
         return answer
 
     async def _compare(self, request: Request) -> Response:
@@ -188,44 +179,19 @@ class Dashboard:
     # ---- data of one run --------------------------------------------------------------------
 
     async def _data(self, request: Request) -> Response:
-        return await self._kept_json(request.path_params["name"], 0)
+        return await _as_json(self._pages.first, request.path_params["name"])
 
-    async def _charts(self, request: Request) -> Response:
-        group = request.path_params["group"]
-        if group >= len(CHART_GROUPS):
-            raise InputError(f"charts/{group}: there are {len(CHART_GROUPS)} groups")
-        return await self._kept_json(request.path_params["name"], group)
+    async def _rest(self, request: Request) -> Response:
+        return await _as_json(self._pages.rest, request.path_params["name"])
 
-    async def _kept_json(self, name: str, group: int) -> Response:
-        text = await anyio.to_thread.run_sync(self._kept_text, name, group)
-        return Response(text, media_type="application/json")
-
-    def _kept_text(self, name: str, group: int) -> bytes:
-        run = self.shelf.run(name)
-        # Before reading: what is added meanwhile is a change.
-        stamp = self.shelf.stamp(run.path.name)
-        return self._kept.get((name, group), stamp, lambda: self._made(name, group, stamp))
-
-    def _made(self, name: str, group: int, stamp: str) -> bytes:
-        facts = self.shelf.facts(name)
-        if group == 0:
-            told = page_data(facts, CHART_GROUPS[0]) | {"num_groups": len(CHART_GROUPS)}
-        else:
-            told = {"charts": chart_data(facts, _charts_of(group))}
-        return to_json({**told, "stamp": stamp}, inf_nan_mode="null")
+    async def _chart(self, request: Request) -> Response:
+        asked = request.path_params
+        return await _as_json(self._pages.chart, asked["name"], asked["chart"])
 
     async def _source(self, request: Request) -> Response:
-        name, number = request.path_params["name"], request.path_params["number"]
-
-        def lines() -> list[str] | None:
-            facts = self.shelf.facts(name)
-            for trial in facts.trials:
-                if trial.number == number:
-                    text = facts.source(trial)[1]
-                    return text.splitlines() if text else None
-            return None
-
-        return JSONResponse(await anyio.to_thread.run_sync(lines))
+        asked = request.path_params
+        found = await anyio.to_thread.run_sync(self._pages.source, asked["name"], asked["number"])
+        return JSONResponse(found)
 
     async def _study(self, request: Request) -> Response:
         run = self.shelf.run(request.path_params["name"])
@@ -373,30 +339,9 @@ def _listening(port: int | None) -> socket.socket:
 # ---- what goes in and out -------------------------------------------------------------------
 
 
-class _Kept:
-    """What was made of the runs, until they change; made once where several ask."""
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[Any, tuple[str, bytes]] = OrderedDict()
-        self._making: defaultdict[Any, RLock] = defaultdict(RLock)
-
-    def get(self, key: Any, stamp: str, make: Callable[[], bytes]) -> bytes:
-        with self._making[key]:
-            kept = self._found.pop(key, None)
-            if kept is None or kept[0] != stamp:
-                kept = stamp, make()
-            self._found[key] = kept
-            while len(self._found) > MAX_KEPT:
-                self._found.popitem(last=False)
-            return kept[1]
-
-
-def _charts_of(group: int) -> list[str]:
-    names = list(CHART_GROUPS[group])
-    if group == len(CHART_GROUPS) - 1:
-        named = {name for group in CHART_GROUPS for name in group}
-        names += [name for name in CHART_NAMES if name not in named]
-    return names
+async def _as_json(make: Callable[..., bytes], *asked: str) -> Response:
+    """Answer with JSON that a thread makes."""
+    return Response(await anyio.to_thread.run_sync(make, *asked), media_type="application/json")
 
 
 def _lasting(shown: Shown) -> Shown:

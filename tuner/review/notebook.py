@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import MachineError
 from tuner.review.charts import charts_of
-from tuner.review.summary import Facts, Summary, format_summary, summary_of
+from tuner.review.facts import Facts
+from tuner.review.figures import with_hovers
+from tuner.review.summary import Summary, format_summary, summary_of
 from tuner.review.tables import trial_columns
 from tuner.run import open_run
 
@@ -82,7 +84,11 @@ class LoadedRun:
         The names are `tuner.review.charts.CHART_NAMES`; one that this run cannot have is absent.
         """
         charts = charts_of(self.facts)
-        return {chart.name: chart.figure for chart in charts if chart.figure is not None}
+        return {
+            chart.name: with_hovers(chart.figure, self.facts.trials)
+            for chart in charts
+            if chart.figure is not None
+        }
 
     def __repr__(self) -> str:
         return format_summary(self.summary)

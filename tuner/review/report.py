@@ -14,28 +14,26 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from tuner.review.charts import charts_of, figure_data, hovers_of
+from tuner.review.charts import charts_of, figure_data
+from tuner.review.facts import Facts
 from tuner.review.sources import code_styles, highlighted, packed_sources, winner_source
-from tuner.review.summary import (
-    Facts,
-    error_ratio,
+from tuner.review.summary import Summary, error_ratio, summary_of, trial_words
+from tuner.review.tables import Column, contest, failures, strategies, trial_columns
+from tuner.review.timeline import stages_of, workers_of
+from tuner.review.words import (
     params_words,
     percent_words,
     ratio_words,
     seconds_words,
-    summary_of,
-    trial_words,
     us_words,
 )
-from tuner.review.tables import contest, failures, strategies, trial_columns
-from tuner.review.timeline import stages_of, workers_of
 from tuner.run import Run, write_whole
 from tuner.trial import Status, Trial
 
@@ -56,7 +54,6 @@ __all__ = [
 
 PAGE_DIR = Path(__file__).parent / "page"
 SCRIPTS = ("plotly-basic.min.js", "parallel.js", "trials.js", "sources.js", "report.js")
-PARTS = ("head", "verdict", "contests", "failures", "time", "source", "how")
 
 _STATUS_MEANING = {
     Status.CORRECT: "accepted by the check, and timed",
@@ -103,87 +100,139 @@ def page(facts: Facts) -> str:
     )
 
 
-def page_data(facts: Facts, chart_names: Sequence[str] | None = None) -> dict[str, Any]:
+def page_data(
+    facts: Facts, chart_names: Sequence[str] | None = None, part_names: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Return what the page shows, ready for JSON (no NaN, no infinity).
 
     Args:
         facts: of the run.
         chart_names: figures wanted, of `charts.CHART_NAMES`; all if None. A live page asks for
-            the quick ones first.
+            one at first, and for the others as they are looked at.
+        part_names: texts wanted, of `PARTS`; all if None.
 
     Returns:
         `title`; `parts`: HTML by name, escaped; `charts`: label, caption and Plotly figure (or
-        null) by name; `columns`: the table of all trials; `hovers`: what figures say of each
-        trial, in the table's order; `winner`: its number or null; `csv_name`.
+        null) by name; `columns`: the table of all trials; `winner`: its number or null;
+        `csv_name`.
     """
     told = summary_of(facts)
-    columns = [
-        {
-            "name": column.name,
-            "label": column.label,
-            "kind": column.kind,
-            "values": [_finite(value) for value in column.values],
-        }
-        for column in trial_columns(facts)
-    ]
     return {
         "title": f"{told.op} on {told.device}: {told.verdict}",
-        "parts": parts_of(facts),
+        "parts": parts_of(facts, part_names, told),
         "charts": chart_data(facts, chart_names),
-        "columns": columns,
-        "hovers": hovers_of(facts.trials),
+        "columns": [_column(column) for column in trial_columns(facts)],
         "winner": told.best.number if told.best else None,
         "csv_name": f"{facts.run.path.name}-trials.csv",
     }
 
 
-def chart_data(facts: Facts, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return label, caption and Plotly figure (or None) of each chart, by name; all if None."""
+def _column(column: Column) -> dict[str, Any]:
+    values = [
+        None if isinstance(value, float) and not math.isfinite(value) else value
+        for value in column.values
+    ]
+    return {
+        "name": column.name,
+        "label": column.label,
+        "kind": column.kind,
+        "is_parameter": column.is_parameter,
+        "values": values,
+    }
+
+
+def chart_data(
+    facts: Facts,
+    names: Sequence[str] | None = None,
+    shares: Callable[[], Mapping[str, float]] | None = None,
+) -> dict[str, Any]:
+    """Return label, caption and Plotly figure (or None) of each chart, by name.
+
+    The arguments are those of `charts.charts_of`.
+    """
     return {
         chart.name: {
             "label": chart.label,
             "caption": chart.caption,
             "figure": None if chart.figure is None else figure_data(chart.figure),
         }
-        for chart in charts_of(facts, names)
+        for chart in charts_of(facts, names, shares)
     }
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def parts_of(
+    facts: Facts, names: Sequence[str] | None = None, told: Summary | None = None
+) -> dict[str, str]:
+    """Return the parts of the page that are text and tables, as HTML by name, all escaped.
 
-
-def parts_of(facts: Facts, names: Sequence[str] = PARTS) -> dict[str, str]:
-    """Return the parts of the page that are text and tables, as HTML by name, all escaped."""
+    Args:
+        facts: of the run.
+        names: those wanted, of `PARTS`; all if None.
+        told: the run's summary, where it is known already.
+    """
     module = page_environment().get_template("parts.html.j2").module
-    view = _view(facts)
-    return {name: str(getattr(module, name)(view)) for name in names}
-
-
-def _view(facts: Facts) -> dict[str, Any]:
-    """Return all that the parts show, by name."""
-    trials = facts.trials
-    source_name, source = winner_source(facts)
-    builds = [trial.outcome.build for trial in trials]
-    words = strategies(trials)
+    summary = told or summary_of(facts)
     return {
-        "summary": summary_of(facts),
+        name: str(getattr(module, name)({"summary": summary, **_SHOWN[name](facts)}))
+        for name in names or PARTS
+    }
+
+
+def _shown_verdict(facts: Facts) -> dict[str, Any]:
+    return {
         "finalists": facts.result.finalists if facts.result else (),
         "exported": facts.result.exported if facts.result else None,
+    }
+
+
+def _shown_contests(facts: Facts) -> dict[str, Any]:
+    trials = facts.trials
+    words = strategies(trials)
+    return {
         "contests": [(name, contest(trials, [name])) for name in words],
         "together": contest(trials, words) if len(words) > 1 else None,
-        "status_meaning": {status.value: text for status, text in _STATUS_MEANING.items()},
-        "failures": failures(facts),
+    }
+
+
+def _shown_failures(facts: Facts) -> dict[str, Any]:
+    meaning = {status.value: text for status, text in _STATUS_MEANING.items()}
+    return {"status_meaning": meaning, "failures": failures(facts)}
+
+
+def _shown_time(facts: Facts) -> dict[str, Any]:
+    trials = facts.trials
+    builds = [trial.outcome.build for trial in trials]
+    return {
         "stages": stages_of(trials) if _is_timed(trials) else [],
         "workers": workers_of(trials),
         "num_cached": sum(build.is_cached for build in builds if build),
         "num_same": sum(t.outcome.same_as is not None for t in trials),
-        "source_name": source_name,
-        "source": source,
+    }
+
+
+def _shown_source(facts: Facts) -> dict[str, Any]:
+    name, text = winner_source(facts)
+    return {"source_name": name, "source": text}
+
+
+def _shown_how(facts: Facts) -> dict[str, Any]:
+    return {
         "config": highlighted(facts.config, "yaml") if facts.config else "",
         "environment": _flat(facts.environment),
-        "started_at": facts.word("started_at"),
     }
+
+
+# What each part shows beside the summary.
+_SHOWN: dict[str, Callable[[Facts], dict[str, Any]]] = {
+    "head": lambda facts: {"started_at": facts.word("started_at")},
+    "verdict": _shown_verdict,
+    "contests": _shown_contests,
+    "failures": _shown_failures,
+    "time": _shown_time,
+    "source": _shown_source,
+    "how": _shown_how,
+}
+PARTS = tuple(_SHOWN)
 
 
 def _is_timed(trials: Sequence[Trial]) -> bool:

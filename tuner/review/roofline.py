@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
+from tuner.review.facts import UNITS, correct_trials, latency_us_of
 from tuner.review.figures import (
     BASELINE,
     FLOOR,
@@ -17,18 +18,12 @@ from tuner.review.figures import (
     thinned,
     trial_points,
 )
-from tuner.review.summary import correct_trials, latency_us_of, us_words
 from tuner.review.tables import Resources, resources_of
+from tuner.review.words import us_words
 from tuner.trial import Trial
 
-__all__ = ["ROOFS", "resource_figure", "roofline_figure", "roofs_of"]
+__all__ = ["resource_figure", "roofline_figure", "roofs_of"]
 
-ROOFS = {
-    "fp32": "plain float32 cores",
-    "fp16x3": "three float16 products",
-    "tf32": "TF32 tensor cores",
-    "fp16": "float16 tensor cores",
-}
 _DASHES = ("solid", "dash", "dashdot", "dot")
 _PANELS = (
     ("registers", "registers a thread"),
@@ -42,7 +37,7 @@ def roofs_of(device: Device | None, intensity: float) -> dict[str, float]:
     """Return the bound in TFLOPS of each precision at an intensity in FLOP/byte, where known."""
     if device is None:
         return {}
-    bounds = {name: roofline_tflops(intensity, 1.0, device, name) for name in ROOFS}
+    bounds = {name: roofline_tflops(intensity, 1.0, device, name) for name in UNITS}
     return {name: bound for name, bound in bounds.items() if bound}
 
 
@@ -73,16 +68,16 @@ def roofline_figure(
     intensity = flops / num_bytes
     figure = go.Figure()
     intensities = [intensity * 10 ** (i / 16 - 1.5) for i in range(49)]
-    for dash, name in zip(_DASHES, ROOFS, strict=True):
+    for dash, name in zip(_DASHES, UNITS, strict=True):
         roof = [roofs_of(device, x).get(name) for x in intensities]
         if all(roof):
             figure.add_scatter(
                 x=intensities,
                 y=roof,
                 mode="lines",
-                name=f"roof of {ROOFS[name]}",
+                name=f"roof of {UNITS[name]}",
                 line={"color": FLOOR, "width": 2, "dash": dash},
-                hovertext=[f"{ROOFS[name]}: at most {y:.3g} TFLOPS" for y in roof],
+                hovertext=[f"{UNITS[name]}: at most {y:.3g} TFLOPS" for y in roof],
                 hoverinfo="text",
             )
     drawn = thinned(correct_trials(trials))

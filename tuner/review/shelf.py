@@ -18,12 +18,10 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from tuner.errors import InputError, StorageError, TunerError
-from tuner.review.summary import MAX_SOURCE_CHARS, Facts, text_of
-from tuner.run import Run, is_locked, storage_errors
-from tuner.trial import Interval, Result, Trial, from_json
+from tuner.errors import InputError, TunerError
+from tuner.review.facts import MAX_SOURCE_CHARS, Facts, text_of
+from tuner.run import Run, is_locked, parsed_trials, storage_errors
+from tuner.trial import Interval, Result, Trial
 
 __all__ = ["Shelf", "Shown", "State", "age_words"]
 
@@ -93,7 +91,6 @@ class Shelf:
         self._root = folder.resolve()
         self._tallies: dict[str, _Tally] = {}
         self._trials: OrderedDict[str, _Reader] = OrderedDict()
-        self._looked_at: dict[str, set[str]] = {}  # candidates without links, by run
         self._lock = RLock()
 
     def names(self) -> list[str]:
@@ -184,15 +181,6 @@ class Shelf:
         for name in _FILES:
             if (path / name).resolve() != root / name:
                 return name
-        known = self._looked_at.setdefault(path.name, set())
-        for folder in _names_in(path / "candidates"):
-            if folder in known:
-                continue
-            inside = path / "candidates" / folder
-            for entry in (inside, *(inside / name for name in _names_in(inside))):
-                if entry.is_symlink():
-                    return str(entry.relative_to(path))
-            known.add(folder)
         return ""
 
     def _look(self, run: Run, tally: _Tally) -> None:
@@ -211,10 +199,6 @@ class Shelf:
             tally.problem = str(error).splitlines()[0]
 
 
-def _names_in(folder: Path) -> list[str]:
-    return os.listdir(folder) if folder.is_dir() else []
-
-
 class _Reader:
     """The trials of one run, read on from where it last stopped."""
 
@@ -225,18 +209,21 @@ class _Reader:
         self._inode = 0
 
     def read(self) -> Sequence[Trial]:
-        lines, self._offset, self._inode = _new_lines(self._path, self._offset, self._inode)
-        if lines is None:
+        data, offset, inode = _newer(self._path, self._offset, self._inode)
+        if data is None:
             self._trials = []
-            lines, self._offset, self._inode = _new_lines(self._path, 0, 0)
-        self._trials = [*self._trials, *_parsed(self._path, lines or [], len(self._trials))]
+            data, offset, inode = _newer(self._path, 0, 0)
+        if data:  # another list only where there is more in it
+            newer = parsed_trials(self._path, data.split(b"\n")[:-1], len(self._trials))
+            self._trials = [*self._trials, *newer]
+        self._offset, self._inode = offset, inode
         return self._trials
 
 
-def _new_lines(path: Path, offset: int, inode: int) -> tuple[list[bytes] | None, int, int]:
+def _newer(path: Path, offset: int, inode: int) -> tuple[bytes | None, int, int]:
     """Return the whole lines after an offset, and where they end; None if the file is another."""
     if not path.exists():
-        return [], 0, 0
+        return b"", 0, 0
     with storage_errors(path), path.open("rb") as file:
         facts = os.fstat(file.fileno())
         if offset and (facts.st_ino != inode or facts.st_size < offset):
@@ -244,20 +231,7 @@ def _new_lines(path: Path, offset: int, inode: int) -> tuple[list[bytes] | None,
         file.seek(offset)
         data = file.read()
     end = data.rfind(b"\n") + 1
-    return data[:end].split(b"\n")[:-1], offset + end, facts.st_ino
-
-
-def _parsed(path: Path, lines: Sequence[bytes], num_before: int) -> list[Trial]:
-    trials = []
-    for number, line in enumerate(lines, num_before + 1):
-        try:
-            trials.append(from_json(Trial, line))
-        except ValidationError as error:
-            raise StorageError(
-                f"{path}:{number}: not a trial: {error.errors()[0]['msg']}\n"
-                "  next: move the line away; the others are kept"
-            ) from error
-    return trials
+    return data[:end], offset + end, facts.st_ino
 
 
 def _stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
@@ -274,17 +248,17 @@ def _stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
 
 def _count(path: Path, tally: _Tally) -> None:
     """Count the trials; of a run without a result, also find the best of them."""
-    lines, offset, inode = _new_lines(path, tally.offset, tally.inode)
-    if lines is None:
+    data, offset, inode = _newer(path, tally.offset, tally.inode)
+    if data is None:
         tally.num_trials, tally.best_ratio = 0, 0.0
-        lines, offset, inode = _new_lines(path, 0, 0)
-    lines = lines or []
+        data, offset, inode = _newer(path, 0, 0)
+    data = data or b""
     if tally.result is None:
         baseline_us = tally.environment.get("baseline_us")
-        for trial in _parsed(path, lines, tally.num_trials):
+        for trial in parsed_trials(path, data.split(b"\n")[:-1], tally.num_trials):
             tally.best_ratio = max(tally.best_ratio, _ratio(trial, baseline_us))
     tally.offset, tally.inode = offset, inode
-    tally.num_trials += len(lines)
+    tally.num_trials += data.count(b"\n")
 
 
 def _ratio(trial: Trial, baseline_us: object) -> float:

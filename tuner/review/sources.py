@@ -14,13 +14,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tuner.review.summary import (
-    MAX_SOURCE_CHARS,
-    Facts,
-    latency_us_of,
-    relative_path,
-    text_of,
-)
+from tuner.review.facts import MAX_SOURCE_CHARS, Facts, latency_us_of, text_of
+from tuner.review.words import relative_path
 
 __all__ = ["code_styles", "highlighted", "packed_sources", "sources_data", "winner_source"]
 

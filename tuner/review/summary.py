@@ -1,203 +1,39 @@
-"""What a run found, in words: what the page and the terminal both say.
-
-A run's records are read once (`Facts`) and become the verdict, the numbers behind it and the
-advice (`Summary`). The figures and the page take their facts and their words for numbers here.
-"""
+"""The verdict on a run, the numbers behind it and the advice: what page and terminal both say."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import yaml
-
-from tuner.machine.ceilings import floor_us, roofline_tflops
-from tuner.machine.device import Device
-from tuner.run import Run, is_locked
-from tuner.trial import Finalist, Interval, ProbeResult, Result, Status, Trial
+from tuner.review.facts import Facts, correct_trials
+from tuner.review.words import (
+    NONE,
+    count_words,
+    number_words,
+    params_words,
+    percent_words,
+    ratio_words,
+    relative_path,
+    us_words,
+)
+from tuner.run import Run
+from tuner.trial import Interval, ProbeResult, Status, Trial
 
 __all__ = [
-    "MAX_SOURCE_CHARS",
-    "NONE",
     "Advice",
-    "Facts",
     "Summary",
-    "correct_trials",
-    "count_words",
     "error_ratio",
     "format_summary",
-    "latency_us_of",
-    "number_words",
-    "params_words",
-    "percent_words",
-    "ratio_words",
-    "relative_path",
-    "seconds_words",
     "summary",
     "summary_of",
-    "text_of",
     "trial_words",
-    "us_words",
 ]
 
-MAX_SOURCE_CHARS = 400_000
-DEFAULT_MAX_NOISE = 0.005  # the config's own default for measure.max_noise
 DRIFT = 0.05  # of the baseline within one run: ten times the noise that is asked for
-
-NONE = "–"
-
-# What an accuracy class allows at best: (precision as `device` names it, in words).
-_FLOORS = {
-    "float32": (
-        ("fp32", "floor of plain float32 cores"),
-        ("fp16x3", "floor of three float16 products"),
-    ),
-    "tf32": (  # float16 keeps as many bits, at twice the rate
-        ("tf32", "floor of TF32 tensor cores"),
-        ("fp16", "floor of float16 tensor cores"),
-    ),
-}
-_LOOSE_FLOORS = (("fp16", "floor of float16 tensor cores"),)
-
-
-# ---- reading a run --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """All that is read of a run, once. Any key of `environment` may be absent.
-
-    `is_running`: another process works on it, so that it cannot be resumed.
-    """
-
-    run: Run
-    environment: Mapping[str, Any]
-    trials: Sequence[Trial]
-    result: Result | None
-    config: str
-    is_running: bool = False
-
-    @classmethod
-    def of(cls, run: Run) -> Facts:
-        """Read a run.
-
-        Raises:
-            StorageError: a file of the run cannot be read.
-        """
-        config = text_of(run.config_path, MAX_SOURCE_CHARS)
-        is_running = is_locked(run, by_another=True)
-        return cls(run, run.environment(), run.trials(), run.result(), config, is_running)
-
-    def number(self, name: str) -> float | None:
-        """Return a finite number of the environment; None if it is not one."""
-        value = self.environment.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return float(value) if math.isfinite(value) else None
-
-    def word(self, name: str, default: str = "") -> str:
-        """Return a word of the environment."""
-        value = self.environment.get(name)
-        return str(value) if value not in (None, "") else default
-
-    @property
-    def device(self) -> Device | None:
-        """The device, if enough of it was recorded."""
-        data = self.environment.get("device")
-        known = {f.name for f in dataclasses.fields(Device)}
-        needed = {"kind", "index", "name", "memory_bytes"}
-        if not isinstance(data, Mapping) or not needed <= data.keys():
-            return None
-        return Device(**{key: value for key, value in data.items() if key in known})
-
-    @property
-    def device_name(self) -> str:
-        """What the device is called, however little was recorded."""
-        data = self.environment.get("device")
-        if isinstance(data, Mapping):
-            return str(data.get("name", "an unnamed device"))
-        return str(data or self.word("torch_name", "an unnamed device"))
-
-    @property
-    def best(self) -> Trial | None:
-        """The winner; of a run without a result the fastest by screening."""
-        if self.result is not None:
-            for trial in self.trials:
-                if trial.number == self.result.winner:
-                    return trial
-        return min(correct_trials(self.trials), key=latency_us_of, default=None)
-
-    @property
-    def proof(self) -> Finalist | None:
-        """The exported file's own proof, or the winner's."""
-        if self.result is None:
-            return None
-        winner, finalists = self.result.winner, self.result.finalists
-        return self.result.exported or next((f for f in finalists if f.trial == winner), None)
-
-    @property
-    def max_noise(self) -> float:
-        """What the config asks of `measure.max_noise`."""
-        try:
-            data = yaml.safe_load(self.config)
-            value = data["measure"]["max_noise"]
-            if isinstance(value, str) and value.strip().endswith("%"):
-                return float(value.strip().rstrip("% ")) / 100
-            return float(value)
-        except (yaml.YAMLError, KeyError, TypeError, ValueError):
-            return DEFAULT_MAX_NOISE
-
-    def floors(self) -> dict[str, float]:
-        """Return the physical floors in us that apply, by name; empty where nothing is known."""
-        device, flops, num_bytes = self.device, self.number("flops"), self.number("bytes")
-        if device is None or flops is None or num_bytes is None:
-            return {}
-        named = _FLOORS.get(self.word("accuracy"), _LOOSE_FLOORS)
-        limits = {text: floor_us(flops, num_bytes, device, name) for name, text in named}
-        return {text: limit for text, limit in limits.items() if limit > 0}
-
-    def candidate(self, trial: Trial) -> Path | None:
-        """Return the folder of a trial's source and log, if it was kept."""
-        folder = self.run.path / "candidates" / trial.candidate_key
-        is_plain = trial.candidate_key.isalnum()  # never a way out of the run's folder
-        return folder if is_plain and folder.is_dir() else None
-
-    def source(self, trial: Trial) -> tuple[str, str]:
-        """Return a trial's source file by name and text; two empty words if it is not there."""
-        folder = self.candidate(trial)
-        for path in sorted(folder.glob("source.*")) if folder else []:
-            return path.name, text_of(path, MAX_SOURCE_CHARS)
-        return "", ""
-
-
-def text_of(path: Path, max_chars: int) -> str:
-    """Return a file's text, its middle left out where it is longer; empty if unreadable."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    if len(text) <= max_chars:
-        return text
-    half = max_chars // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
-
-
-def correct_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that have a latency."""
-    return [trial for trial in trials if trial.outcome.latency_us is not None]
-
-
-def latency_us_of(trial: Trial) -> float:
-    """Return a trial's latency; infinite where it has none."""
-    latency_us = trial.outcome.latency_us
-    return math.inf if latency_us is None else latency_us
-
 
 # ---- the summary ----------------------------------------------------------------------------
 
@@ -386,16 +222,13 @@ def _throughput_words(facts: Facts, latency_us: float | None) -> str:
 
 def _roofline_words(facts: Facts, latency_us: float | None) -> str:
     """Return the share of each roofline that the accuracy class allows; empty if not known."""
-    flops, num_bytes, device = facts.number("flops"), facts.number("bytes"), facts.device
-    if not latency_us or not flops or device is None:
+    if not latency_us:
         return ""
-    shares = []
-    for name, _ in _FLOORS.get(facts.word("accuracy"), _LOOSE_FLOORS):
-        limit = roofline_tflops(flops, num_bytes or 0.0, device, name)
-        if limit:
-            share = 100 * flops / latency_us / 1e6 / limit
-            shares.append(f"{share:.0f} % of the {name} roofline ({limit:.3g} TFLOPS)")
-    return "; ".join(shares)
+    return "; ".join(
+        f"{100 * bound.latency_us / latency_us:.0f} % of the {bound.precision} roofline "
+        f"({bound.tflops:.3g} TFLOPS)"
+        for bound in facts.bounds()
+    )
 
 
 def _advice(facts: Facts, interval: Interval | None, noise: float | None) -> list[Advice]:
@@ -478,60 +311,6 @@ def _advice_on_machine(facts: Facts) -> list[Advice]:
         remedy = "compare trials by speed-up, not by latency; end other programs"
         found.append(Advice(text, remedy))
     return found
-
-
-# ---- numbers in words -----------------------------------------------------------------------
-
-
-def us_words(value: float | None) -> str:
-    """Return a time in the unit that fits it, from a number in us."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    if value >= 1e6:
-        return f"{value / 1e6:.3g} s"
-    return f"{value / 1e3:.4g} ms" if value >= 1e4 else f"{value:.4g} µs"
-
-
-def seconds_words(value: float) -> str:
-    """Return a duration in the unit that fits it, from a number in s."""
-    if value >= 120:
-        return f"{value / 60:.1f} min"
-    return f"{value:.1f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
-
-
-def ratio_words(value: float) -> str:
-    """Return a speed-up, or that it has no bound."""
-    if not math.isfinite(value):
-        return "no bound"
-    return f"{value:.3f}x" if value < 2 else f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
-
-
-def percent_words(value: float | None) -> str:
-    """Return a share of 1 as a percentage."""
-    return NONE if value is None or not math.isfinite(value) else f"{100 * value:.2g} %"
-
-
-def count_words(number: int, noun: str) -> str:
-    """Return how many there are of something, in the singular or plural."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def number_words(values: Sequence[int], most: int = 12) -> str:
-    """Return the first few numbers, and how many more there are."""
-    more = f" and {len(values) - most} more" if len(values) > most else ""
-    return ", ".join(str(value) for value in values[:most]) + more
-
-
-def params_words(trial: Trial) -> str:
-    """Return a trial's parameters in one line, the template first."""
-    rest = [f"{k}={v}" for k, v in trial.params.items() if k != "template"]
-    return " ".join([f"template={trial.template}", *rest])
-
-
-def relative_path(path: str, folder: Path) -> str:
-    """Return a path as seen from a folder, or as it is where it lies outside."""
-    whole = Path(path)
-    return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else path
 
 
 # ---- the terminal ---------------------------------------------------------------------------

@@ -18,14 +18,8 @@ from typing import Any, Literal
 from tuner.errors import DeviceError
 from tuner.machine.ceilings import occupancy
 from tuner.machine.device import Device
-from tuner.review.summary import (
-    NONE,
-    Facts,
-    correct_trials,
-    latency_us_of,
-    number_words,
-    text_of,
-)
+from tuner.review.facts import Facts, correct_trials, latency_us_of
+from tuner.review.words import NONE, number_words
 from tuner.trial import Status, Trial, Value
 
 __all__ = [
@@ -182,12 +176,14 @@ class Column:
 
     `name` is unique and carries the unit; `kind` says how a value is shown: "percent" is a
     share of 1, "error" a relative error, "number" a parameter, "word" anything else.
+    `is_parameter` says that the candidate was made with it, not what became of it.
     """
 
     name: str
     label: str
     kind: Kind
     values: tuple[Value | None, ...]
+    is_parameter: bool = False
 
 
 _TAKEN: tuple[tuple[str, str, Kind], ...] = (
@@ -243,7 +239,7 @@ def _parameter(trials: Sequence[Trial], name: str, used: set[str]) -> Column:
         isinstance(v, int | float) and not isinstance(v, bool) for v in values if v is not None
     )
     unique = f"param_{name}" if name in used else name
-    return Column(unique, name, "number" if is_number else "word", values)
+    return Column(unique, name, "number" if is_number else "word", values, True)
 
 
 def _seconds(trial: Trial, stage: str) -> float | None:
@@ -343,10 +339,8 @@ def failures(facts: Facts) -> list[Failure]:
 
 def _failure(facts: Facts, group: Sequence[Trial]) -> Failure:
     first = group[0]
-    folder = facts.candidate(first)
-    log = ""
-    if first.outcome.status is Status.COMPILE and folder is not None:
-        log = text_of(folder / "log.txt", MAX_LOG_CHARS)
+    is_compile = first.outcome.status is Status.COMPILE
+    log = facts.log(first, MAX_LOG_CHARS) if is_compile else ""
     return Failure(
         first.outcome.status.value,
         first.outcome.reason.strip()[:2000] or "no reason was recorded",

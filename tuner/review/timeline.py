@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tuner.review.figures import ACCENT, BEST, FLOOR, plotly_text
-from tuner.review.summary import seconds_words
+from tuner.review.figures import ACCENT, BEST, FLOOR, HOVER_SPANS, plotly_text
+from tuner.review.words import seconds_words
 from tuner.trial import Trial
 
 __all__ = [
@@ -207,26 +207,25 @@ def stage_figure(trials: Sequence[Trial]) -> Any:
     return figure
 
 
-def timeline_figure(trials: Sequence[Trial]) -> Any:
+def timeline_figure(spans: Sequence[Span]) -> Any:
     """Draw what each worker did, when; gaps on a lane are idle time.
 
     Each stage is one line with gaps, not a bar a span: 10,000 trials have 40,000 spans.
     """
     import plotly.graph_objects as go
 
-    spans = spans_of(trials)
     workers = sorted({span.worker for span in spans}, key=_rank)
     figure = go.Figure()
     for stage, words in _STAGE_WORDS.items():
         group = [span for span in spans if span.stage == stage]
         if group:
-            figure.add_scatter(**_lane(group, words, _STAGE_COLOURS[stage]))
+            figure.add_scatter(**_lane(group, workers, words, _STAGE_COLOURS[stage]))
     figure.update_xaxes(title_text="seconds of working time", rangemode="tozero")
     figure.update_yaxes(
-        type="category",
-        categoryorder="array",
-        categoryarray=workers[::-1],
-        range=[-0.6, len(workers) - 0.4],
+        tickvals=list(range(len(workers))),
+        ticktext=workers,
+        range=[len(workers) - 0.4, -0.6],  # the device on top
+        zeroline=False,
         automargin=True,
     )
     figure.update_layout(
@@ -237,17 +236,17 @@ def timeline_figure(trials: Sequence[Trial]) -> Any:
     return figure
 
 
-def _lane(spans: Sequence[Span], name: str, colour: str) -> Mapping[str, Any]:
+def _lane(
+    spans: Sequence[Span], workers: Sequence[str], name: str, colour: str
+) -> Mapping[str, Any]:
+    place = {worker: index for index, worker in enumerate(workers)}
     xs: list[float | None] = []
-    ys: list[str | None] = []
-    texts: list[str | None] = []
+    ys: list[int | None] = []
     numbers: list[int | None] = []
     for span in spans:
         middle_s = (span.start_s + span.end_s) / 2  # hovering finds points, not lines
-        text = f"trial {span.trial}: {name}, {seconds_words(span.end_s - span.start_s)}"
         xs += [round(span.start_s, 4), round(middle_s, 4), round(span.end_s, 4), None]
-        ys += [span.worker] * 3 + [None]
-        texts += [text] * 3 + [None]
+        ys += [place[span.worker]] * 3 + [None]
         numbers += [span.trial] * 3 + [None]
     return {
         "x": xs,
@@ -255,8 +254,8 @@ def _lane(spans: Sequence[Span], name: str, colour: str) -> Mapping[str, Any]:
         "mode": "lines",
         "name": name,
         "line": {"color": colour, "width": 18, "simplify": False},
-        "hovertext": texts,
         "hoverinfo": "text",
         "customdata": numbers,
+        "meta": HOVER_SPANS,
         "connectgaps": False,
     }

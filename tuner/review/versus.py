@@ -16,15 +16,9 @@ from typing import Any, Literal
 import yaml
 
 from tuner.errors import InputError
-from tuner.review.summary import (
-    Facts,
-    Summary,
-    params_words,
-    percent_words,
-    ratio_words,
-    summary_of,
-    us_words,
-)
+from tuner.review.facts import Facts
+from tuner.review.summary import Summary, summary_of
+from tuner.review.words import params_words, percent_words, ratio_words, us_words
 from tuner.trial import Interval
 
 __all__ = [

@@ -6,7 +6,7 @@ const tunerPage = (() => {
   const charts = [...document.querySelectorAll(".chart")];
   const byId = (id) => document.getElementById(id);
   const packed = byId("page-sources");
-  let data = null, hovers = new Map(), onSource = packed && packedSources(packed.textContent.trim());
+  let data = null, onSource = packed && packedSources(packed.textContent.trim());
 
   const sources = sourceView((number) => onSource(number));
   const table = trialTable((number) => showCard(number));
@@ -47,7 +47,8 @@ const tunerPage = (() => {
     chart.dataset.drawn = "yes";
     if (nameOf(chart) === "parallel") return parallel.draw(figure, isDark, width);
     for (const trace of figure.data) {
-      if (trace.meta === "trials") trace.hovertext = trace.customdata.map((n) => hovers.get(n));
+      if (trace.meta === "trials") trace.hovertext = trace.customdata.map(table.hoverOf);
+      if (trace.meta === "spans") trace.hovertext = spanTexts(trace);
     }
     const layout = {...figure.layout, template: theme(isDark), uirevision: "kept"};
     if (width) layout.width = width;
@@ -58,6 +59,17 @@ const tunerPage = (() => {
         if (Number.isInteger(points[0].customdata)) showCard(points[0].customdata);
       });
     }
+  }
+  // A lane's points come in fours: where a span starts, its middle, where it ends, a gap.
+  function spanTexts({name, x, customdata}) {
+    const texts = [];
+    for (let at = 0; at < x.length; at += 4) {
+      const length = x[at + 2] - x[at];
+      const words = length >= 1 ? `${length.toFixed(1)} s` : `${Number((1000 * length).toPrecision(3))} ms`;
+      const text = `trial ${customdata[at]}: ${name}, ${words}`;
+      texts.push(text, text, text, null);
+    }
+    return texts;
   }
   const redraw = (isDark, width) => charts.forEach((chart) => draw(chart, isDark, width));
   const inView = new Set(), figures = new Map();
@@ -147,16 +159,23 @@ const tunerPage = (() => {
     });
   }
 
+  // Newer data replaces what it names; figures that it does not name stay as they were.
   function show(newer) {
-    data = newer;
-    hovers = new Map(data.columns[0].values.map((number, row) => [number, data.hovers[row]]));
+    data = {...newer, charts: {...data?.charts, ...newer.charts}};
     if (data.title) document.title = data.title;
-    for (const [name, html] of Object.entries(data.parts ?? {})) replacePart(name, html);
+    showParts(newer.parts);
     table.show(data);
     sources.show(data, table.byLatency());
+    showCharts(newer.charts);
+  }
+  function showParts(parts) {
+    for (const [name, html] of Object.entries(parts)) replacePart(name, html);
+  }
+  function showCharts(newer) {
+    Object.assign(data.charts, newer);
     for (const chart of charts) {
-      if (!data.charts[nameOf(chart)]) continue;
-      const {label, caption, figure} = data.charts[nameOf(chart)];
+      if (!newer[nameOf(chart)]) continue;
+      const {label, caption, figure} = newer[nameOf(chart)];
       chart.hidden = !figure;
       // The room that it will take: what is drawn above must not push what is read below.
       if (figure) chart.style.minHeight = `${figure.layout.height}px`;
@@ -174,9 +193,11 @@ const tunerPage = (() => {
   }
 
   const inline = byId("page-data");
-  if (inline) show(JSON.parse(inline.textContent));
+  if (inline) show({parts: {}, ...JSON.parse(inline.textContent)});
   return {
     show,
+    showParts,
+    showCharts,
     // How a live page gets a trial's source: `async (number) => lines or null`.
     set sourceOf(get) { onSource = get; },
   };

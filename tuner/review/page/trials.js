@@ -9,6 +9,7 @@ function trialTable(pick) {
   const filter = document.getElementById("filter"), status = document.getElementById("status");
   const shown = document.getElementById("shown");
   let columns = [], texts = [], rows = [], sort = null, only = null, winner = null, chosen = null;
+  let hovers = new Map(), rowOfTrial = new Map();
   let rowHeight = 29, csvName = "trials.csv", isPrinting = false;
 
   const formats = {
@@ -59,6 +60,19 @@ function trialTable(pick) {
   function textOf(row) {
     texts[row] ??= columns.map((c) => shownAs(c, row)).join("\n").toLowerCase();
     return texts[row];
+  }
+  function wrapped(text, most) {
+    const COLUMNS = 60, lines = [];
+    let line = "";
+    for (const word of text.split(/\s+/)) {
+      if (line && line.length + word.length >= COLUMNS) {
+        lines.push(line);
+        line = "";
+      }
+      line = line ? `${line} ${word}` : word.slice(0, 2 * COLUMNS);
+    }
+    lines.push(line);
+    return lines.length <= most ? lines : [...lines.slice(0, most), "..."];
   }
   function choose() {
     const wanted = tests(), count = columns.length ? columns[0].values.length : 0;
@@ -204,6 +218,8 @@ function trialTable(pick) {
   return {
     show(data) {
       [columns, winner, csvName, texts] = [data.columns, data.winner, data.csv_name, []];
+      hovers = new Map();
+      rowOfTrial = new Map(columns[0].values.map((number, row) => [number, row]));
       headings();
       widths();
       choose();
@@ -222,9 +238,25 @@ function trialTable(pick) {
       isPrinting = is;
       render();
     },
+    // One trial in a few lines, for a figure; escaped, since Plotly reads a little HTML.
+    hoverOf(number) {
+      const known = hovers.get(number);
+      if (known) return known;
+      const row = rowOfTrial.get(number), at = (name) => columns.find((c) => c.name === name);
+      const [latency, noise, reason] = [at("latency_us"), at("noise"), at("reason")];
+      let head = `trial ${number}: ${shownAs(at("status"), row)}`;
+      if (latency.values[row] !== null) head += `, ${shownAs(latency, row)} µs ± ${shownAs(noise, row)}`;
+      const params = columns.filter((c) => c.is_parameter && c.values[row] !== null)
+        .map((c) => `${c.label}=${shownAs(c, row)}`).join(" ");
+      const lines = [head, ...wrapped(params, 12)];
+      if (reason.values[row]) lines.push(...wrapped(reason.values[row], 3));
+      const text = lines.map((line) => line.replace(/[&<>]/g, (c) => ({"&": "&amp;", "<": "&lt;", ">": "&gt;"}[c]))).join("<br>");
+      hovers.set(number, text);
+      return text;
+    },
     // One trial as pairs of label and text.
     factsOf(number) {
-      const row = columns[0].values.indexOf(number);
+      const row = rowOfTrial.get(number);
       return columns.slice(1).filter((c) => (c.values[row] ?? null) !== null)
         .map((c) => [c.label, shownAs(c, row)]);
     },

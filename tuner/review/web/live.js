@@ -5,14 +5,18 @@
 (() => {
   // Between two updates at least this, and so many times what the last one took: the machine that
   // draws is often the one that measures.
-  const LEAST_MS = 400, SHARE = 3, CHART_SHARE = 10;
+  const LEAST_MS = 400, SHARE = 3, CHART_SHARE = 10, NEAR = "600px";
   const byId = (id) => document.getElementById(id);
   const name = byId("live").dataset.run, path = `/runs/${encodeURIComponent(name)}`;
-  const blank = {label: "", caption: "being drawn …", figure: null};
-  const charts = Object.fromEntries([...document.querySelectorAll(".chart")]
-    .map((chart) => [chart.id.replace("chart-", ""), blank]));
-  let wanted = "the first", shown = "", isBusy = false, job = null, later = 0;
   const say = (text) => { byId("loading").textContent = text; };
+  // `wanted` is how the run is now; `shown` how the table has it, `partsOf` the texts, `chartsOf`
+  // each figure.
+  let wanted = "", shown = "", partsOf = "", isBusy = false, later = 0, data = null;
+  let isRunning = byId("state").textContent === "running";
+  let tableAt = -Infinity, tableTook = 0, chartsAt = -Infinity, chartsTook = 0;
+  const chartsOf = new Map([...document.querySelectorAll(".chart")]
+    .map((chart) => [chart.id.replace("chart-", ""), ""]));
+  const near = new Set();
 
   tunerPage.sourceOf = async (number) => {
     const answer = await fetch(`${path}/source/${number}`);
@@ -25,19 +29,18 @@
   }
   // A live figure is drawn again and again, so it gets no more points than a browser draws in a
   // moment: of each kind the fastest, and an even share of the rest. The table has them all.
-  const MOST_POINTS = 2000, LISTS = ["x", "y", "customdata", "hovertext", "text"];
-  function keep(newer) {
+  const MOST_POINTS = 2000, LISTS = ["x", "y", "customdata"];
+  function thinned(charts) {
     const rows = data.columns[0].values, times = data.columns.find((c) => c.name === "latency_us").values;
     const latency = new Map(rows.map((number, row) => [number, times[row] ?? Infinity]));
-    for (const [name, chart] of Object.entries(newer)) {
-      const traces = (chart.figure?.data ?? []).filter((t) => t.mode === "markers" && t.customdata);
+    for (const chart of Object.values(charts)) {
+      const traces = (chart.figure?.data ?? []).filter((t) => t.meta === "trials");
       const total = traces.reduce((sum, trace) => sum + trace.x.length, 0);
-      if (total > MOST_POINTS) {
-        for (const trace of traces) thin(trace, Math.ceil(trace.x.length * MOST_POINTS / total), latency);
-        chart.caption += ` Drawn here: ${MOST_POINTS.toLocaleString("en-US")} of ${total.toLocaleString("en-US")} points, the fastest and an even share of the rest.`;
-      }
-      charts[name] = chart;
+      if (total <= MOST_POINTS) continue;
+      for (const trace of traces) thin(trace, Math.ceil(trace.x.length * MOST_POINTS / total), latency);
+      chart.caption += ` Drawn here: ${MOST_POINTS.toLocaleString("en-US")} of ${total.toLocaleString("en-US")} points, the fastest and an even share of the rest.`;
     }
+    return charts;
   }
   function thin(trace, most, latency) {
     const count = trace.x.length, order = [...trace.x.keys()];
@@ -45,61 +48,89 @@
     const half = most >> 1, step = (count - half) / (most - half), kept = order.slice(0, half);
     for (let at = half; at < count; at += step) kept.push(order[Math.floor(at)]);
     kept.sort((a, b) => a - b);
-    for (const list of LISTS) {
-      if (Array.isArray(trace[list])) trace[list] = kept.map((index) => trace[list][index]);
-    }
+    for (const list of LISTS) trace[list] = kept.map((index) => trace[list][index]);
   }
-  let data = null, chartsOf = "", chartsAt = -Infinity, chartsTook = 0, isRunning = true;
-  async function update() {
+
+  // ---- what is old, and how it is renewed: the table, the texts, the figures near the reader;
+  // and once the run stands still all others
+  const tableDue = () => tableAt + Math.max(LEAST_MS, SHARE * tableTook);
+  const chartsDue = () => isRunning ? chartsAt + CHART_SHARE * chartsTook : -Infinity;
+  const isDue = (at) => performance.now() >= at;
+  const isOldTable = () => !shown || wanted && wanted !== shown;
+  const isWanted = ([chart, stamp]) => stamp !== shown && (near.has(chart) || !isRunning);
+
+  function update() {
     if (isBusy) return;
-    const start = performance.now(), left = chartsAt + CHART_SHARE * chartsTook - start;
-    const isDue = chartsOf !== wanted && (!isRunning || left <= 0);
-    if (wanted === shown && !isDue) return;
     isBusy = true;
-    try {
-      if (wanted !== shown) await updateData();
-      if (isDue) await updateCharts();
-    } catch (error) {
+    renew().catch((error) => {
       site.say(String(error.message));
-      shown = chartsOf = wanted;  // asked again when the run changes
-    }
-    say("");
-    const now = performance.now();
-    setTimeout(() => { isBusy = false; update(); }, Math.max(LEAST_MS, SHARE * (now - start)));
-    if (chartsOf !== wanted) {
-      clearTimeout(later);
-      later = setTimeout(update, Math.max(LEAST_MS, chartsAt + CHART_SHARE * chartsTook - now));
-    }
+      shown = partsOf = wanted;  // asked again when the run changes
+      for (const chart of chartsOf.keys()) chartsOf.set(chart, wanted);
+    }).finally(() => { isBusy = false; say(""); });
   }
-  async function updateData() {
+  async function renew() {
+    if (isOldTable() && isDue(tableDue())) await renewTable();
+    await renewOthers();
+    const isLeft = partsOf !== shown || [...chartsOf].some(isWanted);
+    if (!isLeft) document.body.dataset.drawn = document.body.dataset.shown;
+    clearTimeout(later);
+    const next = Math.min(isOldTable() ? tableDue() : Infinity, isLeft ? chartsDue() : Infinity);
+    if (next < Infinity) later = setTimeout(update, Math.max(50, next - performance.now()));
+  }
+  async function renewTable() {
+    const start = performance.now();
     say("loading …");
     data = await get("data");
-    keep(data.charts);
-    tunerPage.show({...data, charts: {...charts}});
+    thinned(data.charts);
+    tunerPage.show(data);
     shown = data.stamp;
+    for (const chart of Object.keys(data.charts)) renewed(chart);
     document.body.dataset.shown = String(data.columns[0].values.length);
+    [tableAt, tableTook] = [performance.now(), performance.now() - start];
+    await new Promise(requestAnimationFrame);  // it is seen before more is asked for
   }
-  async function updateCharts() {
-    const start = performance.now();
-    for (let group = 1; group < data.num_groups; group += 1) {
-      say("drawing the other figures …");
-      await new Promise(requestAnimationFrame);
-      keep((await get(`charts/${group}`)).charts);
-      tunerPage.show({...data, parts: {}, charts: {...charts}});
+  async function renewOthers() {
+    const start = performance.now(), areDue = isDue(chartsDue());
+    let count = 0;
+    if (partsOf !== shown && areDue) {
+      tunerPage.showParts((await get("rest")).parts);
+      partsOf = shown;
+      count += 1;
     }
-    [chartsOf, chartsAt, chartsTook] = [shown, performance.now(), performance.now() - start];
-    document.body.dataset.drawn = document.body.dataset.shown;
+    for (;;) {
+      if (!isRunning && isOldTable()) break;  // its last words: the table first
+      const old = [...chartsOf].filter((entry) => isWanted(entry) && (areDue || !entry[1]));
+      if (!old.length) break;
+      const [chart] = old.find(([other]) => near.has(other)) ?? old[0];
+      say("drawing the other figures …");
+      await new Promise(near.has(chart) ? requestAnimationFrame : requestIdleCallback);
+      tunerPage.showCharts(thinned((await get(`charts/${chart}`)).charts));
+      renewed(chart);
+      count += 1;
+    }
+    if (count && areDue) [chartsAt, chartsTook] = [performance.now(), performance.now() - start];
   }
+  function renewed(chart) {
+    chartsOf.set(chart, shown);
+    byId(`figure-${chart}`).classList.remove("awaited");
+  }
+  const watch = new IntersectionObserver((entries) => {
+    for (const {isIntersecting, target} of entries) {
+      const chart = target.id.replace("figure-", "");
+      if (isIntersecting) near.add(chart); else near.delete(chart);
+    }
+    if (shown) update();
+  }, {rootMargin: NEAR});
+  for (const chart of chartsOf.keys()) watch.observe(byId(`figure-${chart}`));
 
   byId("stop").addEventListener("click", () => site.ask(`${path}/stop`));
   byId("resume")?.addEventListener("click", () => site.ask(`${path}/resume`));
 
-  site.follow(`${path}/events`, ({stamp, run, job: now}) => {
+  site.follow(`${path}/events`, ({stamp, run, job}) => {
     const speed = run.speedup === null ? "" : `, best ${run.is_proved ? "" : "so far "}${site.ratio(run.speedup)}`;
     byId("state").textContent = run.state;
     byId("state").className = `state ${run.state}`;
     byId("told").textContent = `${run.num_trials.toLocaleString("en-US")} trials${speed}`;
-    job = now;
     byId("stop").hidden = !job?.is_alive;
     byId("stop").textContent = job?.num_stops ? "Stop at once" : "Stop";
     const resume = byId("resume");

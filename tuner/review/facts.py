@@ -1,0 +1,201 @@
+"""All that is read of a run, once; page, terminal and figures take their answers from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tuner.machine.ceilings import roofline_tflops
+from tuner.machine.device import Device
+from tuner.run import Run, is_locked
+from tuner.trial import Finalist, Result, Trial
+
+__all__ = [
+    "MAX_SOURCE_CHARS",
+    "UNITS",
+    "Bound",
+    "Facts",
+    "correct_trials",
+    "latency_us_of",
+    "text_of",
+]
+
+MAX_SOURCE_CHARS = 400_000
+DEFAULT_MAX_NOISE = 0.005  # the config's own default for measure.max_noise
+
+# Precisions as `device` names them, by what computes in them.
+UNITS = {
+    "fp32": "plain float32 cores",
+    "fp16x3": "three float16 products",
+    "tf32": "TF32 tensor cores",
+    "fp16": "float16 tensor cores",
+}
+# What an accuracy class allows at best; any other class allows float16.
+_ALLOWED = {
+    "float32": ("fp32", "fp16x3"),
+    "tf32": ("tf32", "fp16"),  # float16 keeps as many bits, at twice the rate
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """100 % of a roofline: the device's rated arithmetic or bandwidth, operands counted once.
+
+    No law of nature: a clock above the rated one passes it by as much, and operands that are
+    still in the L2 need no bandwidth. What is rejected as impossible lies below that too
+    (`device.floor_us`).
+    """
+
+    precision: str
+    words: str
+    tflops: float
+    latency_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that is read of a run, once. Any key of `environment` may be absent.
+
+    `is_running`: another process works on it, so that it cannot be resumed.
+    """
+
+    run: Run
+    environment: Mapping[str, Any]
+    trials: Sequence[Trial]
+    result: Result | None
+    config: str
+    is_running: bool = False
+
+    @classmethod
+    def of(cls, run: Run) -> Facts:
+        """Read a run.
+
+        Raises:
+            StorageError: a file of the run cannot be read.
+        """
+        config = text_of(run.config_path, MAX_SOURCE_CHARS)
+        is_running = is_locked(run, by_another=True)
+        return cls(run, run.environment(), run.trials(), run.result(), config, is_running)
+
+    def number(self, name: str) -> float | None:
+        """Return a finite number of the environment; None if it is not one."""
+        value = self.environment.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value) if math.isfinite(value) else None
+
+    def word(self, name: str, default: str = "") -> str:
+        """Return a word of the environment."""
+        value = self.environment.get(name)
+        return str(value) if value not in (None, "") else default
+
+    @property
+    def device(self) -> Device | None:
+        """The device, if enough of it was recorded."""
+        data = self.environment.get("device")
+        known = {f.name for f in dataclasses.fields(Device)}
+        needed = {"kind", "index", "name", "memory_bytes"}
+        if not isinstance(data, Mapping) or not needed <= data.keys():
+            return None
+        return Device(**{key: value for key, value in data.items() if key in known})
+
+    @property
+    def device_name(self) -> str:
+        """What the device is called, however little was recorded."""
+        data = self.environment.get("device")
+        if isinstance(data, Mapping):
+            return str(data.get("name", "an unnamed device"))
+        return str(data or self.word("torch_name", "an unnamed device"))
+
+    @property
+    def best(self) -> Trial | None:
+        """The winner; of a run without a result the fastest by screening."""
+        if self.result is not None:
+            for trial in self.trials:
+                if trial.number == self.result.winner:
+                    return trial
+        return min(correct_trials(self.trials), key=latency_us_of, default=None)
+
+    @property
+    def proof(self) -> Finalist | None:
+        """The exported file's own proof, or the winner's."""
+        if self.result is None:
+            return None
+        winner, finalists = self.result.winner, self.result.finalists
+        return self.result.exported or next((f for f in finalists if f.trial == winner), None)
+
+    @property
+    def max_noise(self) -> float:
+        """What the config asks of `measure.max_noise`."""
+        try:
+            data = yaml.safe_load(self.config)
+            value = data["measure"]["max_noise"]
+            if isinstance(value, str) and value.strip().endswith("%"):
+                return float(value.strip().rstrip("% ")) / 100
+            return float(value)
+        except (yaml.YAMLError, KeyError, TypeError, ValueError):
+            return DEFAULT_MAX_NOISE
+
+    def bounds(self) -> list[Bound]:
+        """Return the rooflines that the accuracy class allows; none where rates are not known."""
+        device, flops, num_bytes = self.device, self.number("flops"), self.number("bytes")
+        if device is None or not flops:
+            return []
+        found = []
+        for name in _ALLOWED.get(self.word("accuracy"), ("fp16",)):
+            tflops = roofline_tflops(flops, num_bytes or 0.0, device, name)
+            if tflops:
+                found.append(Bound(name, UNITS[name], tflops, flops / tflops / 1e6))
+        return found
+
+    def candidate(self, trial: Trial) -> Path | None:
+        """Return the folder of a trial's source and log, if it was kept.
+
+        A link is no such folder: what a run's page shows lies in the run.
+        """
+        folder = self.run.path / "candidates" / trial.candidate_key
+        is_plain = trial.candidate_key.isalnum()  # never a way out of the run's folder
+        return folder if is_plain and folder.is_dir() and not folder.is_symlink() else None
+
+    def source(self, trial: Trial) -> tuple[str, str]:
+        """Return a trial's source file by name and text; two empty words if it is not there."""
+        folder = self.candidate(trial)
+        for path in sorted(folder.glob("source.*")) if folder else []:
+            if not path.is_symlink():
+                return path.name, text_of(path, MAX_SOURCE_CHARS)
+        return "", ""
+
+    def log(self, trial: Trial, max_chars: int) -> str:
+        """Return what the compiler wrote of a trial; empty if it was not kept."""
+        folder = self.candidate(trial)
+        path = folder / "log.txt" if folder else None
+        return text_of(path, max_chars) if path and not path.is_symlink() else ""
+
+
+def text_of(path: Path, max_chars: int) -> str:
+    """Return a file's text, its middle left out where it is longer; empty if unreadable."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    if len(text) <= max_chars:
+        return text
+    half = max_chars // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def correct_trials(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials that have a latency."""
+    return [trial for trial in trials if trial.outcome.latency_us is not None]
+
+
+def latency_us_of(trial: Trial) -> float:
+    """Return a trial's latency; infinite where it has none."""
+    latency_us = trial.outcome.latency_us
+    return math.inf if latency_us is None else latency_us

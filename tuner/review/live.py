@@ -1,0 +1,129 @@
+"""A run's page, piece by piece: what a live page asks for, kept until the run changes.
+
+The verdict, the table and the first figure are one piece, which is all that a page needs to be
+read; the other texts are another; every other figure is one of its own, made when somebody
+looks at it. The machine that draws is often the one that measures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from threading import RLock
+from typing import Any
+
+from pydantic_core import to_json
+
+from tuner.errors import InputError
+from tuner.review.charts import CHART_NAMES
+from tuner.review.facts import Facts, correct_trials
+from tuner.review.figures import progress_figure
+from tuner.review.parameters import importances
+from tuner.review.report import PARTS, chart_data, page_data, page_environment, parts_of
+from tuner.review.shelf import Shelf
+
+__all__ = ["LivePages", "warm_up"]
+
+FIRST_CHART = "progress-trial"
+FIRST_PARTS = ("head", "verdict")
+MAX_KEPT = 48  # pieces that are kept until their run changes: up to some MB each
+SHARES_GROWTH = 1.05  # importance is found anew when a running search has so many times the trials
+
+
+class LivePages:
+    """The pieces of every run's page, as JSON with the run's `stamp`; made once where several ask.
+
+    Args:
+        shelf: whose runs they are.
+    """
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._kept = _Kept()
+
+    def first(self, name: str) -> bytes:
+        """Return the verdict, the table of all trials and the first figure.
+
+        Raises:
+            InputError: there is no such run.
+            StorageError: a file of the run cannot be read.
+        """
+        return self._piece(
+            name, "first", lambda facts: page_data(facts, [FIRST_CHART], FIRST_PARTS)
+        )
+
+    def rest(self, name: str) -> bytes:
+        """Return the other texts; raises as `first` does."""
+        others = [part for part in PARTS if part not in FIRST_PARTS]
+        return self._piece(name, "rest", lambda facts: {"parts": parts_of(facts, others)})
+
+    def chart(self, name: str, chart: str) -> bytes:
+        """Return one figure, of `CHART_NAMES`; raises as `first` does."""
+        if chart not in CHART_NAMES:
+            raise InputError(f"charts/{chart[:80]}: expected one of {', '.join(CHART_NAMES)}")
+
+        def made(facts: Facts) -> dict[str, Any]:
+            return {"charts": chart_data(facts, [chart], lambda: self._shares(name, facts))}
+
+        return self._piece(name, chart, made)
+
+    def source(self, name: str, number: int) -> list[str] | None:
+        """Return the lines of a trial's source, None if it is not kept; raises as `first` does."""
+        facts = self._shelf.facts(name)
+        for trial in facts.trials:
+            if trial.number == number:
+                text = facts.source(trial)[1]
+                return text.splitlines() if text else None
+        return None
+
+    def _piece(self, name: str, piece: str, make: Callable[[Facts], dict[str, Any]]) -> bytes:
+        run = self._shelf.run(name)
+        # Before reading: what is added meanwhile is a change.
+        stamp = self._shelf.stamp(run.path.name)
+
+        def made() -> bytes:
+            told = make(self._shelf.facts(name)) | {"stamp": stamp}
+            return to_json(told, inf_nan_mode="null")
+
+        found: bytes = self._kept.get((name, piece), stamp, made)
+        return found
+
+    def _shares(self, name: str, facts: Facts) -> Mapping[str, float]:
+        """Return the importance of each parameter: of a running search, of a little while ago."""
+        count = len(correct_trials(facts.trials))
+        age = count
+        if facts.is_running and count:
+            age = int(math.log(count, SHARES_GROWTH))
+        stamp = f"{facts.is_running} {age}"
+        found: Mapping[str, float] = self._kept.get(
+            (name, "shares"), stamp, lambda: importances(facts.trials)
+        )
+        return found
+
+
+class _Kept:
+    """What was made, by key, until its stamp is another; made once where several ask."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Any, tuple[str, Any]] = OrderedDict()
+        self._making: defaultdict[Any, RLock] = defaultdict(RLock)
+
+    def get(self, key: Any, stamp: str, make: Callable[[], Any]) -> Any:
+        with self._making[key]:
+            kept = self._found.pop(key, None)
+            if kept is None or kept[0] != stamp:
+                kept = stamp, make()
+            self._found[key] = kept
+            while len(self._found) > MAX_KEPT:
+                self._found.popitem(last=False)
+            return kept[1]
+
+
+def warm_up() -> None:
+    """Import and load what the first page needs, before anybody asks for it: about 0.5 s."""
+    for module in ("plotly.graph_objects", "plotly.subplots", "pygments.lexers"):
+        importlib.import_module(module)
+    progress_figure([], None).to_json()
+    page_environment().get_template("parts.html.j2").module  # noqa: B018  # it is compiled by this
