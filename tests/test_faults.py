@@ -22,7 +22,8 @@ from command_line import Said, environment, wait_for
 from tiny_operator import NAME, REFERENCE, TEMPLATE, config_text, write_family
 
 import tuner
-from tuner import proving, tuning
+from tuner import proving
+from tuner import session as session_room
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.prover import Contender, Prover
 from tuner.evaluate.task import explained
@@ -228,7 +229,7 @@ def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(tmp_path, mon
         contender = Contender.of_file(file, is_deterministic=True)
         contenders[number] = replace(contender, name=f"trial {number}")
         entries.append(Finalist(number, Check(True, "float32")))
-    session = tuning._Session(planned, None, run, tuner.Observer(), lambda: False)
+    session = session_room.Session(planned, None, run, tuner.Observer(), lambda: False)
     race = session._raced(Prover(planned.task, seed=1), entries, contenders)
     assert race is not None and len(race) == 2 and list(contenders) == [0]
     assert entries[0].check.is_accepted

@@ -26,7 +26,7 @@ from optuna.storages.journal import JournalFileBackend
 from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 
 import tuner
-from tuner import tuning
+from tuner import session as session_room
 from tuner.export.certificate import code_sha256, read_certificate
 from tuner.kernel.builder import Toolchain
 from tuner.review.summary import format_summary, summary
@@ -504,10 +504,10 @@ def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_exported_and_prove
     planned = tuner.plan(tuner.parse_config(text, tmp_path / "config.yaml"))
     run = create_run(tmp_path / "runs", NAME, "cpu", text, {})
     toolchain = Toolchain.find("cpu")
-    session = tuning._Session(planned, toolchain, run, tuner.Observer(), lambda: False)
+    session = session_room.Session(planned, toolchain, run, tuner.Observer(), lambda: False)
     check = Check(True, "float32", "", (), is_thorough=True)
     slower = Finalist(7, check, Interval(0.9, 0.88, 0.92, 0.95, 5), 11.0, 10.0)
-    assert tuning._is_slower(slower)
+    assert session_room._is_slower(slower)
     exported, notes = session._fall_back(slower)
     # Not the verdict: on a busy machine two clocks may contradict each other, a rejection.
     assert len(exported.check.probes) > 20
