@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tuner.errors import TemplateError
-from tuner.kernel.binding import cpp_binding, python_binding, schema, size_lines
+from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
 from tuner.kernel.template import Family
 from tuner.trial import Candidate, content_key
 

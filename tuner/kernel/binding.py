@@ -1,9 +1,9 @@
-"""From a candidate's plan to something that can be called, in two ways.
+"""From a built candidate and its plan to something that can be called from Python.
 
-`bind` loads a built artefact and runs the plan from Python (while searching: no PyTorch
-header was compiled). `cpp_binding` writes the same plan as C++ for the exported file. Both
-keep the promise that kernels rely on: contiguous, 16-byte aligned arguments on one device,
-fresh outputs and workspace from PyTorch's allocator, everything on the current stream.
+No PyTorch header was compiled: the artefact's C functions are called with pointers. What kernels
+rely on is kept here: contiguous, 16-byte aligned float32 arguments on one device, fresh outputs
+and workspace from PyTorch's allocator, everything on the current stream. An exported file keeps
+the same promises in the text that `registration` writes.
 """
 
 from __future__ import annotations
@@ -15,34 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
 from tuner.trial import Argument, Language, Plan, Step, Tensor
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "BoundOp",
-    "bind",
-    "cpp_binding",
-    "match_sizes",
-    "python_binding",
-    "schema",
-    "size_lines",
-]
+__all__ = ["BoundOp", "bind", "match_sizes"]
 
 ALIGNMENT_BYTES = 16  # the widest vector load, and what the bulk copy engine needs
-
-_AT_TYPE = {
-    "float32": "at::kFloat",
-    "float64": "at::kDouble",
-    "float16": "at::kHalf",
-    "bfloat16": "at::kBFloat16",
-    "int32": "at::kInt",
-    "int64": "at::kLong",
-    "uint8": "at::kByte",
-}
 
 
 def match_sizes(
@@ -76,11 +57,13 @@ def match_sizes(
     return sizes
 
 
-# ---- from Python, while searching -----------------------------------------------------------
-
-
 def bind(plan: Plan, language: Language, artefact: Path) -> BoundOp:
     """Load a built artefact and return the operator as a callable.
+
+    Args:
+        plan: what to allocate and call, in order.
+        language: of the artefact: a shared object, or for "triton" a Python file.
+        artefact: as the builder left it.
 
     Raises:
         OSError, AttributeError, ImportError: the artefact cannot be loaded, or lacks a step.
@@ -256,248 +239,3 @@ def _native(values: Mapping[str, Any], arg: str | int | None) -> Any:
     if isinstance(value, int):
         return ctypes.c_int64(value)
     return ctypes.c_void_p(value.data_ptr())
-
-
-# ---- as C++, for the exported file ----------------------------------------------------------
-
-
-def schema(plan: Plan) -> str:
-    """Return the operator's PyTorch schema, for example `f(Tensor x, float eps) -> Tensor`."""
-    words = {"float": "float", "int": "int", "float32": "Tensor"}
-    arguments = ", ".join(
-        f"{'Tensor' if a.shape is not None else words[a.dtype]} {a.name}" for a in plan.arguments
-    )
-    outputs = ", ".join("Tensor" for _ in plan.outputs)
-    result = f"({outputs})" if len(plan.outputs) > 1 else outputs
-    return f"{plan.function}({arguments}) -> {result}"
-
-
-def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
-    """Write the plan as a C++ file that registers the operator with PyTorch.
-
-    Args:
-        plan: the candidate's plan.
-        language: "cuda" or "cpp".
-        namespace: the operator's namespace in `torch.ops`; one a file.
-    """
-    is_cuda = language == "cuda"
-    lines = [
-        "#include <tuple>",
-        "#include <algorithm>",
-        "#include <ATen/ATen.h>",
-        "#include <ATen/Parallel.h>",
-        "#include <torch/library.h>",
-    ]
-    if is_cuda:
-        lines += ["#include <c10/cuda/CUDAGuard.h>", "#include <c10/cuda/CUDAStream.h>"]
-    # C++ source stands in the same file as its binding; CUDA source is compiled on its own.
-    declarations = _declarations(plan) if is_cuda else []
-    lines += ["", *declarations, "", "namespace {", "", _PREPARED, ""]
-    outputs = ", ".join("at::Tensor" for _ in plan.outputs)
-    result = f"std::tuple<{outputs}>" if len(plan.outputs) > 1 else outputs
-    arguments = ", ".join(
-        f"const at::Tensor& {a.name}_" if a.shape is not None else f"{_cpp_number(a)} {a.name}"
-        for a in plan.arguments
-    )
-    lines += [f"{result} call_{plan.function}({arguments}) {{"]  # a step may bear the plain name
-    lines += [f"  {line}" for line in _body(plan, is_cuda)]
-    lines += ["}", "", "}  // namespace", ""]
-    key = "CUDA" if is_cuda else "CPU"
-    lines += [
-        f'TORCH_LIBRARY({namespace}, m) {{ m.def("{schema(plan)}"); }}',
-        f"TORCH_LIBRARY_IMPL({namespace}, {key}, m) "
-        f'{{ m.impl("{plan.function}", &call_{plan.function}); }}',
-        "",
-    ]
-    return "\n".join(lines)
-
-
-_PREPARED = """\
-// What the kernels rely on: float32, contiguous, 16-byte aligned, on one device.
-at::Tensor prepared(const at::Tensor& tensor, const char* name, int64_t num_dims,
-                    const at::Tensor& first) {
-  TORCH_CHECK(tensor.defined() && first.defined(), name, " is None, expected a tensor");
-  TORCH_CHECK(tensor.scalar_type() == at::kFloat && tensor.device() == first.device(), name,
-              " is ", tensor.scalar_type(), " on ", tensor.device(), ", expected Float on ",
-              first.device());
-  TORCH_CHECK(tensor.dim() == num_dims, name, " has shape ", tensor.sizes(), ", expected ",
-              num_dims, " dimensions");
-  at::Tensor result = tensor.contiguous();
-  return reinterpret_cast<uintptr_t>(result.data_ptr()) % 16 ? result.clone() : result;
-}
-
-void expect(const at::Tensor& tensor, const char* name, at::IntArrayRef shape) {
-  TORCH_CHECK(tensor.sizes() == shape, name, " has shape ", tensor.sizes(), ", expected ", shape);
-}
-
-// Converts to whatever pointer a step takes.
-struct Pointer {
-  void* address;
-  template <typename T>
-  operator T*() const {
-    return static_cast<T*>(address);
-  }
-};
-
-void finished(const char* step, const char* message) {
-  TORCH_CHECK(message == nullptr, step, ": ", message);
-}"""
-
-
-def _cpp_number(argument: Argument) -> str:
-    return "double" if argument.dtype == "float" else "int64_t"
-
-
-def _tensor_names(plan: Plan) -> set[str]:
-    made = {tensor.name for tensor in (*plan.outputs, *plan.workspace)}
-    return made | {a.name for a in plan.arguments if a.shape is not None}
-
-
-def _declarations(plan: Plan) -> list[str]:
-    """Declare the source's functions; C linkage takes every pointer as void*."""
-    numbers = {a.name: _cpp_number(a) for a in plan.arguments if a.shape is None}
-    named = _tensor_names(plan)
-    declared = {}
-    for step in _calls(plan):
-        words = [
-            "void*" if a == "null" or a in named else numbers.get(a, "int64_t") for a in step.args
-        ]
-        arguments = ", ".join([*words, "void*"])
-        declared[step.function] = f'extern "C" const char* {step.function}({arguments});'
-    return list(declared.values())
-
-
-def _body(plan: Plan, is_cuda: bool) -> list[str]:
-    tensors = [a for a in plan.arguments if a.shape is not None]
-    first = f"{tensors[0].name}_"
-    lines = [f"const c10::cuda::CUDAGuard guard({first}.device());"] if is_cuda else []
-    sizes: set[str] = set()
-    for argument in tensors:
-        name, shape = argument.name, argument.shape or ()
-        lines.append(
-            f'const at::Tensor {name} = prepared({name}_, "{name}", {len(shape)}, {first});'
-        )
-        for dim, size in enumerate(shape):
-            if size not in sizes:
-                sizes.add(size)
-                lines.append(f"const int64_t {size} = {name}.size({dim});")
-        lines.append(f'expect({name}, "{name}", {{{", ".join(shape)}}});')
-    for tensor in (*plan.outputs, *plan.workspace):
-        make = "zeros" if tensor.zero else "empty"
-        dims = ", ".join(to_cpp(Expression.parse(d), {}) for d in tensor.shape)
-        lines.append(
-            f"at::Tensor {tensor.name} = at::{make}({{{dims}}}, "
-            f"{first}.options().dtype({_AT_TYPE[tensor.dtype]}).requires_grad(false));"
-        )
-    if any("num_threads" in step.args for step in plan.steps):
-        lines.append("const int64_t num_threads = at::get_num_threads();")
-    if is_cuda:
-        lines.append("void* stream = c10::cuda::getCurrentCUDAStream().stream();")
-    numbers = {a.name for a in plan.arguments if a.shape is None} | {"num_threads"}
-    named = _tensor_names(plan)
-    lines += [_step(step, named, numbers, is_cuda) for step in plan.steps]
-    names = ", ".join(output.name for output in plan.outputs)
-    is_tuple = len(plan.outputs) > 1
-    return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
-
-
-def _step(step: Step, tensors: set[str], numbers: set[str], is_cuda: bool) -> str:
-    if step.kind == "aten":
-        words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
-        return f"at::{step.function}_out({', '.join([str(step.out), *words])});"
-    words = []
-    for argument in step.args:
-        if argument == "null":
-            words.append("nullptr")
-        elif argument in tensors:
-            words.append(f"Pointer{{{argument}.data_ptr()}}")
-        elif argument in numbers:
-            words.append(argument)
-        else:
-            words.append(f"int64_t({to_cpp(Expression.parse(argument), {})})")
-    words += ["stream"] if is_cuda else []
-    return f'finished("{step.function}", {step.function}({", ".join(words)}));'
-
-
-# ---- as Python, for an exported file whose kernels are Triton's -------------------------------
-
-
-def python_binding(plan: Plan, namespace: str) -> str:
-    """Write the plan as a Python function that is registered as the operator `namespace::f`.
-
-    The text expects `torch` and the functions of the candidate's source around it.
-    """
-    arguments = ", ".join(f"{a.name}: {_python_type(a)}" for a in plan.arguments)
-    outputs = ", ".join("torch.Tensor" for _ in plan.outputs)
-    result = f"tuple[{outputs}]" if len(plan.outputs) > 1 else outputs
-    tensors = [a for a in plan.arguments if a.shape is not None]
-    device = f"{tensors[0].name}.device"
-    lines = []
-    for argument in tensors:
-        name, num_dims = argument.name, len(argument.shape or ())
-        lines.append(f'{name} = _prepared({name}, "{name}", {num_dims}, {device})')
-    lines += size_lines(plan)
-    for argument in tensors:
-        shape = ", ".join(argument.shape or ())
-        lines.append(f'_expect({argument.name}, "{argument.name}", ({shape},))')
-    for tensor in (*plan.outputs, *plan.workspace):
-        make = "zeros" if tensor.zero else "empty"
-        lines.append(
-            f"{tensor.name} = torch.{make}(({', '.join(tensor.shape)},), "
-            f"dtype=torch.{tensor.dtype}, device={device})"
-        )
-    lines.append(f"with torch.cuda.device({device}):  # kernels start on the current device")
-    for step in plan.steps:
-        words = ["None" if a == "null" else a.removesuffix(".t") for a in step.args]
-        if step.kind == "aten":
-            words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
-            call = f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})"
-        else:
-            call = f"{step.function}({', '.join(words)})"
-        lines.append(f"    {call}")
-    lines.append(f"return {', '.join(output.name for output in plan.outputs)}")
-    body = "\n".join(f"    {line}" for line in lines)
-    return (
-        f"{_PYTHON_PREPARED}\n\n\n"
-        f'@torch.library.custom_op("{namespace}::{plan.function}", mutates_args=())\n'
-        f"def _call_{plan.function}({arguments}) -> {result}:\n{body}\n"
-    )
-
-
-_PYTHON_PREPARED = """\
-def cdiv(a, b):
-    return -(-a // b)
-
-
-def _prepared(tensor, name, num_dims, device):
-    if tensor.dtype != torch.float32 or tensor.device != device or device.type != "cuda":
-        raise RuntimeError(
-            f"{name} is {tensor.dtype} on {tensor.device}, expected torch.float32 on "
-            + (str(device) if device.type == "cuda" else "a GPU")
-        )
-    if tensor.dim() != num_dims:
-        raise RuntimeError(
-            f"{name} has shape {list(tensor.shape)}, expected {num_dims} dimensions"
-        )
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % 16 else tensor
-
-
-def _expect(tensor, name, shape):
-    if tuple(tensor.shape) != shape:
-        raise RuntimeError(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")"""
-
-
-def size_lines(plan: Plan) -> list[str]:
-    """Return Python lines that bind every named size from the tensors' shapes."""
-    lines, seen = [], set()
-    for argument in plan.arguments:
-        for dim, size in enumerate(argument.shape or ()):
-            if size not in seen:
-                seen.add(size)
-                lines.append(f"{size} = {argument.name}.shape[{dim}]")
-    return lines
-
-
-def _python_type(argument: Argument) -> str:
-    return "torch.Tensor" if argument.shape is not None else argument.dtype
