@@ -114,7 +114,7 @@ class Case:
         lengths: of the rows of x, over their rms.
         weights: how much errors of an element matter, [batch, columns]: |slope| |row of x|
             |row of W| / sqrt(k). It is |gamma| times the row's length where x is isotropic.
-        num_elements: of the whole output, all columns.
+        all_gammas: of the columns that are left out as well.
     """
 
     name: str
@@ -124,8 +124,13 @@ class Case:
     scale: torch.Tensor
     beta: torch.Tensor
     eps: float
-    num_elements: int
+    all_gammas: torch.Tensor
     computed: dict[Any, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def num_elements(self) -> int:
+        """Return the size of the whole output, all columns."""
+        return len(self.x) * len(self.all_gammas)
 
     def __post_init__(self) -> None:
         x, w = self.x.double(), self.weight.double()
@@ -198,14 +203,13 @@ class Case:
             return y, strategy.work
         exact = self.product(three)
         is_long = self.lengths > strategy.again_rows
-        heaviest = self.weights[~is_long].amax(0) if bool((~is_long).any()) else self.y[0] * 0
-        is_heavy = heaviest > strategy.again_weight
+        is_heavy = self.weights[~is_long].amax(0) > strategy.again_weight
         is_again = is_long[:, None] | is_heavy[None, :]
         redone = (exact - h.mean(0)) * slope + self.beta.double()
         share = float(is_long.double().mean())
-        # The columns at hand are those of largest |gamma|: none of the others is heavy.
-        heavy_share = int(is_heavy.sum()) * len(self.x) / self.num_elements
-        work = strategy.work + 3.0 * (share + (1.0 - share) * heavy_share)
+        longest = float(self.lengths[~is_long].max())
+        heavy = self.all_gammas.abs() * longest > strategy.again_weight  # of all columns, about
+        work = strategy.work + 3.0 * (share + (1.0 - share) * float(heavy.double().mean()))
         return torch.where(is_again, redone, y), work
 
 
@@ -253,7 +257,7 @@ def case_of(problem: Problem, probe: Probe, num_columns: int, models: dict[str, 
         scale=state["scale"][order],
         beta=state["bn.bias"][order],
         eps=models[key].bn.eps,
-        num_elements=len(x) * len(state["bn.weight"]),
+        all_gammas=state["bn.weight"],
     )
 
 

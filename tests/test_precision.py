@@ -57,6 +57,15 @@ def test_float8_corrections_are_computed_again_where_they_are_too_coarse_and_onl
     assert use(wide, guarded) == use(wide, BY_NAME["fp16x3"])
 
 
+def test_rows_and_columns_that_are_computed_again_are_counted_as_work():
+    by_both = BY_NAME["fp16_fp8x2, rows over 1.25 and columns over 1.5 again"]
+    given, tailed = cases()["as given"], cases()["heavy-tailed"]
+    assert given.answer(by_both)[1] == 2.0
+    assert use(tailed, by_both) < use(tailed, BY_NAME["fp16_fp8x2"])
+    share_long = float((tailed.lengths > 1.25).double().mean())
+    assert 2.0 + 3.0 * share_long < tailed.answer(by_both)[1] < 5.0
+
+
 def test_the_expected_errors_are_the_size_of_those_that_are_found():
     for case in cases().values():
         found = case.answer(BY_NAME["fp16_fp8x2"])[0] - case.y
