@@ -15,7 +15,7 @@ from typing import Any
 
 from tuner.machine.datasheets import known_device
 from tuner.review.report import write_report
-from tuner.run import Run, create_run
+from tuner.run import Outlook, Run, create_run
 from tuner.trial import (
     Build,
     Check,
@@ -165,6 +165,14 @@ def make_result(trials: list[Trial], interval: Interval | None = None) -> Result
     )
 
 
+def outlooks(num_trials: int) -> list[Outlook]:
+    """Ever surer, twenty times in all."""
+    return [
+        Outlook(number, 0.5 / number, {"0.01": 1 - 10 / number, "0.05": 1 - 5 / number})
+        for number in range(20, num_trials + 1, max(10, num_trials // 20))
+    ]
+
+
 def make_run(
     folder: Path,
     trials: list[Trial],
@@ -180,8 +188,10 @@ def make_run(
             writer.append(trial)
     with (run.path / "trials.jsonl").open("a") as file:
         file.writelines(to_json(trial) + "\n" for trial in trials[3:])
-    if result is not None:
-        with run.locked() as writer:
+    with run.locked() as writer:
+        for outlook in outlooks(len(trials)):
+            writer.append_outlook(outlook)
+        if result is not None:
             writer.write_result(result)
     for trial in trials:
         keep = run.path / "candidates" / trial.candidate_key

@@ -19,7 +19,7 @@ from full_runs import (
 
 from tuner.machine.ceilings import occupancy
 from tuner.machine.datasheets import known_device
-from tuner.review import figures, timeline
+from tuner.review import figures, parameters, timeline
 from tuner.review.charts import charts_of
 from tuner.review.facts import Facts
 from tuner.review.figures import (
@@ -38,6 +38,7 @@ from tuner.review.parameters import (
 from tuner.review.roofline import roofline_figure, roofs_of
 from tuner.review.tables import contest, pareto, resources_of, rms_of, trial_columns
 from tuner.review.timeline import spans_of, stage_figure, stages_of, timeline_figure, workers_of
+from tuner.run import Outlook
 from tuner.trial import Outcome, Status, Trial
 
 # ---- figures --------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ def test_stages_add_up_to_the_working_time():
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14171c"])
 def test_marks_can_be_seen_on_light_and_dark(page):
-    marks = [*figures._STATUS_MARKS.values(), *figures._TEMPLATE_MARKS, *figures._FAST_TO_SLOW]
+    marks = [*figures._STATUS_MARKS.values(), *figures._TEMPLATE_MARKS, *parameters._FAST_TO_SLOW]
     colours = [text for mark in marks for text in mark if str(text).startswith("#")]
     stages = timeline._STAGE_COLOURS.values()
     for colour in [*colours, *stages, figures.BEST, figures.BASELINE, figures.FLOOR]:
@@ -177,6 +178,17 @@ def test_pareto_front_holds_what_nothing_beats():
     assert [(x, y) for t in lines for x, y in zip(t.x, t.y, strict=True)] == [
         (100, 4e-7), (120, 3e-7), (300, 1e-7)
     ]  # fmt: skip
+
+
+def test_how_sure_the_search_was_is_drawn_over_its_trials(tmp_path):
+    said = [Outlook(20, 0.1, {"0.05": 0.3}), Outlook(30, 0.01, {"0.05": 0.8, "0.01": 0.5})]
+    facts = replace(Facts.of(make_run(tmp_path, make_trials(3))), outlooks=said)
+    (chart,) = charts_of(facts, ["outlook"])
+    lines = {line.name.split()[1]: (line.x, line.y) for line in chart.figure.data}
+    assert lines == {"1": ((30,), (0.5,)), "5": ((20, 30), (0.3, 0.8))}
+    assert "expected to fall by 1 %" in chart.caption
+    (chart,) = charts_of(replace(facts, outlooks=()), ["outlook"])
+    assert chart.figure is None and "Not known" in chart.caption
 
 
 # ---- the hardware ---------------------------------------------------------------------------

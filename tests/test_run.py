@@ -20,7 +20,7 @@ import pytest
 
 from tuner import run as room
 from tuner.errors import RunLockedError, StorageError
-from tuner.run import Run, create_run, open_run, storage_errors, write_whole
+from tuner.run import Outlook, Run, create_run, open_run, storage_errors, write_whole
 from tuner.trial import Check, Measurement, Outcome, Result, Status, Trial
 
 
@@ -98,6 +98,19 @@ def test_every_append_is_synced_before_it_returns(run, monkeypatch):
         writer.append(trial(0))
         writer.append(trial(1))
     assert synced == [str(run.path / "trials.jsonl")] * 2
+
+
+def test_what_the_search_expects_outlives_a_kill_in_the_middle_of_a_line(run):
+    said = [Outlook(10, 0.25, {"0.01": 0.125}), Outlook(20, 0.0, {"0.01": 1.0, "0.05": 1.0})]
+    assert run.outlooks() == []
+    with run.locked() as writer:
+        writer.append_outlook(said[0])
+    with (run.path / "search.jsonl").open("ab") as file:
+        file.write(b'{"number": 20, "impro')
+    assert run.outlooks() == said[:1]
+    with run.locked() as writer:
+        writer.append_outlook(said[1])
+    assert run.outlooks() == said
 
 
 @pytest.mark.parametrize("half", [b'{"number": 1, "templ', b"\xf0\x9f", b"{" * 200_000])

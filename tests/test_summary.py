@@ -14,7 +14,8 @@ from full_runs import (
 )
 
 from tuner.review.facts import Facts
-from tuner.review.summary import Summary, format_summary, summary
+from tuner.review.report import parts_of
+from tuner.review.summary import Summary, format_summary, outlook_words, summary
 from tuner.run import Run
 from tuner.trial import Interval
 
@@ -103,6 +104,19 @@ def test_warnings_name_noise_throttling_drift_and_ties(tmp_path):
         "cannot be told from the winner",
     ):
         assert any(part in text for text in texts), (part, texts)
+
+
+def test_what_is_left_to_gain_is_the_last_that_the_search_said(finished, tmp_path):
+    said = (
+        "0.42 % expected; chance that the best is within 1 %: 92 %, 5 %: 96 % (after 120 trials)"
+    )
+    told = summary(finished)
+    assert told.outlook is not None and told.outlook.number == 120
+    assert outlook_words(told.outlook) == said
+    assert said in " ".join(format_summary(told).split())
+    assert said in parts_of(Facts.of(finished), ["verdict"])["verdict"]
+    few = summary(make_run(tmp_path, make_trials(10)))
+    assert few.outlook is None and "to gain" not in format_summary(few)
 
 
 @pytest.mark.parametrize(

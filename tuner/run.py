@@ -15,8 +15,8 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from tuner.errors import RunLockedError, StorageError
 from tuner.trial import Result, Trial, from_json, to_json
 
 __all__ = [
+    "Outlook",
     "Run",
     "RunWriter",
     "create_run",
@@ -36,6 +37,20 @@ __all__ = [
     "storage_errors",
     "write_whole",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a search expected of the rest of its space after `number` trials.
+
+    `improvement` is the expected share by which the best time would fall if all were tried,
+    `within` the probability that the best so far is within each share of the optimum, as in
+    {"0.01": 0.93}.
+    """
+
+    number: int
+    improvement: float
+    within: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +95,22 @@ class Run:
         with storage_errors(path):
             lines = path.read_bytes().split(b"\n")
         return parsed_trials(path, lines[:-1])  # what follows the last newline is no line
+
+    def outlooks(self) -> list[Outlook]:
+        """Return what the search expected of the rest, from time to time; empty if it never did.
+
+        A line that cannot be read is left out: nothing but what is shown depends on them.
+        """
+        path = self.path / "search.jsonl"
+        if not path.exists():
+            return []
+        with storage_errors(path):
+            lines = path.read_bytes().split(b"\n")[:-1]
+        found = []
+        for line in lines:
+            with suppress(ValidationError):
+                found.append(from_json(Outlook, line))
+        return found
 
     def result(self) -> Result | None:
         """Return what the run ended with, None when it has not."""
@@ -148,15 +179,14 @@ class RunWriter:
         """Append one outcome and see it on disk."""
         assert self._file is not None
         with storage_errors(self._path):
-            start = self._file.seek(0, os.SEEK_END)
-            try:
-                line = memoryview(to_json(trial).encode() + b"\n")
-                while line:  # a full disk takes a part before it refuses the rest
-                    line = line[self._file.write(line) :]
-                os.fsync(self._file.fileno())
-            except BaseException:
-                os.ftruncate(self._file.fileno(), start)  # no half line stays behind
-                raise
+            _append_line(self._file, to_json(trial))
+
+    def append_outlook(self, outlook: Outlook) -> None:
+        """Append what the search expects of the rest, to `search.jsonl`."""
+        path = self.run.path / "search.jsonl"
+        with storage_errors(path), path.open("a+b", buffering=0) as file:
+            _drop_half_line(file)
+            _append_line(file, to_json(outlook))
 
     def write_result(self, result: Result) -> None:
         """Write what the run ended with."""
@@ -277,7 +307,8 @@ def parsed_trials(path: Path, lines: Sequence[bytes], num_before: int = 0) -> li
             except ValidationError as error:
                 raise StorageError(
                     f"{path}:{number}: not a trial: {error.errors()[0]['msg']}\n"
-                    "  next: move the line away; the others are kept"
+                    "  next: move the line away; "
+                    f"the other {num_before + len(lines) - 1} are kept"
                 ) from error
     return trials
 
@@ -314,6 +345,19 @@ def storage_errors(path: Path) -> Iterator[None]:
         }.get(error.errno or 0, "check the path")
         reason = (error.strerror or str(error)).lower()
         raise StorageError(f"{path}: {reason}\n  next: {advice}") from error
+
+
+def _append_line(file: io.FileIO, text: str) -> None:
+    """Append a line and see it on disk; after a failure the file is as it was."""
+    start = file.seek(0, os.SEEK_END)
+    try:
+        line = memoryview(text.encode() + b"\n")
+        while line:  # a full disk takes a part before it refuses the rest
+            line = line[file.write(line) :]
+        os.fsync(file.fileno())
+    except BaseException:
+        os.ftruncate(file.fileno(), start)  # no half line stays behind
+        raise
 
 
 def _drop_half_line(file: io.FileIO) -> None:

@@ -21,7 +21,7 @@ from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
 from tuner.planning import Observer, Planned, first_of_each, num_workers, sources_of, stop_rule_of
 from tuner.proving import blamed, proved_export, proved_file
 from tuner.review.report import write_report
-from tuner.run import Run, RunWriter, storage_errors, write_whole
+from tuner.run import Outlook, Run, RunWriter, storage_errors, write_whole
 from tuner.search.recorded import to_t4
 from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
@@ -109,6 +109,8 @@ class Session:
 
             def told(number: int, remaining: Remaining) -> None:
                 if number >= len(self.trials):  # not of a time that is only repeated
+                    within = {f"{share:g}": chance for share, chance in remaining.within.items()}
+                    writer.append_outlook(Outlook(number, remaining.improvement, within))
                     self.observer.on_remaining(remaining.improvement, remaining.within)
 
             with storage_errors(self.run.journal_path):  # Optuna's own file

@@ -15,6 +15,7 @@ from tuner.review.facts import Facts, correct_trials, latency_us_of
 from tuner.review.figures import (
     MAX_POINTS,
     accuracy_figure,
+    outlook_figure,
     progress_figure,
 )
 from tuner.review.parameters import (
@@ -116,6 +117,20 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
     else:
         words += " No physical floor: this device's rates are not known."
     return Chart(name, label, words, figure)
+
+
+def _outlook(facts: Facts) -> Chart:
+    label = "What is left to gain"
+    if not facts.outlooks:
+        words = "Not known: the sampler does not say how sure it is, or has seen too few trials."
+        return Chart("outlook", label, words, None)
+    improvement = 100 * facts.outlooks[-1].improvement
+    words = (
+        "How sure the search was, as it went on, that its best was within a share of the best "
+        "there is: a model's own estimate from screening times, not a proof. At the last, if all "
+        f"configurations were tried, the best time was expected to fall by {improvement:.2g} %."
+    )
+    return Chart("outlook", label, words, outlook_figure(facts.outlooks))
 
 
 def _importance(facts: Facts, shares: Mapping[str, float]) -> Chart:
@@ -245,6 +260,7 @@ def _timeline(facts: Facts, _: Mapping[str, float]) -> Chart:
 _CHARTS: dict[str, Callable[[Facts, Mapping[str, float]], Chart]] = {
     "progress-trial": lambda facts, _: _progress(facts, "trial", "By trial"),
     "progress-time": lambda facts, _: _progress(facts, "time", "By time"),
+    "outlook": lambda facts, _: _outlook(facts),
     "importance": _importance,
     "parameters": _parameters,
     "parallel": _parallel,

@@ -13,7 +13,7 @@ import yaml
 
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
-from tuner.run import Run, is_locked
+from tuner.run import Outlook, Run, is_locked
 from tuner.trial import Finalist, Result, Trial
 
 __all__ = [
@@ -62,7 +62,8 @@ class Bound:
 class Facts:
     """All that is read of a run, once. Any key of `environment` may be absent.
 
-    `is_running`: another process works on it, so that it cannot be resumed.
+    `is_running`: another process works on it, so that it cannot be resumed. `outlooks`: what
+    the search expected of the rest, the latest last.
     """
 
     run: Run
@@ -71,6 +72,7 @@ class Facts:
     result: Result | None
     config: str
     is_running: bool = False
+    outlooks: Sequence[Outlook] = ()
 
     @classmethod
     def of(cls, run: Run) -> Facts:
@@ -81,7 +83,8 @@ class Facts:
         """
         config = text_of(run.config_path, MAX_SOURCE_CHARS)
         is_running = is_locked(run, by_another=True)
-        return cls(run, run.environment(), run.trials(), run.result(), config, is_running)
+        trials, outlooks = run.trials(), run.outlooks()
+        return cls(run, run.environment(), trials, run.result(), config, is_running, outlooks)
 
     def number(self, name: str) -> float | None:
         """Return a finite number of the environment; None if it is not one."""

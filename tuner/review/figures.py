@@ -19,6 +19,7 @@ from tuner.review.tables import (
     rms_of,
 )
 from tuner.review.words import params_words, percent_words, seconds_words, us_words
+from tuner.run import Outlook
 from tuner.trial import Status, Trial
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "accuracy_figure",
     "hover_words",
     "log_axis",
+    "outlook_figure",
     "plotly_text",
     "progress_figure",
     "template_marks",
@@ -263,6 +265,39 @@ def _running_best(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
         if latency_us_of(trial) < (steps[-1][1] if steps else math.inf):
             steps.append((trial, latency_us_of(trial)))
     return [*steps, (trials[-1], steps[-1][1])] if steps else []
+
+
+def outlook_figure(outlooks: Sequence[Outlook]) -> Any:
+    """Draw, over the trials, the probability that the best is within a share of the optimum."""
+    import plotly.graph_objects as go
+
+    shares = sorted({share for outlook in outlooks for share in outlook.within}, key=float)
+    figure = go.Figure()
+    for number, share in enumerate(shares):
+        known = [outlook for outlook in outlooks if share in outlook.within]
+        colour, symbol = _TEMPLATE_MARKS[number % len(_TEMPLATE_MARKS)]
+        figure.add_scatter(
+            x=[outlook.number for outlook in known],
+            y=[outlook.within[share] for outlook in known],
+            mode="lines+markers",
+            name=f"within {100 * float(share):.3g} % of the best there is",
+            line={"color": colour, "width": 2, "dash": ("solid", "dash", "dot")[number % 3]},
+            marker={"symbol": symbol, "size": 7},
+            hovertext=[
+                f"after {o.number} trials: {100 * o.within[share]:.0f} %; "
+                f"{100 * o.improvement:.2g} % left to gain"
+                for o in known
+            ],
+            hoverinfo="text",
+        )
+    figure.update_xaxes(title_text="trial", rangemode="tozero")
+    figure.update_yaxes(title_text="probability", tickformat=".0%", range=[-0.02, 1.05])
+    figure.update_layout(
+        height=320,
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        showlegend=True,
+    )
+    return figure
 
 
 # ---- accuracy -------------------------------------------------------------------------------

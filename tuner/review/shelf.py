@@ -32,6 +32,7 @@ _FILES = (
     "config.yaml",
     "environment.json",
     "trials.jsonl",
+    "search.jsonl",
     "result.json",
     "study.journal",
     "lock",
@@ -158,7 +159,8 @@ class Shelf:
             trials = reader.read()
         config = text_of(run.config_path, MAX_SOURCE_CHARS)
         result = run.result()
-        return Facts(run, run.environment(), trials, result, config, is_locked(run))
+        running, outlooks = is_locked(run), run.outlooks()
+        return Facts(run, run.environment(), trials, result, config, running, outlooks)
 
     def stamp(self, name: str) -> str:
         """Return a word that changes whenever a run does; empty when it is gone."""
@@ -236,7 +238,7 @@ def _newer(path: Path, offset: int, inode: int) -> tuple[bytes | None, int, int]
 
 def _stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
     found = []
-    for name in ("environment.json", "trials.jsonl", "result.json", "report.html"):
+    for name in ("environment.json", "trials.jsonl", "result.json", "search.jsonl", "report.html"):
         try:
             facts = os.stat(path / name)
         except OSError:

@@ -20,7 +20,7 @@ from tuner.review.words import (
     relative_path,
     us_words,
 )
-from tuner.run import Run
+from tuner.run import Outlook, Run
 from tuner.trial import Interval, ProbeResult, Status, Trial
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Summary",
     "error_ratio",
     "format_summary",
+    "outlook_words",
     "summary",
     "summary_of",
     "trial_words",
@@ -73,6 +74,7 @@ class Summary:
     counts: Mapping[str, int]
     num_trials: int
     num_feasible: int | None
+    outlook: Outlook | None
     error: str
     probes: tuple[ProbeResult, ...]
     ties: tuple[int, ...]
@@ -122,6 +124,7 @@ def summary_of(facts: Facts) -> Summary:
         counts={status.value: counts[status] for status in Status if counts[status]},
         num_trials=len(facts.trials),
         num_feasible=None if num_feasible is None else int(num_feasible),
+        outlook=facts.outlooks[-1] if facts.outlooks else None,
         error=_error_words(check.probes if check else ()),
         probes=check.probes if check else (),
         ties=tuple(n for n in result.ties if n != result.winner) if result else (),
@@ -333,6 +336,7 @@ def format_summary(summary: Summary) -> str:
         ("error", s.error),
         ("speed", "; ".join(words for words in (s.throughput, s.roofline) if words)),
         ("trials", trial_words(s)),
+        ("to gain", outlook_words(s.outlook)),
         ("best", f"trial {s.best.number}: {params_words(s.best)}" if s.best else NONE),
         ("run", s.path),
         ("export", s.export_path),
@@ -359,6 +363,20 @@ def trial_words(s: Summary) -> str:
     of = f" of {s.num_feasible:,} feasible" if s.num_feasible is not None else ""
     counts = ", ".join(f"{count:,} {status}" for status, count in s.counts.items())
     return f"{s.num_trials:,}{of}" + (f": {counts}" if counts else "")
+
+
+def outlook_words(outlook: Outlook | None) -> str:
+    """Return what the rest of a search is expected to bring; empty where it is not known."""
+    if outlook is None:
+        return ""
+    sure = ", ".join(
+        f"{100 * float(share):.3g} %: {100 * chance:.0f} %"
+        for share, chance in sorted(outlook.within.items(), key=lambda pair: float(pair[0]))
+    )
+    return (
+        f"{100 * outlook.improvement:.2g} % expected; chance that the best is within {sure} "
+        f"(after {outlook.number} trials)"
+    )
 
 
 def _wrapped(text: str, label: str, max_lines: int) -> list[str]:
