@@ -28,7 +28,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tuner.config import parse_config
+from tuner.config.run_config import parse_config
 from tuner.errors import ConfigError, InputError
 from tuner.export.certificate import MARK, read_certificate
 from tuner.space.expression import Expression

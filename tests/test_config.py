@@ -10,19 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner import config as config_room
-from tuner.config import (
-    DEVICE_FACTS,
-    SAMPLER_NAMES,
-    RunConfig,
-    check_names,
-    load_config,
+from tuner.config import document
+from tuner.config.names import DEVICE_FACTS, check_names
+from tuner.config.quantities import (
     parse_accuracy,
-    parse_config,
     parse_device,
     parse_duration,
     parse_fraction,
 )
+from tuner.config.run_config import RunConfig, load_config, parse_config
+from tuner.config.schema import SAMPLER_NAMES, SECTIONS, keys_of
 from tuner.errors import ConfigError
 from tuner.machine.device import Device
 from tuner.problem.accuracy import Accuracy
@@ -428,7 +425,7 @@ def test_a_file_that_is_no_config_is_refused_with_its_name(tmp_path, monkeypatch
     assert problem("folder") == "folder: a folder\n  expected: a YAML file in it"
     assert problem("x" * 300).endswith("cannot be read: File name too long")
     assert problem("a\0b").endswith("cannot be read: embedded null byte")
-    monkeypatch.setattr(config_room, "MAX_NODES", 100)
+    monkeypatch.setattr(document, "MAX_NODES", 100)
     (tmp_path / "many.yaml").write_text("a: [" + "1, " * 200 + "]")
     assert problem("many.yaml") == "many.yaml:1: more than 100 values"
 
@@ -588,9 +585,9 @@ def test_the_documented_example_is_a_config_and_every_key_is_documented():
     example = text.split("```yaml\n")[1].split("```")[0]
     assert read(example).space
     keys = []
-    for name, section in config_room._SECTIONS.items():
+    for name, section in SECTIONS.items():
         prefix = f"{name}." if name not in ("", "constraints[]") else ""
-        keys += [prefix + key for key in config_room._keys(section)]
+        keys += [prefix + key for key in keys_of(section)]
     undocumented = {key for key in keys if f"`{key}`" not in text}
     assert undocumented == {"problem", "search", "search.stop", "measure"}  # they are sections
     assert [name for name in DEVICE_FACTS if f"`{name}`" not in text] == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
-from tuner.config import load_config
+from tuner.config.run_config import load_config
 from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import evaluator as room
 from tuner.evaluate import prover as prover_room

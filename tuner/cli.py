@@ -99,7 +99,7 @@ def tune(
     if dry_run and resume is not None:
         raise InputError("--dry-run goes with --config, not with --resume\n  next: tune --help")
     from tuner import tuning
-    from tuner.config import load_config
+    from tuner.config.run_config import load_config
 
     overrides = {
         "trials": trials,
@@ -184,7 +184,7 @@ def verify(
     With --certificate: 0 when all that it claims still holds here, 1 when something does not.
     """
     from tuner import tuning
-    from tuner.config import parse_accuracy, parse_device, parse_duration
+    from tuner.config.quantities import parse_accuracy, parse_device, parse_duration
 
     try:
         chosen = parse_accuracy(accuracy) if accuracy else None

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tuner.config import RunConfig, check_names, load_config
+from tuner.config.names import check_names
+from tuner.config.run_config import RunConfig, load_config
 from tuner.errors import (
     ConfigError,
     DeviceError,

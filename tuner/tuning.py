@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tuner.config import RunConfig
+from tuner.config.run_config import RunConfig
 from tuner.errors import InputError, StorageError
 from tuner.planning import Observer, Planned, config_of, environment_of, plan, toolchain_of
 from tuner.proving import export_trial, verify, verify_certificate

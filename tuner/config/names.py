@@ -1,0 +1,77 @@
+"""The names in a config, checked once the template family and the device are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.config.run_config import RunConfig
+from tuner.errors import ConfigError
+from tuner.space.expression import unknown_name
+
+__all__ = ["DEVICE_FACTS", "check_names"]
+
+DEVICE_FACTS = (  # of any kind of device; each device has those of its kind
+    "device.kind",
+    "device.memory_bytes",
+    "device.l2_bytes",
+    "device.capability",
+    "device.num_sms",
+    "device.smem_bytes_max",
+    "device.smem_bytes_sm",
+    "device.regs_per_sm",
+    "device.max_threads_per_sm",
+    "device.max_threads_per_block",
+    "device.warp_size",
+    "device.has_triton",
+    "device.num_cores",
+    "device.simd_bits",
+    "device.l3_bytes",
+)
+
+
+def check_names(
+    config: RunConfig,
+    *,
+    sizes: Sequence[str],
+    facts: Sequence[str],
+    parameters: Sequence[str],
+) -> None:
+    """Check every name of the config.
+
+    Args:
+        config: as read.
+        sizes: names of the problem's sizes.
+        facts: names of the device's facts; those of another kind of device are known as well.
+        parameters: names that the templates in use have as parameters.
+
+    Raises:
+        ConfigError: with every unknown size, parameter, and name in a `when` or constraint.
+    """
+    problems: list[tuple[int, str]] = []
+
+    def report(place: str, message: str) -> None:
+        problems.append((config.places.line(place), config.problem_at(place, message)))
+
+    for name in config.problem.sizes:
+        if name not in sizes:
+            report(f"problem.sizes.{name}", unknown_name(name, sizes))
+    declared = [parameter.name for parameter in config.space]
+    for name in declared:
+        if name not in parameters and name != "template":
+            message = unknown_name(name, parameters)
+            report(f"space.{name}", message.replace("unknown name", "no template uses", 1))
+    known = [*declared, *(["template"] if "template" not in declared else []), *sizes, *facts]
+    rules = [(f"space.{p.name}.when", p.when) for p in config.space if p.when is not None]
+    rules += [(f"constraints[{i}].expr", c.expression) for i, c in enumerate(config.constraints)]
+    for place, rule in rules:
+        for name in sorted(rule.names - {*known, *DEVICE_FACTS}):
+            if name.startswith("device."):
+                report(place, unknown_name(name, DEVICE_FACTS))
+            elif name in parameters:
+                hint = f"give {name} values under space"
+                report(place, f"{name!r} is not among the parameters of space\n  hint: {hint}")
+            else:
+                report(place, unknown_name(name, known))
+    if problems:
+        in_order = sorted(problems, key=lambda problem: problem[0])
+        raise ConfigError([text for _, text in in_order])

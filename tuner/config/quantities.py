@@ -1,0 +1,78 @@
+"""Values that are written as text, in a config and on the command line alike."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from tuner.config.document import shown
+from tuner.problem.accuracy import Accuracy
+
+__all__ = ["parse_accuracy", "parse_device", "parse_duration", "parse_fraction"]
+
+_UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|us|m|s))+")
+
+
+def parse_duration(value: object) -> float:
+    """Read `1h30m`, `10m`, `90s`, `20ms` or a number of seconds; return seconds.
+
+    Raises:
+        ValueError: it is none of these, or not positive.
+    """
+    seconds = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value) if abs(value) < 1e12 else math.nan
+    elif isinstance(value, str) and _DURATION.fullmatch(text := value.replace(" ", "")):
+        parts = re.findall(r"(\d+(?:\.\d+)?)(h|ms|us|m|s)", text)
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    elif isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?", value.strip()):
+        seconds = float(value)
+    if 0.0 < seconds < math.inf:
+        return seconds
+    raise ValueError(f"expected a time such as 10m, 90s, 1h or 20ms, got {shown(value)}")
+
+
+def parse_fraction(value: object) -> float:
+    """Read `0.5%`, or the same as the number 0.005; return 0.005.
+
+    Raises:
+        ValueError: it is neither, or not above 0 and at most one half.
+    """
+    fraction = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        fraction = float(value) if abs(value) < 1e12 else math.nan
+    elif isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value)):
+        fraction = float(match[1]) / 100
+    if 0.0 < fraction <= 0.5:
+        return fraction
+    expected = "expected a share above 0% and at most 50%, such as 0.5% (or 0.005)"
+    raise ValueError(f"{expected}, got {shown(value)}")
+
+
+def parse_accuracy(value: object) -> Accuracy:
+    """Read `float32`, `tf32`, `1e-4,1e-4` (rtol, atol) or a mapping with rtol and atol.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(value, Accuracy):
+        return value
+    if not isinstance(value, str | Mapping):
+        raise ValueError(f"expected float32, tf32 or rtol and atol, got {shown(value)}")
+    try:
+        return Accuracy.parse(value)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("accuracy: ")) from None
+
+
+def parse_device(value: object) -> str:
+    """Read `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if isinstance(value, str) and re.fullmatch(r"auto|cpu|cuda|cuda:\d{1,3}", value):
+        return value
+    raise ValueError(f"expected auto, cpu, cuda or cuda:N, got {shown(value)}")

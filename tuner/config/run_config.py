@@ -1,0 +1,225 @@
+"""The config as a whole: read the file, apply the command line, check all of it.
+
+    load_config(path, overrides)    read, check all of it, or raise one ConfigError
+    config.problem_at(place, text)  a problem found later, at its line
+
+Nothing of the machine is looked at, except whether the files that a config names are there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from tuner.config.document import Document, Places, read_document, shown
+from tuner.config.schema import (
+    File,
+    MeasureSection,
+    ProblemSection,
+    SearchSection,
+    Section,
+    keys_of,
+    validated,
+)
+from tuner.config.space_section import read_parameters
+from tuner.errors import ConfigError, did_you_mean
+from tuner.problem.accuracy import Accuracy
+from tuner.space.constraints import Constraint, Parameter
+from tuner.trial import Value
+
+__all__ = ["RunConfig", "load_config", "parse_config"]
+
+MAX_BYTES = 2**20  # of a config; the longest honest one is a few kilobytes
+OVERRIDES = {  # what the command line may set, and where it stands in the file
+    "device": "device",
+    "accuracy": "accuracy",
+    "sampler": "search.sampler",
+    "trials": "search.trials",
+    "timeout": "search.timeout",
+    "seed": "search.seed",
+}
+
+
+class RunConfig(Section):
+    """A config that is in order.
+
+    Attributes:
+        path: the file, as the user named it.
+        text: the file as read.
+        space: the declared parameters; `template` is among them where the file lists it.
+        constraints: with `path:line` as their origin.
+        base: the folder that paths in the file are relative to.
+        places: where each part of the file stands.
+    """
+
+    path: Path
+    text: str = Field(repr=False)
+    base: Path = Field(repr=False)
+    problem: ProblemSection
+    device: str
+    accuracy: Accuracy
+    space: tuple[Parameter, ...]
+    constraints: tuple[Constraint, ...]
+    search: SearchSection
+    measure: MeasureSection
+    places: Places = Field(repr=False)
+
+    def problem_at(
+        self, place: str, message: str, *, known: Sequence[str] = (), hint: str = ""
+    ) -> str:
+        """Format a problem with what stands at `place`, for a ConfigError.
+
+        Args:
+            place: a path such as `space.block_m` or `constraints[2].expr`; the line is that of
+                the nearest part of it that the file has.
+            message: what is wrong.
+            known: the names that would be right.
+            hint: the next step, without `hint: ` before it.
+        """
+        lines = [message]
+        lines += [f"  known: {', '.join(known)}"] if known else []
+        lines += [f"  hint: {hint.removeprefix('hint: ')}"] if hint else []
+        return self.places.located(place, "\n".join(lines))
+
+    def overridden(self, overrides: Mapping[str, Value]) -> RunConfig:
+        """Return the config with other values; see `load_config`."""
+        return parse_config(self.text, self.path, overrides, base=self.base)
+
+
+def load_config(
+    path: Path | str, overrides: Mapping[str, Value] | None = None, *, base: Path | None = None
+) -> RunConfig:
+    """Read a config.
+
+    Args:
+        path: the YAML file.
+        overrides: other values for device, accuracy, sampler, trials, timeout or seed, as text
+            of the command line or as numbers; None and absent mean the file's.
+        base: the folder that paths in the file are relative to; the file's own by default.
+
+    Raises:
+        ConfigError: with every problem there is.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError([f"{path}: no such file{_similar(path)}"]) from None
+    except IsADirectoryError:
+        raise ConfigError([f"{path}: a folder\n  expected: a YAML file in it"]) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError([f"{path}: larger than 1 MiB, so no config"])
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = f"byte {content[error.start]:#04x}"
+        raise ConfigError([f"{path}:{line}: not UTF-8 text ({byte})"]) from None
+    return parse_config(text, path, overrides, base=base)
+
+
+def _similar(path: Path) -> str:
+    try:
+        names = [
+            entry.name for entry in path.parent.iterdir() if entry.suffix in (".yaml", ".yml")
+        ]
+    except OSError:
+        return ""
+    hint = did_you_mean(path.name, names)
+    return f"\n  {hint}" if hint else ""
+
+
+def parse_config(
+    text: str,
+    path: Path,
+    overrides: Mapping[str, Value] | None = None,
+    *,
+    base: Path | None = None,
+) -> RunConfig:
+    """Read a config from its text; `path` names it in messages. Otherwise as `load_config`."""
+    base = path.parent if base is None else base
+    document = read_document(path, text)
+    data = document.data
+    if not isinstance(data, dict):
+        if not document.problems:
+            known = ", ".join(keys_of(File))
+            got = "the file is empty" if data is None else f"expected keys, got {shown(data)}"
+            document.report("", f"{got}\n  known: {known}")
+        raise document.error()
+    _override(document, overrides or {})
+    file = validated(document)
+    space = read_parameters(document)
+    problem = _resolved(document, file.problem, base) if file is not None else None
+    search = _warm_started(document, file.search, base) if file is not None else None
+    if document.problems or file is None or problem is None or search is None:
+        raise document.error()
+    constraints = [
+        Constraint(entry.expr, entry.why, f"{path}:{document.places.line(f'constraints[{i}]')}")
+        for i, entry in enumerate(file.constraints)
+    ]
+    return RunConfig(
+        path=path,
+        text=text,
+        base=base,
+        problem=problem,
+        device=file.device,
+        accuracy=file.accuracy,
+        space=space,
+        constraints=tuple(constraints),
+        search=search,
+        measure=file.measure,
+        places=document.places,
+    )
+
+
+def _override(document: Document, overrides: Mapping[str, Value | None]) -> None:
+    for name, value in overrides.items():
+        if value is None:
+            continue
+        if name not in OVERRIDES:
+            raise ValueError(f"{name} is not one of {', '.join(OVERRIDES)}")
+        if name in ("trials", "seed") and isinstance(value, str):
+            value = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else value
+        *sections, key = OVERRIDES[name].split(".")
+        holder = document.data
+        for section in sections:
+            holder = holder.setdefault(section, {})
+        if isinstance(holder, dict):
+            holder[key] = value
+            document.places.set_by(f"--{name}", OVERRIDES[name])
+
+
+def _resolved(document: Document, problem: ProblemSection, base: Path) -> ProblemSection:
+    """Make the paths relative to where we are, and look whether they exist."""
+    reference = base / problem.reference if problem.reference is not None else None
+    if reference is not None and not _is_there(reference, Path.is_file):
+        document.report("problem.reference", f"no such file: {str(reference)!r}")
+    folders = tuple(base / folder for folder in problem.templates)
+    for i, folder in enumerate(folders):
+        if not _is_there(folder, Path.is_dir):
+            document.report(f"problem.templates[{i}]", f"no such folder: {str(folder)!r}")
+    return problem.model_copy(update={"reference": reference, "templates": folders})
+
+
+def _warm_started(document: Document, search: SearchSection, base: Path) -> SearchSection:
+    """Make the paths of earlier runs relative to where we are, and look whether they exist."""
+    paths = tuple(base / path for path in search.warm_start)
+    for i, path in enumerate(paths):
+        if not _is_there(path, Path.exists):
+            place = f"search.warm_start[{i}]"
+            document.report(place, f"no such run folder or file: {str(path)!r}")
+    return search.model_copy(update={"warm_start": paths})
+
+
+def _is_there(path: Path, test: Callable[[Path], bool]) -> bool:
+    try:
+        return test(path)
+    except (OSError, ValueError):  # too long, or with a null character
+        return False

@@ -1,0 +1,237 @@
+"""The sections and keys of a config, and what is said where a value does not fit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
+
+from tuner.config.document import Document, shown, with_known
+from tuner.config.quantities import (
+    parse_accuracy,
+    parse_device,
+    parse_duration,
+    parse_fraction,
+)
+from tuner.errors import ExpressionError
+from tuner.problem.accuracy import Accuracy
+from tuner.space.expression import Expression
+
+__all__ = [
+    "SAMPLER_NAMES",
+    "SECTIONS",
+    "File",
+    "MeasureSection",
+    "ProblemSection",
+    "SearchSection",
+    "Section",
+    "StopSection",
+    "keys_of",
+    "validated",
+]
+
+SAMPLER_NAMES = ("surrogate", "tpe", "random", "grid")  # of samplers.py, which imports Optuna
+
+
+# ---- what a value must be -------------------------------------------------------------------
+
+
+def _sampler(value: object) -> str:
+    if value in SAMPLER_NAMES:
+        return str(value)
+    raise ValueError(with_known(f"unknown sampler {shown(value)}", str(value), SAMPLER_NAMES))
+
+
+def _in_flight(value: object) -> int | None:
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 1024:
+        return value
+    raise ValueError(f"expected auto or a whole number from 1 to 1024, got {shown(value)}")
+
+
+def _expression(value: object) -> Expression:
+    if isinstance(value, Expression):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"expected an expression as text, got {shown(value)}")
+    try:
+        return Expression.parse(value)
+    except ExpressionError as error:
+        raise ValueError(str(error)) from None
+
+
+def _reason(value: object) -> str:
+    if isinstance(value, str) and (text := " ".join(value.split())) and text.isprintable():
+        return text
+    raise ValueError(f"expected the reason as text, got {shown(value)}")
+
+
+def _op(value: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9_-]+", value):
+        return value
+    raise ValueError(f"expected the name of a template family, got {shown(value)}")
+
+
+def _short(limit_s: float) -> Callable[[float], float]:
+    def check(seconds: float) -> float:
+        if seconds > limit_s:
+            raise ValueError(f"expected at most {limit_s:g} s (20ms is 20 ms), got {seconds:g} s")
+        return seconds
+
+    return check
+
+
+# ---- sections -------------------------------------------------------------------------------
+
+
+class Section(BaseModel):
+    """A mapping of the file; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class ProblemSection(Section):
+    """What to compute; paths are absolute or relative to the working folder, ready to open."""
+
+    op: Annotated[StrictStr, AfterValidator(_op)]
+    reference: Path | None = None
+    sizes: dict[StrictStr, Annotated[StrictInt, Field(gt=0, lt=2**63)]] = {}
+    templates: tuple[Path, ...] = ()
+
+
+class StopSection(Section):
+    """Stop once the best is probably within a share of the optimum (0.02 for 2 %)."""
+
+    within: Annotated[float, BeforeValidator(parse_fraction)] = 0.02
+    confidence: Annotated[StrictFloat, Field(ge=0.5, lt=1.0)] = 0.9
+
+
+class SearchSection(Section):
+    """How to search, and for how long; `in_flight` None means that the machine decides.
+
+    `warm_start` are runs and recordings to start from, paths as for the problem's.
+    """
+
+    sampler: Annotated[str, BeforeValidator(_sampler)] = "surrogate"
+    trials: Annotated[StrictInt, Field(ge=1, le=10_000_000)] = 200
+    timeout_s: Annotated[float, BeforeValidator(parse_duration)] = Field(
+        default=600.0, alias="timeout"
+    )
+    seed: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
+    in_flight: Annotated[int | None, BeforeValidator(_in_flight)] = None
+    warm_start: tuple[Path, ...] = ()
+    stop: StopSection | None = None
+
+
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+
+
+class MeasureSection(Section):
+    """How long and how exactly to measure; `max_noise` is a share, 0.005 for 0.5 %.
+
+    With `torch_compile`, a mode of PyTorch's compiler, the reference compiled by it is raced with
+    the exported file.
+    """
+
+    screen_s: Annotated[float, BeforeValidator(parse_duration), AfterValidator(_short(10))] = (
+        Field(default=0.02, alias="screen")
+    )
+    finalists_s: Annotated[float, BeforeValidator(parse_duration), AfterValidator(_short(100))] = (
+        Field(default=0.2, alias="finalists")
+    )
+    max_noise: Annotated[float, BeforeValidator(parse_fraction)] = 0.005
+    num_finalists: Annotated[StrictInt, Field(ge=1, le=100)] = 3
+    num_processes: Annotated[StrictInt, Field(ge=2, le=100)] = 5
+    torch_compile: CompileMode | None = None
+
+
+class _ConstraintEntry(Section):
+    expr: Annotated[Expression, BeforeValidator(_expression)]
+    why: Annotated[str, BeforeValidator(_reason)]
+
+
+class File(Section):
+    """The whole file; `space` is read by `space_section`, since its keys are the user's."""
+
+    problem: ProblemSection
+    device: Annotated[str, BeforeValidator(parse_device)] = "auto"
+    accuracy: Annotated[Accuracy, BeforeValidator(parse_accuracy)] = Accuracy()
+    space: dict[str, Any] = {}
+    constraints: tuple[_ConstraintEntry, ...] = ()
+    search: SearchSection = SearchSection()
+    measure: MeasureSection = MeasureSection()
+
+
+# ---- what does not fit, in our words --------------------------------------------------------
+
+SECTIONS: dict[str, type[Section]] = {
+    "": File,
+    "problem": ProblemSection,
+    "constraints[]": _ConstraintEntry,
+    "search": SearchSection,
+    "search.stop": StopSection,
+    "measure": MeasureSection,
+}
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "tuple_type": "a list",
+    "path_type": "a path",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number of at most {le}",
+}
+
+
+def validated(document: Document) -> File | None:
+    """Return the document's data as sections; None where a problem was reported instead."""
+    try:
+        return File.model_validate(document.data)
+    except ValidationError as error:
+        for item in error.errors():
+            _report_item(document, item)
+    return None
+
+
+def keys_of(section: type[Section]) -> list[str]:
+    """Return the keys of a section, as the file has them."""
+    return [info.alias or name for name, info in section.model_fields.items()]
+
+
+def _report_item(document: Document, item: Any) -> None:
+    parts = [part for part in item["loc"] if part != "[key]"]
+    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts).lstrip(".")
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "missing":
+        document.report(place, "missing")
+    elif kind == "extra_forbidden":
+        names = "".join("[]" if isinstance(part, int) else f".{part}" for part in parts[:-1])
+        parent = names.removeprefix(".")
+        known = keys_of(SECTIONS[parent])
+        key = str(parts[-1])
+        document.report(place, with_known(f"unknown key {key!r}", key, known))
+    elif kind == "value_error":
+        document.report(place, str(context["error"]))
+    elif kind in _EXPECTED:
+        expected = _EXPECTED[kind].format(**context)
+        document.report(place, f"expected {expected}, got {shown(item['input'])}")
+    else:
+        document.report(place, f"{item['msg']}, got {shown(item['input'])}")
