@@ -188,6 +188,8 @@ def test_a_run_becomes_a_recording_with_its_conditional_parameters(tmp_path):
     assert recording.space.feasible[4] == {"template": "plain", "width": 8}
     assert recording.latency_us[0] == 10.0 and recording.latency_us[5] == 11.0
     assert recording.evaluation_s.tolist() == [3.0, 1.5, 1.5, 1.5, 1.5, 3.0]
+    assert recording.is_bound.tolist() == [False] * 5 + [True]  # plain, 16 was stopped early
+    assert recording.known_us[0] == 10.0 and np.isnan(recording.known_us[5])
 
 
 def test_t4_results_hold_the_whole_run(tmp_path):
@@ -204,6 +206,7 @@ def test_t4_results_hold_the_whole_run(tmp_path):
     assert list(back.space.feasible) == list(recording.space.feasible)
     np.testing.assert_allclose(back.latency_us, recording.latency_us, rtol=1e-12)
     np.testing.assert_allclose(back.evaluation_s, recording.evaluation_s)
+    assert back.is_bound.tolist() == recording.is_bound.tolist()
 
 
 def test_t4_results_have_the_fields_and_words_of_the_schema(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 
 from tuner.errors import InputError
 from tuner.search.recorded import read_recording
 from tuner.search.replay import format_replays, replay
+from tuner.search.samplers import CENSORED
 from tuner.search.score import Yardstick
 
 
@@ -117,6 +120,27 @@ def test_random_searches_score_0_on_average(recorded):
     error = statistics.stdev(scores) / math.sqrt(len(scores))
     # Failed configurations cost evaluations, which the yardstick does not count: below 0.
     assert -0.6 < statistics.mean(scores) < 3 * error
+
+
+def test_a_time_that_was_cut_short_is_told_as_a_bound_and_is_nothing_found(recorded, monkeypatch):
+    whole = read_recording(recorded)
+    is_bound = whole.latency_us <= np.nanquantile(whole.latency_us, 0.3)  # of the fastest, all
+    recording = dataclasses.replace(whole, is_bound=is_bound)
+    told = []
+    tell = optuna.Study.tell
+    monkeypatch.setattr(
+        optuna.Study,
+        "tell",
+        lambda study, trial, *values, **more: (
+            told.append(trial.user_attrs.get(CENSORED, False)),
+            tell(study, trial, *values, **more),
+        )[1],
+    )
+    found = replay(recording, "random", budget=60)
+    assert told == [bool(is_bound[position]) for position in found.searches[0].order]
+    assert 0 < sum(told) < 60
+    assert found.yardstick.optimum_us == np.nanmin(whole.latency_us[~is_bound])
+    assert found.best_us(60) >= found.yardstick.optimum_us
 
 
 def orders_in(data: dict[str, Any]) -> list[list[str]]:

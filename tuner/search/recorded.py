@@ -30,6 +30,7 @@ __all__ = ["Recording", "read_recording", "to_t4"]
 MAX_BYTES = 2**30  # of JSON text; the largest published space has 150 MB
 MS = 1000.0  # in us
 T4_VERSION = "1.0.0"
+LOWER_BOUND = "is_lower_bound"  # our own measurement in a T4 file: 1 where a time is one
 # A time from here on stands for "failed" in older Kernel Tuner caches, which wrote 1e20.
 MAX_MS = 1e19
 _UNITS_US = {"s": 1e6, "seconds": 1e6, "ms": 1e3, "milliseconds": 1e3, "us": 1.0, "ns": 1e-3}
@@ -52,6 +53,8 @@ class Recording:
         keys: by position in `space.feasible`, the configuration's key in the source: the
             values in the source's own order, joined by commas (nothing for an absent one).
         latency_us: float64 (n,), NaN where the configuration failed.
+        is_bound: bool (n,), where measuring was stopped early: the configuration is slower than
+            `latency_us` says, nobody knows by how much.
         statuses: n T4 statuses.
         evaluation_s: float64 (n,), seconds that building, checking and measuring took; 0 where
             the source does not say.
@@ -63,8 +66,14 @@ class Recording:
     space: SearchSpace
     keys: tuple[str, ...]
     latency_us: NDArray[np.float64]
+    is_bound: NDArray[np.bool_]
     statuses: tuple[Status, ...]
     evaluation_s: NDArray[np.float64]
+
+    @property
+    def known_us(self) -> NDArray[np.float64]:
+        """Latencies that were measured to the end, NaN for the others."""
+        return np.where(self.is_bound, np.nan, self.latency_us)
 
 
 def read_recording(path: Path) -> Recording:
@@ -135,7 +144,7 @@ def _t4_result(trial: Trial) -> dict[str, Any]:
         result["measurements"] = [
             {"name": "time", "value": outcome.latency_us / MS, "unit": "ms"},
             {"name": "noise", "value": _finite(measured.noise), "unit": ""},
-            {"name": "is_lower_bound", "value": int(measured.is_censored), "unit": ""},
+            {"name": LOWER_BOUND, "value": int(measured.is_censored), "unit": ""},
         ]
         if measured.anchor_us is not None:
             anchor = {"name": "baseline_time", "value": measured.anchor_us / MS, "unit": "ms"}
@@ -195,6 +204,7 @@ class _Entry:
     status: Status
     latency_us: float  # NaN where it failed
     evaluation_s: float
+    is_bound: bool = False
 
 
 def _read_cache(path: Path, data: Mapping[str, Any]) -> Recording:
@@ -245,7 +255,8 @@ def _read_t4(path: Path, data: Mapping[str, Any]) -> Recording:
         compiling = times.get("compilation_time", times.get("compilation"))  # the schema's word,
         stages = (compiling, times.get("validation"), times.get("benchmark"))  # Kernel Tuner's
         seconds = sum(_seconds(stage, 1e-3) for stage in stages)
-        entries.append(_Entry("", params, status, latency_us, seconds))
+        is_bound = status is Status.CORRECT and _is_bound(row)
+        entries.append(_Entry("", params, status, latency_us, seconds, is_bound))
     metadata = data.get("metadata")
     metadata = metadata if isinstance(metadata, dict) else {}
     device, kernel, name = (
@@ -261,6 +272,7 @@ def _read_run(path: Path) -> Recording:
     entries = []
     for trial in trials:
         latency_us, seconds = trial.outcome.latency_us, trial.outcome.seconds
+        measured = trial.outcome.measurement
         entries.append(
             _Entry(
                 "",
@@ -268,6 +280,7 @@ def _read_run(path: Path) -> Recording:
                 trial.outcome.status,
                 math.nan if latency_us is None else latency_us,
                 seconds.get("build", 0.0) + seconds.get("device", 0.0),
+                measured is not None and measured.is_censored,
             )
         )
     device, kernel = (str(environment.get(name) or "") for name in ("device_name", "op"))
@@ -309,6 +322,16 @@ def _objective_us(row: Mapping[str, Any], place: str) -> float:
     )
 
 
+def _is_bound(row: Mapping[str, Any]) -> bool:
+    """Whether the file is ours and says that the time is a lower bound."""
+    measured = row.get("measurements")
+    entries = measured if isinstance(measured, list) else []
+    return any(
+        isinstance(entry, dict) and entry.get("name") == LOWER_BOUND and entry.get("value") == 1
+        for entry in entries
+    )
+
+
 # ---- from entries to a space ----------------------------------------------------------------
 
 
@@ -321,7 +344,7 @@ def _recording(
     declared: Mapping[str, Any],
 ) -> Recording:
     """Sort the entries into a space; of equal configurations the first counts."""
-    if not any(entry.status is Status.CORRECT for entry in entries):
+    if not any(e.status is Status.CORRECT and not e.is_bound for e in entries):
         raise InputError(f"{path}: no configuration that ran, of {len(entries)} recorded")
     parameters, rows = _parameters(entries, declared)
     names = [parameter.name for parameter in parameters]
@@ -334,6 +357,7 @@ def _recording(
         space=SearchSpace.listed(parameters, rows[first]),
         keys=tuple(entry.key or _key(entry.params, names) for entry in kept),
         latency_us=np.array([entry.latency_us for entry in kept]),
+        is_bound=np.array([entry.is_bound for entry in kept], dtype=bool),
         statuses=tuple(entry.status for entry in kept),
         evaluation_s=np.array([entry.evaluation_s for entry in kept], dtype=np.float64),
     )

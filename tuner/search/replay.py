@@ -1,7 +1,8 @@
 """Search a recorded space again: any sampler, many seeds, no device.
 
 The search is the real one, with a real Optuna study in memory; only the evaluation is replaced,
-by looking the outcome up.
+by looking the outcome up. What the recorded run stopped early is told as a lower bound, too, and
+counts as nothing found.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def replay(
     Raises:
         InputError: there is no such sampler.
     """
-    yardstick = Yardstick.of(recording.latency_us, budget)
+    yardstick = Yardstick.of(recording.known_us, budget)
     searches = []
     for number in range(seed, seed + num_seeds):
         lookup = _Lookup(recording)
@@ -136,7 +137,13 @@ class _Lookup:
         latency_us = float(self._recording.latency_us[pending.position])
         measurement = None
         if status is Status.CORRECT:
-            measurement = Measurement(latency_us, 0.0, (latency_us,), is_cold=False)
+            measurement = Measurement(
+                latency_us,
+                0.0,
+                (latency_us,),
+                is_cold=False,
+                is_censored=bool(self._recording.is_bound[pending.position]),
+            )
         self._since_s = time.perf_counter()
         return Outcome(status, measurement=measurement)
 
