@@ -15,9 +15,9 @@ from full_runs import (
 
 from tuner.review.facts import Facts
 from tuner.review.report import parts_of
-from tuner.review.summary import Summary, format_summary, outlook_words, summary
+from tuner.review.summary import Summary, format_summary, outlook_words, summary, summary_of
 from tuner.run import Run
-from tuner.trial import Interval
+from tuner.trial import Compiled, Interval
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +117,27 @@ def test_what_is_left_to_gain_is_the_last_that_the_search_said(finished, tmp_pat
     assert said in parts_of(Facts.of(finished), ["verdict"])["verdict"]
     few = summary(make_run(tmp_path, make_trials(10)))
     assert few.outlook is None and "to gain" not in format_summary(few)
+
+
+def test_torch_compile_is_told_where_it_was_raced(tmp_path):
+    trials = make_trials(10)
+    known = Compiled(
+        "default",
+        Interval(1.02, 1.01, 1.03, 0.95, 5),
+        Interval(2.5, 2.4, 2.6, 0.95, 5),
+        latency_us=2700.0,
+    )
+    facts = Facts.of(make_run(tmp_path, trials, replace(make_result(trials), compiled=known)))
+    said = (
+        "torch.compile (default) takes 2700 µs, 1.020x PyTorch's speed; the exported file runs at "
+        "2.50x of that (2.40x to 2.60x in 95 % of processes; 5 were raced)"
+    )
+    assert summary_of(facts).compiled == said and facts.compiled_us == 2700.0
+    assert said in parts_of(facts, ["verdict"])["verdict"].replace("&#39;", "'")
+    assert said[:50] in " ".join(format_summary(summary_of(facts)).split())
+    failed = replace(make_result(trials), compiled=Compiled("default", error="no compiler"))
+    told = summary(make_run(tmp_path, trials, failed))
+    assert told.compiled == "torch.compile (default) could not be raced: no compiler"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
     figure = progress_figure(
         facts.trials,
         facts.number("baseline_us"),
-        compiled_us=facts.number("torch_compile_us"),
+        compiled_us=facts.compiled_us,
         floors=floors,
         by=by,
     )
@@ -107,8 +107,8 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
         words += " Failed trials stand below, by status."
     if len(facts.trials) > MAX_POINTS:
         words += f" Drawn are about {MAX_POINTS:,}: of each status the fastest, and an even share."
-    if facts.number("torch_compile_us") is None:
-        words += " torch.compile was not measured in this run."
+    if facts.compiled_us is None:
+        words += " torch.compile was not raced: measure.torch_compile asks for it."
     if floors:
         words += (
             " A floor is 100 % of the roofline below, at the datasheet's rates; a clock above the "

@@ -126,6 +126,12 @@ class Facts:
         return min(correct_trials(self.trials), key=latency_us_of, default=None)
 
     @property
+    def compiled_us(self) -> float | None:
+        """The latency of torch.compile, where it was raced with the exported file."""
+        compiled = self.result.compiled if self.result is not None else None
+        return None if compiled is None else compiled.latency_us
+
+    @property
     def proof(self) -> Finalist | None:
         """The exported file's own proof, or the winner's."""
         if self.result is None:

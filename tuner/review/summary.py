@@ -21,7 +21,7 @@ from tuner.review.words import (
     us_words,
 )
 from tuner.run import Outlook, Run
-from tuner.trial import Interval, ProbeResult, Status, Trial
+from tuner.trial import Compiled, Interval, ProbeResult, Status, Trial
 
 __all__ = [
     "Advice",
@@ -78,6 +78,7 @@ class Summary:
     error: str
     probes: tuple[ProbeResult, ...]
     ties: tuple[int, ...]
+    compiled: str
     throughput: str
     roofline: str
     export_path: str
@@ -128,6 +129,7 @@ def summary_of(facts: Facts) -> Summary:
         error=_error_words(check.probes if check else ()),
         probes=check.probes if check else (),
         ties=tuple(n for n in result.ties if n != result.winner) if result else (),
+        compiled=_compiled_words(result.compiled if result else None),
         throughput=_throughput_words(facts, latency_us),
         roofline=_roofline_words(facts, latency_us),
         export_path=export_path,
@@ -211,6 +213,19 @@ def error_ratio(probe: ProbeResult) -> float | None:
     if not probe.baseline_rms_rel > 0 or not math.isfinite(probe.baseline_rms_rel):
         return None
     return probe.rms_rel / probe.baseline_rms_rel if math.isfinite(probe.rms_rel) else None
+
+
+def _compiled_words(compiled: Compiled | None) -> str:
+    """Return how torch.compile did beside the exported file; empty where it was not asked for."""
+    if compiled is None:
+        return ""
+    if compiled.interval is None or compiled.ours is None:
+        return f"torch.compile ({compiled.mode}) could not be raced: {compiled.error}"
+    return (
+        f"torch.compile ({compiled.mode}) takes {us_words(compiled.latency_us)}, "
+        f"{ratio_words(compiled.interval.speedup)} PyTorch's speed; the exported file runs at "
+        f"{ratio_words(compiled.ours.speedup)} of that ({_interval_words(compiled.ours)})"
+    )
 
 
 def _throughput_words(facts: Facts, latency_us: float | None) -> str:
@@ -333,6 +348,7 @@ def format_summary(summary: Summary) -> str:
             "latency",
             f"{latency}, PyTorch {us_words(s.baseline_us)}; {s.measured}" if s.best else NONE,
         ),
+        ("compiled", s.compiled),
         ("error", s.error),
         ("speed", "; ".join(words for words in (s.throughput, s.roofline) if words)),
         ("trials", trial_words(s)),
