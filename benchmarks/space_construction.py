@@ -152,8 +152,7 @@ from tuner.space.search_space import Constraint, Expression, Parameter, SearchSp
 data = json.load(sys.stdin)
 if "config" in data:
     from pathlib import Path
-    from tuner.config import load_config
-    from tuner.tuning import plan
+    from tuner import load_config, plan
     planned = plan(load_config(Path(data["config"]), {}), may_assume=True).space
     given = planned.parameters, planned.constraints, planned.facts
 else:
