@@ -26,7 +26,7 @@ import yaml
 from benchmarks.candidates import Built, build_all, label, refusal, this_device
 from benchmarks.shapes import table
 from tuner.errors import TunerError
-from tuner.kernel.template import load_family
+from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 
 COLUMNS = (

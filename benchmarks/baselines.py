@@ -20,7 +20,7 @@ from typing import Any
 
 from tuner.evaluate.measure import interleave, ratio_interval
 from tuner.evaluate.timers import CpuTimer, CudaTimer
-from tuner.kernel.template import load_family
+from tuner.kernel.family import load_family
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import load_problem
 

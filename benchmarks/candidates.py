@@ -17,7 +17,7 @@ from tuner.evaluate.task import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir
-from tuner.kernel.template import Family, load_family
+from tuner.kernel.family import Family, load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.device import Device
 from tuner.space.search_space import SearchSpace

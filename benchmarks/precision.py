@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.rounding import bf16, fp16, part, scale_of, summed
 from tuner.check.probes import OWN_WEIGHTS_SEED, Probe, screening_probes, thorough_probes
-from tuner.kernel.template import load_family
+from tuner.kernel.family import load_family
 from tuner.problem.reference import Problem, load_problem
 
 RTOL = ATOL = 1e-4

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tuner.kernel.binding import BoundOp
-from tuner.kernel.template import load_family
+from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Candidate

@@ -11,7 +11,7 @@ import yaml
 from benchmarks import ablation, gpu_shapes, sanitize
 from benchmarks.candidates import label, refusal
 from benchmarks.shapes import table
-from tuner.kernel.template import Family, load_family
+from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device
 
 H200 = known_device("NVIDIA H200")

@@ -21,7 +21,7 @@ from tuner.export.module import export_text
 from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
 from tuner.kernel.binding import bind, match_sizes
 from tuner.kernel.builder import Builder, Toolchain
-from tuner.kernel.template import Family, load_family
+from tuner.kernel.family import Family, load_family
 from tuner.trial import Argument, Candidate, Plan, Status, Step, Tensor
 
 OP = """\

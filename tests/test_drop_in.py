@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tuner.export.module import export_text
 from tuner.kernel.builder import Toolchain
-from tuner.kernel.template import family_names, load_family
+from tuner.kernel.family import family_names, load_family
 from tuner.machine.device import describe
 from tuner.problem.reference import Problem, load_problem
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from tuner.kernel.template import load_family
+from tuner.kernel.family import load_family
 from tuner.problem.reference import load_problem
 
 FAMILY = load_family("gemm_scale_batchnorm")

@@ -16,7 +16,7 @@ import torch
 from tuner.errors import TemplateError
 from tuner.export.module import export_text, fallback_text
 from tuner.kernel.builder import Toolchain
-from tuner.kernel.template import family_names, load_family
+from tuner.kernel.family import family_names, load_family
 from tuner.problem.reference import load_problem
 
 OP = "gemm_scale_batchnorm"

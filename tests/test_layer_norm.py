@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tuner.kernel.binding import BoundOp, bind
-from tuner.kernel.template import Family, load_family
+from tuner.kernel.family import Family, load_family
 from tuner.problem.reference import load_problem
 from tuner.trial import Candidate, Params
 

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks import precision, rounding
 from benchmarks.precision import FP8X2, FP16X3, MAIN, STRATEGIES, Case, Strategy
-from tuner.kernel.template import load_family
+from tuner.kernel.family import load_family
 from tuner.problem.reference import load_problem
 
 SIZES = {"batch": 256, "in_features": 1024, "out_features": 256}

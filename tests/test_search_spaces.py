@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.config.run_config import RunConfig, load_config
-from tuner.kernel.template import load_family
+from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 from tuner.space.search_space import SearchSpace
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import TemplateError
-from tuner.kernel.template import builtin_folder, family_names, load_family
+from tuner.kernel.family import builtin_folder, family_names, load_family
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Step, Tensor, to_json
 

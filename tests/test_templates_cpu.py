@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tuner.kernel.binding import BoundOp, bind
-from tuner.kernel.template import Family, load_family
+from tuner.kernel.family import Family, load_family
 from tuner.trial import Candidate, Params
 
 CPU = {"device.kind": "cpu"}

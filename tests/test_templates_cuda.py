@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tuner.kernel.binding import BoundOp, bind
-from tuner.kernel.template import Family, load_family
+from tuner.kernel.family import Family, load_family
 from tuner.trial import Candidate, Params
 
 EPS = 1e-5

@@ -19,7 +19,7 @@ import numpy
 import pytest
 
 from tuner.errors import InputError
-from tuner.kernel.template import load_family
+from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 from tuner.space.search_space import Expression, SearchSpace
 from tuner.trial import Candidate, Params, to_json

@@ -28,7 +28,7 @@ from tuner.errors import (
 )
 from tuner.evaluate.task import Task, explained, least_us, new_worker
 from tuner.evaluate.worker import JobFailed
-from tuner.kernel.template import Family, load_family
+from tuner.kernel.family import Family, load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device

@@ -17,7 +17,7 @@ from tuner.evaluate.measure import unseen_work
 from tuner.evaluate.task import Task, explained, new_worker, too_fast
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.kernel.builder import Builder
-from tuner.kernel.template import Family
+from tuner.kernel.family import Family
 from tuner.machine.device import Device
 from tuner.trial import (
     Build,

@@ -14,7 +14,7 @@ from tuner import errors
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.measure import below_floor
 from tuner.evaluate.worker import JobFailed, Worker
-from tuner.kernel.template import Family
+from tuner.kernel.family import Family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import Device
 from tuner.problem.accuracy import Accuracy

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tuner.errors import TemplateError
 from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
-from tuner.kernel.template import Family
+from tuner.kernel.family import Family
 from tuner.trial import Candidate, content_key
 
 __all__ = ["OLDEST_TORCH", "export_text", "fallback_text"]

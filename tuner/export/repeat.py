@@ -23,7 +23,7 @@ from tuner.errors import InputError, WorkerError
 from tuner.evaluate.prover import Contender, Prover, finalist
 from tuner.evaluate.task import Task
 from tuner.export.certificate import Certificate, code_sha256
-from tuner.kernel.template import builtin_folder
+from tuner.kernel.family import builtin_folder
 from tuner.problem.accuracy import Accuracy
 from tuner.run import storage_errors
 from tuner.trial import Check, Finalist, ProbeResult

@@ -1,0 +1,345 @@
+"""What is written in a family's files: `op.yaml`, and the head at the top of each template.
+
+Read as records, or refused with every error of a file at once, each with its line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tuner.errors import ExpressionError, TemplateError, did_you_mean
+from tuner.space.expression import Expression, unknown_name
+from tuner.trial import DType, Language, Value
+
+__all__ = [
+    "FLOAT_ARGUMENTS",
+    "FREE_NAMES",
+    "Findings",
+    "Head",
+    "OpFile",
+    "ParameterHead",
+    "read_head",
+    "read_op",
+    "read_text",
+]
+
+FREE_NAMES = {"params", "op"}  # what every text may use beside its parameters
+FLOAT_ARGUMENTS = {"num_threads"}  # passed by name, known only when the call is made
+_FILE_NAME = {"cuda": ".cu.j2", "cpp": ".cpp.j2", "triton": ".triton.py.j2"}
+
+
+# ---- the records ----------------------------------------------------------------------------
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _ArgumentHead(_Strict):
+    name: str
+    dtype: Literal["float32", "float", "int"] = "float32"
+    shape: tuple[str, ...] | None = None
+
+
+class _OutputHead(_Strict):
+    name: str
+    shape: tuple[str | int, ...]
+    dtype: DType = "float32"
+
+
+class OpFile(_Strict):
+    """`op.yaml`: the operator's call; shapes are names of sizes, flops and bytes expressions."""
+
+    name: str
+    title: str
+    function: str
+    replaces: tuple[str, ...]
+    sizes: dict[str, int]
+    arguments: tuple[_ArgumentHead, ...]
+    outputs: tuple[_OutputHead, ...]
+    flops: str
+    bytes: str
+
+
+class _RequirementHead(_Strict):
+    expr: str
+    why: str
+
+
+class ParameterHead(_Strict):
+    """What a template says of one of its parameters."""
+
+    about: str
+    default: Value
+    values: tuple[Value, ...] | None = None
+    when: str | None = None
+
+
+class _WorkspaceHead(_Strict):
+    shape: tuple[str | int, ...]
+    dtype: DType = "float32"
+    zero: bool = False
+    when: str | None = None
+
+
+class _StepHead(_Strict):
+    call: str | None = None
+    aten: str | None = None
+    args: tuple[str | int | float | None, ...]
+    out: str | None = None
+    when: str | None = None
+
+
+class _OptimisationHead(_Strict):
+    text: str
+    when: str | None = None
+
+
+class Head(_Strict):
+    """All that the tuner knows of a template beside its text."""
+
+    title: str
+    language: Language
+    requires: tuple[_RequirementHead, ...] = ()
+    parameters: dict[str, ParameterHead] = {}
+    workspace: dict[str, _WorkspaceHead] = {}
+    steps: tuple[_StepHead, ...]
+    optimisations: tuple[_OptimisationHead, ...] = ()
+    deterministic: str | bool = True
+
+
+# ---- reading --------------------------------------------------------------------------------
+
+
+def read_text(path: Path) -> str:
+    """Return a file of a family as text; a TemplateError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TemplateError(f"{path}: cannot be read: {error}") from error
+
+
+def read_op(path: Path, name: str) -> OpFile:
+    """Read `op.yaml`.
+
+    Args:
+        path: of the file.
+        name: of its folder, which the operator must bear.
+
+    Raises:
+        TemplateError: with every error of the file.
+    """
+    text = read_text(path)
+    op: OpFile = _validated(OpFile, path, text)
+    findings = Findings(path, text)
+    _check_op(op, name, findings)
+    findings.report()
+    return op
+
+
+def read_head(path: Path, op: OpFile) -> tuple[str, Head, str, Findings]:
+    """Read a template's file.
+
+    Args:
+        path: of the file, whose ending goes with the head's language.
+        op: the call that the template makes.
+
+    Returns:
+        The template's name, its head, its Jinja2 text with the file's line numbers, and what is
+        wrong with the head: the caller adds what is wrong with the text, and reports.
+
+    Raises:
+        TemplateError: there is no head, or it cannot be read as one.
+    """
+    text = read_text(path)
+    parts = text.split("\n---\n", 1)
+    if not text.startswith("---\n") or len(parts) != 2:
+        raise TemplateError(
+            f"{path}: no head\n  expected: YAML between two lines of '---', then the text"
+        )
+    head_text = parts[0][3:]  # begins with a newline in place of the '---': lines are the file's
+    head: Head = _validated(Head, path, head_text)
+    ending = _FILE_NAME[head.language]
+    if not path.name.endswith(ending):
+        raise TemplateError(
+            f"{path}:{_line(head_text, ['language'])}: language: {head.language}\n"
+            f"  expected: a file name that ends in {ending}"
+        )
+    # Blank lines in place of the head keep Jinja's line numbers those of the file.
+    body = "\n" * (parts[0].count("\n") + 2) + parts[1]
+    findings = Findings(path, head_text)
+    _check_head(findings, head, op)
+    return path.name.removesuffix(ending), head, body, findings
+
+
+def _validated(model: type[BaseModel], path: Path, text: str) -> Any:
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        reason = getattr(error, "problem", None) or str(error)
+        raise TemplateError(
+            f"{place}: not YAML: {reason}\n  hint: quote texts that hold ': ', '#' or a bracket"
+        ) from error
+    if not isinstance(data, dict):
+        known = ", ".join(model.model_fields)
+        raise TemplateError(f"{path}: no `key: value` lines\n  known: {known}")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        lines = []
+        for item in error.errors():
+            place = ".".join(map(str, item["loc"]))
+            lines.append(f"{path}:{_line(text, item['loc'])}: {place}: {item['msg']}")
+            if item["type"] in ("extra_forbidden", "missing"):
+                known_here = sorted(_model_at(model, item["loc"]).model_fields)
+                hint = did_you_mean(str(item["loc"][-1]), known_here)
+                is_missing = item["type"] == "missing"
+                lines.append(f"  known: {', '.join(known_here)}")
+                lines += [f"  {hint}"] if hint and not is_missing else []
+        raise TemplateError("\n".join(lines)) from error
+
+
+_Place = Sequence[str | int]  # keys and positions, from the top of a YAML text
+
+
+def _line(text: str, place: _Place) -> int:
+    """Return the line of a YAML text where the entry at `place`, or what holds it, begins."""
+    node = yaml.compose(text, yaml.SafeLoader)
+    line = 0
+    for step in place:
+        if isinstance(node, yaml.MappingNode):
+            inside = [(key, value) for key, value in node.value if key.value == str(step)]
+            if not inside:
+                break
+            line, node = inside[0][0].start_mark.line, inside[0][1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+            node = node.value[step]
+            line = node.start_mark.line
+    return line + 1
+
+
+def _model_at(model: type[BaseModel], place: _Place) -> type[BaseModel]:
+    """Return the model of the mapping that holds the entry at `place`."""
+    field = model.model_fields.get(str(place[0]))
+    if len(place) > 1 and field is not None:
+        for kind in get_args(field.annotation):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                return kind
+    return model
+
+
+# ---- checking what was read -----------------------------------------------------------------
+
+
+def _check_op(op: OpFile, name: str, findings: Findings) -> None:
+    if op.name != name:
+        findings.add(["name"], f"{op.name!r} is not the folder's name {name!r}")
+    for number, argument in enumerate(op.arguments):
+        if (argument.dtype == "float32") is (argument.shape is None):
+            findings.add(
+                ["arguments", number], f"{argument.name}: a tensor has a shape, and only it"
+            )
+    if not any(argument.shape for argument in op.arguments):
+        findings.add(["arguments"], "at least one of them is a tensor")
+    sizes = _run_time_sizes(op) | set(op.sizes)
+    for key in ("flops", "bytes"):
+        findings.judge([key], getattr(op, key), sizes)
+    for number, output in enumerate(op.outputs):
+        for dim in output.shape:
+            findings.judge(["outputs", number, "shape"], str(dim), _run_time_sizes(op))
+    findings.report()
+
+
+def _run_time_sizes(op: OpFile) -> set[str]:
+    return {size for argument in op.arguments for size in argument.shape or ()}
+
+
+class Findings:
+    """What is wrong with one YAML text, each with its line."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.text = text
+        self.lines: list[str] = []
+
+    def add(self, place: _Place, reason: str, hint: str = "") -> None:
+        """Add what is wrong with the entry at `place`."""
+        name = ".".join(map(str, place))
+        self.lines.append(f"{self.path}:{_line(self.text, place)}: {name}: {reason}")
+        self.lines += [f"  {hint}"] if hint else []
+
+    def judge(self, place: _Place, text: str | None, known: Collection[str]) -> None:
+        """Refuse an expression outside the grammar, or one with a name that is not known."""
+        if text is None:
+            return
+        try:
+            expression = Expression.parse(text)
+        except ExpressionError as error:
+            self.add(place, str(error))
+            return
+        for name in sorted(expression.names - set(known)):
+            if not name.startswith("device."):
+                self.add(place, f"{text!r}: {unknown_name(name, sorted(known))}")
+
+    def report(self) -> None:
+        """Raise a TemplateError with all of it, if there is any."""
+        if self.lines:
+            raise TemplateError("\n".join(self.lines))
+
+
+def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
+    sizes = _run_time_sizes(op)
+    outside = {argument.name for argument in op.arguments} | {output.name for output in op.outputs}
+    taken = {*sizes, *op.sizes, *outside, *head.workspace, *FREE_NAMES, "template", "num_threads"}
+    for name in head.parameters:
+        if not name.isidentifier() or name in taken:
+            findings.add(["parameters", name], "this name is taken, or is no name")
+    for name in head.workspace:
+        if not name.isidentifier() or name in sizes | set(op.sizes) | outside:
+            findings.add(["workspace", name], "this name is taken, or is no name")
+    tuned = set(head.parameters)
+    for number, requirement in enumerate(head.requires):
+        findings.judge(["requires", number], requirement.expr, {*tuned, *sizes, *op.sizes})
+    for name, parameter in head.parameters.items():
+        findings.judge(["parameters", name], parameter.when, {*tuned, *sizes, *op.sizes})
+        if parameter.values is not None and parameter.default not in parameter.values:
+            findings.add(["parameters", name], "its default is not one of its values")
+    for name, item in head.workspace.items():
+        findings.judge(["workspace", name], item.when, tuned)
+        for dim in item.shape:
+            findings.judge(["workspace", name], str(dim), tuned | sizes)
+    for number, line in enumerate(head.optimisations):
+        findings.judge(["optimisations", number], line.when, tuned)
+    findings.judge(["deterministic"], str(head.deterministic), tuned)
+    for number, step in enumerate(head.steps):
+        findings.judge(["steps", number], step.when, tuned)
+        _check_step(findings, ["steps", number], step, head, op)
+
+
+def _check_step(
+    findings: Findings, place: _Place, step: _StepHead, head: Head, op: OpFile
+) -> None:
+    tensors = {a.name for a in op.arguments if a.shape is not None}
+    tensors |= {output.name for output in op.outputs} | set(head.workspace)
+    words = {a.name for a in op.arguments if a.shape is None} | FLOAT_ARGUMENTS | {"null"}
+    if (step.call is None) == (step.aten is None):
+        findings.add(place, "a step has either `call:` or `aten:`")
+    elif not str(step.call or step.aten).isidentifier():
+        findings.add(place, f"{step.call or step.aten!r} is no function's name")
+    if step.aten is not None and step.out not in tensors:
+        findings.add(place, "an `aten:` step needs `out:`, the tensor that it writes")
+    if step.call is not None and step.out is not None:
+        findings.add(place, "a `call:` step has no `out:`; its outputs are among `args:`")
+    for argument in step.args:
+        word = str(argument)
+        if word.endswith(".t") and word[:-2] in tensors and step.aten is None:
+            findings.add(place, f"{word!r}: only an `aten:` step takes a transpose")
+        elif argument is not None and word.removesuffix(".t") not in tensors | words:
+            findings.judge(place, word, set(head.parameters) | _run_time_sizes(op))
