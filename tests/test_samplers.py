@@ -205,6 +205,18 @@ def test_tpe_stays_away_from_what_fails():
     assert late.count(TrialState.COMPLETE) > len(late) * 0.5  # chance is 25 %
 
 
+def test_tpe_draws_from_a_space_of_more_than_a_million_millions():
+    parameters = [Parameter(f"p{i}", tuple(range(10))) for i in range(14)]
+    rules = [Constraint(Expression.parse(f"p{i} + p{i + 1} == 9"), "a tenth") for i in (0, 2)]
+    space = SearchSpace.build(parameters, rules, {})
+    assert space.num_feasible == 10**12
+    study = make_study(space, "tpe")  # one draw of a hundred is feasible, so that it takes the
+    for _ in range(14):  # nearest after its first ten, which are random
+        trial, params = ask(study, space)
+        assert space.reject(params) is None
+        study.tell(trial, float(sum(int(value) for value in params.values())))
+
+
 def test_an_unknown_sampler_names_the_known_ones():
     with pytest.raises(InputError) as error:
         make_sampler("tpee", small_space(), 0)

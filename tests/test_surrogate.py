@@ -18,6 +18,7 @@ from tuner.search.samplers import (
     JUDGE_EVERY,
     FeasibleSampler,
     distributions,
+    encoded,
     make_sampler,
     params_of,
 )
@@ -194,14 +195,99 @@ def test_a_space_beyond_a_hundred_thousand_is_searched_through_a_pool():
     values = tuple(2**i for i in range(8))
     names = ("a", "b", "c", "d", "e", "f")
     space = SearchSpace.build([Parameter(name, values) for name in names], [], {})  # 262,144
-    study, best = study_of(space), math.inf
-    for _ in range(30):
+    found = []
+    for seed in range(3):
+        study, best = study_of(space, seed), math.inf
+        for _ in range(40):
+            trial, params = ask(study, space)
+            wanted = zip(params.values(), (2, 5, 1, 6, 3, 4), strict=True)
+            off = sum((math.log2(int(value)) - exponent) ** 2 for value, exponent in wanted)
+            best = min(best, off)
+            study.tell(trial, 10.0 + off)
+        found.append(best)
+    assert max(found) <= 2.0, found  # one in 5,000 is so near; 40 draws find none
+
+
+def families() -> SearchSpace:
+    """740 configurations of four templates, one of which is small and soon searched through."""
+
+    def only(*names: str) -> Expression:
+        return Expression.parse(f"template in {list(names)}")
+
+    return SearchSpace.build(
+        [
+            Parameter("template", ("library", "simple", "convert", "triton")),
+            Parameter("columns", (64, 128, 256, 512), only("library")),
+            Parameter("rows", (16, 32, 64, 128, 256), only("library")),
+            Parameter("norm_rows", (16, 32)),
+            Parameter("block_m", (64, 128, 192, 256), only("simple", "convert", "triton")),
+            Parameter("block_n", (64, 128, 160, 192, 256), only("simple", "convert", "triton")),
+            Parameter("stages", (2, 3, 4, 6), only("simple", "convert")),
+            Parameter("rescale", ("stage", "row"), only("convert")),
+            Parameter("load", ("ahead", "after"), only("convert")),
+            Parameter("warps", (4, 8), only("triton")),
+        ],
+        [Constraint(Expression.parse("block_m * block_n * stages <= 131072"), "fits")],
+        {},
+    )
+
+
+def family_us(params: Params) -> float:
+    """`library` takes 100 to 101, the best of `convert` 77, and the median of `convert` 165."""
+    off = 0.01 * (params["norm_rows"] == 16)
+    if params["template"] == "library":
+        for name, best in (("columns", 128), ("rows", 64)):
+            off += 0.004 * abs(math.log2(int(params[name]) / best))
+        return 100.0 * (1.0 + off / 4)
+    off += 0.45 * abs(math.log2(int(params["block_m"]) / 128))
+    off += 0.4 * abs(math.log2(int(params["block_n"]) / 192))
+    if params["template"] == "triton":
+        return 130.0 * (1.0 + off) * (1.1 if params["warps"] == 4 else 1.0)
+    off += 0.15 * abs(int(params["stages"]) - 4)
+    if params["template"] == "simple":
+        return 110.0 * (1.0 + off)
+    slower = (1.0 if params["rescale"] == "row" else 1.37) * (
+        1.0 if params["load"] == "ahead" else 1.15
+    )
+    return 77.0 * (1.0 + off) * slower
+
+
+def test_a_small_family_that_is_good_at_once_does_not_hide_a_better_one():
+    space = families()
+    for seed in range(5):
+        study = study_of(space, seed)
+        for name in ("library", "simple", "convert", "triton"):  # as a run enqueues defaults
+            some = [p for p in space.feasible if p["template"] == name]
+            some = [p for p in some if p.get("rescale") != "row"]
+            study.enqueue_trial(encoded(some[len(some) // 2], space))
+        tried = []
+        for _ in range(60):
+            trial, params = ask(study, space)
+            tried.append(params)
+            study.tell(trial, family_us(params))
+        assert min(map(family_us, tried)) < 80, seed
+        assert sum(p["template"] == "library" for p in tried) <= 25, seed  # was 40 at worst
+
+
+def test_every_word_is_tried_early_however_few_configurations_have_it():
+    words = tuple(f"w{i}" for i in range(6))
+    rare = Expression.parse("kind == 'w5'")
+    space = SearchSpace.build(
+        [
+            Parameter("kind", words),
+            Parameter("a", tuple(range(1, 31))),
+            Parameter("b", tuple(range(1, 31))),
+            Parameter("mode", ("x", "y", "z"), rare),
+        ],
+        [Constraint(Expression.parse("kind != 'w5' or a * b <= 4"), "rare")],
+        {},
+    )
+    study, seen = study_of(space, 1), set()
+    for _ in range(20):
         trial, params = ask(study, space)
-        wanted = zip(params.values(), (2, 5, 1, 6, 3, 4), strict=True)
-        off = sum((math.log2(int(value)) - exponent) ** 2 for value, exponent in wanted)
-        best = min(best, off)
-        study.tell(trial, 10.0 + off)
-    assert best <= 2.0  # one in 5,000 is so near; 30 draws find none
+        seen |= {(name, params[name]) for name in ("kind", "mode") if name in params}
+        study.tell(trial, float(int(params["a"]) + int(params["b"])))
+    assert seen == {("kind", word) for word in words} | {("mode", mode) for mode in "xyz"}
 
 
 def test_what_is_left_shrinks_and_is_nothing_at_the_end():

@@ -27,7 +27,7 @@ from optuna.trial import BaseTrial, FrozenTrial, TrialState
 
 from tuner.errors import InputError, did_you_mean
 from tuner.search.surrogate import Encoding, Known, Remaining, Surrogate
-from tuner.search.transfer import Expectation, Source
+from tuner.search.transfer import Expectation, Informed, Source
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Params, Value
 
@@ -49,12 +49,23 @@ CENSORED = "is_censored"  # user attribute of a trial whose value is a lower bou
 ABSENT = "(absent)"  # parentheses: never a word of a config
 MAX_DRAWS = 10  # of the inner sampler, before the nearest feasible configuration is taken
 NUM_FIRST = 12  # trials that are spread over the space before the model is asked
-NUM_FIRST_WARM = 3  # the fastest elsewhere, against as many that are merely spread
+NUM_WARM = 5  # the fastest elsewhere, tried first
+NUM_AGAINST = 2  # merely spread, tried between the first of them, to see whether these are fast
+NUM_CONTEST = 3  # of the fastest elsewhere that must beat the spread ones
+NUM_MISLED = 6  # spread over the space besides, when they do not
 MAX_WHOLE = 100_000  # configurations that are all judged at every suggestion
 POOL = 20_000  # drawn for a space with more; what is near the best is judged besides
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
 NUM_JUDGED = 3  # judgements that must agree; one was right in 78 % where it said 90 %
-MAX_STEPS = 3  # from neighbour to neighbour, at one suggestion
+MAX_STEPS = 6  # from neighbour to neighbour, at one suggestion
+BEAM = 10  # configurations that are walked from at once
+NEAR_SHARE = 0.3  # of a pool that is drawn anew: one or two changes away from the fastest trials
+KEPT_SHARE = 0.2  # what promised most in the pool before
+NUM_CENTRES = 3  # fastest trials that a pool is drawn near
+PATIENCE = 8  # trials without a better one, after which every second is chosen in doubt
+DOUBT = 2.5  # times the deviation that the model claims
+DOUBT_WIDE = 1.5  # the same of the model that remembers the first trials' spread
+PROGRESS = 0.002  # by which a time must be less to be better
 MAX_NEAR = 100_000  # configurations looked at for the nearest; 0.3 s to unpack, once
 
 
@@ -182,8 +193,13 @@ class _Surrogate:
     """The configuration with the largest expected improvement, by a Gaussian process.
 
     Every untried configuration is judged. Where there are more than `MAX_WHOLE`, a pool of `POOL`
-    stands for them, and the search climbs from its best, and from the best trial, to better
+    stands for them, which is drawn anew whenever the model is fitted, a part of it near the
+    fastest trials, and the search climbs from its best, and from the best trial, to better
     neighbours.
+
+    A model that has mostly seen one family may be sure that no other is better. So when nothing
+    better was found for some trials, every second one is chosen in doubt: by turns by the model
+    with larger deviations, and by one that remembers how families compared at the start.
     """
 
     def __init__(self, space: SearchSpace, seed: int, sources: Sequence[Source] = ()) -> None:
@@ -196,62 +212,127 @@ class _Surrogate:
             [parameter.when is not None for parameter in space.parameters],
         )
         self._is_whole = space.is_listed and space.num_feasible <= MAX_WHOLE
-        self._model: Surrogate | None = None  # made at the first question
+        self._model: Surrogate | Informed | None = None  # made at the first question
+        self._wide: Surrogate | None = None  # made when the search is stuck
         self._pool = np.empty(0, dtype=np.int64)
         self._first: list[int] = []
+        self._spread: list[int] = []  # what comes first where the sources mislead
+        self._contest: tuple[list[int], list[int]] | None = None  # the sources' best, the others
         self._seen: dict[int, int] = {}  # position and number of its trial, as first seen
+        self._is_told = False  # whether the model knows anything
         self._judged: list[tuple[int, Remaining]] = []  # trials, and what was left then
         self._numbers: set[int] = set()  # of the trials that were looked at for good
         self._neighbours: dict[int, np.ndarray] = {}  # of positions that were climbed from
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
         if self._model is None:
-            self._model = self._made()
-        if len(tried) < len(self._first):
-            for position in self._first:
-                if position not in tried:
-                    return position
-        if not self._observe(self._model, study, trial):
+            self._model = self._made(tried)
+        is_known = self._observed(study, trial)
+        self._judge_sources(study)
+        for position in self._first:
+            if position not in tried:
+                return position
+        if not is_known:
             return self._random.propose(study, trial, tried)
-        if self._sources and self._is_misled(study):
-            self._sources, self._model = (), None
-            return self.propose(study, trial, tried)
+        if not self._is_whole and self._model.is_fit_due(len(self._seen)):
+            self._look_around(study, tried)
+        model, doubt = self._model, 1.0
+        self._tell(model, study)
+        since = self._since_progress(study)
+        if since >= PATIENCE and since % 4 == 0:
+            model, doubt = self._second_opinion(), DOUBT_WIDE
+            self._tell(model, study)
+        elif since >= PATIENCE and since % 4 == 2:
+            doubt = DOUBT
         is_tried = np.isin(self._pool, np.fromiter(tried, dtype=np.int64, count=len(tried)))
         if is_tried.all():
             return self._random.propose(study, trial, tried)
-        merit = np.where(is_tried, -np.inf, self._model.log_improvement())
-        best = int(np.argmax(merit))
+        merit = np.where(is_tried, -np.inf, model.log_improvement(doubt=doubt))
         if self._is_whole:
-            return int(self._pool[best])
-        return self._climbed(int(self._pool[best]), float(merit[best]), study, tried)
+            return int(self._pool[np.argmax(merit)])
+        return self._climbed(model, doubt, merit, study, tried)
 
-    def _made(self) -> Surrogate:
+    def _made(self, tried: Set[int]) -> Surrogate | Informed:
         if self._is_whole:
             self._pool = np.arange(self._space.num_feasible)
         else:
             self._pool = np.sort(self._space.sample(POOL, self._rng))
-        codes = self._encoding.codes(self._space.rows(self._pool))
+        codes = self._codes(self._pool)
+        before = self._codes(np.array(sorted(tried), dtype=np.int64))
+        cold = Surrogate(self._encoding, codes)
+        spread = [int(self._pool[i]) for i in cold.first(NUM_FIRST, self._rng, before)]
         if not self._sources:
-            model = Surrogate(self._encoding, codes)
-            first = model.first(NUM_FIRST, self._rng)
-        else:
-            expectation = Expectation(self._space, self._encoding, self._sources)
-            model = Surrogate(self._encoding, codes, expectation)
-            first = expectation.best(codes, NUM_FIRST_WARM)
-            # Against as many that are merely spread it shows whether the sources mean anything.
-            spread = Surrogate(self._encoding, codes).first(NUM_FIRST, self._rng)
-            first += [column for column in spread if column not in first][:NUM_FIRST_WARM]
-        self._first = [int(self._pool[column]) for column in first]
-        return model
+            self._first = spread
+            return cold
+        expectation = Expectation(self._space, self._encoding, self._sources)
+        best = [int(self._pool[i]) for i in expectation.best(codes, NUM_WARM)]
+        others = [position for position in spread if position not in best]
+        rivals = others[:NUM_AGAINST]
+        # By turns: where the sources mislead, the first spread one is known after two trials.
+        pairs = [*zip(best, rivals, strict=False)]
+        self._first = [position for pair in pairs for position in pair] + best[len(pairs) :]
+        self._spread = others[NUM_AGAINST : NUM_AGAINST + NUM_MISLED]
+        self._contest = best[:NUM_CONTEST], rivals
+        return Informed(self._encoding, codes, expectation)
 
-    def _is_misled(self, study: Study) -> bool:
-        """Whether the sources' best are slower here than the spread ones, all being known."""
+    def _codes(self, positions: np.ndarray) -> np.ndarray:
+        return self._encoding.codes(self._space.rows(positions))
+
+    def _judge_sources(self, study: Study) -> None:
+        """Start as if without sources where their best are slower here than the spread ones."""
+        if self._contest is None:
+            return
         trials = study.get_trials(deepcopy=False)
-        told = [trials[self._seen[p]] for p in self._first if p in self._seen]
-        if len(told) < len(self._first) or not all(t.state.is_finished() for t in told):
-            return False
-        taken_us = [math.inf if t.value is None else t.value for t in told]
-        return min(taken_us[:NUM_FIRST_WARM]) > min(taken_us[NUM_FIRST_WARM:])
+        best_us: list[float] = []
+        for side in self._contest:
+            told = [trials[self._seen[p]] for p in side if p in self._seen]
+            if len(told) < len(side) or not all(t.state.is_finished() for t in told):
+                return
+            best_us.append(min((t.value for t in told if t.value is not None), default=math.inf))
+        self._contest = None
+        if best_us[0] > best_us[1]:
+            assert isinstance(self._model, Informed)
+            self._model.distrust()
+            self._first = self._spread
+
+    def _look_around(self, study: Study, tried: Set[int]) -> None:
+        """Draw the pool anew: near the fastest trials, what promised most, and anything."""
+        assert self._model is not None
+        near = [self._near(at) for at in self._centres(study)]
+        near += [self._near(int(at)) for ring in near[:1] for at in ring]  # two changes away
+        around = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *near]))
+        around = self._rng.permutation(around)[: int(POOL * NEAR_SHARE)]
+        kept = np.empty(0, dtype=np.int64)
+        if self._is_told:
+            order = np.argsort(-self._model.log_improvement(), kind="stable")
+            kept = self._pool[order[: int(POOL * KEPT_SHARE)]]
+        fresh = self._space.sample(POOL - len(around) - len(kept), self._rng)
+        self._pool = np.unique(np.concatenate([around, kept, fresh]))
+        self._model.look_at(self._codes(self._pool))
+        if self._wide is not None:
+            self._wide.look_at(self._codes(self._pool))
+
+    def _near(self, position: int) -> np.ndarray:
+        if position not in self._neighbours:
+            self._neighbours[position] = self._space.neighbour_positions(position)
+        return self._neighbours[position]
+
+    def _since_progress(self, study: Study) -> int:
+        """Return how many trials came after the last that was better than those before."""
+        trials = study.get_trials(deepcopy=False)
+        best_us, since = math.inf, 0
+        for number in self._seen.values():
+            value_us = trials[number].value
+            since += 1
+            if value_us is not None and value_us < best_us * (1.0 - PROGRESS):
+                best_us, since = value_us, 0
+        return since
+
+    def _second_opinion(self) -> Surrogate:
+        """Return the model that remembers how other families compared at the start."""
+        if self._wide is None:
+            self._wide = Surrogate(self._encoding, self._codes(self._pool), is_wide=True)
+        return self._wide
 
     def remaining(self, study: Study, shares: Sequence[float]) -> Remaining | None:
         """Judge what is left; see `FeasibleSampler.remaining`.
@@ -260,8 +341,9 @@ class _Surrogate:
         expect, so that the least hopeful of the last `NUM_JUDGED` counts, at least
         `JUDGE_EVERY` trials from each other.
         """
-        if self._model is None or not self._observe(self._model, study, None):
+        if self._model is None or not self._observed(study, None):
             return None
+        self._tell(self._model, study)
         tried = list(self._seen)
         if len(tried) <= NUM_FIRST:
             return None
@@ -277,8 +359,8 @@ class _Surrogate:
         within = {share: min(j.within.get(share, 0.0) for j in last) for share in shares}
         return Remaining(max(judgement.improvement for judgement in last), within)
 
-    def _observe(self, model: Surrogate, study: Study, current: FrozenTrial | None) -> bool:
-        """Tell the model what is known; False where nothing has a time yet."""
+    def _observed(self, study: Study, current: FrozenTrial | None) -> bool:
+        """Find the trials' positions; False where nothing has a time yet."""
         trials = study.get_trials(deepcopy=False)
         for trial in trials:
             if trial.number in self._numbers:
@@ -291,38 +373,59 @@ class _Surrogate:
                 self._seen.setdefault(position, trial.number)
             if position is not None or trial.state.is_finished():
                 self._numbers.add(trial.number)
-        if not self._seen:
-            return False
+        return any(_known(trials[number])[0] is Known.TIME for number in self._seen.values())
+
+    def _tell(self, model: Surrogate | Informed, study: Study) -> None:
+        """Tell the model what is known; something has a time."""
+        trials = study.get_trials(deepcopy=False)
         known = [_known(trials[number]) for number in self._seen.values()]
         kinds, logs = zip(*known, strict=True)
-        if Known.TIME not in kinds:
-            return False
         names = list(self._seen)
-        model.observe(names, self._encoding.codes(self._space.rows(np.array(names))), kinds, logs)
-        return True
+        model.observe(names, self._codes(np.array(names)), kinds, logs)
+        self._is_told = True
 
-    def _climbed(self, start: int, merit: float, study: Study, tried: Set[int]) -> int:
-        """Walk from the best of the pool, or of the trials, to neighbours that promise more."""
-        assert self._model is not None
+    def _climbed(
+        self,
+        model: Surrogate | Informed,
+        doubt: float,
+        merit: np.ndarray,
+        study: Study,
+        tried: Set[int],
+    ) -> int:
+        """Walk from the best of the pool and of the trials to neighbours that promise more.
+
+        Args:
+            model: what judges.
+            doubt: see `Surrogate.log_improvement`.
+            merit: of the pool's columns.
+            study: whose fastest trials are starts, too.
+            tried: where not to end.
+        """
+        is_tried = np.fromiter(tried, np.int64, len(tried))
+        top = np.argsort(-merit, kind="stable")[:BEAM]
+        at, merits = self._pool[top], merit[top]
+        centres = self._centres(study)
+        for _ in range(MAX_STEPS):
+            near = np.unique(np.concatenate([self._near(int(p)) for p in [*at, *centres]]))
+            near = near[~np.isin(near, is_tried) & ~np.isin(near, at)]
+            if not len(near):
+                break
+            all_at = np.concatenate([at, near])
+            found = model.log_improvement(self._codes(near), doubt)
+            all_merits = np.concatenate([merits, found])
+            top = np.argsort(-all_merits, kind="stable")[:BEAM]
+            has_risen = top.max() >= len(at)
+            at, merits, centres = all_at[top], all_merits[top], []
+            if not has_risen:
+                break
+        return int(at[0])
+
+    def _centres(self, study: Study) -> list[int]:
+        """Return the positions of the fastest trials."""
         done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        fastest = min(done, key=lambda trial: trial.value)
-        here = self._space.index(params_of(fastest, self._space))
-        at, best = start, (start, merit)
-        for origin in (here, start):
-            at = origin if origin is not None else start
-            for _ in range(MAX_STEPS):
-                if at not in self._neighbours:
-                    self._neighbours[at] = self._space.neighbour_positions(at)
-                near = self._neighbours[at]
-                near = near[~np.isin(near, np.fromiter(tried, np.int64, len(tried)))]
-                if not len(near):
-                    break
-                merits = self._model.log_improvement(self._encoding.codes(self._space.rows(near)))
-                at = int(near[np.argmax(merits)])
-                if merits.max() <= best[1]:
-                    break
-                best = at, float(merits.max())
-        return best[0]
+        fastest = sorted(done, key=lambda trial: trial.value)[:NUM_CENTRES]
+        found = [self._space.index(params_of(trial, self._space)) for trial in fastest]
+        return [position for position in found if position is not None]
 
 
 def _known(trial: FrozenTrial) -> tuple[Known, float]:
@@ -410,11 +513,8 @@ class _Inner:
     def _candidates(self) -> tuple[np.ndarray, np.ndarray]:
         """Return positions and, a row each, the coordinates of their configurations."""
         if self._near is None:
-            positions = np.arange(self._space.num_feasible)
-            if len(positions) > MAX_NEAR:
-                positions = np.sort(self._rng.choice(positions, MAX_NEAR, replace=False))
-            rows = np.array([self._space.coordinates(int(i)) for i in positions], dtype=np.int32)
-            self._near = positions, rows
+            positions = np.sort(self._space.sample(MAX_NEAR, self._rng))
+            self._near = positions, self._space.rows(positions)
         return self._near
 
 

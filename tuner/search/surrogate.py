@@ -42,6 +42,7 @@ __all__ = ["Encoding", "Known", "Prior", "Remaining", "Surrogate"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 CLIP_QUANTILE = 0.7  # of the times seen; from 0.5 to 0.9 the score is flat, without clipping worse
+EARLY = 12  # times that a wide clip is taken from
 MAX_FIT_ROWS = 250  # rows that hyperparameters are fitted to; a likelihood takes 5 ms there
 MAX_ELEMENTS = 60_000_000  # of V, in float32: 240 MB
 MAX_ROWS = 800  # of V, however few the columns
@@ -118,7 +119,8 @@ def _points(values: Sequence[Value]) -> Array | None:
 class _Kernel:
     """The covariance of two configurations, and its hyperparameters.
 
-    `theta` holds logarithms: a length scale and a Hamming weight for each parameter, then the
+    `theta` holds logarithms (`log_probability`: of it and the targets that it was fitted to, up to
+    a constant): a length scale and a Hamming weight for each parameter, then the
     variances of Matern, Hamming, every prior, and noise. They have a normal prior, wide enough to
     be forgotten after some fifty trials; without it twelve trials would fit some twenty of them.
     """
@@ -142,6 +144,7 @@ class _Kernel:
         self.mean = np.concatenate([np.full(n, math.log(at)) for n, at, _ in parts])
         self.spread = np.concatenate([np.full(n, sd) for n, _, sd in parts])
         self.theta = self.mean.copy()
+        self.log_probability = 0.0
         self.ends = np.cumsum([n for n, _, _ in parts])
 
     def split(self, theta: Array) -> list[Array]:
@@ -247,6 +250,7 @@ class _Kernel:
             options={"maxiter": 50 if size < DENSE_UNTIL else 15, "ftol": 1e-4},
         )
         self.theta = found.x
+        self.log_probability = -float(found.fun)
 
 
 # ---- the process ----------------------------------------------------------------------------
@@ -287,9 +291,23 @@ class Surrogate:
         encoding: of the space.
         pool: [columns, parameters] codes of the configurations to choose from.
         prior: expectations from elsewhere; small is fast.
+        is_wide: clip no lower than at the quantile of the first times. A search that stays in
+            one family otherwise soon clips all others to the level of that family's own slow
+            ones, and forgets which of them were nearly as good.
+
+    Attributes:
+        log_evidence: logarithm of how probable the latencies seen are, at the most probable
+            hyperparameters, up to a constant that is the same for any prior.
     """
 
-    def __init__(self, encoding: Encoding, pool: Array, prior: Prior | None = None) -> None:
+    def __init__(
+        self,
+        encoding: Encoding,
+        pool: Array,
+        prior: Prior | None = None,
+        is_wide: bool = False,
+    ) -> None:
+        self._is_wide = is_wide
         self.pool = pool
         self._encoding = encoding
         self._prior = prior
@@ -302,6 +320,7 @@ class Surrogate:
         self._lower = np.zeros((0, 0))
         self._v = np.zeros((0, len(pool)), dtype=np.float32)
         self._explained = np.zeros(len(pool))  # of each column's variance
+        self.log_evidence = 0.0
         self._next_fit = 0
         self._dropped = 0  # how many of those observed are no rows
         self._shift, self._scale, self._best = 0.0, 1.0, 0.0
@@ -309,19 +328,38 @@ class Surrogate:
         self._fail_weights: Array | None = None
         self._fail_share = 0.0
 
+    def is_fit_due(self, num: int) -> bool:
+        """Whether everything is computed anew when `num` configurations are observed."""
+        return num >= self._next_fit or num - self._dropped > len(self._v)
+
+    def look_at(self, pool: Array) -> None:
+        """Take other columns to choose from; all is computed anew at the next `observe`."""
+        self.pool, self._pool_priors = pool, self._features(pool)
+        self._next_fit = 0
+
     def _features(self, codes: Array) -> Array:
         """Return [priors, configurations]; with a prior the last is 1, for the level."""
         if self._prior is None:
             return np.zeros((0, len(codes)))
         return np.concatenate([self._prior.features(codes), np.ones((1, len(codes)))])
 
-    def first(self, count: int, rng: np.random.Generator) -> list[int]:
+    def first(
+        self, count: int, rng: np.random.Generator, before: Array | None = None
+    ) -> list[int]:
         """Return columns to try first: every third tells most of all others, the rest are far.
 
         One that tells most (that lowers the variance of all columns most) is mid-field, one that
         is far from those before it (maximin) at the rim; which kind is better differs from space
-        to space, and both together never were far from the better one.
+        to space, and both together never were far from the better one. After them come as many
+        more, at most `count`, as it takes to have every value of every parameter without an
+        order: no distance tells whether a word is good, and some occur in few configurations.
+
+        Args:
+            count: with those tried before.
+            rng: where to look among many columns.
+            before: [configurations, parameters], the codes of what was tried already.
         """
+        before = self.pool[:0] if before is None else before
         half = max(count, len(self.pool) // 2)  # so that another seed starts elsewhere
         some = np.sort(rng.permutation(len(self.pool))[: min(MAX_FIRST, half)])
         places = self._encoding.places(self.pool[some])
@@ -329,8 +367,10 @@ class Surrogate:
         codes = self.pool[some]
         own = self._kernel.covariance(codes, codes, (priors, priors)).astype(float)
         nearest = np.full(len(some), np.inf)
+        for place in self._encoding.places(before):
+            nearest = np.minimum(nearest, ((places - place) ** 2).sum(axis=1))
         chosen: list[int] = []
-        while len(chosen) < min(count, len(some)):
+        while len(chosen) < min(count - len(before), len(some)):
             if len(chosen) % 3 == 0:
                 merit = (own**2).sum(axis=0) / (np.diag(own) + FIRST_NOISE)
             else:
@@ -340,7 +380,30 @@ class Surrogate:
             chosen.append(best)
             own -= np.outer(own[:, best], own[:, best]) / (own[best, best] + FIRST_NOISE)
             nearest = np.minimum(nearest, ((places - places[best]) ** 2).sum(axis=1))
-        return [int(some[column]) for column in chosen]
+        found = [int(some[column]) for column in chosen]
+        return found + self._covering(np.concatenate([before, self.pool[found]]), count, rng)
+
+    def _covering(self, before: Array, most: int, rng: np.random.Generator) -> list[int]:
+        """Return columns that together have the values without an order that `before` lacks."""
+        unseen = np.zeros(len(self.pool), dtype=int)  # how many of them a column has
+        lacking = [
+            (j, value)
+            for j, (points, size) in enumerate(
+                zip(self._encoding.points, self._encoding.sizes, strict=True)
+            )
+            if points is None
+            for value in np.setdiff1d(np.arange(size - 1), before[:, j])
+        ]
+        for j, value in lacking:
+            unseen += self.pool[:, j] == value
+        found: list[int] = []
+        while unseen.any() and len(found) < most:
+            best = int(rng.choice(np.flatnonzero(unseen == unseen.max())))
+            found.append(best)
+            for j, value in [(j, v) for j, v in lacking if self.pool[best, j] == v]:
+                unseen -= self.pool[:, j] == value
+                lacking.remove((j, value))
+        return found
 
     # ---- learning -------------------------------------------------------------------------------
 
@@ -357,11 +420,12 @@ class Surrogate:
         """
         kind = np.array(kinds)
         target = self._scaled_targets(kind, np.array(logs, dtype=float))
-        if len(names) >= self._next_fit or len(names) - self._dropped > len(self._v):
+        if self.is_fit_due(len(names)):
             known = np.flatnonzero(kind != Known.PENDING)
             some = known[_spread_of(target[known], MAX_FIT_ROWS)]
             features = self._features(codes[some])
             self._kernel.fit(codes[some], features, target[some] - _mean_of(features))
+            self.log_evidence = self._kernel.log_probability - len(some) * math.log(self._scale)
             grown = math.ceil(len(names) * REFIT_GROWTH)
             self._next_fit = len(names) + 1 if len(names) < DENSE_UNTIL else grown
             rows = _spread_of(np.where(kind == Known.PENDING, -np.inf, target), self._max_rows)
@@ -382,6 +446,8 @@ class Surrogate:
         if not is_timed.any():
             raise ValueError("nothing has a time yet")
         cap = float(np.quantile(log[is_timed], CLIP_QUANTILE))
+        if self._is_wide:
+            cap = max(cap, float(np.quantile(log[is_timed][:EARLY], CLIP_QUANTILE)))
         target = np.where(is_timed | (kind == Known.BOUND), np.minimum(log, cap), cap)
         self._shift = float(target[is_known].mean())
         self._scale = float(target[is_known].std()) + 1e-6
@@ -468,15 +534,17 @@ class Surrogate:
 
     # ---- asking ---------------------------------------------------------------------------------
 
-    def log_improvement(self, codes: Array | None = None) -> Array:
-        """Return the logarithm of expected improvement, in no particular unit.
+    def log_improvement(self, codes: Array | None = None, doubt: float = 1.0) -> Array:
+        """Return the logarithm of the expected improvement, which is in logarithms of latency.
 
         Args:
             codes: of which configurations; None for the columns of the pool.
+            doubt: by what deviations are multiplied; above 1 it leads further away.
         """
         from scipy.special import ndtr
 
         mean, deviation, fails = self._belief(codes)
+        deviation = deviation * doubt
         z = (self._best - mean) / deviation
         density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
         gain = deviation * (z * ndtr(z) + density)
@@ -484,7 +552,7 @@ class Surrogate:
         far = np.log(deviation) - 0.5 * z * z - 2.0 * np.log(np.maximum(-z, 1.0)) - 0.919
         near = np.log(np.maximum(gain, 1e-300))
         log_gain: Array = np.where(z > -5.0, near, far) + np.log1p(-fails)
-        return log_gain
+        return log_gain + math.log(self._scale)
 
     def expected(self) -> Array:
         """Return the expected logarithm of every column's latency, up to the clip."""

@@ -4,11 +4,16 @@ A source gives every configuration of the space a feature: the logarithm of its 
 recorded, or as a Gaussian process over what was recorded expects. Features are clipped and
 scaled as the search's own targets are. Their mean is what the search expects before its first
 trial; how far to follow it, and each source by itself, is learnt from the trials (a linear kernel
-over the features), so that a source that knows nothing of this device is soon disregarded.
+over the features). Beside it stands a second model that knows nothing of the sources; each of
+the two counts as much as it makes the times seen probable, so that sources which mislead are soon
+disregarded.
+
+Source: Hoeting et al., "Bayesian model averaging: a tutorial", 1999.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +21,17 @@ from typing import Any
 import numpy as np
 
 from tuner.errors import InputError
-from tuner.search.surrogate import Encoding, Known, Surrogate
+from tuner.search.surrogate import Encoding, Known, Remaining, Surrogate
 from tuner.space.search_space import SearchSpace
 
-__all__ = ["Expectation", "Source"]
+__all__ = ["Expectation", "Informed", "Source"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 CLIPS = (0.7, 0.1)  # quantiles: the whole of a source, and its best configurations by themselves
 MAX_SOURCES = 4  # with a feature of their own; all have part in the mean
 MIN_SHARED = 5  # configurations of a source that mean something here
+DISTRUST = 3.0  # by how much sources that misled at the start are less probable, as a logarithm
 MAX_MODEL_ROWS = 300  # of a source, for what it did not record
 
 
@@ -64,9 +70,74 @@ class Expectation:
         return np.concatenate([each.mean(axis=0), each[:MAX_SOURCES, 0]])
 
     def best(self, codes: Array, count: int) -> list[int]:
-        """Return the configurations that the sources together expect to be fastest."""
-        order = np.argsort(self.features(codes)[: len(CLIPS)].sum(axis=0), kind="stable")
+        """Return the configurations that the sources together expect to be fastest.
+
+        By the mean logarithm of their rank: the best of one source come before what is good
+        everywhere, since what one device likes best another one often likes, too.
+        """
+        each = np.array([table.features(codes).sum(axis=0) for table in self._tables])
+        ranks = np.argsort(np.argsort(each, axis=1, kind="stable"), axis=1, kind="stable")
+        order = np.argsort(np.log(ranks + 1.0).mean(axis=0), kind="stable")
         return [int(i) for i in order[:count]]
+
+
+class Informed:
+    """What is believed with the sources and without them, together; asked as `Surrogate` is.
+
+    Args:
+        encoding: of the space.
+        pool: [columns, parameters] codes of the configurations to choose from.
+        expectation: the sources'.
+    """
+
+    def __init__(self, encoding: Encoding, pool: Array, expectation: Expectation) -> None:
+        self._with = Surrogate(encoding, pool, expectation)
+        self._without = Surrogate(encoding, pool)
+        self._distrust = 0.0
+
+    def distrust(self) -> None:
+        """Believe less in the sources: their best were no better than any others."""
+        self._distrust = DISTRUST
+
+    def is_fit_due(self, num: int) -> bool:
+        """Whether everything is computed anew when `num` configurations are observed."""
+        return self._with.is_fit_due(num)
+
+    def look_at(self, pool: Array) -> None:
+        """Take other columns to choose from."""
+        self._with.look_at(pool)
+        self._without.look_at(pool)
+
+    def observe(
+        self, names: Sequence[int], codes: Array, kinds: Sequence[Known], logs: Sequence[float]
+    ) -> None:
+        """Take what is known now; see `Surrogate.observe`."""
+        self._with.observe(names, codes, kinds, logs)
+        self._without.observe(names, codes, kinds, logs)
+
+    @property
+    def trust(self) -> float:
+        """The probability that the sources tell of this space."""
+        lead = self._with.log_evidence - self._without.log_evidence - self._distrust
+        return 1.0 / (1.0 + math.exp(-min(max(lead, -30.0), 30.0)))
+
+    def log_improvement(self, codes: Array | None = None, doubt: float = 1.0) -> Array:
+        """Return the logarithm of the expected improvement; see `Surrogate.log_improvement`."""
+        trust = self.trust
+        found: Array = np.logaddexp(
+            math.log(trust) + self._with.log_improvement(codes, doubt),
+            math.log(max(1.0 - trust, 1e-13)) + self._without.log_improvement(codes, doubt),
+        )
+        return found
+
+    def remaining(
+        self, untried: Array, shares: Sequence[float], rng: np.random.Generator
+    ) -> Remaining:
+        """Judge what the untried columns may still bring; see `Surrogate.remaining`."""
+        trust = self.trust
+        one, other = (m.remaining(untried, shares, rng) for m in (self._with, self._without))
+        within = {s: trust * one.within[s] + (1.0 - trust) * other.within[s] for s in shares}
+        return Remaining(trust * one.improvement + (1.0 - trust) * other.improvement, within)
 
 
 class _Table:
