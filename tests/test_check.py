@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_problem import FLAGSHIP
 
+from tuner.check.exercise import checksum_of
 from tuner.check.expected import expected
 from tuner.check.probes import (
     Answer,
@@ -23,7 +24,7 @@ from tuner.check.probes import (
     thorough_probes,
     unpack,
 )
-from tuner.check.produce import answer, checksum_of
+from tuner.check.produce import answer
 from tuner.check.verdict import judge, merge
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy

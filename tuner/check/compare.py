@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.produce import CHUNK_ELEMENTS
+from tuner.check.exercise import CHUNK_ELEMENTS
 from tuner.problem.accuracy import Accuracy
 
 if TYPE_CHECKING:

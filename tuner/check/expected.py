@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.compare import SMALL_BATCH, Error, compare, disputed
-from tuner.check.probes import OWN_WEIGHTS_SEED, Probe, Question, Report, Script
-from tuner.check.produce import (
+from tuner.check.exercise import (
     arguments_of,
     checksums_of,
     edit_weights,
@@ -22,6 +21,7 @@ from tuner.check.produce import (
     set_mode,
     snapshot,
 )
+from tuner.check.probes import OWN_WEIGHTS_SEED, Probe, Question, Report, Script
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem, widened

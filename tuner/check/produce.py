@@ -1,8 +1,7 @@
 """The producer's half of a check: run the candidate on one question, return what it did.
 
 What the candidate raises becomes part of its answer. Nothing here knows the probe, its secret
-seeds, the reference or the oracle. The judge runs the reference with the functions that lay out,
-edit, copy and add up in the same way.
+seeds, the reference or the oracle.
 """
 
 from __future__ import annotations
@@ -12,38 +11,33 @@ import os
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from tuner.check.probes import OWN_WEIGHTS_SEED, Answer, Layout, Mode, Question, Report, Script
+from tuner.check.exercise import (
+    arguments_of,
+    checksum_of,
+    checksums_of,
+    edit_weights,
+    gradients_of,
+    keys_of,
+    kind_of,
+    laid_out,
+    recorded,
+    set_mode,
+    snapshot,
+    tensors_under,
+)
+from tuner.check.probes import OWN_WEIGHTS_SEED, Answer, Question, Report
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "CHUNK_ELEMENTS",
-    "answer",
-    "answer_of_call",
-    "arguments_of",
-    "checksum_of",
-    "checksums_of",
-    "edit_weights",
-    "gradients_of",
-    "keys_of",
-    "kind_of",
-    "laid_out",
-    "recorded",
-    "set_mode",
-    "snapshot",
-]
+__all__ = ["answer", "answer_of_call"]
 
-CHUNK_ELEMENTS = 2**24  # 128 MB a float64 temporary; a comparison holds about six
 LATE_WAIT_S = 0.05  # how long a thread that outlives the call is given to show itself
-
-
-# ---- run the candidate ----------------------------------------------------------------------
 
 
 class _Halted(Exception):
@@ -132,7 +126,7 @@ class _Session:
                 drawn = checksums_of(self.model, [])
                 self.checksums.update((f"drawn.{name}", value) for name, value in drawn.items())
             else:
-                self.model.load_state_dict(_part(self.given, "state"), strict=True)
+                self.model.load_state_dict(tensors_under("state", self.given), strict=True)
             set_mode(self.model, self.script.mode)
 
     @contextlib.contextmanager
@@ -277,46 +271,7 @@ def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:
     return Answer(Report(keys=tuple(keys_of(model)), kinds=kinds, checksums=late), tensors)
 
 
-# ---- what the reference does alike ----------------------------------------------------------
-
-
-def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    start = len(prefix) + 1
-    return {n[start:]: t for n, t in tensors.items() if n.startswith(prefix + ".")}
-
-
-def keys_of(model: torch.nn.Module) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Return a model's state_dict as (name, dtype, shape)."""
-    return [(n, str(t.dtype), tuple(t.shape)) for n, t in model.state_dict().items()]
-
-
-def arguments_of(script: Script, tensors: Mapping[str, torch.Tensor], call: int) -> list[Any]:
-    """Return one call's arguments as the question gives them, tensors and numbers."""
-    source = 0 if script.is_repeated else call
-    names = [f"{source}.{i}" for i in range(script.num_inputs)]
-    return [
-        script.numbers[name] if name in script.numbers else tensors[f"input.{name}"]
-        for name in names
-    ]
-
-
-def set_mode(model: torch.nn.Module, mode: Mode) -> None:
-    """Put a model into the mode that a probe asks for."""
-    model.train(mode != "eval")
-    if mode == "frozen":
-        for child in model.children():
-            child.eval()
-    if mode == "cumulative":
-        for module in model.modules():
-            if hasattr(module, "momentum"):
-                module.momentum = None
-
-
-def edit_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Replace parameters in place by the question's `edit.*`."""
-    state = model.state_dict()
-    for name, value in _part(tensors, "edit").items():
-        state[name].data.copy_(value)  # .data: no version counter tells of it
+# ---- what surrounds a call ------------------------------------------------------------------
 
 
 def _num_copies() -> int:
@@ -333,91 +288,8 @@ def _num_copies() -> int:
     return num_copies
 
 
-@contextlib.contextmanager
-def recorded(operations: list[str], is_wanted: bool = True) -> Iterator[None]:
-    """Add to `operations` what PyTorch's dispatcher runs inside, e.g. `aten.addmm`."""
-    if not is_wanted:
-        yield
-        return
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    def record(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operations.append(str(func).rpartition(".")[0])
-        return func(*args, **(kwargs or {}))
-
-    recorder: Any = type("Recorder", (TorchDispatchMode,), {"__torch_dispatch__": record})
-    with recorder():
-        yield
-
-
 def _as_tuple(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, (tuple, list)) else (result,)
-
-
-def kind_of(value: Any) -> str:
-    """Describe an output: exact type, dtype, shape and device in one line."""
-    import torch
-
-    cls = f"{type(value).__module__}.{type(value).__qualname__}"
-    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
-        cls = f"subclass {cls}"
-    if not isinstance(value, torch.Tensor):
-        return cls
-    dtype = str(value.dtype).removeprefix("torch.")
-    return f"{cls} {dtype}{list(value.shape)} on {value.device.type}"
-
-
-def snapshot(output: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy of an output, taken now."""
-    import torch
-
-    with torch.no_grad():
-        return output.detach().clone(memory_format=torch.contiguous_format)
-
-
-def gradients_of(
-    model: torch.nn.Module,
-    arguments: Sequence[Any],
-    outputs: Sequence[torch.Tensor],
-    tensors: Mapping[str, torch.Tensor],
-) -> dict[str, torch.Tensor]:
-    """Return `grad.input <i>` and `grad.<parameter>`, without those that are not connected."""
-    import torch
-
-    leaves = {
-        f"grad.input {i}": value
-        for i, value in enumerate(arguments)
-        if isinstance(value, torch.Tensor) and value.requires_grad
-    }
-    leaves.update((f"grad.{name}", p) for name, p in model.named_parameters())
-    pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(outputs) if y.requires_grad]
-    grads = torch.autograd.grad(
-        [y for y, _ in pairs], list(leaves.values()), [g.to(y.dtype) for y, g in pairs],
-        allow_unused=True,
-    )  # fmt: skip
-    return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
-
-
-def laid_out(value: Any, layout: Layout) -> Any:
-    """Return a copy of a tensor in fresh memory, with the strides or alignment of `layout`."""
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return value
-    if not value.is_floating_point() or value.ndim == 0 or not value.numel():
-        return value.clone()
-    if layout == "transposed" and value.ndim >= 2:
-        return value.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if layout == "strided":
-        wide = value.new_full((*value.shape[:-1], 2 * value.shape[-1]), float("nan"))
-        wide[..., ::2] = value
-        return wide[..., ::2]
-    if layout == "misaligned":
-        buffer = value.new_full((value.numel() + 1,), float("nan"))
-        return buffer[1:].view(value.shape).copy_(value)
-    if layout == "expanded":
-        return value[..., :1].clone().expand(value.shape)
-    return value.clone(memory_format=torch.contiguous_format)
 
 
 def _poison(output_bytes: Sequence[int], device: torch.device) -> None:
@@ -463,33 +335,3 @@ def _busy_side_stream(device: torch.device) -> Iterator[None]:
         torch.cuda._sleep(40_000_000)
         yield
     stream.synchronize()
-
-
-def checksums_of(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, int]:
-    """Return checksums of what a call must leave as it was: inputs and parameters."""
-    import torch
-
-    inputs = {
-        f"input.{i}": value for i, value in enumerate(arguments) if isinstance(value, torch.Tensor)
-    }
-    weights = {f"weight.{name}": value for name, value in model.named_parameters()}
-    return {name: checksum_of(value) for name, value in (inputs | weights).items()}
-
-
-def checksum_of(tensor: torch.Tensor) -> int:
-    """Return a sum over the bits that depends on their places, modulo 2^64."""
-    import torch
-
-    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    words = bits[: bits.numel() // 4 * 4]
-    # Copied when the storage offset is no multiple of 4 bytes, which view() refuses.
-    whole = (
-        words.clone().view(torch.int32) if words.storage_offset() % 4 else words.view(torch.int32)
-    )
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for part in (whole, bits[words.numel() :]):
-        for start in range(0, part.numel(), CHUNK_ELEMENTS):
-            chunk = part[start : start + CHUNK_ELEMENTS].to(torch.int64)
-            place = torch.arange(start, start + chunk.numel(), device=tensor.device)
-            total += (chunk * (2 * place + 1)).sum()
-    return int(total)

@@ -8,7 +8,8 @@
 
 For screening both halves may share a process; then nothing is packed, and what is expected is
 computed once for all candidates. `probes` holds what is asked and what crosses, `produce` the
-other half, `expected` what the judge expects, `compare` errors and their limits.
+other half, `exercise` what both do to a module, `expected` what the judge expects, `compare`
+errors and their limits.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from tuner.check.compare import (
     index_of,
     limits_of,
 )
+from tuner.check.exercise import checksum_of
 from tuner.check.expected import Expected
 from tuner.check.probes import Answer, Probe
-from tuner.check.produce import checksum_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult
 

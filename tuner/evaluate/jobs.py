@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import probes, produce, verdict
+from tuner.check.exercise import snapshot
 from tuner.check.expected import Expected, expected, expected_of_call
 from tuner.errors import ProblemError
 from tuner.evaluate.channel import Blob
@@ -425,9 +426,7 @@ class _Session:
                 call = inputs.fresh_call()
                 result = model(*inputs.of_call(call))
             outputs = result if isinstance(result, tuple | list) else (result,)
-            copies = tuple(
-                produce.snapshot(y) if isinstance(y, torch.Tensor) else y for y in outputs
-            )
+            copies = tuple(snapshot(y) if isinstance(y, torch.Tensor) else y for y in outputs)
             self.last_output = call, copies
         return {}, ()
 
