@@ -30,7 +30,9 @@ import psutil
 from tuner.run import Run, create_run, open_run
 from tuner.search.samplers import SAMPLERS
 from tuner.search.study import SearchBudget, search
-from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
+from tuner.space.constraints import Constraint, Parameter
+from tuner.space.expression import Expression
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Check, Measurement, Outcome, Params, Status, Trial
 
 ROOT = Path(__file__).parent.parent

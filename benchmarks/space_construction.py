@@ -148,7 +148,9 @@ LARGE = [
 
 OURS = """
 import json, resource, sys, time
-from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
+from tuner.space.constraints import Constraint, Parameter
+from tuner.space.expression import Expression
+from tuner.space.search_space import SearchSpace
 data = json.load(sys.stdin)
 if "config" in data:
     from pathlib import Path

@@ -24,7 +24,7 @@ from tuner.errors import ConfigError
 from tuner.machine.device import Device
 from tuner.problem.accuracy import Accuracy
 from tuner.search.samplers import SAMPLERS
-from tuner.space.search_space import Expression
+from tuner.space.expression import Expression
 
 WHOLE = """\
 problem:

@@ -20,7 +20,9 @@ from tuner.search.samplers import (
     make_sampler,
     params_of,
 )
-from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
+from tuner.space.constraints import Constraint, Parameter
+from tuner.space.expression import Expression
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Params
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

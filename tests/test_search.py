@@ -15,7 +15,9 @@ from optuna.trial import TrialState
 from tuner.search import study as room
 from tuner.search.samplers import ABSENT, encoded
 from tuner.search.study import SearchBudget, search
-from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
+from tuner.space.constraints import Constraint, Parameter
+from tuner.space.expression import Expression
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Check, Measurement, Outcome, Params, Status, Trial
 
 SAMPLERS = ("tpe", "random", "grid")

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from tuner.errors import ExpressionError, InputError
 from tuner.space import constraints, enumeration
 from tuner.space import search_space as space
-from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
+from tuner.space.constraints import Constraint, Parameter
+from tuner.space.expression import Expression
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Params, Value
 
 # ---- the space ------------------------------------------------------------------------------

@@ -25,7 +25,9 @@ from tuner.search.samplers import (
 from tuner.search.score import Yardstick
 from tuner.search.surrogate import Encoding, Known, Surrogate
 from tuner.search.transfer import Source
-from tuner.space.search_space import Constraint, Expression, Parameter, SearchSpace
+from tuner.space.constraints import Constraint, Parameter
+from tuner.space.expression import Expression
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Params
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

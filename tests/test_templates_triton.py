@@ -21,7 +21,8 @@ import pytest
 from tuner.errors import InputError
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
-from tuner.space.search_space import Expression, SearchSpace
+from tuner.space.expression import Expression
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Candidate, Params, to_json
 
 FACTS = {"device.num_sms": 132, "device.kind": "cuda", "device.capability": 90}

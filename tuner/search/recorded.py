@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from tuner.errors import InputError
 from tuner.run import open_run
+from tuner.space.constraints import Parameter
 from tuner.space.expression import Expression
-from tuner.space.search_space import Parameter, SearchSpace
+from tuner.space.search_space import SearchSpace
 from tuner.trial import Status, Trial, Value
 
 __all__ = ["Recording", "read_recording", "to_t4"]

@@ -28,14 +28,15 @@ from tuner.space.constraints import (
     digit_type,
     is_obeyed,
 )
+from tuner.space.emptiness import explain_nothing
 from tuner.space.enumeration import Walk
-from tuner.space.expression import Env, Expression, unknown_name
+from tuner.space.expression import Env, unknown_name
+from tuner.space.listed import Listed
 from tuner.trial import Params, Value
 
-__all__ = ["Constraint", "Expression", "Parameter", "SearchSpace"]
+__all__ = ["SearchSpace"]
 
 MAX_LISTED = 2_000_000  # configurations held as a list; more are found through the diagram
-MAX_KEY = 2**62  # so that packed digits are int64
 
 Ints = NDArray[np.int64]
 
@@ -94,14 +95,14 @@ class SearchSpace:
         walk = Walk(parameters, constraints, facts)
         diagram = walk.run()
         if diagram is None:
-            raise InputError(_explain_nothing(walk))
+            raise InputError(explain_nothing(walk))
         rejections: dict[str, int] = {}
         for constraint, count in zip(constraints, walk.rejected, strict=True):
             rejections[constraint.why] = rejections.get(constraint.why, 0) + round(count)
         found: _Set = diagram
         if diagram.num_feasible <= MAX_LISTED:
             bases = [base_of(parameter) for parameter in parameters]
-            found = _Listed(diagram.all_rows(), bases)
+            found = Listed(diagram.all_rows(), bases)
         return cls(tuple(parameters), tuple(constraints), dict(facts), rejections, found)
 
     @classmethod
@@ -113,7 +114,7 @@ class SearchSpace:
             rows: int (n, d), each row different: the digits of the configurations.
         """
         bases = [base_of(parameter) for parameter in parameters]
-        held = _Listed(rows.astype(digit_type(bases)), bases)
+        held = Listed(rows.astype(digit_type(bases)), bases)
         return cls(tuple(parameters), (), {}, {}, held)
 
     @property
@@ -129,7 +130,7 @@ class SearchSpace:
     @property
     def is_listed(self) -> bool:
         """Whether `rows()` may be asked for all configurations at once."""
-        return isinstance(self._set, _Listed)
+        return isinstance(self._set, Listed)
 
     @property
     def feasible(self) -> Sequence[Params]:
@@ -149,7 +150,7 @@ class SearchSpace:
         """
         if positions is not None:
             return self._set.rows(np.asarray(positions, dtype=np.int64))
-        if isinstance(self._set, _Listed):
+        if isinstance(self._set, Listed):
             return self._set.digits
         raise InputError(
             f"{self.num_feasible:,} feasible configurations are too many to list "
@@ -380,44 +381,6 @@ class _Feasible(Sequence[Params]):
                 yield self._space.params_of(digits)
 
 
-class _Listed:
-    """Feasible configurations held as a list, in the order of declaration."""
-
-    def __init__(self, rows: Digits, bases: Sequence[int]) -> None:
-        self._bases = bases
-        self._weights = None  # of each digit in a key; none where that is too long for int64
-        if math.prod(bases) <= MAX_KEY:
-            self._weights = np.array(
-                [math.prod(bases[i + 1 :]) for i in range(len(bases))], dtype=np.int64
-            )
-        keys = self._keys(rows)
-        order = np.argsort(keys, kind="stable")
-        self._sorted_keys = keys[order]
-        self.digits = rows[order]
-        self.digits.setflags(write=False)  # handed out as it is
-
-    @property
-    def num_feasible(self) -> int:
-        return len(self.digits)
-
-    def counts(self, column: int) -> Ints:
-        return np.bincount(self.digits[:, column], minlength=self._bases[column])
-
-    def rows(self, positions: Ints) -> Digits:
-        return self.digits[positions]
-
-    def positions(self, rows: Ints) -> Ints:
-        keys = self._keys(rows)
-        found = np.minimum(np.searchsorted(self._sorted_keys, keys), self.num_feasible - 1)
-        return np.where(self._sorted_keys[found] == keys, found, -1)
-
-    def _keys(self, rows: NDArray[np.integer]) -> NDArray[np.generic]:
-        """Return what orders the rows: one number, or one string of bytes where it is too long."""
-        if self._weights is not None:
-            return np.asarray(rows @ self._weights)
-        return np.ascontiguousarray(rows.astype(">u4")).view(f"S{4 * rows.shape[1]}")[:, 0]
-
-
 def _scaled(values: Sequence[Value]) -> NDArray[np.float64]:
     numbers = np.array([float(value) for value in values])
     if len(numbers) == 1:
@@ -461,39 +424,3 @@ def _check_declared(
             if name.startswith("device."):  # a fact of another kind of device: never judged
                 continue
             raise ExpressionError(f"{place}: {rule.text!r}: {unknown_name(name, known)}")
-
-
-# ---- why there is nothing -------------------------------------------------------------------
-
-
-def _explain_nothing(walk: Walk) -> str:
-    lines = [f"no configuration is feasible: all {walk.num_cartesian:,} are rejected"]
-    for constraint, count in zip(walk.constraints, walk.rejected, strict=True):
-        if not count:
-            continue
-        origin = f", {constraint.origin}" if constraint.origin else ""
-        rule = f"({constraint.expression.text}{origin})"
-        lines.append(f"  {round(count):,} by: {constraint.why} {rule}")
-        facts = sorted(constraint.names & walk.facts.keys())
-        if facts:
-            lines.append("    with " + ", ".join(f"{n} = {walk.facts[n]}" for n in facts))
-    lines.append("  " + _hint_to_loosen(walk))
-    return "\n".join(lines)
-
-
-def _hint_to_loosen(walk: Walk) -> str:
-    """Find the constraints any one of which, left out, would leave something feasible."""
-    alone = []
-    for number, constraint in enumerate(walk.constraints):
-        if walk.rejected[number] and walk.num_visited < 1_000_000:  # each try costs as much again
-            rest = (*walk.constraints[:number], *walk.constraints[number + 1 :])
-            try:
-                if Walk(walk.parameters, rest, walk.facts).run() is not None:
-                    alone.append(repr(constraint.why))
-            except ExpressionError:  # it guarded another one
-                continue
-            except InputError:  # too many, so not nothing
-                alone.append(repr(constraint.why))
-    if alone:
-        return f"hint: loosen {' or '.join(alone)}, or give other values to its parameters"
-    return "hint: no single constraint is the cause: loosen more than one, or give other values"

@@ -1,0 +1,63 @@
+"""Feasible configurations as a list of rows of digits: by position, and back by binary search."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.space.constraints import Digits
+
+__all__ = ["Listed"]
+
+MAX_KEY = 2**62  # so that packed digits are int64
+
+Ints = NDArray[np.int64]
+
+
+class Listed:
+    """Feasible configurations held as a list, in the order of declaration.
+
+    Attributes:
+        digits: int (n, d), one row a configuration, read-only.
+    """
+
+    def __init__(self, rows: Digits, bases: Sequence[int]) -> None:
+        self._bases = bases
+        self._weights = None  # of each digit in a key; none where that is too long for int64
+        if math.prod(bases) <= MAX_KEY:
+            self._weights = np.array(
+                [math.prod(bases[i + 1 :]) for i in range(len(bases))], dtype=np.int64
+            )
+        keys = self._keys(rows)
+        order = np.argsort(keys, kind="stable")
+        self._sorted_keys = keys[order]
+        self.digits = rows[order]
+        self.digits.setflags(write=False)  # handed out as it is
+
+    @property
+    def num_feasible(self) -> int:
+        """How many configurations there are."""
+        return len(self.digits)
+
+    def counts(self, column: int) -> Ints:
+        """Return how many configurations have each digit of a parameter."""
+        return np.bincount(self.digits[:, column], minlength=self._bases[column])
+
+    def rows(self, positions: Ints) -> Digits:
+        """Return the digits at `positions`, int (n, d)."""
+        return self.digits[positions]
+
+    def positions(self, rows: Ints) -> Ints:
+        """Return the positions of `rows`, -1 where there is none."""
+        keys = self._keys(rows)
+        found = np.minimum(np.searchsorted(self._sorted_keys, keys), self.num_feasible - 1)
+        return np.where(self._sorted_keys[found] == keys, found, -1)
+
+    def _keys(self, rows: NDArray[np.integer]) -> NDArray[np.generic]:
+        """Return what orders the rows: one number, or one string of bytes where it is too long."""
+        if self._weights is not None:
+            return np.asarray(rows @ self._weights)
+        return np.ascontiguousarray(rows.astype(">u4")).view(f"S{4 * rows.shape[1]}")[:, 0]
