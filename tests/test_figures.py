@@ -5,6 +5,7 @@ import itertools
 import math
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from full_runs import (
@@ -44,9 +45,13 @@ from tuner.trial import Outcome, Status, Trial
 # ---- figures --------------------------------------------------------------------------------
 
 
+def drawn(trials: list[Trial], *args: Any, **options: Any) -> Any:
+    return with_hovers(progress_figure(trials, *args, **options), trials)
+
+
 def test_progress_shows_each_trial_once_and_only_improvements():
     trials = make_trials(60)
-    figure = progress_figure(trials, 3000.0, floors={"floor": 400.0})
+    figure = drawn(trials, 3000.0, floors={"floor": 400.0})
     points = [trace for trace in figure.data if trace.mode == "markers"]
     assert sorted(x for trace in points for x in trace.x) == list(range(60))
     best = next(trace for trace in figure.data if trace.name == "best so far")
@@ -58,7 +63,7 @@ def test_progress_shows_each_trial_once_and_only_improvements():
 
 def test_progress_by_time_uses_working_seconds():
     trials = make_trials(10)
-    figure = progress_figure(trials, None, by="time")
+    figure = drawn(trials, None, by="time")
     seen = [x for trace in figure.data if trace.mode == "markers" for x in trace.x]
     assert sorted(seen) == [trial.elapsed_s for trial in trials]
 
@@ -115,8 +120,8 @@ def test_torch_compile_has_its_line_where_it_was_measured():
     def names(figure):
         return {trace.name for trace in figure.data}
 
-    assert "torch.compile" not in names(progress_figure(make_trials(10), 3000.0))
-    figure = progress_figure(make_trials(10), 3000.0, compiled_us=2900.0)
+    assert "torch.compile" not in names(drawn(make_trials(10), 3000.0))
+    figure = drawn(make_trials(10), 3000.0, compiled_us=2900.0)
     assert next(t for t in figure.data if t.name == "torch.compile").y == (2900.0, 2900.0)
 
 
@@ -130,7 +135,7 @@ def test_hover_names_the_trial_its_time_and_its_parameters():
 
 def test_every_trial_of_a_figure_bears_its_number():
     trials = make_trials(60)
-    figure = with_hovers(progress_figure(trials, None), trials)
+    figure = drawn(trials, None)
     for trace in figure.data:
         if trace.meta == figures.HOVER:
             for number, text in zip(trace.customdata, trace.hovertext, strict=True):

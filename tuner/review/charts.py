@@ -40,8 +40,8 @@ MAX_AXES = 9  # of the parallel coordinates, beside the latency
 class Chart:
     """A figure with the words that say what it shows.
 
-    `figure` is a `plotly.graph_objects.Figure`, or None where this run has none: then the
-    caption says why.
+    `figure` is a `plotly.graph_objects.Figure` or plain data for one, or None where this run has
+    none: then the caption says why.
     """
 
     name: str
@@ -75,6 +75,8 @@ def figure_data(figure: Any) -> dict[str, Any]:
 
     The template is left out, since the page's follows the reader's light or dark.
     """
+    if isinstance(figure, dict):
+        return figure
     data: dict[str, Any] = json.loads(figure.to_json())
     data["layout"].pop("template", None)
     return data

@@ -140,8 +140,16 @@ def _wrapped(text: str, max_lines: int, columns: int = 60) -> list[str]:
     return lines if len(lines) <= max_lines else [*lines[:max_lines], "..."]
 
 
-def with_hovers(figure: Any, trials: Sequence[Trial]) -> Any:
-    """Give a figure's points the texts that the page's script makes of the table; return it."""
+def with_hovers(drawn: Any, trials: Sequence[Trial]) -> Any:
+    """Return a figure whose points have the texts that the page's script makes of its table.
+
+    Args:
+        drawn: a figure of these rooms, Plotly's own or plain data.
+        trials: of the run.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure(drawn)
     by_number = {trial.number: trial for trial in trials}
     for trace in figure.data:
         if trace.meta == HOVER:
@@ -170,7 +178,7 @@ def progress_figure(
     compiled_us: float | None = None,
     floors: Mapping[str, float] | None = None,
     by: Literal["trial", "time"] = "trial",
-) -> Any:
+) -> dict[str, Any]:
     """Draw every trial, the best so far, the baseline and the physical floors.
 
     Args:
@@ -181,31 +189,24 @@ def progress_figure(
         by: what runs to the right: the trial's number or the seconds of working time.
 
     Returns:
-        A `plotly.graph_objects.Figure`; trials without a latency stand below, by status.
+        Data and layout as `plotly.graph_objects.Figure` takes them; trials without a latency stand
+        below, by status. Plain, since it is the first figure that a page shows and the import of
+        Plotly takes longer than all else.
     """
-    from plotly.subplots import make_subplots
-
     failed = [t for t in trials if t.outcome.latency_us is None]
     correct = correct_trials(trials)
     share = min(1.0, MAX_POINTS / max(1, len(trials)))  # of each status, so that all are seen
     drawn = thinned(correct, math.ceil(share * len(correct)))
-    figure = make_subplots(
-        rows=2 if failed else 1,
-        cols=1,
-        shared_xaxes=True,
-        vertical_spacing=0.03,
-        row_heights=[0.78, 0.22] if failed else None,
-    )
 
     def place(trial: Trial) -> float:
         return trial.number if by == "trial" else trial.elapsed_s
 
-    _add_points(figure, Status.CORRECT, drawn, place, [latency_us_of(t) for t in drawn], 1)
+    traces = [_points(Status.CORRECT, drawn, place, [latency_us_of(t) for t in drawn])]
     places = [place(trial) for trial in trials] or [0.0, 1.0]
     if correct:
         best = _running_best(trials)
         xs = [place(t) for t, _ in best]
-        _add_line(figure, xs, [us for _, us in best], "best so far", BEST, "solid")
+        traces.append(_line(xs, [us for _, us in best], "best so far", BEST, "solid"))
     ends = [min(places), max(places)]
     levels = {
         "PyTorch (baseline)": (baseline_us, "dash"),
@@ -213,49 +214,54 @@ def progress_figure(
     }
     for name, (level_us, dash) in levels.items():
         if level_us:
-            _add_line(figure, ends, [level_us, level_us], name, BASELINE, dash)
+            traces.append(_line(ends, [level_us, level_us], name, BASELINE, dash))
     for number, (name, level) in enumerate((floors or {}).items()):
         dash = ("dot", "longdashdot")[number % 2]  # the legend tells them apart
-        _add_line(figure, ends, [level, level], name, FLOOR, dash)
+        traces.append(_line(ends, [level, level], name, FLOOR, dash))
     for status in Status:
         group = [t for t in failed if t.outcome.status is status]
         group = thinned(group, math.ceil(share * len(group)))
         if group:
-            _add_points(figure, status, group, place, [status.value] * len(group), 2)
+            below = _points(status, group, place, [status.value] * len(group))
+            traces.append({**below, "showlegend": False, "xaxis": "x2", "yaxis": "y2"})
     seen = [*map(latency_us_of, drawn), baseline_us or 0.0, *(floors or {}).values()]
-    figure.update_yaxes(title_text="latency in µs", **log_axis(seen), row=1, col=1)
     words = "trial" if by == "trial" else "seconds of working time"
     ticks = {"dtick": 1} if by == "trial" and len(trials) <= 10 else {}  # no half trials
-    figure.update_xaxes(title_text=words, **ticks, row=2 if failed else 1, col=1)
-    figure.update_layout(
-        height=520 if failed else 420, legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"}
-    )
-    return figure
+    across = {"title": {"text": words}, **ticks}
+    layout: dict[str, Any] = {
+        "height": 520 if failed else 420,
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "xaxis": {"anchor": "y", "domain": [0, 1], **({} if failed else across)},
+        "yaxis": {"title": {"text": "latency in µs"}, **log_axis(seen), "anchor": "x"},
+    }
+    if failed:
+        layout["xaxis"] |= {"matches": "x2", "showticklabels": False}
+        layout["xaxis2"] = {"anchor": "y2", "domain": [0, 1], **across}
+        layout["yaxis"] |= {"domain": [0.24, 1]}
+        layout["yaxis2"] = {"anchor": "x2", "domain": [0, 0.21]}
+    return {"data": traces, "layout": layout}
 
 
-def _add_points(
-    figure: Any,
-    status: Status,
-    trials: Sequence[Trial],
-    place: Callable[[Trial], float],
-    ys: list[Any],
-    row: int,
-) -> None:
+def _points(
+    status: Status, trials: Sequence[Trial], place: Callable[[Trial], float], ys: list[Any]
+) -> dict[str, Any]:
     colour, symbol = _STATUS_MARKS[status]
-    xs = [place(trial) for trial in trials]
     marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.85}
-    points = trial_points(trials, xs, ys, status.value, marker=marker)
-    figure.add_scatter(**points, showlegend=row == 1, row=row, col=1)
+    points = trial_points(trials, list(map(place, trials)), ys, status.value, marker=marker)
+    return {"type": "scatter", **points}
 
 
-def _add_line(
-    figure: Any, xs: list[float], ys: list[float], name: str, colour: str, dash: str
-) -> None:
-    line = {"color": colour, "dash": dash, "width": 2, "shape": "hv"}
-    hover = [f"{name}: {us_words(y)}" for y in ys]
-    figure.add_scatter(
-        x=xs, y=ys, mode="lines", name=name, line=line, text=hover, hoverinfo="text", row=1, col=1
-    )
+def _line(xs: list[float], ys: list[float], name: str, colour: str, dash: str) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "x": xs,
+        "y": ys,
+        "mode": "lines",
+        "name": name,
+        "line": {"color": colour, "dash": dash, "width": 2, "shape": "hv"},
+        "text": [f"{name}: {us_words(y)}" for y in ys],
+        "hoverinfo": "text",
+    }
 
 
 def _running_best(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:

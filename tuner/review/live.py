@@ -7,7 +7,6 @@ looks at it. The machine that draws is often the one that measures.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
@@ -19,12 +18,11 @@ from pydantic_core import to_json
 from tuner.errors import InputError
 from tuner.review.charts import CHART_NAMES
 from tuner.review.facts import Facts, correct_trials
-from tuner.review.figures import progress_figure
 from tuner.review.parameters import importances
-from tuner.review.report import PARTS, chart_data, page_data, page_environment, parts_of
+from tuner.review.report import PARTS, chart_data, page_data, parts_of
 from tuner.review.shelf import Shelf
 
-__all__ = ["LivePages", "warm_up"]
+__all__ = ["LivePages"]
 
 FIRST_CHART = "progress-trial"
 FIRST_PARTS = ("head", "verdict")
@@ -119,11 +117,3 @@ class _Kept:
             while len(self._found) > MAX_KEPT:
                 self._found.popitem(last=False)
             return kept[1]
-
-
-def warm_up() -> None:
-    """Import and load what the first page needs, before anybody asks for it: about 0.5 s."""
-    for module in ("plotly.graph_objects", "plotly.subplots", "pygments.lexers"):
-        importlib.import_module(module)
-    progress_figure([], None).to_json()
-    page_environment().get_template("parts.html.j2").module  # noqa: B018  # it is compiled by this
