@@ -10,17 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import ExpressionError, InputError
-from tuner.space.expression import Env, Expression
+from tuner.space.expression import Env, Expression, unknown_name
 from tuner.space.vectorised import Array, Columns, Unsure, column_of, compile_columns
 from tuner.trial import Value
 
 __all__ = [
+    "MAX_PACKED",
     "Bools",
     "Constraint",
     "Digits",
     "Judge",
     "Parameter",
     "base_of",
+    "check_declared",
     "condition_holds",
     "digit_type",
     "is_obeyed",
@@ -62,6 +64,34 @@ class Constraint:
     def names(self) -> frozenset[str]:
         """The names that must exist for the constraint to be judged."""
         return self.expression.names | (self.when.names if self.when else frozenset())
+
+
+def check_declared(
+    parameters: Sequence[Parameter], constraints: Sequence[Constraint], facts: Env
+) -> None:
+    """Refuse names and values declared twice, and rules with names that nobody declares.
+
+    Raises:
+        InputError: of parameters and facts, two share a name; or a parameter has no values, or
+            one of them twice.
+        ExpressionError: a `when` or constraint uses an unknown name.
+    """
+    names: set[str] = set()
+    for parameter in parameters:
+        if parameter.name in names or parameter.name in facts:
+            raise InputError(f"the name {parameter.name!r} is declared twice")
+        if len(set(parameter.values)) < len(parameter.values) or not parameter.values:
+            raise InputError(f"{parameter.name} needs values, each of them once")
+        names.add(parameter.name)
+    known = [*names, *facts]
+    rules = [(p.when, f"{p.name}: when") for p in parameters if p.when]
+    rules += [(c.expression, c.origin or "constraint") for c in constraints]
+    rules += [(c.when, c.origin or "constraint") for c in constraints if c.when]
+    for rule, place in rules:
+        for name in sorted(rule.names - set(known)):
+            if name.startswith("device."):  # a fact of another kind of device: never judged
+                continue
+            raise ExpressionError(f"{place}: {rule.text!r}: {unknown_name(name, known)}")
 
 
 def base_of(parameter: Parameter) -> int:

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.space.constraints import Digits
+from tuner.space.constraints import MAX_PACKED, Digits
 
 __all__ = ["Listed"]
-
-MAX_KEY = 2**62  # so that packed digits are int64
 
 Ints = NDArray[np.int64]
 
@@ -27,7 +25,7 @@ class Listed:
     def __init__(self, rows: Digits, bases: Sequence[int]) -> None:
         self._bases = bases
         self._weights = None  # of each digit in a key; none where that is too long for int64
-        if math.prod(bases) <= MAX_KEY:
+        if math.prod(bases) <= MAX_PACKED:
             self._weights = np.array(
                 [math.prod(bases[i + 1 :]) for i in range(len(bases))], dtype=np.int64
             )

@@ -17,20 +17,21 @@ from typing import Protocol, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.errors import ExpressionError, InputError
+from tuner.errors import InputError
 from tuner.space.constraints import (
     Bools,
     Constraint,
     Digits,
     Parameter,
     base_of,
+    check_declared,
     condition_holds,
     digit_type,
     is_obeyed,
 )
 from tuner.space.emptiness import explain_nothing
 from tuner.space.enumeration import Walk
-from tuner.space.expression import Env, unknown_name
+from tuner.space.expression import unknown_name
 from tuner.space.listed import Listed
 from tuner.trial import Params, Value
 
@@ -91,7 +92,7 @@ class SearchSpace:
                 twice, conditions go round in a circle, nothing is feasible (with what each
                 constraint rejects), or it would take too long (with what to constrain).
         """
-        _check_declared(parameters, constraints, facts)
+        check_declared(parameters, constraints, facts)
         walk = Walk(parameters, constraints, facts)
         diagram = walk.run()
         if diagram is None:
@@ -403,24 +404,3 @@ def _by_condition(parameters: Sequence[Parameter]) -> list[Parameter]:
         order += ready or left
         left = [p for p in left if p not in order]
     return order
-
-
-def _check_declared(
-    parameters: Sequence[Parameter], constraints: Sequence[Constraint], facts: Env
-) -> None:
-    names: set[str] = set()
-    for parameter in parameters:
-        if parameter.name in names or parameter.name in facts:
-            raise InputError(f"the name {parameter.name!r} is declared twice")
-        if len(set(parameter.values)) < len(parameter.values) or not parameter.values:
-            raise InputError(f"{parameter.name} needs values, each of them once")
-        names.add(parameter.name)
-    known = [*names, *facts]
-    rules = [(p.when, f"{p.name}: when") for p in parameters if p.when]
-    rules += [(c.expression, c.origin or "constraint") for c in constraints]
-    rules += [(c.when, c.origin or "constraint") for c in constraints if c.when]
-    for rule, place in rules:
-        for name in sorted(rule.names - set(known)):
-            if name.startswith("device."):  # a fact of another kind of device: never judged
-                continue
-            raise ExpressionError(f"{place}: {rule.text!r}: {unknown_name(name, known)}")
