@@ -107,7 +107,18 @@ def test_every_template_is_told_apart_where_it_wins_and_under_the_roofline(reade
         ["wgmma_convert", "4", "4", "1604.1", "2342.6", "1.439"],
         ["triton", "3", "3", "1680.1", "3549.9", "1.507"],
     ]
-    by_name = {trace["name"]: trace for trace in figure(page, "roofline") if trace["trials"]}
+    traces = figure(page, "roofline")
+    # One definition: a floor of the progress figure is 100 % of a roof.
+    roofs = {
+        trace["name"]: max(trace["y"]) for trace in traces if trace["name"].startswith("roof")
+    }
+    floors = {trace["name"]: trace["y"][0] for trace in figure(page, "progress-trial")}
+    units = ("TF32 tensor cores", "float16 tensor cores")
+    assert set(roofs) == {f"roof of {unit}" for unit in units}
+    for unit in units:
+        at_floor = FLOPS / floors[f"floor of {unit}"] / 1e6
+        assert at_floor == pytest.approx(roofs[f"roof of {unit}"], rel=1e-6)
+    by_name = {trace["name"]: trace for trace in traces if trace["trials"]}
     counts = {name: len(trace["trials"]) for name, trace in by_name.items()}
     assert counts == {"library": 3, "triton": 3, "wgmma": 37, "wgmma_convert": 4}
     place = by_name["wgmma"]["trials"].index(46)

@@ -24,7 +24,7 @@ from tuner.review.parameters import (
     parallel_figure,
     parameter_figure,
 )
-from tuner.review.roofline import resource_figure, roofline_figure, roofs_of
+from tuner.review.roofline import resource_figure, roofline_figure
 from tuner.review.tables import parameter_names, pareto, resources_of, rms_of, value_words
 from tuner.review.timeline import spans_of, stage_figure, timeline_figure
 from tuner.review.words import count_words, number_words, us_words
@@ -215,13 +215,18 @@ def _roofline(facts: Facts, _: Mapping[str, float]) -> Chart:
         flops=flops,
         num_bytes=num_bytes,
         baseline_us=facts.number("baseline_us"),
+        precisions=[bound.precision for bound in facts.bounds()],
     )
     words = (
         f"Every correct trial at the problem's {flops / num_bytes:.3g} FLOP per byte, spread a "
         "little sideways."
     )
-    if roofs_of(facts.device, flops / num_bytes):
-        words += " Rates are the datasheet's; operands count once."
+    if facts.bounds():
+        words += (
+            " The roofs are of what the accuracy class allows, and are the floors of the progress "
+            "figure; a trial may stand above the roof of a unit that it does not use. Rates are "
+            "the datasheet's; operands count once."
+        )
     else:
         words += " No roof: this device's rates are not known."
     return Chart("roofline", label, words, figure)

@@ -48,6 +48,7 @@ def roofline_figure(
     flops: float,
     num_bytes: float,
     baseline_us: float | None,
+    precisions: Sequence[str] = tuple(UNITS),
 ) -> Any:
     """Draw every correct trial under the device's rooflines.
 
@@ -60,6 +61,7 @@ def roofline_figure(
         flops: the problem's operations; one fused multiply-add counts as two.
         num_bytes: the problem's operands, each counted once.
         baseline_us: PyTorch's own latency.
+        precisions: whose roofs are drawn, of `facts.UNITS`.
 
     Source: Williams, Waterman, Patterson, "Roofline", CACM 2009.
     """
@@ -68,7 +70,7 @@ def roofline_figure(
     intensity = flops / num_bytes
     figure = go.Figure()
     intensities = [intensity * 10 ** (i / 16 - 1.5) for i in range(49)]
-    for dash, name in zip(_DASHES, UNITS, strict=True):
+    for dash, name in zip(_DASHES, precisions, strict=False):
         roof = [roofs_of(device, x).get(name) for x in intensities]
         if all(roof):
             figure.add_scatter(
