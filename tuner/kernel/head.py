@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -31,6 +31,7 @@ __all__ = [
 FREE_NAMES = {"params", "op"}  # what every text may use beside its parameters
 FLOAT_ARGUMENTS = {"num_threads"}  # passed by name, known only when the call is made
 _FILE_NAME = {"cuda": ".cu.j2", "cpp": ".cpp.j2", "triton": ".triton.py.j2"}
+_M = TypeVar("_M", bound=BaseModel)
 
 
 # ---- the records ----------------------------------------------------------------------------
@@ -135,7 +136,7 @@ def read_op(path: Path, name: str) -> OpFile:
         TemplateError: with every error of the file.
     """
     text = read_text(path)
-    op: OpFile = _validated(OpFile, path, text)
+    op = _validated(OpFile, path, text)
     findings = Findings(path, text)
     _check_op(op, name, findings)
     findings.report()
@@ -163,7 +164,7 @@ def read_head(path: Path, op: OpFile) -> tuple[str, Head, str, Findings]:
             f"{path}: no head\n  expected: YAML between two lines of '---', then the text"
         )
     head_text = parts[0][3:]  # begins with a newline in place of the '---': lines are the file's
-    head: Head = _validated(Head, path, head_text)
+    head = _validated(Head, path, head_text)
     ending = _FILE_NAME[head.language]
     if not path.name.endswith(ending):
         raise TemplateError(
@@ -177,7 +178,7 @@ def read_head(path: Path, op: OpFile) -> tuple[str, Head, str, Findings]:
     return path.name.removesuffix(ending), head, body, findings
 
 
-def _validated(model: type[BaseModel], path: Path, text: str) -> Any:
+def _validated(model: type[_M], path: Path, text: str) -> _M:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -254,7 +255,6 @@ def _check_op(op: OpFile, name: str, findings: Findings) -> None:
     for number, output in enumerate(op.outputs):
         for dim in output.shape:
             findings.judge(["outputs", number, "shape"], str(dim), _run_time_sizes(op))
-    findings.report()
 
 
 def _run_time_sizes(op: OpFile) -> set[str]:
@@ -262,7 +262,11 @@ def _run_time_sizes(op: OpFile) -> set[str]:
 
 
 class Findings:
-    """What is wrong with one YAML text, each with its line."""
+    """What is wrong with one YAML text, each with its line.
+
+    Attributes:
+        lines: the messages until now; a reader of the text below the head adds its own.
+    """
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path

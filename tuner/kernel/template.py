@@ -59,6 +59,9 @@ class Template:
             filled: a value for every parameter.
             op: the operator's name.
             roots: the folders in which includes are looked up, in order.
+
+        Raises:
+            TemplateError: it does not render; names the file and line.
         """
         variables = {**filled, "params": dict(filled), "op": op}
         return rendered(self.path, self.body, roots, variables)
@@ -73,10 +76,13 @@ class Template:
         """Return what one call allocates and does, with all that is constant filled in.
 
         Args:
-            function: the operator's function, with its arguments and outputs as declared.
-            arguments: see `function`.
-            outputs: see `function`.
+            function: the operator's name in `torch.ops`.
+            arguments: of the call, in order; the shape of a tensor names the sizes.
+            outputs: of the call, in order; their shapes are expressions over sizes.
             constants: the parameters, and device facts.
+
+        Raises:
+            TemplateError: an expression cannot be read, or a condition needs what is not constant.
         """
 
         def filled(text: str | int | float) -> str:
