@@ -16,7 +16,7 @@ Ints = NDArray[np.int64]
 
 
 class Listed:
-    """Feasible configurations held as a list, in the order of declaration.
+    """Feasible configurations as a list, in the order of declaration; asked as a `Diagram` is.
 
     Attributes:
         digits: int (n, d), one row a configuration, read-only.
@@ -41,7 +41,7 @@ class Listed:
         return len(self.digits)
 
     def counts(self, column: int) -> Ints:
-        """Return how many configurations have each digit of a parameter."""
+        """Return how many configurations have each digit of a parameter, int64 (base,)."""
         return np.bincount(self.digits[:, column], minlength=self._bases[column])
 
     def rows(self, positions: Ints) -> Digits:

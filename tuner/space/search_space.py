@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from tuner.space.constraints import (
     is_obeyed,
 )
 from tuner.space.emptiness import explain_nothing
-from tuner.space.enumeration import Walk
+from tuner.space.enumeration import Diagram, Walk
 from tuner.space.expression import unknown_name
 from tuner.space.listed import Listed
 from tuner.trial import Params, Value
@@ -40,22 +40,6 @@ __all__ = ["SearchSpace"]
 MAX_LISTED = 2_000_000  # configurations held as a list; more are found through the diagram
 
 Ints = NDArray[np.int64]
-
-
-class _Set(Protocol):
-    """Feasible configurations by position."""
-
-    @property
-    def num_feasible(self) -> int: ...
-
-    def counts(self, column: int) -> Ints:
-        """Return how many configurations have each digit of a parameter."""
-
-    def rows(self, positions: Ints) -> Digits:
-        """Return the digits at `positions`, int (n, d)."""
-
-    def positions(self, rows: Ints) -> Ints:
-        """Return the positions of `rows`, -1 where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +59,7 @@ class SearchSpace:
     constraints: tuple[Constraint, ...]
     facts: Mapping[str, Value]
     rejections: Mapping[str, int]
-    _set: _Set = field(repr=False)
+    _set: Diagram | Listed = field(repr=False)
 
     @classmethod
     def build(
@@ -100,7 +84,7 @@ class SearchSpace:
         rejections: dict[str, int] = {}
         for constraint, count in zip(constraints, walk.rejected, strict=True):
             rejections[constraint.why] = rejections.get(constraint.why, 0) + round(count)
-        found: _Set = diagram
+        found: Diagram | Listed = diagram
         if diagram.num_feasible <= MAX_LISTED:
             bases = [base_of(parameter) for parameter in parameters]
             found = Listed(diagram.all_rows(), bases)
