@@ -1,10 +1,11 @@
 """Draw the two pictures of docs/search.md from what `benchmarks.search` wrote.
 
-    python -m benchmarks.search_figures --spaces DIR --to docs OUT...
+    python -m benchmarks.search_figures --spaces DIR --to docs [--sure STOP] OUT...
 
 `search_progress.svg`: how far the best so far is above the optimum, median over all searches of
 all spaces, by evaluations and sampler. `search_sure.svg`: how often the best was within 5 % of the
-optimum (up) where the search had said so with a probability (across); needs `--stop`.
+optimum (up) where the search had said so with a probability (across), from STOP (or the first
+OUT), which was written with `--stop`.
 """
 
 from __future__ import annotations
@@ -122,6 +123,7 @@ def main() -> None:
     parser.add_argument("--spaces", type=Path, required=True, metavar="DIR")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR")
     parser.add_argument("--budget", type=int, default=300)
+    parser.add_argument("--sure", type=Path, metavar="STOP")
     parser.add_argument("files", type=Path, nargs="+", metavar="OUT")
     options = parser.parse_args()
     loaded = [read_recording(path) for path in sorted(options.spaces.glob("*.json.gz"))]
@@ -131,7 +133,8 @@ def main() -> None:
         runs |= json.loads(path.read_text())["runs"]
     progress = _progress(recordings, runs, options.budget)
     (options.to / "search_progress.svg").write_text(progress)
-    cold = {"surrogate": runs["surrogate"]}
+    judged = runs if options.sure is None else json.loads(options.sure.read_text())["runs"]
+    cold = {"surrogate": judged["surrogate"]}
     (options.to / "search_sure.svg").write_text(_sure(recordings, cold, options.budget))
 
 

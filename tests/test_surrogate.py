@@ -256,7 +256,7 @@ def family_us(params: Params) -> float:
 
 def test_a_small_family_that_is_good_at_once_does_not_hide_a_better_one():
     space = families()
-    for seed in range(5):
+    for seed in (1, 6, 8):  # the slowest of ten
         study = study_of(space, seed)
         for name in ("library", "simple", "convert", "triton"):  # as a run enqueues defaults
             some = [p for p in space.feasible if p["template"] == name]
