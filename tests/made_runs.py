@@ -1,10 +1,12 @@
-"""Made-up runs of a made-up operator, as many and as large as a test wants."""
+"""Small runs with known times, as many and as long as a test wants; `full_runs` has one of all."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from full_runs import REASONS, environment, probe
 
 from tuner.run import Run, create_run
 from tuner.trial import (
@@ -15,7 +17,6 @@ from tuner.trial import (
     KernelResources,
     Measurement,
     Outcome,
-    ProbeResult,
     Result,
     Status,
     Trial,
@@ -24,37 +25,30 @@ from tuner.trial import (
 
 CONFIG = "problem: {op: gemm}\nspace: {block_m: [64, 128]}\nmeasure: {max_noise: 0.5%}\n"
 BASELINE_US = 3000.0
-REASON = 'source.cu(12): error: identifier "foo" is undefined'
+REASON = REASONS[Status.COMPILE]
 
 
 def facts(**changes: object) -> dict[str, object]:
-    """An `environment.json`."""
-    return {
-        "tuner": "0.1.0",
-        "device": {"kind": "cuda", "index": 0, "name": "NVIDIA H200", "memory_bytes": 1 << 37},
-        "device_name": "NVIDIA H200",
+    """An `environment.json`: that of the full runs, of a smaller operator."""
+    small = {
         "machine": {"driver": "580.1", "torch": "2.13"},
         "toolchain": "nvcc 13.0",
         "op": "gemm",
         "title": "Gemm + Scale",
         "sizes": {"batch": 1024, "features": 8192},
-        "accuracy": "float32",
         "flops": 2e9,
         "bytes": 1e8,
         "num_feasible": 20_000,
         "baseline_us": BASELINE_US,
-        "baseline_noise": 0.002,
         "config_folder": "/nowhere",
         "overrides": {},
         "command": "tune --config gemm.yaml",
-        "started_at": "2026-01-02T03:04:05+00:00",
-        **changes,
     }
+    return environment(**{**small, **changes})
 
 
 def accepted() -> Check:
-    probes = (ProbeResult("as given", 2e-7, 1e-5, 1e-7, 1e-5, True),)
-    return Check(True, "float32", "", probes, is_thorough=True)
+    return Check(True, "float32", "", (probe("as given"),), is_thorough=True)
 
 
 def trial(number: int, latency_us: float | None = None, **params: object) -> Trial:
