@@ -134,8 +134,8 @@ class _Kernel:
         self.num_parameters = len(encoding.sizes)
         self.num_priors = num_priors
         parts = [
-            (self.num_parameters, 1.0, 1.0),  # the whole range: smooth until shown otherwise
-            (self.num_parameters, 0.2, 1.2),
+            (self.num_parameters, 1.2, 0.6),  # the whole range: smooth until shown otherwise
+            (self.num_parameters, 0.15, 0.7),
             (1, 0.7, 1.0),
             (1, 0.3, 1.0),
             (num_priors, 0.3, 1.5),
