@@ -15,7 +15,8 @@ from full_runs import (
 
 from tuner.review.facts import Facts
 from tuner.review.report import parts_of
-from tuner.review.summary import Summary, format_summary, outlook_words, summary, summary_of
+from tuner.review.summary import Summary, format_summary, summary, summary_of
+from tuner.review.words import outlook_words
 from tuner.run import Run
 from tuner.trial import Compiled, Interval
 

@@ -9,8 +9,6 @@ ask, `shelf` what may be read, `launch` what may be started.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import hashlib
 import json
 import secrets
 import socket
@@ -23,7 +21,6 @@ from typing import Any, TypeVar
 
 import anyio.to_thread
 import uvicorn
-from jinja2 import ChoiceLoader, FileSystemLoader
 from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -44,14 +41,11 @@ from tuner.review.launch import Launcher
 from tuner.review.live import LivePages
 from tuner.review.optuna_view import Studies, optuna_app
 from tuner.review.report import (
-    PAGE_DIR,
     SCRIPTS,
     json_markup,
-    page_environment,
-    script,
-    styles,
 )
 from tuner.review.shelf import Shelf, Shown
+from tuner.review.site import asset, rendered, warm_up
 from tuner.review.summary import trial_words
 from tuner.review.versus import Comparison, compare_runs, confidence_words, lettered
 from tuner.review.words import params_words, percent_words, us_words
@@ -66,9 +60,6 @@ TRIED_PORTS = 20  # from the default one on, where it is taken
 LOOK_S = 0.5  # between two looks at the runs' files
 PING_S = 15.0  # so that a connection that is gone is noticed
 GRACE_S = 2  # for requests in flight, at the end
-
-WEB_DIR = Path(__file__).parent / "web"
-WEB_SCRIPTS = ("site.js", "runs.js", "live.js", "compare.js")
 
 
 class Dashboard:
@@ -94,7 +85,7 @@ class Dashboard:
 
         @asynccontextmanager
         async def lifespan(_: Starlette) -> AsyncIterator[None]:
-            Thread(target=_warm_up, daemon=True).start()
+            Thread(target=warm_up, daemon=True).start()
             yield
             self.num_stopped = self.launcher.close()
 
@@ -126,9 +117,7 @@ class Dashboard:
     # ---- pages ------------------------------------------------------------------------------
 
     def _rendered(self, template: str, **values: Any) -> Response:
-        page = _templates().get_template(template)
-        text = page.render(key=self._key, asset=_asset_path, folder=self.shelf.folder, **values)
-        return HTMLResponse(text.encode("utf-8", "replace"))
+        return HTMLResponse(rendered(template, key=self._key, folder=self.shelf.folder, **values))
 
     async def _list(self, request: Request) -> Response:
         return self._rendered("runs.html.j2", configs=self.launcher.configs())
@@ -370,6 +359,14 @@ async def _words_of(request: Request) -> dict[str, str]:
     return data
 
 
+async def _asset(request: Request) -> Response:
+    found = asset(request.path_params["name"])
+    if found is None:
+        return PlainTextResponse("no such asset\n", 404)
+    keep = {"cache-control": "private, max-age=31536000, immutable"}
+    return Response(found[0], media_type=found[1], headers=keep)
+
+
 async def _said(request: Request, error: TunerError) -> Response:
     """Answer with a failure's own words."""
     code = 404 if isinstance(error, InputError) and request.method == "GET" else 409
@@ -412,47 +409,3 @@ def _curves(found: Comparison) -> list[dict[str, Any]]:
 
 def _finite(value: float) -> float | None:
     return value if value < float("inf") else None
-
-
-# ---- templates and assets -------------------------------------------------------------------
-
-
-def _warm_up() -> None:
-    """Make what every first page needs before anybody asks for it: about 0.2 s."""
-    for name in _assets():
-        _asset_path(name)
-    for name in ("runs.html.j2", "run.html.j2"):
-        _templates().get_template(name)
-    page_environment().get_template("parts.html.j2")
-
-
-@functools.cache
-def _templates() -> Any:
-    environment = page_environment()
-    loader = ChoiceLoader([FileSystemLoader(WEB_DIR), FileSystemLoader(PAGE_DIR)])
-    return environment.overlay(loader=loader)
-
-
-@functools.cache
-def _assets() -> Mapping[str, tuple[bytes, str]]:
-    """Return every file that pages load, by name: its bytes and its media type."""
-    css = f"{styles()}\n{(WEB_DIR / 'site.css').read_text(encoding='utf-8')}"
-    texts = {name: (WEB_DIR / name).read_text(encoding="utf-8") for name in WEB_SCRIPTS}
-    texts |= {name: str(script(name)) for name in SCRIPTS}
-    found = {name: (text.encode(), "text/javascript") for name, text in texts.items()}
-    return {**found, "site.css": (css.encode(), "text/css")}
-
-
-@functools.cache
-def _asset_path(name: str) -> str:
-    """Return the address of an asset, which changes with what it holds."""
-    digest = hashlib.sha256(_assets()[name][0]).hexdigest()[:16]
-    return f"/assets/{name}?v={digest}"
-
-
-async def _asset(request: Request) -> Response:
-    found = _assets().get(request.path_params["name"])
-    if found is None:
-        return PlainTextResponse("no such asset\n", 404)
-    keep = {"cache-control": "private, max-age=31536000, immutable"}
-    return Response(found[0], media_type=found[1], headers=keep)

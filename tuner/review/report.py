@@ -24,10 +24,11 @@ from markupsafe import Markup
 from tuner.review.charts import charts_of, figure_data
 from tuner.review.facts import Facts
 from tuner.review.sources import code_styles, highlighted, packed_sources, winner_source
-from tuner.review.summary import Summary, error_ratio, outlook_words, summary_of, trial_words
+from tuner.review.summary import Summary, error_ratio, summary_of, trial_words
 from tuner.review.tables import Column, contest, failures, strategies, trial_columns
 from tuner.review.timeline import stages_of, workers_of
 from tuner.review.words import (
+    outlook_words,
     params_words,
     percent_words,
     ratio_words,

@@ -14,6 +14,7 @@ from tuner.review.words import (
     NONE,
     count_words,
     number_words,
+    outlook_words,
     params_words,
     percent_words,
     ratio_words,
@@ -28,7 +29,6 @@ __all__ = [
     "Summary",
     "error_ratio",
     "format_summary",
-    "outlook_words",
     "summary",
     "summary_of",
     "trial_words",
@@ -379,20 +379,6 @@ def trial_words(s: Summary) -> str:
     of = f" of {s.num_feasible:,} feasible" if s.num_feasible is not None else ""
     counts = ", ".join(f"{count:,} {status}" for status, count in s.counts.items())
     return f"{s.num_trials:,}{of}" + (f": {counts}" if counts else "")
-
-
-def outlook_words(outlook: Outlook | None) -> str:
-    """Return what the rest of a search is expected to bring; empty where it is not known."""
-    if outlook is None:
-        return ""
-    sure = ", ".join(
-        f"{100 * float(share):.3g} %: {100 * chance:.0f} %"
-        for share, chance in sorted(outlook.within.items(), key=lambda pair: float(pair[0]))
-    )
-    return (
-        f"{100 * outlook.improvement:.2g} % expected; chance that the best is within {sure} "
-        f"(after {outlook.number} trials)"
-    )
 
 
 def _wrapped(text: str, label: str, max_lines: int) -> list[str]:

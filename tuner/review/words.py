@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from tuner.run import Outlook
 from tuner.trial import Trial
 
 __all__ = [
     "NONE",
     "count_words",
     "number_words",
+    "outlook_words",
     "params_words",
     "percent_words",
     "ratio_words",
@@ -72,3 +74,17 @@ def relative_path(path: str, folder: Path) -> str:
     """Return a path as seen from a folder, or as it is where it lies outside."""
     whole = Path(path)
     return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else path
+
+
+def outlook_words(outlook: Outlook | None) -> str:
+    """Return what the rest of a search is expected to bring; empty where it is not known."""
+    if outlook is None:
+        return ""
+    sure = ", ".join(
+        f"{100 * float(share):.3g} %: {100 * chance:.0f} %"
+        for share, chance in sorted(outlook.within.items(), key=lambda pair: float(pair[0]))
+    )
+    return (
+        f"{100 * outlook.improvement:.2g} % expected; chance that the best is within {sure} "
+        f"(after {outlook.number} trials)"
+    )

@@ -131,7 +131,8 @@
     const speed = run.speedup === null ? "" : `, best ${run.is_proved ? "" : "so far "}${site.ratio(run.speedup)}`;
     byId("state").textContent = run.state;
     byId("state").className = `state ${run.state}`;
-    byId("told").textContent = `${run.num_trials.toLocaleString("en-US")} trials${speed}`;
+    byId("told").textContent =
+      `${run.num_trials.toLocaleString("en-US")} ${run.num_trials === 1 ? "trial" : "trials"}${speed}`;
     byId("stop").hidden = !job?.is_alive;
     byId("stop").textContent = job?.num_stops ? "Stop at once" : "Stop";
     const resume = byId("resume");
