@@ -206,7 +206,8 @@ def progress_figure(
     if correct:
         best = _running_best(trials)
         xs = [place(t) for t, _ in best]
-        traces.append(_line(xs, [us for _, us in best], "best so far", BEST, "solid"))
+        line = _line(xs, [us for _, us in best], "best so far", BEST, "solid")
+        traces.append({**line, "hoverinfo": "skip"})  # its corners are trials, which say more
     ends = [min(places), max(places)]
     levels = {
         "PyTorch (baseline)": (baseline_us, "dash"),
