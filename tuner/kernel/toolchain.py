@@ -13,13 +13,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from tuner.errors import ToolchainError
+from tuner.machine.host import find_host_compiler, find_nvcc
 from tuner.trial import Language, content_key
 
 __all__ = ["CPP_FLAGS", "CUDA_FLAGS", "SOURCE_NAMES", "Toolchain"]
@@ -97,8 +98,8 @@ class Toolchain:
             ToolchainError: a compiler is missing, does not run, or is too old for the GPU; the
                 message says what to install.
         """
-        host = _first_program([os.environ.get("CXX", ""), "g++", "c++", "clang++"])
-        nvcc = _find_nvcc() if kind == "cuda" else None
+        host = find_host_compiler()
+        nvcc = find_nvcc() if kind == "cuda" else None
         flags: tuple[str, ...] = CUDA_FLAGS
         if kind == "cuda":
             if capability is None:
@@ -113,7 +114,7 @@ class Toolchain:
             versions=tuple((path, _version(path)) for path in (host, nvcc) if path),
             variables=tuple((v, os.environ[v]) for v in _OBEYED if v in os.environ),
             cpu=_describe_cpu(),
-            demangler=_first_program(["c++filt", "cu++filt"]),
+            demangler=shutil.which("c++filt") or shutil.which("cu++filt"),
             triton=_triton_version(),
         )
         for language in languages if languages is not None else [_NATIVE[kind]]:
@@ -192,17 +193,6 @@ except SyntaxError as error:
 except (ValueError, RecursionError, MemoryError) as error:
     sys.exit(f"{name}: error: {type(error).__name__}: {error}")
 """
-
-
-def _first_program(names: Sequence[str]) -> str | None:
-    found = (shutil.which(name) for name in names if name)
-    return next((path for path in found if path), None)
-
-
-def _find_nvcc() -> str | None:
-    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    at_roots = [str(Path(root, "bin", "nvcc")) for root in roots if root]
-    return _first_program([*at_roots, "nvcc", "/usr/local/cuda/bin/nvcc"])
 
 
 def _gencode(capability: int) -> str:

@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.machine.device import Device
-from tuner.machine.host import ask_program, cpu_name, driver_version, simd_bits, usable_cores
+from tuner.machine.host import (
+    ask_program,
+    cpu_name,
+    driver_version,
+    find_host_compiler,
+    find_nvcc,
+    simd_bits,
+    usable_cores,
+)
 
 __all__ = ["Finding", "doctor", "environment"]
 
@@ -33,15 +41,6 @@ class Finding:
     is_ok: bool
     detail: str
     remedy: str = ""
-
-
-def _find_compiler() -> str | None:
-    return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-
-
-def _find_nvcc() -> str | None:
-    usual = Path("/usr/local/cuda/bin/nvcc")
-    return shutil.which("nvcc") or (str(usual) if usual.is_file() else None)
 
 
 def _nvcc_release(nvcc: str) -> str | None:
@@ -77,7 +76,7 @@ def environment(device: Device) -> dict[str, str]:
     """
     import torch
 
-    compiler, nvcc = _find_compiler(), _find_nvcc()
+    compiler, nvcc = find_host_compiler(), find_nvcc()
     first_line = ask_program([compiler, "--version"]).text.splitlines()[:1] if compiler else []
     found: dict[str, str | None] = {
         "device": device.name,
@@ -129,7 +128,7 @@ def doctor(folder: Path | None = None) -> list[Finding]:
     Args:
         folder: where runs will be written, for the disk space; the current one if None.
     """
-    compiler = _find_compiler()
+    compiler = find_host_compiler()
     return [
         _python_headers(),
         _compiler_finding(compiler),
@@ -197,7 +196,7 @@ def _nvcc_finding() -> Finding:
 
     wanted = torch.version.cuda
     remedy = f"install the CUDA toolkit{f' {wanted}' if wanted else ''}, with nvcc on the PATH"
-    nvcc = _find_nvcc()
+    nvcc = find_nvcc()
     if nvcc is None:
         return Finding("nvcc", False, "not found: only CPU and Triton templates", remedy)
     release = _nvcc_release(nvcc)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ __all__ = [
     "cpu_cache_bytes",
     "cpu_name",
     "driver_version",
+    "find_host_compiler",
+    "find_nvcc",
     "simd_bits",
     "usable_cores",
     "usable_memory_bytes",
@@ -57,6 +60,23 @@ def _read(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def _first_program(*names: str | None) -> str | None:
+    found = (shutil.which(name) for name in names if name)
+    return next((path for path in found if path), None)
+
+
+def find_host_compiler() -> str | None:
+    """Return the path of the C++ compiler, None where none is; PyTorch tries the first two."""
+    return _first_program(os.environ.get("CXX"), "c++", "g++", "clang++")
+
+
+def find_nvcc() -> str | None:
+    """Return the path of nvcc: of $CUDA_HOME or $CUDA_PATH, on PATH, or where it usually is."""
+    roots = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
+    at_roots = (str(Path(root, "bin", "nvcc")) for root in roots if root)
+    return _first_program(*at_roots, "nvcc", "/usr/local/cuda/bin/nvcc")
 
 
 def driver_version() -> str:
