@@ -34,8 +34,10 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from tuner.search.bayesian import JUDGE_EVERY
+from tuner.search.drawn import distributions, params_of
 from tuner.search.recorded import Recording, read_recording
-from tuner.search.samplers import JUDGE_EVERY, distributions, make_sampler, params_of
+from tuner.search.samplers import make_sampler
 from tuner.search.score import Yardstick
 from tuner.search.transfer import Source
 

@@ -17,9 +17,9 @@ import optuna
 import pytest
 
 from tuner.errors import InputError
+from tuner.search.drawn import CENSORED
 from tuner.search.recorded import read_recording
 from tuner.search.replay import format_replays, replay
-from tuner.search.samplers import CENSORED
 from tuner.search.score import Yardstick
 
 

@@ -11,15 +11,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from tuner.errors import InputError
-from tuner.search.samplers import (
-    ABSENT,
-    SAMPLERS,
-    SpaceExhausted,
-    distributions,
-    encoded,
-    make_sampler,
-    params_of,
-)
+from tuner.search.drawn import ABSENT, distributions, encoded, params_of
+from tuner.search.samplers import SAMPLERS, SpaceExhausted, make_sampler
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
 from tuner.space.search_space import SearchSpace

@@ -13,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from tuner.search import study as room
-from tuner.search.samplers import ABSENT, encoded
+from tuner.search.drawn import ABSENT, encoded
 from tuner.search.study import SearchBudget, search
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression

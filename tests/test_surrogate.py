@@ -12,18 +12,13 @@ import pytest
 from optuna.trial import TrialState
 
 from tuner.errors import InputError
+from tuner.search.bayesian import JUDGE_EVERY
+from tuner.search.covariance import Encoding
+from tuner.search.drawn import CENSORED, distributions, encoded, params_of
 from tuner.search.recorded import read_recording
-from tuner.search.samplers import (
-    CENSORED,
-    JUDGE_EVERY,
-    FeasibleSampler,
-    distributions,
-    encoded,
-    make_sampler,
-    params_of,
-)
+from tuner.search.samplers import FeasibleSampler, make_sampler
 from tuner.search.score import Yardstick
-from tuner.search.surrogate import Encoding, Known, Surrogate
+from tuner.search.surrogate import Known, Surrogate
 from tuner.search.transfer import Source
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression

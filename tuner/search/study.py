@@ -26,14 +26,9 @@ from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.search.samplers import (
-    CENSORED,
-    JUDGE_EVERY,
-    distributions,
-    encoded,
-    make_sampler,
-    params_of,
-)
+from tuner.search.bayesian import JUDGE_EVERY
+from tuner.search.drawn import CENSORED, distributions, encoded, params_of
+from tuner.search.samplers import make_sampler
 from tuner.search.surrogate import Remaining
 from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace

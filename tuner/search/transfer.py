@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from tuner.errors import InputError
-from tuner.search.surrogate import Encoding, Known, Remaining, Surrogate
+from tuner.search.covariance import Encoding
+from tuner.search.surrogate import Known, Remaining, Surrogate
 from tuner.space.search_space import SearchSpace
 
 __all__ = ["Expectation", "Informed", "Source"]

@@ -1,0 +1,117 @@
+"""Which of the untried feasible configurations is next, without a model of our own.
+
+Random    any of them
+Grid      the first of them
+Inner     what an Optuna sampler draws, or the nearest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Protocol
+
+import numpy as np
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from tuner.search.drawn import decoded, distributions
+from tuner.space.search_space import SearchSpace
+from tuner.trial import Value
+
+__all__ = ["Grid", "Inner", "Proposer", "Random"]
+
+MAX_DRAWS = 10  # of the inner sampler, before the nearest feasible configuration is taken
+MAX_NEAR = 100_000  # configurations looked at for the nearest; 0.3 s to unpack, once
+
+
+class Proposer(Protocol):
+    """Chooses the next configuration."""
+
+    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+        """Return a position in `space.feasible` that is not in `tried`; there is one."""
+
+
+class Random:
+    """Any untried configuration, all of them equally likely."""
+
+    def __init__(self, space: SearchSpace, seed: int) -> None:
+        self._num_feasible = space.num_feasible
+        self._rng = np.random.default_rng(seed)
+
+    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+        """Return the position to try next."""
+        if len(tried) * 2 > self._num_feasible:
+            left = [i for i in range(self._num_feasible) if i not in tried]
+            return left[int(self._rng.integers(len(left)))]
+        while (position := int(self._rng.integers(self._num_feasible))) in tried:
+            pass
+        return position
+
+
+class Grid:
+    """The first untried configuration, in the order of declaration."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        self._num_feasible = space.num_feasible
+
+    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+        """Return the position to try next."""
+        return next(position for position in range(self._num_feasible) if position not in tried)
+
+
+class Inner:
+    """What an Optuna sampler draws jointly; a random configuration while it draws nothing.
+
+    A draw that is infeasible or tried is drawn again, `MAX_DRAWS` times; then the untried
+    feasible configuration with the fewest parameters different from the last draw is taken,
+    a random one of several.
+    """
+
+    def __init__(self, space: SearchSpace, inner: BaseSampler, seed: int) -> None:
+        self._space = space
+        self._inner = inner
+        self._random = Random(space, seed)
+        self._rng = np.random.default_rng([seed, 1])
+        self._drawable = {
+            name: distribution
+            for name, distribution in distributions(space).items()
+            if not distribution.single()
+        }
+        self._near: tuple[np.ndarray, np.ndarray] | None = None
+
+    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+        """Return the position to try next."""
+        fixed = {p.name: p.values[0] for p in self._space.parameters if len(p.values) == 1}
+        drawn: dict[str, Value] = {}
+        for _ in range(MAX_DRAWS):
+            draw = self._inner.sample_relative(study, trial, self._drawable)
+            if not draw:
+                return self._random.propose(study, trial, tried)
+            drawn = {**fixed, **draw}
+            params = self._space.complete(decoded(drawn, self._space))
+            position = None if params is None else self._space.index(params)
+            if position is not None and position not in tried:
+                return position
+        return self._nearest(drawn, tried)
+
+    def _nearest(self, drawn: Mapping[str, Value], tried: Set[int]) -> int:
+        """Return the untried position with the smallest Hamming distance from `drawn`."""
+        positions, rows = self._candidates()
+        is_untried = ~np.isin(positions, list(tried))
+        if not is_untried.any():  # all that is looked at is tried, but not all there is
+            return next(i for i in range(self._space.num_feasible) if i not in tried)
+        point = [
+            p.values.index(drawn[p.name]) if drawn[p.name] in p.values else len(p.values)
+            for p in self._space.parameters
+        ]
+        distances = np.where(is_untried, (rows != np.array(point)).sum(axis=1), len(point) + 1)
+        nearest = np.flatnonzero(distances == distances.min())
+        return int(positions[nearest[int(self._rng.integers(len(nearest)))]])
+
+    def _candidates(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return positions and, a row each, the coordinates of their configurations."""
+        if self._near is None:
+            positions = np.sort(self._space.sample(MAX_NEAR, self._rng))
+            self._near = positions, self._space.rows(positions)
+        return self._near
