@@ -338,8 +338,8 @@ def test_the_winner_can_be_exported_again_to_another_place(life, tmp_path):
 
 
 def test_another_toolchain_is_refused_unless_told(life, tmp_path):
-    fake = tmp_path / "g++"
-    fake.write_text("#!/bin/sh\necho 'g++ (another) 1.2.3'\n")
+    fake = tmp_path / "c++"
+    fake.write_text("#!/bin/sh\necho 'c++ (another) 1.2.3'\n")
     fake.chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CXX": ""}
     said = tune("--resume", life.run.path, cwd=tmp_path, env=env)
