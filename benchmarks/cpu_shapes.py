@@ -38,7 +38,8 @@ measure: {{num_finalists: 1, num_processes: 4}}
 """
 
 SHAPES = (
-    Shape(8192, 64, 1024, "the quickstart: output-bound"),
+    Shape(4096, 64, 1024, "the quickstart: output-bound"),
+    Shape(8192, 64, 1024, "tall: page faults of fresh outputs"),
     Shape(16384, 128, 512, "tall"),
     Shape(4096, 512, 1024, "a usual layer"),
     Shape(1024, 2048, 1024, "mostly GEMM"),

@@ -344,7 +344,7 @@ def test_another_toolchain_is_refused_unless_told(life, tmp_path):
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CXX": ""}
     said = tune("--resume", life.run.path, cwd=tmp_path, env=env)
     assert said.code == 3 and "this is another machine than the run's" in said.err
-    assert "g++ (another) 1.2.3 now" in said.err and "--any-machine" in said.err
+    assert "c++ (another) 1.2.3 now" in said.err and "--any-machine" in said.err
 
 
 # ---- Ctrl-C ---------------------------------------------------------------------------------
