@@ -34,6 +34,9 @@ from tuner.run import Run, create_run, open_run
 from tuner.search.recorded import read_recording
 from tuner.trial import Check, Finalist, Interval, Result, Status, Trial, to_json
 
+# The life that most tests look at tunes three times: 160 s on two cores, 270 s on busy ones.
+pytestmark = pytest.mark.timeout(900)
+
 # Fast to compile, and of four machine codes: salt stands in a comment alone. In the order of the
 # grid; the first trial is the default, ok.
 MODES = ["ok", "prints", *BAD]
