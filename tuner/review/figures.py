@@ -31,6 +31,7 @@ __all__ = [
     "HOVER_SPANS",
     "MAX_POINTS",
     "accuracy_figure",
+    "baseline_point",
     "hover_words",
     "log_axis",
     "outlook_figure",
@@ -87,6 +88,20 @@ def template_marks(trials: Sequence[Trial]) -> dict[str, tuple[str, str]]:
     """Return each template's colour and mark; the ninth template has the first's again."""
     names = dict.fromkeys(trial.template for trial in trials)
     return {name: _TEMPLATE_MARKS[i % len(_TEMPLATE_MARKS)] for i, name in enumerate(names)}
+
+
+def baseline_point(x: float, y: float, told: str, *, symbol: str, size: int) -> dict[str, Any]:
+    """Return the trace of PyTorch's own point; `told` stands in its hover text."""
+    line = {"width": 3, "color": BASELINE}
+    return {
+        "x": [x],
+        "y": [y],
+        "mode": "markers",
+        "name": "PyTorch (baseline)",
+        "marker": {"color": BASELINE, "symbol": symbol, "size": size, "line": line},
+        "hovertext": [f"PyTorch: {told}"],
+        "hoverinfo": "text",
+    }
 
 
 def trial_points(
@@ -337,20 +352,9 @@ def accuracy_figure(trials: Sequence[Trial], baseline_us: float | None) -> Any:
     )
     first = next((t.outcome.check.probes[0] for t in known if t.outcome.check), None)
     if first is not None and first.baseline_rms_rel > 0 and baseline_us:
-        figure.add_scatter(
-            x=[baseline_us],
-            y=[first.baseline_rms_rel],
-            mode="markers",
-            name="PyTorch (baseline)",
-            marker={
-                "color": BASELINE,
-                "symbol": "x-thin",
-                "size": 14,
-                "line": {"width": 3, "color": BASELINE},
-            },
-            hovertext=[f"PyTorch: {us_words(baseline_us)}, {first.baseline_rms_rel:.2e}"],
-            hoverinfo="text",
-        )
+        told = f"{us_words(baseline_us)}, {first.baseline_rms_rel:.2e}"
+        point = (baseline_us, first.baseline_rms_rel)
+        figure.add_scatter(**baseline_point(*point, told, symbol="x-thin", size=14))
     times, errors = [latency_us_of(t) for t in known], [rms_of(t) or 0.0 for t in known]
     figure.update_xaxes(title_text="latency in µs", **log_axis([*times, baseline_us or 0.0]))
     style = {"tickformat": ".1e", "title_text": "relative rms error"}

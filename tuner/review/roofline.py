@@ -10,8 +10,8 @@ from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
 from tuner.review.facts import UNITS, correct_trials, latency_us_of
 from tuner.review.figures import (
-    BASELINE,
     FLOOR,
+    baseline_point,
     log_axis,
     plotly_text,
     template_marks,
@@ -93,20 +93,8 @@ def roofline_figure(
             figure.add_scatter(**trial_points(group, xs, ys, template, marker=marker))
     if baseline_us:
         tflops = flops / baseline_us / 1e6
-        figure.add_scatter(
-            x=[intensity],
-            y=[tflops],
-            mode="markers",
-            name="PyTorch (baseline)",
-            marker={
-                "color": BASELINE,
-                "symbol": "line-ew",
-                "size": 40,
-                "line": {"width": 3, "color": BASELINE},
-            },
-            hovertext=[f"PyTorch: {us_words(baseline_us)}, {tflops:.3g} TFLOPS"],
-            hoverinfo="text",
-        )
+        told = f"{us_words(baseline_us)}, {tflops:.3g} TFLOPS"
+        figure.add_scatter(**baseline_point(intensity, tflops, told, symbol="line-ew", size=40))
     ends = [math.log10(intensities[0]), math.log10(intensities[-1])]
     axis = log_axis([intensities[0], intensities[-1]], range=ends)
     figure.update_xaxes(title_text="FLOP per byte of operands", **axis)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -132,24 +133,23 @@ def search(
     Returns:
         Why it ended, in words.
     """
+    loop = partial(
+        _loop,
+        space=space,
+        evaluator=evaluator,
+        budget=budget,
+        previous=previous,
+        record=record,
+        should_stop=should_stop,
+        on_remaining=on_remaining,
+    )
     with _quiet_optuna():
         store = _Journal(journal) if journal else None
         study = _new_study(store, space, sampler, seed, sources)
         for params in first:
             study.enqueue_trial(encoded(params, space))
         try:
-            return _loop(
-                study,
-                store,
-                space,
-                evaluator,
-                budget,
-                previous,
-                previous,
-                record,
-                should_stop,
-                on_remaining,
-            )
+            return loop(study, store, replayed=previous)
         except _Diverged:  # more builders than then, an edited template, an older tuner's run
             store = _Journal(journal) if journal else None
             study = _new_study(store, space, sampler, seed + len(previous), sources)
@@ -158,18 +158,7 @@ def search(
             for params in first:
                 if params not in tried:
                     study.enqueue_trial(encoded(params, space))
-            return _loop(
-                study,
-                store,
-                space,
-                evaluator,
-                budget,
-                previous,
-                (),
-                record,
-                should_stop,
-                on_remaining,
-            )
+            return loop(study, store, replayed=())
 
 
 @contextmanager
@@ -188,6 +177,7 @@ def _quiet_optuna() -> Iterator[None]:
 def _loop(
     study: optuna.Study,
     store: _Journal | None,
+    *,
     space: SearchSpace,
     evaluator: Evaluator[P],
     budget: SearchBudget,
