@@ -74,6 +74,11 @@ class Server:
 
     def post(self, path: str, words: object, **changes: str | None) -> tuple[int, str]:
         """POST as the pages do, but for headers that are changed, or left out where None."""
+        status, text, _ = self.ask(path, "POST", self.of_a_page(**changes), json.dumps(words))
+        return status, text
+
+    def of_a_page(self, **changes: str | None) -> dict[str, str]:
+        """Return the headers of a page's POST, but for those that are changed, or None."""
         headers = {
             "Cookie": self.cookie,
             "Origin": self.url,
@@ -82,9 +87,7 @@ class Server:
             "Content-Type": "application/json",
             **{name.replace("_", "-"): value for name, value in changes.items()},
         }
-        given = {name: value for name, value in headers.items() if value is not None}
-        status, text, _ = self.ask(path, "POST", given, json.dumps(words))
-        return status, text
+        return {name: value for name, value in headers.items() if value is not None}
 
 
 def serving(folder: Path, *options: object) -> Server:
@@ -248,11 +251,19 @@ def test_a_request_of_another_page_is_refused(server):
         {"Sec_Fetch_Site": "same-site"},
         {"Origin": None, "Sec_Fetch_Site": None},
         {"Host": "evil.example"},
-        {"Transfer_Encoding": "chunked", "Content_Length": "1e9"},
     ],
 )
 def test_a_post_that_is_not_the_pages_own_starts_nothing(server, changes):
     status, _ = server.post("/start", {"config": "tiny.yaml"}, **changes)
+    assert status in (400, 403, 413)
+    assert psutil.Process(server.process.pid).children() == []
+
+
+def test_a_post_of_two_lengths_is_refused_by_its_head(server):
+    # Only the head is sent: a body that meets the closed socket would reset the connection,
+    # sometimes before the answer is read.
+    headers = server.of_a_page(Transfer_Encoding="chunked", Content_Length="1e9")
+    status, _, _ = server.ask("/start", "POST", headers)
     assert status in (400, 403, 413)
     assert psutil.Process(server.process.pid).children() == []
 
