@@ -156,7 +156,7 @@ def test_the_cheat_is_rejected_and_named(name, problem, thorough, patched_functi
     assert check.reason.startswith(next(r.reason for r in results if not r.is_accepted))
 
 
-@pytest.fixture(scope="module", params=[(1, FLOAT32), (2, LOOSE)], ids=["float32", "loose"])
+@pytest.fixture(scope="module", params=[(1, FLOAT32), (3, LOOSE)], ids=["float32", "loose"])
 def wide_thorough(request, wide_problem):
     seed, accuracy = request.param
     probes = thorough_probes(seed, wide_problem.num_rows())
@@ -246,7 +246,7 @@ def test_split_bfloat16_is_judged_by_its_numbers(problem):
     new_class = load_candidate(HERE / "honest" / "split_bfloat16.py")
     probes = [p for p in thorough_probes(SEED, problem.num_rows()) if p.name != "offset"]
     named = {p.name: p for p in probes}
-    usual = [named["as given"], named["fresh weights"], named["heavy-tailed"], named["batch 33"]]
+    usual = [named["as given"], named["fresh weights"], named["heavy-tailed"], named["some rows"]]
     loose = verdict(problem, new_class, expect_all(problem, usual, LOOSE), LOOSE)
     assert loose.is_accepted, loose.reason
     strict = verdict(problem, new_class, expect_all(problem, usual))
@@ -364,7 +364,7 @@ def test_missing_tensors_and_wrong_shapes_are_rejected(problem):
 
 
 def test_the_bias_gradient_is_compared_absolutely(problem):
-    probe = Probe("gradients", seed_inputs=3, seed_weights=4, gradients=True)
+    probe = Probe("gradients", seed_inputs=3, seed_weights=4, gradients="all")
 
     def change(by):
         def add(e, tensors):
@@ -484,10 +484,22 @@ def test_probes_depend_on_the_seed_and_are_json(problem):
 
 def test_few_probes_run_at_full_size():
     full = [p.name for p in thorough_probes(1, 16384) if p.batch is None]
-    assert full == ["as given", "offset", "heavy-tailed"]
-    batches = {p.batch for p in thorough_probes(1, 16384)} - {None}
-    assert {0, 1, 2, 33, 257} <= batches
-    assert max(batches) == 257
+    assert full == [
+        "as given", "offset", "heavy-tailed", "again at full size", "gradients of weights",
+    ]  # fmt: skip
+    large = {p.name for p in thorough_probes(1, 16384) if (p.batch or 0) > 1024}
+    assert large == {"more rows"}
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 64, 67, 81, 300, 16384])
+def test_which_batches_are_asked_is_secret(num_rows):
+    asked = [{p.name: p.batch for p in thorough_probes(s, num_rows)} for s in range(200)]
+    for name, least in [("some rows", 20), ("more rows", 20), ("an odd batch", 3)]:
+        found = {batches[name] for batches in asked}
+        assert num_rows not in found and min(found) > 0
+        assert len(found) >= (least if num_rows > 90 or "odd" not in name else 1)
+    assert num_rows == 2 or all(batches["an odd batch"] % 2 for batches in asked)
+    assert min(batches["more rows"] for batches in asked) > num_rows
 
 
 TWO_OUTPUTS = """

@@ -33,6 +33,7 @@ __all__ = [
 ULP = 2.0**-24  # half the distance between 1 and the next float32
 FLOOR_ULPS = 16  # an error below this many ULP of the largest value is always accepted
 SMALL_BATCH = 32  # below it the float32 class allows 4x instead of 2x the baseline's error
+DOUBLE = 2.0**-38  # of the largest float64 value: 15 bits for sums, 14 bits from float32
 GRADIENT_FACTOR = 4.0  # gradients: times the baseline's own largest error, in every class
 GRADIENT_FLOOR_ULPS = 64  # and this many ULP of the largest gradient of all tensors
 
@@ -59,7 +60,9 @@ def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
     import torch
 
     if not got.is_floating_point():
-        return None
+        # Where even the baseline's rounding decides, e.g. between two largest elements.
+        mask = got != want
+        return mask if bool(mask.any()) else None
     mask = (torch.isnan(got) != torch.isnan(want)) | (torch.isinf(got) != torch.isinf(want))
     return mask if bool(mask.any()) else None
 
@@ -76,7 +79,10 @@ def compare(
     import torch
 
     if not want.is_floating_point():
-        return Error(num_misplaced=int((got != want).sum()))
+        is_wrong = got != want
+        return Error(
+            num_misplaced=int((is_wrong if unjudged is None else is_wrong & ~unjudged).sum())
+        )
     sums = torch.zeros(7, dtype=torch.float64, device=want.device)
     for g, w, skip in _chunks(got, want, unjudged):
         error, is_misplaced = _differences(g, w, skip)
@@ -145,7 +151,9 @@ class Limits:
         return error.max_abs <= self.max_abs and error.rms_abs <= self.rms_abs
 
 
-def limits_of(name: str, baseline: Error, num_rows: int, accuracy: Accuracy) -> Limits:
+def limits_of(
+    name: str, baseline: Error, num_rows: int, accuracy: Accuracy, *, is_double: bool = False
+) -> Limits:
     """Return the limits of an output or a buffer by the class of accuracy.
 
     - float32: twice PyTorch float32's own rms and max error on this probe (4 times for batches
@@ -158,7 +166,9 @@ def limits_of(name: str, baseline: Error, num_rows: int, accuracy: Accuracy) -> 
       twice for buffers, whose few elements leave the ratio of two maxima more to chance;
     - tolerance: every element within atol + rtol * |value|, or all within twice the baseline's
       own largest error (which is more where the baseline leaves the tolerance, as on x + 100);
-      for buffers, |value| is that of the largest element.
+      for buffers, |value| is that of the largest element;
+    - what is float64 in the reference, in the first two classes: 2^-38 of the largest value. The
+      oracle is float64 as well, so PyTorch's own error is not known; float32 is not as near.
     """
     infinite = float("inf")
     is_buffer = name.startswith("buffer.")
@@ -168,6 +178,9 @@ def limits_of(name: str, baseline: Error, num_rows: int, accuracy: Accuracy) -> 
             return Limits(limit, infinite, accuracy.label, is_elementwise=True)
         limit = max(limit, accuracy.atol + accuracy.rtol * baseline.largest)
         return Limits(limit, infinite, f"{accuracy.label} of the largest value")
+    if is_double:
+        limit = DOUBLE * baseline.largest
+        return Limits(limit, limit, f"2^-38 of {baseline.largest:.3g}, in float64")
     factor = rms_factor = 4.0 if num_rows < SMALL_BATCH else 2.0
     if accuracy.kind == "tf32":
         factor, rms_factor = (2.0, 2.0) if is_buffer else (1.25, 1.02)

@@ -24,7 +24,9 @@ __all__ = [
     "gradients_of",
     "keys_of",
     "kind_of",
+    "kinds_of",
     "laid_out",
+    "outputs_of",
     "recorded",
     "set_mode",
     "snapshot",
@@ -55,9 +57,9 @@ def arguments_of(script: Script, tensors: Mapping[str, torch.Tensor], call: int)
     ]
 
 
-def set_mode(model: torch.nn.Module, mode: Mode) -> None:
-    """Put a model into the mode that a probe asks for."""
-    model.train(mode != "eval")
+def set_mode(model: torch.nn.Module, mode: Mode, call: int = 0) -> None:
+    """Put a model into the mode that a probe asks for at that call."""
+    model.train(mode != "eval" and not (mode == "in_turn" and call % 2 == 0))
     if mode == "frozen":
         for child in model.children():
             child.eval()
@@ -104,6 +106,24 @@ def kind_of(value: Any) -> str:
     return f"{cls} {dtype}{list(value.shape)} on {value.device.type}"
 
 
+def outputs_of(result: Any) -> tuple[Any, ...]:
+    """Return what a call returned as a tuple.
+
+    A tuple's own class is not asked for its items: it could compute them when looked at.
+    """
+    for kind in (tuple, list):
+        if issubclass(type(result), kind):
+            return tuple(kind.__iter__(result))
+    return (result,)
+
+
+def kinds_of(result: Any) -> tuple[str, ...]:
+    """Describe each output of a call, and a container where it holds one output alone."""
+    outputs = outputs_of(result)
+    is_wrapped = len(outputs) == 1 and outputs[0] is not result
+    return tuple(kind_of(y) + (" in a tuple" if is_wrapped else "") for y in outputs)
+
+
 def snapshot(output: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy of an output, taken now."""
     import torch
@@ -117,6 +137,8 @@ def gradients_of(
     arguments: Sequence[Any],
     outputs: Sequence[torch.Tensor],
     tensors: Mapping[str, torch.Tensor],
+    *,
+    is_of_sum: bool = False,
 ) -> dict[str, torch.Tensor]:
     """Return `grad.input <i>` and `grad.<parameter>`, without those that are not connected.
 
@@ -125,6 +147,7 @@ def gradients_of(
         arguments: of the call; those that require gradients are differentiated by.
         outputs: of the call.
         tensors: the question's; `grad.<k>` is the gradient that output k gets, in its shape.
+        is_of_sum: give its first element to all, as one number in memory: as `sum` does.
     """
     import torch
 
@@ -133,8 +156,11 @@ def gradients_of(
         for i, value in enumerate(arguments)
         if isinstance(value, torch.Tensor) and value.requires_grad
     }
-    leaves.update((f"grad.{name}", p) for name, p in model.named_parameters())
+    # A frozen parameter has no gradient to ask for.
+    leaves.update((f"grad.{name}", p) for name, p in model.named_parameters() if p.requires_grad)
     pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(outputs) if y.requires_grad]
+    if is_of_sum:
+        pairs = [(y, g.reshape(-1)[:1].sum().expand(y.shape)) for y, g in pairs]
     grads = torch.autograd.grad(
         [y for y, _ in pairs], list(leaves.values()), [g.to(y.dtype) for y, g in pairs],
         allow_unused=True,
@@ -156,6 +182,10 @@ def laid_out(value: Any, layout: Layout) -> Any:
         wide = value.new_full((*value.shape[:-1], 2 * value.shape[-1]), float("nan"))
         wide[..., ::2] = value
         return wide[..., ::2]
+    if layout == "padded" and value.ndim >= 2:
+        wide = value.new_full((*value.shape[:-1], value.shape[-1] + 8), float("nan"))
+        wide[..., :-8] = value
+        return wide[..., :-8]
     if layout == "misaligned":
         buffer = value.new_full((value.numel() + 1,), float("nan"))
         return buffer[1:].view(value.shape).copy_(value)

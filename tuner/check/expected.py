@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,14 @@ from tuner.check.exercise import (
     edit_weights,
     gradients_of,
     keys_of,
-    kind_of,
+    kinds_of,
     laid_out,
+    outputs_of,
     recorded,
     set_mode,
     snapshot,
 )
-from tuner.check.probes import OWN_WEIGHTS_SEED, Probe, Question, Report, Script
+from tuner.check.probes import Probe, Question, Report, Script
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem, widened
@@ -51,6 +53,7 @@ class Expected:
     unjudged: dict[str, torch.Tensor] = field(default_factory=dict)
     momenta: dict[str, float] = field(default_factory=dict)
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers before the calls
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of the reference's answer
     error: str = ""
 
 
@@ -81,6 +84,10 @@ def expected(
     with math_mode(accuracy):
         report, baseline = _reference_answer(problem, model, script, tensors, probe)
     num_rows = _rows_of(arguments[0])
+    if report.error and probe.is_reduced and probe.layout not in ("float64", "too_wide"):
+        # Not rows of a batch, then, e.g. of a square matrix product.
+        as_given = dataclasses.replace(probe, batch=None, is_reduced=False)
+        return expected(problem, as_given, accuracy, device, models=known)
     if report.error:
         return Expected(
             probe, Question(script, tensors), num_rows, {}, {}, report, error=report.error
@@ -101,7 +108,7 @@ def expected(
         torch.cuda.empty_cache()  # of the float64 temporaries, 3 GB for the flagship
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
-        start,
+        start, {name: t.dtype for name, t in baseline.items()},
     )  # fmt: skip
 
 
@@ -119,7 +126,8 @@ def expected_of_call(
     arguments = list(arguments)
     with torch.no_grad(), math_mode(accuracy):
         own = copy.deepcopy(model)
-        first, again = (problem.call(own, arguments) for _ in range(2))
+        result = problem.result_of(own, arguments)
+        first, again = outputs_of(result), problem.call(own, arguments)
         wide = copy.deepcopy(model).double()
         exact = problem.call(wide, [widened(value) for value in arguments])
     got = {f"call0.output{j}": snapshot(y) for j, y in enumerate(first)}
@@ -128,9 +136,12 @@ def expected_of_call(
         got, oracle = {}, {}
     unjudged = {n: mask for n, t in got.items() if (mask := disputed(t, oracle[n])) is not None}
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in got.items()}
-    report = Report(keys=tuple(keys_of(model)), kinds=(tuple(kind_of(y) for y in first),))
+    report = Report(keys=tuple(keys_of(model)), kinds=(kinds_of(result),))
     question = Question(Script(num_inputs=len(arguments)), {})
-    return Expected(probe, question, _rows_of(arguments), oracle, errors, report, unjudged)
+    dtypes = {n: t.dtype for n, t in got.items()}
+    return Expected(
+        probe, question, _rows_of(arguments), oracle, errors, report, unjudged, dtypes=dtypes
+    )
 
 
 def _weighted_model(
@@ -141,9 +152,9 @@ def _weighted_model(
     The question's tensors are those of `models`, which nobody edits: at 8192 x 8192 a copy for
     each probe would be 268 MB.
     """
-    if "initial" not in models:
-        models["initial"] = problem.make_model(OWN_WEIGHTS_SEED, device)
     key: Any = "initial"
+    if key not in models:
+        models[key] = problem.make_model(_own_seed(probe), device)
     if probe.weights in ("random", "dyadic"):
         key = (probe.weights, probe.seed_weights)
         if key not in models:
@@ -158,11 +169,21 @@ def _weighted_model(
         if edit not in models:
             fresh = copy.deepcopy(models["initial"])
             models[edit] = problem.randomise(fresh, probe.seed_weights + 1)
-        edits = models[edit].named_parameters()
-        tensors.update((f"edit.{n}", p.detach()) for n, p in edits)
+        is_one = probe.edits_weights == "one"
+        edits = models[key if is_one else edit].named_parameters()
+        tensors.update(
+            (f"edit.{n}", _nudged(p.detach(), 1) if is_one else p.detach()) for n, p in edits
+        )
     model = copy.deepcopy(models[key])
+    if probe.is_double:
+        model = model.double()
     set_mode(model, probe.mode)
     return model, tensors
+
+
+def _own_seed(probe: Probe) -> int:
+    """Return the seed of both constructors: a known one could be the only one that is right."""
+    return random.Random(probe.seed_weights).getrandbits(31)
 
 
 def _inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[Any]]:
@@ -187,7 +208,29 @@ def _inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[A
     first = [shaped(value) for value in first]
     calls = 1 if probe.inputs == "repeated" else probe.calls
     change = _nudged if probe.inputs == "nudged" else _varied
-    return [[change(value, call) if call else value for value in first] for call in range(calls)]
+    return [
+        [
+            change(value, call) if call else value
+            for value in _with_other_integers(problem, probe, first, call, device)
+        ]
+        for call in range(calls)
+    ]
+
+
+def _with_other_integers(
+    problem: Problem, probe: Probe, values: Sequence[Any], call: int, device: Any
+) -> Sequence[Any]:
+    """Return the inputs with integer tensors of another draw, since only draws are legal."""
+    import torch
+
+    def is_integer(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and not value.is_floating_point()
+
+    if not call or probe.inputs == "nudged" or not any(map(is_integer, values)):
+        return values
+    drawn = problem.make_inputs(probe.seed_inputs + call, batch=probe.batch, device=device)
+    pairs = zip(values, drawn, strict=True)
+    return [new if is_integer(old) else old for old, new in pairs]
 
 
 def _varied(value: Any, call: int) -> Any:
@@ -237,14 +280,17 @@ def _script_of(
         num_inputs=len(arguments[0]),
         is_overwritten=probe.inputs == "overwritten",
         is_repeated=probe.inputs == "repeated",
-        edits_weights=probe.edits_weights,
+        edits_weights=bool(probe.edits_weights),
+        copies=probe.copies,
+        more_calls=probe.more_calls,
         mode=probe.mode,
         gradients=probe.gradients,
+        is_double=probe.is_double,
         layout=probe.layout,
         has_nan_memory=probe.has_nan_memory,
         has_side_stream=probe.has_side_stream,
         traces=probe.traces,
-        own_seed=OWN_WEIGHTS_SEED if probe.weights == "own" else None,
+        own_seed=_own_seed(probe) if probe.weights == "own" else None,
         numbers=numbers,
     )
 
@@ -268,25 +314,30 @@ def _reference_answer(
     for call in range(script.calls):
         if call == 1 and script.edits_weights:
             edit_weights(model, tensors)
+        set_mode(model, script.mode, call)
         values = [laid_out(v, "contiguous") for v in arguments_of(script, tensors, call)]
-        if script.gradients:
+        if script.gradients and script.gradients != "plain_inputs":
             values = [_as_leaf(value) for value in values]
-        with torch.set_grad_enabled(script.gradients):
+        with torch.set_grad_enabled(bool(script.gradients)):
             try:
+                for _ in range(script.more_calls if call == 1 else 0):
+                    problem.result_of(model, values)
                 with recorded(operations, script.traces):
-                    outputs = problem.call(model, values)
+                    result = problem.result_of(model, values)
             except ProblemError as error:
                 is_odd = probe.layout in ("float64", "too_wide") or probe.batch is not None
                 if call or not is_odd:
                     raise
                 return Report(error=str(error), stage="call 1", keys=keys), {}
-        kinds.append(tuple(kind_of(output) for output in outputs))
+        outputs = outputs_of(result)
+        kinds.append(kinds_of(result))
         answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in model.named_buffers())
     if script.gradients:
         _draw_output_gradients(outputs, tensors, probe)
         if any(y.requires_grad for y in outputs):
-            answers.update(gradients_of(model, values, outputs, tensors))
+            is_of_sum = script.gradients == "of_sum"
+            answers.update(gradients_of(model, values, outputs, tensors, is_of_sum=is_of_sum))
     report = Report(
         keys=keys,
         kinds=tuple(kinds),

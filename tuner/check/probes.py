@@ -37,9 +37,10 @@ __all__ = [
 OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
 
 Layout = Literal[
-    "contiguous", "transposed", "strided", "misaligned", "expanded", "float64", "too_wide"
-]
-Mode = Literal["train", "eval", "frozen", "cumulative"]
+    "contiguous", "transposed", "strided", "padded", "misaligned", "expanded", "float64",
+    "too_wide",
+]  # fmt: skip
+Mode = Literal["train", "eval", "frozen", "cumulative", "in_turn"]
 
 
 # ---- the probes -----------------------------------------------------------------------------
@@ -53,10 +54,14 @@ class Probe:
     "initial" those of the reference, "random" and "dyadic" fresh ones. With several `calls`,
     `inputs` says how the input of each relates to the one before: "fresh" (new content, new
     memory), "repeated", "overwritten" (new content in the same memory, same version counter),
-    "nudged" (one element changed). `edits_weights` replaces every parameter in place before the
-    second call. `mode` "frozen" is training with every submodule in eval mode, "cumulative" is
-    training with momentum None. `traces` lists
-    PyTorch's operations that ran. `tells` is what a failure here usually means.
+    "nudged" (one element changed). Before the second call `edits_weights` replaces every parameter
+    in place ("one": one element of each), `copies` goes on with a deep copy in other memory, and
+    `more_calls` are made that nobody looks at. `mode` "frozen" is training with every submodule in
+    eval mode, "cumulative" is training with momentum None, "in_turn" is eval at every other call.
+    With `gradients`, "plain_inputs" asks for the parameters' alone, "of_sum" gives every output
+    the same gradient. `is_double` converts the module. `is_reduced`: the batch is smaller only to
+    be quick, and as given where the reference refuses it. `traces` lists PyTorch's operations that
+    ran. `tells` is what a failure here usually means.
     """
 
     name: str
@@ -67,9 +72,13 @@ class Probe:
     weights: Literal["own", "initial", "random", "dyadic"] = "random"
     calls: int = 1
     inputs: Literal["fresh", "repeated", "overwritten", "nudged"] = "fresh"
-    edits_weights: bool = False
+    edits_weights: Literal["", "all", "one"] = ""
+    copies: bool = False
+    more_calls: int = 0
     mode: Mode = "train"
-    gradients: bool = False
+    gradients: Literal["", "all", "plain_inputs", "of_sum"] = ""
+    is_double: bool = False
+    is_reduced: bool = False
     layout: Layout = "contiguous"
     has_nan_memory: bool = False
     has_side_stream: bool = False
@@ -110,9 +119,15 @@ TELLS = {
     "constant": "a variance of 0 must not turn negative or NaN",
     "poison": "a NaN or Inf of the input must reach what the reference lets it reach",
     "batch": "is it right only for the tested shape?",
+    "rows": "are rows beyond those of the tested shape wrong?",
+    "full": "memoised, or weights folded and kept, at the full size?",
     "eval": "eval mode must use the stored statistics, and change nothing",
     "frozen": "submodules in eval mode inside a training parent",
     "cumulative": "momentum=None averages over all calls",
+    "turns": "eval mode must use the statistics as they are now",
+    "many": "is it right only in the first calls, or are outputs used again?",
+    "copied": "does a copy, or a module that was moved, go on with the weights of old?",
+    "converted": "a converted module must compute in its new type, or refuse",
     "calls": "is it right only on the first call, or replays it?",
     "repeated": "an input seen before",
     "pointer": "memoised by pointer or version counter, or kept from the first call?",
@@ -145,27 +160,34 @@ def thorough_probes(
     seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
     seed_weights = secret.getrandbits(31)
     full = _seeded(seed_full, seed_weights)
-    reduced = _seeded(
-        seed_reduced, seed_weights, batch=_reduced_batch(num_rows, may_refuse_batches)
-    )
+    batch = None
+    if num_rows is not None and num_rows > 256 and not may_refuse_batches:
+        batch = secret.randrange(193, 257)  # a known one would be a shape to be right for
+    reduced = _seeded(seed_reduced, seed_weights, batch=batch, is_reduced=True)
     probes = [
         full("as given", weights="own"),
         reduced("fresh weights", tells=TELLS["weights"]),
         full("offset", distribution="offset", tells=TELLS["offset"]),
         full("heavy-tailed", distribution="heavy_tailed", tells=TELLS["heavy"]),
+        full(
+            "again at full size", calls=2, inputs="overwritten", edits_weights="all",
+            tells=TELLS["full"],
+        ),
+        full("gradients of weights", distribution="normal", gradients="plain_inputs",
+             tells=TELLS["gradients"]),
         *_value_probes(reduced, num_rows, may_refuse_batches),
-        *_call_probes(reduced, is_deterministic),
+        *_call_probes(reduced, is_deterministic, num_more_calls=secret.randrange(8, 20)),
         *_layout_probes(reduced, has_cuda),
         reduced("own work", traces=True, may_refuse=True),
-    ]
+    ]  # fmt: skip
     if num_rows is not None:
-        probes += _batch_probes(reduced, num_rows, may_refuse_batches)
+        probes += _batch_probes(reduced, num_rows, may_refuse_batches, secret)
     return probes
 
 
-def _seeded(seed_inputs: int, seed_weights: int, batch: int | None = None) -> Callable[..., Probe]:
+def _seeded(seed_inputs: int, seed_weights: int, **common: Any) -> Callable[..., Probe]:
     def probe(name: str, **fields: Any) -> Probe:
-        settings = {"batch": batch, "seed_inputs": seed_inputs, "seed_weights": seed_weights}
+        settings = {"seed_inputs": seed_inputs, "seed_weights": seed_weights, **common}
         return Probe(name, **{**settings, **fields})
 
     return probe
@@ -193,25 +215,44 @@ def _value_probes(
     ]  # fmt: skip
 
 
-def _call_probes(probe: Callable[..., Probe], is_deterministic: bool) -> list[Probe]:
+def _call_probes(
+    probe: Callable[..., Probe], is_deterministic: bool, num_more_calls: int
+) -> list[Probe]:
     return [
         probe("input overwritten", calls=2, inputs="overwritten", tells=TELLS["pointer"]),
         probe("three calls", calls=3, tells=TELLS["calls"]),
         probe("one element changed", calls=2, inputs="nudged", tells=TELLS["content"]),
         probe(
-            "weights edited in place", calls=2, inputs="repeated", edits_weights=True,
+            "weights edited in place", calls=2, inputs="repeated", edits_weights="all",
             tells=TELLS["edited"],
         ),
+        probe(
+            "one weight of each edited", calls=2, inputs="repeated", edits_weights="one",
+            tells=TELLS["edited"],
+        ),
+        probe("copied", calls=2, copies=True, edits_weights="all", tells=TELLS["copied"]),
+        probe("many calls", calls=2, more_calls=num_more_calls, tells=TELLS["many"]),
         probe(
             "called twice", calls=2, inputs="repeated", wants_same_bits=is_deterministic,
             tells=TELLS["repeated"],
         ),
         probe("cumulative average", mode="cumulative", calls=2, tells=TELLS["cumulative"]),
         probe("eval mode", mode="eval", tells=TELLS["eval"]),
-        probe("frozen submodules", mode="frozen", tells=TELLS["frozen"]),
-        probe("gradients", distribution="normal", gradients=True, tells=TELLS["gradients"]),
         probe(
-            "gradients, eval", distribution="normal", gradients=True, mode="eval",
+            "eval and training in turn", distribution="heavy_tailed", mode="in_turn", calls=3,
+            tells=TELLS["turns"],
+        ),
+        probe("frozen submodules", mode="frozen", tells=TELLS["frozen"]),
+        probe(
+            "gradients", distribution="normal", gradients="all", calls=2,
+            tells=TELLS["gradients"],
+        ),
+        probe(
+            "gradients, eval", distribution="normal", gradients="all", mode="eval",
+            tells=TELLS["gradients"],
+        ),
+        probe(
+            "gradients of a sum, eval", distribution="normal", gradients="of_sum", mode="eval",
             tells=TELLS["gradients"],
         ),
     ]  # fmt: skip
@@ -221,11 +262,19 @@ def _layout_probes(probe: Callable[..., Probe], has_cuda: bool) -> list[Probe]:
     probes = [
         probe("transposed input", layout="transposed", tells=TELLS["layout"]),
         probe("strided input", layout="strided", tells=TELLS["layout"]),
+        probe("padded rows", layout="padded", tells=TELLS["layout"]),
         # Ordinary weights: exact ones would have rows that sum to 0, and the variance of an
         # expanded input is then 0 in PyTorch's order of sums alone.
         probe("expanded input", layout="expanded", distribution="normal", tells=TELLS["layout"]),
         probe("misaligned input", layout="misaligned", tells=TELLS["misaligned"]),
-        probe("float64 input", layout="float64", tells=TELLS["refused"]),
+        probe("float64 input", layout="float64", may_refuse=True, tells=TELLS["refused"]),
+        probe(
+            "float64 module",
+            layout="float64",
+            is_double=True,
+            may_refuse=True,
+            tells=TELLS["converted"],
+        ),
         probe("one feature too many", layout="too_wide", tells=TELLS["refused"]),
         probe("NaN-filled memory", has_nan_memory=True, calls=2, tells=TELLS["memory"]),
     ]
@@ -234,18 +283,35 @@ def _layout_probes(probe: Callable[..., Probe], has_cuda: bool) -> list[Probe]:
     return probes
 
 
-def _batch_probes(probe: Callable[..., Probe], num_rows: int, may_refuse: bool) -> list[Probe]:
-    odd = _odd_batch(num_rows)
-    fields = {"may_refuse": may_refuse, "tells": TELLS["batch"]}
+def _batch_probes(
+    probe: Callable[..., Probe], num_rows: int, may_refuse: bool, secret: random.Random
+) -> list[Probe]:
+    fields: dict[str, Any] = {
+        "may_refuse": may_refuse, "is_reduced": False, "tells": TELLS["batch"],
+    }  # fmt: skip
     # Two rows that happen to be close have a difference with few right bits in any float32
     # arithmetic, so there the products and sums are made exact.
     exact = {"distribution": "dyadic", "weights": "dyadic", **fields}
     fields["distribution"] = "normal"
-    settings = {odd: fields, 33 if odd != 33 else 40: fields, 2: exact, 1: fields, 0: fields}
-    return [
+    settings = {2: exact, 1: fields, 0: fields}
+    probes = [
         probe(f"batch {batch}", batch=batch, **others)
         for batch, others in settings.items()
         if batch != num_rows
+    ]
+    # Which ones is secret, or a module could know them.
+    some = secret.choice([rows for rows in range(33, 64) if rows != num_rows])
+    odd = _odd_batch(num_rows)
+    if num_rows > 80:
+        odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
+    more = num_rows + secret.randrange(1, 33)
+    return [
+        probe("some rows", batch=some, **fields),
+        probe("an odd batch", batch=odd, **fields),
+        probe("more rows", batch=more, **{**fields, "tells": TELLS["rows"]}),
+        probe("some rows, eval", batch=some, mode="eval", **fields),
+        probe("one row, eval", batch=1, mode="eval", **fields),
+        *probes,
     ]
 
 
@@ -254,11 +320,6 @@ def _odd_batch(num_rows: int) -> int:
     if num_rows > 257:
         return 257
     return num_rows - 1 if num_rows % 2 == 0 and num_rows > 2 else num_rows + 2
-
-
-def _reduced_batch(num_rows: int | None, is_fixed: bool) -> int | None:
-    """Return the batch of the probes that need not run at full size."""
-    return 256 if num_rows is not None and num_rows > 256 and not is_fixed else None
 
 
 # ---- what crosses between the two halves ----------------------------------------------------
@@ -278,8 +339,11 @@ class Script:
     is_overwritten: bool = False
     is_repeated: bool = False
     edits_weights: bool = False
+    copies: bool = False
+    more_calls: int = 0
     mode: Mode = "train"
-    gradients: bool = False
+    gradients: Literal["", "all", "plain_inputs", "of_sum"] = ""
+    is_double: bool = False
     layout: Layout = "contiguous"
     has_nan_memory: bool = False
     has_side_stream: bool = False
@@ -305,7 +369,8 @@ class Report:
     the candidate's state_dict as [name, dtype, shape]. `kinds` describes each call's outputs.
     Checksums are of `input.*`, `weight.*` and `late.*` (an output as it is at the very end).
     `num_forks_left` are copies of the process that outlive the call; `operations` are PyTorch's,
-    in the order in which they ran, where the script wants them.
+    in the order in which they ran, where the script wants them; `changes` are what the candidate
+    has done to what is not its own.
     """
 
     error: str = ""
@@ -318,6 +383,7 @@ class Report:
     is_detached: bool = False
     num_forks_left: int = 0
     operations: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

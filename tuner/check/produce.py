@@ -7,6 +7,7 @@ seeds, the reference or the oracle.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 import traceback
@@ -23,14 +24,16 @@ from tuner.check.exercise import (
     edit_weights,
     gradients_of,
     keys_of,
-    kind_of,
+    kinds_of,
     laid_out,
+    outputs_of,
     recorded,
     set_mode,
     snapshot,
     tensors_under,
 )
 from tuner.check.probes import OWN_WEIGHTS_SEED, Answer, Question, Report
+from tuner.check.surroundings import changed, settings
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +110,8 @@ class _Session:
         self.num_threads_left = 0
         self.num_forks_left = 0
         self.operations: list[str] = []
+        self.changes: list[str] = []
+        self.parameters: dict[str, torch.nn.Parameter] = {}
         self.process = os.getpid()
         self.is_detached = False
         self.model: Any = None
@@ -128,6 +133,10 @@ class _Session:
             else:
                 self.model.load_state_dict(tensors_under("state", self.given), strict=True)
             set_mode(self.model, self.script.mode)
+        if self.script.is_double:
+            with _stage("conversion"):
+                self.model = self.model.double()
+        self.parameters = dict(self.model.named_parameters())
 
     @contextlib.contextmanager
     def circumstances(self) -> Iterator[None]:
@@ -135,7 +144,7 @@ class _Session:
         import torch
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.script.gradients))
+            stack.enter_context(torch.set_grad_enabled(bool(self.script.gradients)))
             if self.script.has_nan_memory:
                 stack.enter_context(_nan_filled_memory())
             if self.script.has_side_stream and self.device.type == "cuda":
@@ -146,23 +155,47 @@ class _Session:
         """Run one forward and keep a copy of what it returned, taken at once."""
         import torch
 
+        if call == 1 and self.script.copies:
+            self._copy_model()
         if call == 1 and self.script.edits_weights:
             with _stage("load"):
                 edit_weights(self.model, self.given)
+        set_mode(self.model, self.script.mode, call)
         arguments = self._lay_out(call)
+        if call == 1:
+            with _stage("one of many calls"):
+                for _ in range(self.script.more_calls):
+                    self.model(*arguments)
         _poison(self.script.output_bytes, self.device)
+        before = settings()
         with _stage(f"call {call + 1}"):
             with recorded(self.operations, self.script.traces):
                 result = self.model(*arguments)
             self._end_copies()
             # No synchronisation before the copy: work on another stream must not be waited for.
-            outputs = _as_tuple(result)
+            outputs = outputs_of(result)
             for j, output in enumerate(outputs):
                 if isinstance(output, torch.Tensor):
                     self.tensors[f"call{call}.output{j}"] = snapshot(output)
-        self.kinds.append(tuple(kind_of(output) for output in outputs))
+        self.changes += changed(before)
+        self.kinds.append(kinds_of(result))
         self.aliases += self._find_aliases(call, outputs)
         self.outputs.append(list(outputs))
+
+    def _copy_model(self) -> None:
+        """Go on with a deep copy, whose weights are then moved as `to` moves them."""
+        import torch
+
+        original = self.parameters
+        try:
+            self.model = copy.deepcopy(self.model)
+        except Exception:
+            original = {}  # refused aloud, as a module with a lock or a library may
+        self.parameters = dict(self.model.named_parameters())
+        for name, parameter in self.parameters.items():
+            if name in original and original[name].data_ptr() == parameter.data_ptr() != 0:
+                self.changes.append(f"a deep copy shares the memory of {name} with the original")
+        torch.nn.Module._apply(self.model, torch.clone)
 
     def _lay_out(self, call: int) -> list[Any]:
         """Return the arguments in memory of their own, with the strides that are asked."""
@@ -179,7 +212,7 @@ class _Session:
                     old.data.copy_(new)  # .data: the version counter stays as it was
         else:
             arguments = [laid_out(value, script.layout) for value in source]
-            if script.gradients:
+            if script.gradients and script.gradients != "plain_inputs":
                 for value in arguments:
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
                         value.requires_grad_()
@@ -231,6 +264,14 @@ class _Session:
             for j, output in enumerate(outputs):
                 if isinstance(output, torch.Tensor):
                     self.checksums[f"late.call{call}.output{j}"] = checksum_of(output)
+        self.keys = keys_of(self.model)  # once more: a call may have added to it
+        now = dict(self.model.named_parameters())
+        self.changes += [
+            f"the call replaced the parameter {name} by another object: an optimiser that was "
+            "given the old one would train nothing"
+            for name, parameter in self.parameters.items()
+            if now.get(name) is not parameter
+        ]
         self.checksums.update(checksums_of(self.model, self.arguments[-1]))
         for name, value in self.model.named_buffers():
             self.tensors[f"buffer.{name}"] = value.detach().clone()
@@ -243,7 +284,10 @@ class _Session:
             outputs = [y for y in self.outputs[-1] if isinstance(y, torch.Tensor)]
             self.is_detached = not any(y.requires_grad for y in outputs)
             if not self.is_detached:
-                grads = gradients_of(self.model, self.arguments[-1], outputs, self.given)
+                grads = gradients_of(
+                    self.model, self.arguments[-1], outputs, self.given,
+                    is_of_sum=self.script.gradients == "of_sum",
+                )  # fmt: skip
                 self.tensors.update(grads)
 
     def answer(self, error: str = "", stage: str = "") -> Answer:
@@ -251,7 +295,7 @@ class _Session:
         report = Report(
             error, stage, tuple(self.keys), tuple(self.kinds), tuple(self.aliases),
             self.checksums, self.num_threads_left, self.is_detached, self.num_forks_left,
-            tuple(self.operations),
+            tuple(self.operations), tuple(self.changes),
         )  # fmt: skip
         return Answer(report, self.tensors)
 
@@ -260,14 +304,14 @@ def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:
     """Return as an answer what one call returned that no question asked for, e.g. a timed one."""
     import torch
 
-    outputs = _as_tuple(result)
+    outputs = outputs_of(result)
     tensors = {
         f"call0.output{j}": snapshot(y)
         for j, y in enumerate(outputs)
         if isinstance(y, torch.Tensor)
     }
     late = {f"late.{name}": checksum_of(tensor) for name, tensor in tensors.items()}
-    kinds = (tuple(kind_of(output) for output in outputs),)
+    kinds = (kinds_of(result),)
     return Answer(Report(keys=tuple(keys_of(model)), kinds=kinds, checksums=late), tensors)
 
 
@@ -286,10 +330,6 @@ def _num_copies() -> int:
             with contextlib.suppress(psutil.Error):  # it has just ended
                 num_copies += child.cmdline() == command
     return num_copies
-
-
-def _as_tuple(result: Any) -> tuple[Any, ...]:
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
 
 def _poison(output_bytes: Sequence[int], device: torch.device) -> None:

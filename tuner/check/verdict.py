@@ -111,7 +111,7 @@ def _judge_refusal(expected: Expected, answer: Answer) -> str | None:
         return f"it returned an answer where the reference raises: {expected.error}"
     if not report.error:
         return None
-    is_call = report.stage.startswith("call")
+    is_call = report.stage.startswith("call") or report.stage == "conversion"
     if is_call and (expected.error or probe.may_refuse):
         return ""
     if report.stage == "load":
@@ -154,8 +154,8 @@ def _judge_form(expected: Expected, answer: Answer) -> str:
         if got_tensor is not None and got_tensor.shape != want.shape:
             return f"{_label(name)} has shape {list(got_tensor.shape)}, not {list(want.shape)}"
         # Announced kinds were compared above; the received bytes must be of that kind as well.
-        if got_tensor is not None and got_tensor.is_complex():
-            return f"{_label(name)} is {got_tensor.dtype}"
+        if got_tensor is not None and got_tensor.dtype != expected.dtypes[name]:
+            return f"{_label(name)} is {got_tensor.dtype}, not {expected.dtypes[name]}"
     return ""
 
 
@@ -169,6 +169,8 @@ def _by_name(
 def _judge_behaviour(expected: Expected, answer: Answer) -> str:
     """Judge what must hold whatever the values: memory, edits, late work."""
     report = answer.report
+    if report.changes:
+        return report.changes[0]
     if report.aliases:
         return report.aliases[0]
     if report.num_forks_left:
@@ -203,7 +205,8 @@ def _judge_values(
         if name.startswith("grad."):
             continue
         baseline = expected.baseline[name]
-        limits = limits_of(name, baseline, expected.num_rows, accuracy)
+        is_double = str(expected.dtypes[name]) == "torch.float64"
+        limits = limits_of(name, baseline, expected.num_rows, accuracy, is_double=is_double)
         if not limits.accepts(error):
             where = _offence(expected, answer, name, error, limits, accuracy)
             diagnosis = _diagnosis(expected, answer, name, error)

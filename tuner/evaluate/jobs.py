@@ -17,6 +17,7 @@ Payloads and answers are JSON; tensors travel as raw bytes beside it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import probes, produce, verdict
-from tuner.check.exercise import snapshot
+from tuner.check.exercise import outputs_of, snapshot
 from tuner.check.expected import Expected, expected, expected_of_call
+from tuner.check.surroundings import changed, functions, replaced, settings
 from tuner.errors import ProblemError
 from tuner.evaluate.channel import Blob
 from tuner.evaluate.inputs import RotatingInputs
@@ -72,7 +74,7 @@ class _Session:
         self.timer: Timer | None = None
         self.model: torch.nn.Module | None = None  # what is timed: the reference, or a candidate
         self.inputs = RotatingInputs([])  # that it is timed on
-        self.last_output: tuple[int, tuple[Any, ...]] | None = None  # of `repeat`
+        self.last_output: tuple[int, Any] | None = None  # of `repeat`
         self.expected: dict[str, Expected] = {}
         self.sent: dict[Any, tuple[str, torch.Tensor]] = {}  # weights that the producer has
         self.received: dict[str, torch.Tensor] = {}
@@ -81,6 +83,8 @@ class _Session:
         self.module: dict[str, Any] = {}  # the namespace of the family's ModelNew
         self.candidate_model: torch.nn.Module | None = None
         self.make_model: Callable[[], torch.nn.Module] | None = None
+        self.functions: dict[str, Any] = {}  # PyTorch's, before a stranger was imported
+        self.changes: tuple[str, ...] = ()  # to PyTorch's settings, by the calls of `repeat`
 
     # ---- any role -----------------------------------------------------------------------------
 
@@ -346,6 +350,7 @@ class _Session:
             return {"notes": []}, ()
         notes = []
         if file is not None:
+            self.functions = functions()
             notes = notes_on(Path(file).read_text(errors="replace"), sizes or {})
             module = vars(imported(Path(file)))
         else:
@@ -374,8 +379,13 @@ class _Session:
         self.is_own_seed = script.own_seed is not None
         with math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
             found = produce.answer(self.make_model, probes.Question(script, tensors))
-            text, answers = probes.pack(found.report, found.tensors)
+            report = self._with_changes(found.report)
+            text, answers = probes.pack(report, found.tensors)
         return {"answer": text}, answers
+
+    def _with_changes(self, report: probes.Report, more: Sequence[str] = ()) -> probes.Report:
+        changes = (*report.changes, *more, *replaced(self.functions))
+        return dataclasses.replace(report, changes=changes)
 
     def take_timing_set(self, question: str, blobs: list[memoryview]) -> Answer:
         """Get ready to be timed on the judge's weights and inputs."""
@@ -419,15 +429,18 @@ class _Session:
         assert self.model is not None
         model, inputs = self.model, self.inputs
         with torch.no_grad(), math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
+            before = settings()
             time.sleep(SETTLE_S)
             if not num_calls:
                 return {}, ()  # what asking costs by itself
             for _ in range(num_calls):
                 call = inputs.fresh_call()
                 result = model(*inputs.of_call(call))
-            outputs = result if isinstance(result, tuple | list) else (result,)
+            outputs = outputs_of(result)
             copies = tuple(snapshot(y) if isinstance(y, torch.Tensor) else y for y in outputs)
-            self.last_output = call, copies
+            is_bare = len(outputs) == 1 and outputs[0] is result
+            self.last_output = call, copies[0] if is_bare else copies
+            self.changes = tuple(changed(before))
         return {}, ()
 
     def timed_output(self) -> Answer:
@@ -435,7 +448,7 @@ class _Session:
         assert self.model is not None and self.last_output is not None
         call, outputs = self.last_output
         found = produce.answer_of_call(self.model, outputs)
-        text, blobs = probes.pack(found.report, found.tensors)
+        text, blobs = probes.pack(self._with_changes(found.report, self.changes), found.tensors)
         return {"call": call, "answer": text}, blobs
 
 

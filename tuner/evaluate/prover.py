@@ -5,6 +5,7 @@ One process judges and never imports a contender; the others only produce tensor
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import statistics
@@ -126,6 +127,7 @@ class Prover:
         self._timeout_s = timeout_s
         self._accuracy = Accuracy.parse(task.accuracy)
         self._num_throttled = 0
+        self._hashes = {task.reference: _sha256(task.reference)}
 
     def check(
         self, contender: Contender, on_probe: Callable[[ProbeResult], None] = lambda _: None
@@ -135,6 +137,7 @@ class Prover:
         A crash, a hang or an exit of the contender is a rejection with its reason.
         """
         results: list[ProbeResult] = []
+        self._remember(contender)
         with ExitStack() as stack:
             judge, producer = self._started(stack, "judge", [contender])
             about = self._prepared(judge, is_timed=False)
@@ -153,6 +156,9 @@ class Prover:
                 on_probe(results[-1])
                 if not results[-1].is_accepted:
                     break
+        edited = self._edited(contender)
+        if edited:
+            return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
         verdict = merge(results, self._accuracy, is_thorough=True)
         return replace(verdict, notes=(*notes, *verdict.notes))
 
@@ -173,6 +179,8 @@ class Prover:
                 with the contender's name.
         """
         race = Race([[] for _ in range(len(contenders) + 1)])
+        for contender in contenders:
+            self._remember(contender)
         judged = [secrets.randbelow(num_processes) for _ in contenders]
         for number in range(num_processes):
             with ExitStack() as stack:
@@ -193,8 +201,27 @@ class Prover:
                         refusal = self._cross_check(racers, told, place + 1)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
+                for contender in contenders:
+                    edited = self._edited(contender)
+                    if edited:
+                        raise WorkerError(f"{contender.name}: {edited}")
         race.num_throttled = self._num_throttled
         return race
+
+    def _remember(self, contender: Contender) -> None:
+        """Note a contender's file as it is before anything of it has run."""
+        path = str(contender.load.get("file", self._task.reference))
+        self._hashes.setdefault(path, _sha256(path))
+
+    def _edited(self, contender: Contender) -> str:
+        """Return which file is another now than before a contender ran, or nothing.
+
+        What was proved is what was read; the next process would read another reference.
+        """
+        for path in (self._task.reference, str(contender.load.get("file", ""))):
+            if path and _sha256(path) != self._hashes[path]:
+                return f"{path} was rewritten while it was being proved"
+        return ""
 
     def _cross_check(self, racers: Sequence[Worker], told: Sequence[float], lane: int) -> str:
         """Return why the times that a contender told cannot be true, or its output is wrong.
@@ -356,6 +383,14 @@ class Prover:
             return worker.call(job, dict(payload), blobs, timeout_s=timeout_s)
         except JobFailed as failure:
             raise explained(failure) from failure
+
+
+def _sha256(path: str) -> str:
+    """Return the hash of a file, nothing where it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalist:

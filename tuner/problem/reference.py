@@ -161,6 +161,15 @@ class Problem:
         Raises:
             ProblemError: it raised, or returned something that is no tensor.
         """
+        result = self.result_of(model, inputs)
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+    def result_of(self, model: torch.nn.Module, inputs: Sequence[Any]) -> Any:
+        """Run the reference once; return its tensor, or the tuple or list of them, as it is.
+
+        Raises:
+            ProblemError: it raised, or returned something else.
+        """
         import torch
 
         with self._explained("Model.forward"):
@@ -172,7 +181,7 @@ class Problem:
                 f"{self.path}: Model.forward returned {found}; expected a tensor, or a tuple of "
                 "tensors"
             )
-        return values
+        return result
 
     def oracle(self, model: torch.nn.Module, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Run a float64 copy of `model` once, leaving `model` itself as it was.
