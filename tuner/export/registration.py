@@ -44,11 +44,16 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
         namespace: the operator's namespace in `torch.ops`; one a file.
     """
     is_cuda = language == "cuda"
+    # Not <ATen/ATen.h>, which declares every operation there is: that takes longer to compile
+    # than all the rest.
+    operations = {"empty", *(step.function for step in plan.steps if step.kind == "aten")}
+    operations |= {"zeros" for tensor in (*plan.outputs, *plan.workspace) if tensor.zero}
     lines = [
         "#include <tuple>",
         "#include <algorithm>",
-        "#include <ATen/ATen.h>",
         "#include <ATen/Parallel.h>",
+        "#include <ATen/core/Tensor.h>",
+        *(f"#include <ATen/ops/{operation}.h>" for operation in sorted(operations)),
         "#include <torch/library.h>",
     ]
     if is_cuda:
