@@ -28,6 +28,7 @@ from benchmarks.shapes import table
 from tuner.errors import TunerError
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
+from tuner.trial import Params
 
 COLUMNS = (
     "idea",
@@ -71,7 +72,7 @@ class Row:
     """One configuration of a study."""
 
     idea: str
-    params: Mapping[str, Any]
+    params: Params
 
 
 def rows_of(study: Mapping[str, Any]) -> list[Row]:
@@ -190,7 +191,7 @@ class Bench:
         def call(
             x: Any, weight: Any, bias: Any, scale: Any, gamma: Any, beta: Any, eps: float
         ) -> Any:
-            with math_mode(Accuracy(accuracy)):
+            with math_mode(Accuracy.parse(accuracy)):
                 z = torch.nn.functional.linear(x, weight, bias) * scale
                 return (
                     torch.nn.functional.batch_norm(z, None, None, gamma, beta, True, 0.1, eps),
@@ -225,7 +226,8 @@ def study_table(bench: Bench, rows: Sequence[Row], built: Sequence[Built]) -> st
     """Measure a study's configurations, PyTorch's own beside them; return the table."""
     from tuner.kernel.binding import bind
 
-    fp16_us, base_us, lines = bench.fp16_mm_us(), 0.0, []
+    fp16_us, base_us = bench.fp16_mm_us(), 0.0
+    lines: list[Sequence[str]] = []
     for row, found in zip(rows, built, strict=True):
         name = f"{row.params['template']}: {label(row.params)}"
         blank = ("",) * (len(COLUMNS) - 3)

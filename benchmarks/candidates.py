@@ -21,7 +21,7 @@ from tuner.kernel.family import Family, load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.device import Device
 from tuner.space.search_space import SearchSpace
-from tuner.trial import Candidate, Params, Status, Value, from_json
+from tuner.trial import Candidate, Params, Status, from_json
 
 DESCRIBE_S = 300.0
 
@@ -60,7 +60,7 @@ def this_device(name: str) -> Device:
 
 def build_all(
     op: str,
-    configurations: Sequence[Mapping[str, Value]],
+    configurations: Sequence[Params],
     device: Device,
     sizes: Sequence[Mapping[str, int]],
 ) -> tuple[list[Built], dict[str, str]]:

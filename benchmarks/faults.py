@@ -24,6 +24,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -242,11 +243,11 @@ def kill_tunings(folder: Path, kills: int, draw: random.Random) -> bool:
     return not lost and not doubled and not stray and code == 0 and is_proved
 
 
-def _tuner(given: list[str], folder: Path, out: object) -> subprocess.Popen[bytes]:
+def _tuner(given: list[str], folder: Path, out: IO[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "tuner", *given],
         cwd=folder,
-        stdout=out,  # type: ignore[call-overload]
+        stdout=out,
         stderr=(folder / "err.txt").open("wb"),
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

@@ -33,10 +33,16 @@ from tuner.errors import ConfigError, InputError
 from tuner.export.certificate import MARK, read_certificate
 from tuner.space.expression import Expression
 from tuner.space.search_space import SearchSpace
+from tuner.trial import Value
 
 CASE_S = 20.0  # of processor time; the largest space that is not refused takes half of it
 MEMORY_BYTES = 4 * 2**30  # on top of what is in use at the start
-FACTS = {"device.kind": "cpu", "device.smem_bytes_max": 232448, "rows": 64, "cols": 100}
+FACTS: dict[str, Value] = {
+    "device.kind": "cpu",
+    "device.smem_bytes_max": 232448,
+    "rows": 64,
+    "cols": 100,
+}
 
 # ---- what must not happen meanwhile ---------------------------------------------------------
 

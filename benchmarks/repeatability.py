@@ -85,7 +85,8 @@ def cycles_per_us(device: str) -> float:
     torch.cuda._sleep(100_000_000)
     stop.record()
     torch.cuda.synchronize()
-    return 100_000_000 / (start.elapsed_time(stop) * 1e3)
+    elapsed_us: float = start.elapsed_time(stop) * 1e3
+    return 100_000_000 / elapsed_us
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.candidates import Built, build_all, label, this_device
 from benchmarks.shapes import table
 from tuner.errors import TunerError
-from tuner.trial import to_json
+from tuner.trial import Params, to_json
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 OPTIONS = {
@@ -48,7 +48,7 @@ SIZES: Mapping[str, Sequence[Mapping[str, int]]] = {
 }
 
 # Together they use every strategy of each template.
-CONFIGURATIONS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+CONFIGURATIONS: Mapping[str, Sequence[Params]] = {
     "gemm_scale_batchnorm": (
         {"template": "library"},
         {"template": "library", "stats": "shared_memory", "scale_mode": "prescaled"},

@@ -77,6 +77,7 @@ def row(shape: Shape, run: Run) -> Sequence[str]:
     verdict: str = interval.verdict
     if result.is_fallback:
         best = next(f for f in result.finalists if f.trial == result.winner).interval
+        assert best is not None  # what did not race cannot be found slower
         verdict = f"no kernel is faster (best {best.speedup:.2f}x): PyTorch's own is exported"
     return (
         *first,

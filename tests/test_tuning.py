@@ -5,6 +5,7 @@ One run's life serves most tests: killed in its search, resumed and interrupted,
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
@@ -461,6 +462,13 @@ def test_every_name_of_the_api_is_there_and_explained(name):
     found = getattr(tuner, name)
     assert callable(found) and found.__doc__ and name in dir(tuner)
     assert found is getattr(importlib.import_module(found.__module__), name)
+
+
+def test_a_type_checker_sees_the_same_names_from_the_same_rooms():
+    source = Path(tuner.__file__).read_text(encoding="utf-8")
+    (block,) = (n for n in ast.parse(source).body if isinstance(n, ast.If))
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}
+    assert seen == {name: f"tuner.{room}" for name, room in tuner._API.items()}
 
 
 def test_no_name_of_the_api_is_a_rooms_too():
