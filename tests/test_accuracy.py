@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode

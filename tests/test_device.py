@@ -9,8 +9,7 @@ import sys
 import pytest
 
 from tuner.errors import DeviceError, InputError
-from tuner.machine import datasheets
-from tuner.machine import device as room
+from tuner.machine import datasheets, device as room
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device, describe
 

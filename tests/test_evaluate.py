@@ -13,8 +13,7 @@ from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
 from tuner.config.run_config import load_config
 from tuner.errors import DeviceError, ProblemError, WorkerError
-from tuner.evaluate import evaluator as room
-from tuner.evaluate import prover as prover_room
+from tuner.evaluate import evaluator as room, prover as prover_room
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.prover import Contender, Prover, Race, compared_with_compiled, finalist
 from tuner.evaluate.task import explained, least_us

@@ -22,8 +22,7 @@ from command_line import Said, environment, wait_for
 from tiny_operator import NAME, REFERENCE, TEMPLATE, config_text, write_family
 
 import tuner
-from tuner import proving
-from tuner import session as session_room
+from tuner import proving, session as session_room
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.prover import Contender, Prover
 from tuner.evaluate.task import explained

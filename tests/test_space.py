@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tuner.errors import ExpressionError, InputError
-from tuner.space import constraints, enumeration
-from tuner.space import search_space as space
+from tuner.space import constraints, enumeration, search_space as space
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
 from tuner.space.search_space import SearchSpace

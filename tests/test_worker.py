@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from tuner.errors import WorkerError
-from tuner.evaluate import process
-from tuner.evaluate import worker as room
+from tuner.evaluate import process, worker as room
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
 
 ENTRY = "jobs_for_worker:run"

@@ -16,37 +16,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what an editor and a type checker see of the names below
     from tuner.config.run_config import (
         RunConfig as RunConfig,
-    )
-    from tuner.config.run_config import (
         load_config as load_config,
-    )
-    from tuner.config.run_config import (
         parse_config as parse_config,
     )
-    from tuner.errors import ConfigError as ConfigError
-    from tuner.errors import TunerError as TunerError
+    from tuner.errors import ConfigError as ConfigError, TunerError as TunerError
     from tuner.machine.doctor import doctor as doctor
     from tuner.problem.accuracy import Accuracy as Accuracy
     from tuner.review.notebook import load_run as load_run
     from tuner.review.report import write_report as write_report
-    from tuner.run import Run as Run
-    from tuner.run import open_run as open_run
+    from tuner.run import Run as Run, open_run as open_run
     from tuner.tuning import (
         Observer as Observer,
-    )
-    from tuner.tuning import (
         export_trial as export_trial,
-    )
-    from tuner.tuning import (
         plan as plan,
-    )
-    from tuner.tuning import (
         resume as resume,
-    )
-    from tuner.tuning import (
         tune as tune,
-    )
-    from tuner.tuning import (
         verify as verify,
     )
 
