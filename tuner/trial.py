@@ -181,7 +181,9 @@ class ProbeResult:
 
     `rms_rel` is the root mean square error over the root mean square of the float64 value;
     `max_abs` the largest absolute error; both over all elements of the output. `note` tells a
-    right answer by means that are worth nothing.
+    right answer by means that are worth nothing. `num_draws` is above 1 where the first answer
+    was so near its limit that chance may have decided, and the probe was drawn anew; `is_close`
+    says that this is so of a rejection.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -194,6 +196,8 @@ class ProbeResult:
     is_accepted: bool
     reason: str = ""
     note: str = ""
+    is_close: bool = False
+    num_draws: int = 1
 
 
 @dataclass(frozen=True, slots=True)

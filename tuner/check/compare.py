@@ -141,6 +141,7 @@ class Limits:
     rms_abs: float
     why: str
     is_elementwise: bool = False  # no element beyond atol + rtol * |value| is enough as well
+    is_relative: bool = True  # to PyTorch's own error, which is another for every draw
 
     def accepts(self, error: Error) -> bool:
         """Whether an error is within them."""
@@ -149,6 +150,14 @@ class Limits:
         if self.is_elementwise and not error.num_beyond:
             return True
         return error.max_abs <= self.max_abs and error.rms_abs <= self.rms_abs
+
+    def excess(self, error: Error) -> float:
+        """Return how many times the limit an error is; infinite where no chance is in it."""
+        if self.accepts(error):
+            return 0.0
+        if error.num_misplaced or not self.is_relative or self.max_abs == 0.0:
+            return math.inf
+        return max(error.max_abs / self.max_abs, error.rms_abs / self.rms_abs)
 
 
 def limits_of(
@@ -175,12 +184,15 @@ def limits_of(
     if accuracy.kind == "tolerance":
         limit = 2.0 * baseline.max_abs
         if not is_buffer:
-            return Limits(limit, infinite, accuracy.label, is_elementwise=True)
-        limit = max(limit, accuracy.atol + accuracy.rtol * baseline.largest)
-        return Limits(limit, infinite, f"{accuracy.label} of the largest value")
+            is_relative = baseline.num_beyond > 0  # else the tolerance is promised, not a class
+            return Limits(limit, infinite, accuracy.label, True, is_relative)
+        promised = accuracy.atol + accuracy.rtol * baseline.largest
+        why = f"{accuracy.label} of the largest value"
+        return Limits(max(limit, promised), infinite, why, is_relative=limit > promised)
     if is_double:
         limit = DOUBLE * baseline.largest
-        return Limits(limit, limit, f"2^-38 of {baseline.largest:.3g}, in float64")
+        why = f"2^-38 of {baseline.largest:.3g}, in float64"
+        return Limits(limit, limit, why, is_relative=False)
     factor = rms_factor = 4.0 if num_rows < SMALL_BATCH else 2.0
     if accuracy.kind == "tf32":
         factor, rms_factor = (2.0, 2.0) if is_buffer else (1.25, 1.02)

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["judge", "merge"]
 
+CLOSE = 4.0  # times a limit that may be chance; TF32 is some 100 times, a wrong result far more
+
 
 # ---- the verdict ----------------------------------------------------------------------------
 
@@ -67,18 +69,21 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
         for name, want in expected.oracle.items()
         if name in answer.tensors
     }
-    reason = (
-        _judge_behaviour(expected, answer)
-        or _judge_values(expected, answer, errors, accuracy)
-        or _judge_gradients(expected, answer, errors, accuracy)
-        or _judge_bits(expected, answer)
-    )
+    behaviour = _judge_behaviour(expected, answer)
+    limits = _limits_of_all(expected, accuracy)
+    values = _judge_values(expected, answer, errors, limits, accuracy)
+    values = values or _judge_gradients(expected, answer, errors, limits, accuracy)
+    bits = _judge_bits(expected, answer)
+    reason = behaviour or values or bits
+    is_exact = bool(behaviour or bits or limits.keys() - errors.keys())
+    excess = max((limits[name].excess(error) for name, error in errors.items()), default=0.0)
     outputs = [error for name, error in errors.items() if name.startswith("call")]
     worst = max(outputs, key=lambda error: error.max_abs, default=Error())
     rms_rel = max((error.rms_rel for error in outputs), default=0.0)
     return ProbeResult(
         probe.name, rms_rel, worst.max_abs, *_baseline_of(expected), not reason,
         _told(probe, reason), _note(expected, answer),
+        is_close=bool(values) and not is_exact and excess <= CLOSE,
     )  # fmt: skip
 
 
@@ -197,16 +202,41 @@ def _judge_behaviour(expected: Expected, answer: Answer) -> str:
     return ""
 
 
+def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
+    """Return the limits of every tensor that is compared, by name."""
+    largest = max(
+        (e.largest for n, e in expected.baseline.items() if _is_gradient(n)), default=0.0
+    )
+    return {
+        name: gradient_limits(baseline, largest, accuracy)
+        if _is_gradient(name)
+        else limits_of(
+            name,
+            baseline,
+            expected.num_rows,
+            accuracy,
+            is_double=str(expected.dtypes[name]) == "torch.float64",
+        )
+        for name, baseline in expected.baseline.items()
+    }
+
+
+def _is_gradient(name: str) -> bool:
+    return name.startswith("grad.")
+
+
 def _judge_values(
-    expected: Expected, answer: Answer, errors: Mapping[str, Error], accuracy: Accuracy
+    expected: Expected,
+    answer: Answer,
+    errors: Mapping[str, Error],
+    all_limits: Mapping[str, Limits],
+    accuracy: Accuracy,
 ) -> str:
     """Judge outputs and buffers by the class of accuracy."""
     for name, error in errors.items():
-        if name.startswith("grad."):
+        if _is_gradient(name):
             continue
-        baseline = expected.baseline[name]
-        is_double = str(expected.dtypes[name]) == "torch.float64"
-        limits = limits_of(name, baseline, expected.num_rows, accuracy, is_double=is_double)
+        limits = all_limits[name]
         if not limits.accepts(error):
             where = _offence(expected, answer, name, error, limits, accuracy)
             diagnosis = _diagnosis(expected, answer, name, error)
@@ -215,17 +245,19 @@ def _judge_values(
 
 
 def _judge_gradients(
-    expected: Expected, answer: Answer, errors: Mapping[str, Error], accuracy: Accuracy
+    expected: Expected,
+    answer: Answer,
+    errors: Mapping[str, Error],
+    all_limits: Mapping[str, Limits],
+    accuracy: Accuracy,
 ) -> str:
-    names = [name for name in expected.oracle if name.startswith("grad.")]
+    names = [name for name in expected.oracle if _is_gradient(name)]
     if names and answer.report.is_detached:
         return "the output is detached: it has no gradient, and nothing was raised"
-    largest = max((expected.baseline[name].largest for name in names), default=0.0)
     for name in names:
         if name not in errors:
             return f"{_label(name)} is missing: the output does not depend on it"
-        limits = gradient_limits(expected.baseline[name], largest, accuracy)
-        error = errors[name]
+        limits, error = all_limits[name], errors[name]
         if not limits.accepts(error):
             return _offence(expected, answer, name, error, limits, accuracy)
     return ""

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.check import probes, produce, verdict
 from tuner.check.exercise import outputs_of, snapshot
 from tuner.check.expected import Expected, expected, expected_of_call
+from tuner.check.majority import by_majority, redrawn
 from tuner.check.surroundings import changed, functions, replaced, settings
 from tuner.errors import ProblemError
 from tuner.evaluate.channel import Blob
@@ -210,11 +211,26 @@ class _Session:
         with math_mode(self.accuracy):
             for expected in self.expected.values():
                 answer = produce.answer(make, expected.question)
-                results.append(verdict.judge(expected, answer, self.accuracy))
+                result = verdict.judge(expected, answer, self.accuracy)
+                results.append(self._in_other_draws(make, expected.probe, result))
                 if not results[-1].is_accepted:
                     has_raised = bool(answer.report.error) and not expected.error
                     break
         return verdict.merge(results, self.accuracy, is_thorough=False), has_raised
+
+    def _in_other_draws(
+        self, make: Callable[[], torch.nn.Module], probe: probes.Probe, first: ProbeResult
+    ) -> ProbeResult:
+        """Let a near miss not be decided by the one draw that screens all candidates."""
+
+        def ask(draw: int) -> ProbeResult:
+            if draw == 0:
+                return first
+            expected = self._expected(redrawn(probe, draw))
+            answer = produce.answer(make, expected.question)
+            return verdict.judge(expected, answer, self.accuracy)
+
+        return by_majority(ask)
 
     def _candidate_model(self, operator: BoundOp) -> Callable[[], torch.nn.Module]:
         """Return the family's module around an operator: one object for all candidates."""
@@ -239,10 +255,15 @@ class _Session:
         """Judge one more output of the module that was just timed, in the state that left it."""
         import torch
 
-        model, call = self._candidate_model(operator)(), self.inputs.fresh_call()
-        with torch.no_grad(), math_mode(self.accuracy):
+        model = self._candidate_model(operator)()
+
+        def ask(_: int) -> ProbeResult:
+            call = self.inputs.fresh_call()
             answer = produce.answer_of_call(model, model(*self.inputs.of_call(call)))
             return verdict.judge(self._expected_of_call(call), answer, self.accuracy)
+
+        with torch.no_grad(), math_mode(self.accuracy):
+            return by_majority(ask)
 
     def _expected_of_call(self, call: int) -> Expected:
         assert self.problem is not None and self.model is not None

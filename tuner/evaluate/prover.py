@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tuner.check.majority import by_majority, redrawn
 from tuner.check.probes import Probe, thorough_probes
 from tuner.check.verdict import merge
 from tuner.errors import WorkerError
@@ -152,7 +153,7 @@ class Prover:
                 has_cuda=self._task.device.startswith("cuda"),
             )
             for probe in probes:
-                results.append(self._asked(judge, producer, probe))
+                results.append(self._asked_fairly(judge, producer, probe))
                 on_probe(results[-1])
                 if not results[-1].is_accepted:
                     break
@@ -269,10 +270,15 @@ class Prover:
 
     def _timed_output(self, judge: Worker, racer: Worker) -> str:
         """Judge the last output of calls that this process has just timed."""
-        answer = self._call(racer, "timed_output", {})
-        verdict = self._call(judge, "judge_timed", answer.data, answer.blobs).data["result"]
-        result = from_json(ProbeResult, json.dumps(verdict))
-        return "" if result.is_accepted else result.reason
+
+        def ask(draw: int) -> ProbeResult:
+            if draw:
+                self._call(racer, "repeat", {"num_calls": 1})
+            answer = self._call(racer, "timed_output", {})
+            verdict = self._call(judge, "judge_timed", answer.data, answer.blobs).data["result"]
+            return from_json(ProbeResult, json.dumps(verdict))
+
+        return by_majority(ask).reason
 
     def _started(
         self, stack: ExitStack, first: str, contenders: Sequence[Contender]
@@ -352,6 +358,9 @@ class Prover:
         except JobFailed as failure:
             return f"importing it: {failure.error_type.rpartition('.')[2]}: {failure.message}"
         return ""
+
+    def _asked_fairly(self, judge: Worker, producer: Worker, probe: Probe) -> ProbeResult:
+        return by_majority(lambda draw: self._asked(judge, producer, redrawn(probe, draw)))
 
     def _asked(self, judge: Worker, producer: Worker, probe: Probe) -> ProbeResult:
         nothing = float("nan")
