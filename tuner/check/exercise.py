@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHUNK_ELEMENTS",
+    "aliases_of",
     "arguments_of",
     "checksum_of",
     "checksums_of",
@@ -147,7 +148,7 @@ def gradients_of(
         arguments: of the call; those that require gradients are differentiated by.
         outputs: of the call.
         tensors: the question's; `grad.<k>` is the gradient that output k gets, in its shape.
-        is_of_sum: give its first element to all, as one number in memory: as `sum` does.
+        is_of_sum: give its first row to all, as one row in memory: as `sum(0)` does.
     """
     import torch
 
@@ -160,12 +161,44 @@ def gradients_of(
     leaves.update((f"grad.{name}", p) for name, p in model.named_parameters() if p.requires_grad)
     pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(outputs) if y.requires_grad]
     if is_of_sum:
-        pairs = [(y, g.reshape(-1)[:1].sum().expand(y.shape)) for y, g in pairs]
+        pairs = [(y, g[:1].expand(y.shape) if y.ndim and len(y) else g) for y, g in pairs]
     grads = torch.autograd.grad(
         [y for y, _ in pairs], list(leaves.values()), [g.to(y.dtype) for y, g in pairs],
         allow_unused=True,
     )  # fmt: skip
     return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
+
+
+def aliases_of(
+    model: torch.nn.Module,
+    arguments: Sequence[Any],
+    earlier: Sequence[Sequence[Any]],
+    outputs: Sequence[Any],
+) -> list[str]:
+    """Say which outputs share memory with the state, an input, or an output of `earlier` calls."""
+    import torch
+
+    memory: dict[int, str] = {}
+
+    def note(value: Any, name: str) -> None:
+        if isinstance(value, torch.Tensor) and value.numel():
+            memory.setdefault(value.untyped_storage().data_ptr(), name)
+
+    for name, value in model.state_dict().items():
+        note(value, f"{name} of the state_dict")
+    for i, value in enumerate(arguments):
+        note(value, f"input {i}")
+    for call, values in enumerate(earlier):
+        for value in values:
+            note(value, f"the output of call {call + 1}")
+    found = []
+    for output in outputs:
+        if isinstance(output, torch.Tensor) and output.numel():
+            owner = memory.get(output.untyped_storage().data_ptr())
+            if owner is not None:
+                call = len(earlier) + 1
+                found.append(f"the output of call {call} shares memory with {owner}")
+    return found
 
 
 def laid_out(value: Any, layout: Layout) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check.compare import SMALL_BATCH, Error, compare, disputed
 from tuner.check.exercise import (
+    aliases_of,
     arguments_of,
     checksums_of,
     edit_weights,
@@ -54,6 +55,7 @@ class Expected:
     momenta: dict[str, float] = field(default_factory=dict)
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers before the calls
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of the reference's answer
+    may_refuse: bool = False  # as the reference refuses such strides
     error: str = ""
 
 
@@ -84,10 +86,11 @@ def expected(
     with math_mode(accuracy):
         report, baseline = _reference_answer(problem, model, script, tensors, probe)
     num_rows = _rows_of(arguments[0])
-    if report.error and probe.is_reduced and probe.layout not in ("float64", "too_wide"):
-        # Not rows of a batch, then, e.g. of a square matrix product.
-        as_given = dataclasses.replace(probe, batch=None, is_reduced=False)
-        return expected(problem, as_given, accuracy, device, models=known)
+    tamer = _tamer(probe) if report.error else None
+    if tamer is not None:
+        return expected(problem, tamer, accuracy, device, models=known)
+    if report.error and not _is_odd(probe):
+        raise ProblemError(report.error)
     if report.error:
         return Expected(
             probe, Question(script, tensors), num_rows, {}, {}, report, error=report.error
@@ -109,7 +112,46 @@ def expected(
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
         start, {name: t.dtype for name, t in baseline.items()},
+        may_refuse=_refuses_layout(problem, model, probe, arguments[0]),
     )  # fmt: skip
+
+
+def _refuses_layout(
+    problem: Problem, model: torch.nn.Module, probe: Probe, values: Sequence[Any]
+) -> bool:
+    """Whether the reference itself raises at such strides, as `view` does."""
+    import torch
+
+    if probe.layout not in ("transposed", "strided", "padded", "expanded"):
+        return False
+    try:
+        with torch.no_grad():
+            problem.call(copy.deepcopy(model), [laid_out(v, probe.layout) for v in values])
+    except ProblemError:
+        return True
+    return False
+
+
+def _tamer(probe: Probe) -> Probe | None:
+    """Return a probe that the reference may take where it raises at this one, if there is one.
+
+    Not every number is legal for every reference (a probability is at most 1), nor is dim 0 the
+    rows of a batch in each (a square matrix product).
+    """
+    if probe.layout in ("float64", "too_wide"):
+        return None
+    if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:
+        return dataclasses.replace(probe, is_drawn=True)
+    if probe.distribution != "as_given":
+        return dataclasses.replace(probe, distribution="as_given")
+    if probe.is_reduced and probe.batch is not None:
+        return dataclasses.replace(probe, batch=None, is_reduced=False)
+    return None
+
+
+def _is_odd(probe: Probe) -> bool:
+    """Whether a reference may refuse what a probe asks."""
+    return probe.layout in ("float64", "too_wide") or probe.batch is not None
 
 
 def expected_of_call(
@@ -208,6 +250,9 @@ def _inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[A
     first = [shaped(value) for value in first]
     calls = 1 if probe.inputs == "repeated" else probe.calls
     change = _nudged if probe.inputs == "nudged" else _varied
+    if probe.is_drawn:  # legal for sure
+        seeds = range(probe.seed_inputs, probe.seed_inputs + calls)
+        return [problem.make_inputs(s, batch=probe.batch, device=device) for s in seeds]
     return [
         [
             change(value, call) if call else value
@@ -311,6 +356,8 @@ def _reference_answer(
     values: list[Any] = []
     outputs: tuple[torch.Tensor, ...] = ()
     operations: list[str] = []
+    aliases: list[str] = []
+    earlier: list[tuple[Any, ...]] = []
     for call in range(script.calls):
         if call == 1 and script.edits_weights:
             edit_weights(model, tensors)
@@ -325,11 +372,10 @@ def _reference_answer(
                 with recorded(operations, script.traces):
                     result = problem.result_of(model, values)
             except ProblemError as error:
-                is_odd = probe.layout in ("float64", "too_wide") or probe.batch is not None
-                if call or not is_odd:
-                    raise
-                return Report(error=str(error), stage="call 1", keys=keys), {}
+                return Report(error=str(error), stage=f"call {call + 1}", keys=keys), {}
         outputs = outputs_of(result)
+        aliases += aliases_of(model, values, earlier, outputs)
+        earlier.append(outputs)
         kinds.append(kinds_of(result))
         answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in model.named_buffers())
@@ -341,6 +387,7 @@ def _reference_answer(
     report = Report(
         keys=keys,
         kinds=tuple(kinds),
+        aliases=tuple(aliases),
         checksums=checksums_of(model, values),
         operations=tuple(operations),
     )

@@ -58,10 +58,11 @@ class Probe:
     in place ("one": one element of each), `copies` goes on with a deep copy in other memory, and
     `more_calls` are made that nobody looks at. `mode` "frozen" is training with every submodule in
     eval mode, "cumulative" is training with momentum None, "in_turn" is eval at every other call.
-    With `gradients`, "plain_inputs" asks for the parameters' alone, "of_sum" gives every output
-    the same gradient. `is_double` converts the module. `is_reduced`: the batch is smaller only to
-    be quick, and as given where the reference refuses it. `traces` lists PyTorch's operations that
-    ran. `tells` is what a failure here usually means.
+    With `gradients`, "plain_inputs" asks for the parameters' alone, "of_sum" gives every row of an
+    output the same gradient. `is_double` converts the module. `is_reduced`: the batch is smaller
+    only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
+    are a draw of the reference's own. `traces` lists PyTorch's operations that ran. `tells` is
+    what a failure here usually means.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Probe:
     gradients: Literal["", "all", "plain_inputs", "of_sum"] = ""
     is_double: bool = False
     is_reduced: bool = False
+    is_drawn: bool = False
     layout: Layout = "contiguous"
     has_nan_memory: bool = False
     has_side_stream: bool = False

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from tuner.check.exercise import (
+    aliases_of,
     arguments_of,
     checksum_of,
     checksums_of,
@@ -179,7 +180,7 @@ class _Session:
                     self.tensors[f"call{call}.output{j}"] = snapshot(output)
         self.changes += changed(before)
         self.kinds.append(kinds_of(result))
-        self.aliases += self._find_aliases(call, outputs)
+        self.aliases += aliases_of(self.model, arguments, self.outputs, outputs)
         self.outputs.append(list(outputs))
 
     def _copy_model(self) -> None:
@@ -223,30 +224,6 @@ class _Session:
         """End this process if the call has forked it: only one of them may answer."""
         if os.getpid() != self.process:
             os._exit(1)
-
-    def _find_aliases(self, call: int, outputs: Sequence[Any]) -> list[str]:
-        import torch
-
-        memory: dict[int, str] = {}
-
-        def note(value: Any, name: str) -> None:
-            if isinstance(value, torch.Tensor) and value.numel():
-                memory.setdefault(value.untyped_storage().data_ptr(), name)
-
-        for name, value in self.model.state_dict().items():
-            note(value, f"{name} of the state_dict")
-        for i, value in enumerate(self.arguments[-1]):
-            note(value, f"input {i}")
-        for earlier, values in enumerate(self.outputs):
-            for value in values:
-                note(value, f"the output of call {earlier + 1}")
-        found = []
-        for output in outputs:
-            if isinstance(output, torch.Tensor) and output.numel():
-                owner = memory.get(output.untyped_storage().data_ptr())
-                if owner is not None:
-                    found.append(f"the output of call {call + 1} shares memory with {owner}")
-        return found
 
     def look_again(self) -> None:
         """Give late work a moment, then take checksums of outputs, inputs and weights."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
-
-_PYTORCHS = {"manual_seed"}  # torch._dynamo wraps it when it is imported; `settings` has the seed
 
 __all__ = ["changed", "functions", "replaced", "settings"]
 
@@ -62,7 +61,7 @@ def functions() -> dict[str, Any]:
     for place, room in rooms.items():
         for name in dir(room):
             value = _found(room, name)
-            if callable(value) and not isinstance(value, type) and name not in _PYTORCHS:
+            if callable(value) and not isinstance(value, type):
                 found[f"{place}.{name}"] = value
     return found
 
@@ -81,5 +80,18 @@ def replaced(before: Mapping[str, Any]) -> list[str]:
     return [
         f"it replaced {name}, which is not its own"
         for name, value in before.items()
-        if now.get(name) is not value
+        if now.get(name) is not value and not _is_pytorchs(now.get(name))
     ]
+
+
+def _is_pytorchs(value: Any) -> bool:
+    """Whether PyTorch defines it, and what it wraps: its compiler replaces a few by its own."""
+    import torch
+
+    folder = os.path.join(os.path.dirname(torch.__file__), "")
+    while value is not None:
+        code = getattr(value, "__code__", None)
+        if code is None or not code.co_filename.startswith(folder):
+            return False
+        value = getattr(value, "__wrapped__", None)
+    return True

@@ -117,7 +117,7 @@ def _judge_refusal(expected: Expected, answer: Answer) -> str | None:
     if not report.error:
         return None
     is_call = report.stage.startswith("call") or report.stage == "conversion"
-    if is_call and (expected.error or probe.may_refuse):
+    if is_call and (expected.error or probe.may_refuse or expected.may_refuse):
         return ""
     if report.stage == "load":
         return f"it does not load the reference's state_dict: {_shortened(report.error)}"
@@ -176,8 +176,9 @@ def _judge_behaviour(expected: Expected, answer: Answer) -> str:
     report = answer.report
     if report.changes:
         return report.changes[0]
-    if report.aliases:
-        return report.aliases[0]
+    aliases = [text for text in report.aliases if text not in expected.report.aliases]
+    if aliases:
+        return aliases[0]
     if report.num_forks_left:
         return f"{report.num_forks_left} forks of its process outlived the call"
     for name, checksum in expected.report.checksums.items():
@@ -194,12 +195,21 @@ def _judge_behaviour(expected: Expected, answer: Answer) -> str:
             )
         return f"the weight {rest} was edited by the call"
     for name, tensor in answer.tensors.items():
-        if name.startswith("call") and report.checksums.get(f"late.{name}") != checksum_of(tensor):
+        if not name.startswith("call") or _is_view(expected, name):
+            continue
+        if report.checksums.get(f"late.{name}") != checksum_of(tensor):
             return (
                 f"{_label(name)} changed after the call had returned: a later call or another "
                 "thread or stream writes to it"
             )
     return ""
+
+
+def _is_view(expected: Expected, name: str) -> bool:
+    """Whether the reference itself returns memory of its input or state at that call."""
+    call = int(name.partition(".")[0].removeprefix("call"))
+    start = f"the output of call {call + 1} shares"
+    return any(text.startswith(start) for text in expected.report.aliases)
 
 
 def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:

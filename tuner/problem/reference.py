@@ -181,6 +181,11 @@ class Problem:
                 f"{self.path}: Model.forward returned {found}; expected a tensor, or a tuple of "
                 "tensors"
             )
+        if any(value.is_complex() for value in values):
+            raise ProblemError(
+                f"{self.path}: Model.forward returned complex numbers, which cannot "
+                "be judged; expected real ones, e.g. of torch.view_as_real"
+            )
         return result
 
     def oracle(self, model: torch.nn.Module, inputs: Sequence[Any]) -> dict[str, torch.Tensor]:
