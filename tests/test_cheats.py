@@ -26,6 +26,7 @@ SEED = 21
 
 # What the verdict says of each. The first probe tells, since the process does not outlive it.
 REJECTED = {
+    "computed_when_copied": "as given: it replaced torch.Tensor.detach",
     "crashes": "as given: killed by signal 11 (SIGSEGV)",
     "forks": "as given: 1 forks of its process outlived the call",
     "hangs": "as given: no answer within 3 s",
@@ -115,6 +116,32 @@ def test_a_cheat_on_the_clock_is_refused_in_the_race(name, tmp_path):
     prover = Prover(task_of(tmp_path), seed=SEED)
     with pytest.raises(WorkerError, match=rf"^{name}\.py: {TIMED[name]}"):
         prover.race([cheat(name)], num_processes=1, seconds=0.01)
+
+
+def test_a_cheat_that_rewrites_its_file_is_rejected(prover, tmp_path):
+    path = tmp_path / "rewrites_itself.py"
+    text = (CHEATS / "holds_the_reference.py").read_text()
+    more = "\nfrom pathlib import Path\nPath(__file__).write_text('ModelNew = None')\n"
+    path.write_text(text + more)
+    check = prover.check(Contender.of_file(path, is_deterministic=True))
+    assert not check.is_accepted
+    assert check.reason == f"{path} was rewritten while it was being proved"
+
+
+def test_what_pytorchs_compiler_replaces_is_no_cheat(prover, tmp_path):
+    path = tmp_path / "compiled_inside.py"
+    text = (CHEATS / "holds_the_reference.py").read_text()
+    text = (
+        text.replace("x) * self.scale", "x).mul(self.scale)")
+        + """
+
+compiled = torch.compile(lambda z: z + 0, backend="eager", dynamic=True)
+compiled(torch.ones(3))
+"""
+    )
+    path.write_text(text)
+    check = prover.check(Contender.of_file(path, is_deterministic=True))
+    assert check.is_accepted, check.reason
 
 
 def test_every_cheat_is_tried_somewhere():

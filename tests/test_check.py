@@ -44,6 +44,7 @@ CHEATS = {
     "always_training": "eval mode must use the stored statistics",
     "biased_running_variance": "looks biased: the variance is off by the factor B/(B-1)",
     "cast_in_silence": "float64 input: it returned an answer where the reference raises",
+    "computed_when_unpacked": "float32[0] on cpu in a tuple",
     "computed_one_row": "batch 1: it returned an answer where the reference raises",
     "constant_output": "a constant output",
     "detached_output": "the output is detached",
@@ -52,6 +53,8 @@ CHEATS = {
     "edited_weights": "the weight scale was edited by the call",
     "exits_with_success": "raised in call 1: SystemExit: 0",
     "extra_state": "'workspace' is not in the reference's",
+    "folded_at_first_eval": "must use the statistics as they are now",
+    "folded_by_sample": "one weight of each edited: output of call 2",
     "ignored_gamma_and_beta": "is a weight ignored",
     "ignored_strides": "are strides ignored",
     "late_thread": "changed after the call had returned",
@@ -64,6 +67,8 @@ CHEATS = {
     "non_deterministic": "gave different bits",
     "one_output_for_all_calls": "shares memory with the output of call 1",
     "only_the_first_call": "kept from the first call",
+    "only_the_first_calls": "is it right only in the first calls",
+    "only_the_known_batches": "some rows: output of call 1",
     "only_the_tested_distribution": "right only for the tested distribution",
     "only_the_tested_shape": "right only for the tested shape",
     "operands_in_bfloat16": "that of bfloat16 operands",
@@ -72,21 +77,25 @@ CHEATS = {
     "other_random_numbers": "must draw the same random numbers in the same order",
     "output_in_the_input": "shares memory with input 0",
     "prints_a_verdict": "a constant output",
+    "padded_rows_ignored": "padded rows: output of call 1",
     "part_written": "part of the output was never written",
     "patched_comparisons": "a constant output",
     "patched_random_numbers": "must draw the same random numbers",
     "range_of_float16": "a format of less range",
+    "replaced_parameters": "an optimiser that was given the old one would train nothing",
     "replayed_first_output": "memoised, or replayed",
+    "ring_of_outputs": "many calls: output of call 1 changed after the call had returned",
     "skipped_running_statistics": "the running statistics were not updated",
     "swallowed_nan": "NaN and Inf must come through",
     "uninitialised_memory": "memory was read that was never written",
     "weights_folded_once": "are the weights folded once and kept",
+    "weights_of_the_original": "go on with the weights of old",
     "wrong_gradient": "gradient of input 0",
     "zeroed_inputs": "input 0 was edited by the call",
 }  # fmt: skip
 ALWAYS_ACCEPTED = [
-    "atomic_sums", "in_place_on_own_buffers", "scale_folded_afresh", "side_stream_joined",
-    "sums_in_float64", "two_sweeps", "welford_in_chunks",
+    "atomic_sums", "in_place_on_own_buffers", "own_thread_pool", "scale_folded_afresh",
+    "side_stream_joined", "sums_in_float64", "two_sweeps", "welford_in_chunks",
 ]  # fmt: skip
 HELD_REFERENCE = {"side_stream_joined"}  # on a CPU
 
@@ -204,6 +213,155 @@ def test_atomics_that_are_not_declared_are_rejected(wide_problem, wide_thorough)
     twice = [e for e in expectations if e.probe.wants_same_bits]
     check = verdict(wide_problem, new_class, twice, accuracy)
     assert "gave different bits, but the candidate is declared deterministic" in check.reason
+
+
+# Cheats that only one question tells: what forward does, and what the verdict says.
+ONE_QUESTION = {
+    "detached where the input is plain": (
+        lambda m, x, y: y if x.requires_grad else y.detach(),
+        "gradients of weights: the output is detached",
+    ),
+    "gradients of dense memory": (
+        lambda m, x, y: DenseGradient.apply(y), "gradients of a sum, eval: gradient of input 0",
+    ),
+    "detached from the second call on": (
+        lambda m, x, y: (y.detach() if m.bn.num_batches_tracked == 9 else y),
+        "gradients: the output is detached",
+    ),
+    "no row beyond those as given": (
+        lambda m, x, y: torch.cat([y[:64], 0 * y[64:]]), "more rows: output of call 1[64, 0]",
+    ),
+    "one row in eval": (
+        lambda m, x, y: 0 * y if len(x) == 1 else y, "one row, eval: output of call 1",
+    ),
+    "float64 in float32": (
+        lambda m, x, y: y.float().to(y.dtype), "float64 module: output of call 1",
+    ),
+    "gradients left off": (
+        lambda m, x, y: (y, torch.set_grad_enabled(False))[0],
+        "gradients enabled is False, was True",
+    ),
+    "a seed of its own": (lambda m, x, y: (y, torch.manual_seed(0))[0], "seed is 0, was"),
+    "state of its first call": (
+        lambda m, x, y: (y, m.register_buffer("space", torch.zeros(3)))[0],
+        "'space' is not in the reference's",
+    ),
+    "a tuple of one": (lambda m, x, y: (y,), "on cpu in a tuple"),
+}  # fmt: skip
+
+
+class DenseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 0 * gradient if 0 in gradient.stride() else gradient
+
+
+@pytest.mark.parametrize("name", ONE_QUESTION)
+def test_the_cheat_that_only_one_question_tells_is_rejected_and_named(name, problem, thorough):
+    change, words = ONE_QUESTION[name]
+
+    class Cheat(problem.module.Model):
+        def forward(self, x):
+            return change(self, x, super().forward(x))
+
+    answers = ask(problem, Cheat, thorough)
+    results = [judge(e, a, FLOAT32) for e, a in zip(thorough, answers, strict=True)]
+    assert words in " | ".join(result.reason for result in results)
+
+
+def test_full_size_and_initial_seeds_are_asked(tmp_path):
+    problem = load_reference(tmp_path, batch_size=300)
+    expectations = expect_all(problem, thorough_probes(SEED, 300))
+
+    class KeptAtFullSize(problem.module.Model):
+        def forward(self, x):
+            if len(x) < 258 or torch.is_grad_enabled():
+                return super().forward(x)
+            if not hasattr(self, "kept"):
+                self.kept = super().forward(x)
+            return self.kept.clone()
+
+    class OneSeed(problem.module.Model):
+        def __init__(self, *args):
+            if torch.initial_seed() != 42:
+                torch.randn(1)
+            super().__init__(*args)
+
+    check = verdict(problem, KeptAtFullSize, expectations)
+    assert check.reason.startswith("again at full size: output of call 2"), check.reason
+    check = verdict(problem, OneSeed, expectations)
+    assert "must draw the same random numbers in the same order" in check.reason
+
+
+def reference_of(forward: str, inputs: str, init: str = "") -> str:
+    return f"""
+import torch
+import torch.nn as nn
+F = nn.functional
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+
+    def forward(self, {", ".join("ab"[: inputs.count("torch.")])}):
+        return {forward}
+
+def get_inputs():
+    return [{inputs}]
+
+def get_init_inputs():
+    return []
+"""
+
+
+LINEAR = "self.l = nn.Linear(32, 20)"
+UNUSUAL = {
+    "chosen by rounding": ("(self.l(a).argmax(1), self.l(a) > 0)", "torch.rand(64, 32)", LINEAR),
+    "a frozen parameter": (
+        "self.l(a)", "torch.rand(64, 32)", LINEAR + "; self.l.weight.requires_grad_(False)",
+    ),
+    "a view of its input": ("a.view(-1)", "torch.rand(64, 32)", ""),
+    "a buffer among the outputs": (
+        "(a * 2, self.m)", "torch.rand(7, 5)", "self.register_buffer('m', torch.rand(5))",
+    ),
+    "only probabilities": ("F.binary_cross_entropy(a, b)", "torch.rand(64, 9), torch.rand(64, 9)"),
+    "a square matrix product": ("a @ b", "torch.rand(300, 300), torch.rand(300, 300)"),
+    "float64": ("self.l(a)", "torch.rand(64, 32).double()", LINEAR + ".double()"),
+    "bfloat16": ("self.l(a)", "torch.rand(64, 32).bfloat16()", LINEAR + ".bfloat16()"),
+    "integer inputs": (
+        "self.e(a)", "torch.randint(0, 50, (64, 7))", "self.e = nn.Embedding(50, 8)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
+    forward, inputs, *init = UNUSUAL[name]
+    problem = load_reference(tmp_path, reference_of(forward, inputs, "".join(init) or "0"))
+    expectations = expect_all(problem, thorough_probes(SEED, problem.num_rows()))
+    check = verdict(problem, problem.module.Model, expectations)
+    assert check.is_accepted, check.reason
+
+    class Replay(problem.module.Model):
+        def forward(self, *inputs):
+            if torch.is_grad_enabled() or not hasattr(self, "first"):
+                self.first = super().forward(*inputs)
+            several = isinstance(self.first, tuple)
+            return tuple(y.clone() for y in self.first) if several else self.first.clone()
+
+    check = verdict(problem, Replay, expectations)
+    assert "output of call 2" in check.reason, check.reason
+
+
+def test_complex_numbers_cannot_be_judged(tmp_path):
+    problem = load_reference(tmp_path, reference_of("torch.fft.rfft(a)", "torch.rand(8, 6)", "0"))
+    with pytest.raises(ProblemError, match="complex numbers, which cannot be judged"):
+        expected(problem, Probe("as given"), FLOAT32)
 
 
 def test_every_honest_module_is_tried():
