@@ -152,23 +152,40 @@ def ask_all(problem, new_class, expectations) -> list[Answer]:
 
 def verdict(problem, new_class, expectations, accuracy=FLOAT32):
     answers = ask_all(problem, new_class, expectations)
-    pairs = zip(expectations, answers, strict=True)
-    return merge([judge(e, a, accuracy) for e, a in pairs], accuracy, is_thorough=True)
+    results = []
+    for expectation, first in zip(expectations, answers, strict=True):
+
+        def ask(draw: int, e=expectation, first=first) -> ProbeResult:
+            if draw == 0:
+                return judge(e, first, accuracy)
+            (other,) = expect_all(problem, [redrawn(e.probe, draw)], accuracy)
+            return judge(other, ask_all(problem, new_class, [other])[0], accuracy)
+
+        results.append(by_majority(ask))
+    return merge(results, accuracy, is_thorough=True)
+
+
+def asked_until_told(problem, new_class, expectations, words: str) -> list[ProbeResult]:
+    """Ask, in order, until a reason has these words, which one must."""
+    results = []
+    for expectation in expectations:
+        (found,) = ask_all(problem, new_class, [expectation])
+        results.append(judge(expectation, found, FLOAT32))
+        if words in results[-1].reason:
+            return results
+    raise AssertionError(f"{words!r} is not in {[r.reason for r in results if r.reason]}")
 
 
 @pytest.mark.parametrize("name", sorted(CHEATS))
 def test_the_cheat_is_rejected_and_named(name, problem, thorough, patched_functions):
-    init_inputs = problem.init_inputs(42)
     new_class = load_candidate(HERE / "cheats" / f"{name}.py")
-    answers = [answer(lambda: new_class(*init_inputs), e.question) for e in thorough]
-    results = [judge(e, a, FLOAT32) for e, a in zip(thorough, answers, strict=True)]
+    results = asked_until_told(problem, new_class, thorough, CHEATS[name])
     check = merge(results, FLOAT32, is_thorough=True)
     assert not check.is_accepted
-    assert CHEATS[name] in " | ".join(result.reason for result in results)
     assert check.reason.startswith(next(r.reason for r in results if not r.is_accepted))
 
 
-@pytest.fixture(scope="module", params=[(1, FLOAT32), (3, LOOSE)], ids=["float32", "loose"])
+@pytest.fixture(scope="module", params=[(1, FLOAT32), (2, LOOSE)], ids=["float32", "loose"])
 def wide_thorough(request, wide_problem):
     seed, accuracy = request.param
     probes = thorough_probes(seed, wide_problem.num_rows())
@@ -268,9 +285,7 @@ def test_the_cheat_that_only_one_question_tells_is_rejected_and_named(name, prob
         def forward(self, x):
             return change(self, x, super().forward(x))
 
-    answers = ask(problem, Cheat, thorough)
-    results = [judge(e, a, FLOAT32) for e, a in zip(thorough, answers, strict=True)]
-    assert words in " | ".join(result.reason for result in results)
+    asked_until_told(problem, Cheat, thorough, words)
 
 
 def test_full_size_and_initial_seeds_are_asked(tmp_path):
@@ -783,7 +798,7 @@ def test_an_error_just_beyond_the_limit_is_close_and_a_lower_precision_never_is(
 def test_an_honest_module_is_accepted_whatever_the_draw(problem):
     # Columns whose weights nearly cancel: PyTorch is lucky with one in some 2 % of the draws.
     new_class = load_candidate(HERE / "honest" / "scale_folded_afresh.py")
-    for seed in range(100):
+    for seed in range(40):
         probe = next(p for p in thorough_probes(seed, 64) if p.name == "expanded input")
 
         def ask(draw: int, probe: Probe = probe) -> ProbeResult:
