@@ -84,6 +84,17 @@ def test_summary_takes_its_figures_from_the_exported_file(finished):
     assert f"{100 * tflops / 330:.0f} % of the fp16x3 roofline" in told.roofline
 
 
+def test_near_misses_that_were_drawn_again_are_counted(tmp_path):
+    trials = make_trials(30)
+    result = make_result(trials)
+    assert result.exported is not None
+    first, *others = result.exported.check.probes
+    probes = (replace(first, num_draws=4), *others)
+    exported = replace(result.exported, check=replace(result.exported.check, probes=probes))
+    told = summary(make_run(tmp_path, trials, replace(result, exported=exported)))
+    assert told.error.endswith("probes accepted, 1 after a near miss in most of several draws")
+
+
 def test_warnings_name_noise_throttling_drift_and_ties(tmp_path):
     trials = make_trials(30)
     best = min(trials, key=lambda t: t.outcome.latency_us or 1e9)

@@ -111,6 +111,8 @@ def print_summary(run: Run, *, is_json: bool = False) -> None:
 
 def print_verdict(check: Check) -> None:
     """Print the first probes' errors, and whether all were accepted."""
+    from tuner.review.words import draws_words
+
     for probe in check.probes[:3]:
         out.print(
             f"  {probe.probe}: rms {probe.rms_rel:.2e}, max {probe.max_abs:.2e}"
@@ -118,7 +120,8 @@ def print_verdict(check: Check) -> None:
             markup=False,
         )
     if check.is_accepted:
-        out.print(f"accepted: {len(check.probes)} probes, accuracy class {check.accuracy}")
+        near = draws_words(check.probes)
+        out.print(f"accepted: {len(check.probes)} probes{near}, accuracy class {check.accuracy}")
     else:
         out.print(f"rejected: {check.reason}", markup=False)
     for note in check.notes:

@@ -13,6 +13,7 @@ from tuner.review.facts import Facts, correct_trials
 from tuner.review.words import (
     NONE,
     count_words,
+    draws_words,
     number_words,
     outlook_words,
     params_words,
@@ -204,7 +205,7 @@ def _error_words(probes: Sequence[ProbeResult]) -> str:
         f"against float64, {first.probe}: rms {first.rms_rel:.1e}, max {first.max_abs:.1e} "
         f"(PyTorch's own {first.baseline_rms_rel:.1e}, {first.baseline_max_abs:.1e}); "
         f"at most {worst:.2f} times the baseline's own error on any probe ('{probe.probe}'); "
-        f"{accepted} of {len(probes)} probes accepted"
+        f"{accepted} of {len(probes)} probes accepted{draws_words(probes)}"
     )
 
 

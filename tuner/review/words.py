@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.run import Outlook
-from tuner.trial import Trial
+from tuner.trial import ProbeResult, Trial
 
 __all__ = [
     "NONE",
@@ -74,6 +74,12 @@ def relative_path(path: str, folder: Path) -> str:
     """Return a path as seen from a folder, or as it is where it lies outside."""
     whole = Path(path)
     return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else path
+
+
+def draws_words(probes: Sequence[ProbeResult]) -> str:
+    """Return how many probes were drawn anew after a near miss; empty where none was."""
+    number = sum(probe.num_draws > 1 for probe in probes)
+    return f", {number} after a near miss in most of several draws" if number else ""
 
 
 def outlook_words(outlook: Outlook | None) -> str:
