@@ -12,6 +12,7 @@ from tuner.trial import ProbeResult, Trial
 __all__ = [
     "NONE",
     "count_words",
+    "draws_words",
     "number_words",
     "outlook_words",
     "params_words",
