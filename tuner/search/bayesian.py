@@ -22,7 +22,6 @@ NUM_FIRST = 12  # trials that are spread over the space before the model is aske
 NUM_WARM = 5  # the fastest elsewhere, tried first
 NUM_AGAINST = 2  # merely spread, tried between the first of them, to see whether these are fast
 NUM_CONTEST = 3  # of the fastest elsewhere that must beat the spread ones
-NUM_MISLED = 6  # spread over the space besides, when they do not
 MAX_WHOLE = 100_000  # configurations that are all judged at every suggestion
 POOL = 20_000  # drawn for a space with more; what is near the best is judged besides
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
@@ -121,7 +120,7 @@ class Bayesian:
         # By turns: where the sources mislead, the first spread one is known after two trials.
         pairs = [*zip(best, rivals, strict=False)]
         self._first = [position for pair in pairs for position in pair] + best[len(pairs) :]
-        self._spread = others[NUM_AGAINST : NUM_AGAINST + NUM_MISLED]
+        self._spread = others[NUM_AGAINST:]  # then as many as without sources
         self._contest = best[:NUM_CONTEST], rivals
         return Informed(self._encoding, codes, expectation)
 
