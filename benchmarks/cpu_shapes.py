@@ -1,8 +1,8 @@
-"""Tune the flagship operator on eight CPU shapes and print what was gained, or that nothing was.
+"""Tune the flagship operator on nine CPU shapes and print what was gained, or that nothing was.
 
     python -m benchmarks.cpu_shapes [--trials 24] [--timeout 40s] [--out docs/cpu_shapes.md]
 
-Four shapes are tall and light per output, where the sweeps over y cost as much as the GEMM; four
+Four shapes are tall and light per output, where the sweeps over y cost as much as the GEMM; five
 are there because little can be gained: tiny calls, few features out, and shapes that are all GEMM.
 Runs are kept in `--runs-dir`. Wants a quiet machine: about two minutes a shape with the defaults.
 """
@@ -33,7 +33,7 @@ space:
   huge_pages: [true, false]
 constraints:
   - {{expr: "stats != 'gram' or in_features <= 2048", why: "stats=gram refuses more features"}}
-search: {{sampler: tpe, trials: {trials}, timeout: {timeout}, seed: 0}}
+search: {{trials: {trials}, timeout: {timeout}, seed: 0}}
 measure: {{num_finalists: 1, num_processes: 4}}
 """
 
