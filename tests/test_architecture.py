@@ -152,10 +152,22 @@ def test_importing_a_room_does_not_import_torch(room, imported_by_each_room):
 
 @pytest.fixture(scope="module")
 def imported_by_each_room():
-    """What is in sys.modules after importing one room; one process forks for each of them."""
+    """What is in sys.modules after importing one room; one process forks for each of them.
+
+    It has imported the third parties of all rooms, which cost most: no fork does that again.
+    """
+    third_parties = {
+        module
+        for room in ROOMS
+        for module in imports(room, at_import=True)
+        if module.split(".")[0] != "tuner"
+    }
     code = (
         "import importlib, os, sys\n"
-        "for room in sys.argv[1:]:\n"
+        "num = int(sys.argv[1])\n"
+        "for module in sys.argv[2 : 2 + num]:\n"
+        "    importlib.import_module(module)\n"
+        "for room in sys.argv[2 + num :]:\n"
         "    sys.stdout.flush()\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
@@ -165,8 +177,9 @@ def imported_by_each_room():
         "        os._exit(0)\n"
         "    assert os.waitpid(pid, 0)[1] == 0, room\n"
     )
+    arguments = [str(len(third_parties)), *sorted(third_parties), *map(dotted, ROOMS)]
     output = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *map(dotted, ROOMS)],
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
         check=True,
         capture_output=True,
         text=True,
