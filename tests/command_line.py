@@ -1,10 +1,18 @@
-"""`tune` as a user runs it: a process, its exit code, what it prints."""
+"""`tune` as a user runs it: a process, its exit code, what it prints.
+
+A test that asks what a command says gets it from a fork of a process that has imported the tuner
+(`warm_command_line`); `is_fresh`, or a setting of how it starts, makes it a process from scratch.
+"""
 
 from __future__ import annotations
 
+import atexit
+import json
 import os
+import select
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,18 +54,53 @@ def tune(
     cwd: Path,
     env: Mapping[str, str] | None = None,
     is_impatient: bool = False,
+    is_fresh: bool = False,
 ) -> Said:
     """Run `tune ARGS` to its end; it never shows a traceback."""
-    done = subprocess.run(
-        command(*args, is_impatient=is_impatient),
-        cwd=cwd,
-        env=environment(env),
-        capture_output=True,
-        timeout=TIMEOUT_S,
-    )
-    said = Said(done.returncode, done.stdout.decode(), done.stderr.decode())
+    if is_impatient or is_fresh:
+        done = subprocess.run(
+            command(*args, is_impatient=is_impatient),
+            cwd=cwd,
+            env=environment(env),
+            capture_output=True,
+            timeout=TIMEOUT_S,
+        )
+        said = Said(done.returncode, done.stdout.decode(), done.stderr.decode())
+    else:
+        said = _said_by_a_fork(list(map(str, args)), cwd, environment(env))
     assert "Traceback" not in said.out + said.err, said.out + said.err
     return said
+
+
+_idle: list[subprocess.Popen[bytes]] = []  # as many as ever worked at a time
+
+
+@atexit.register
+def _end_servers() -> None:
+    for server in _idle:
+        server.communicate()  # closes its stdin, which ends it
+
+
+def _said_by_a_fork(args: list[str], cwd: Path, env: dict[str, str]) -> Said:
+    try:
+        server = _idle.pop()
+    except IndexError:
+        program = [sys.executable, str(Path(__file__).with_name("warm_command_line.py"))]
+        server = subprocess.Popen(
+            program, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out.txt", Path(folder) / "err.txt"
+        asked = {"args": args, "cwd": str(cwd), "env": env, "out": str(out), "err": str(err)}
+        assert server.stdin is not None and server.stdout is not None
+        server.stdin.write(json.dumps(asked).encode() + b"\n")
+        server.stdin.flush()
+        if not select.select([server.stdout], [], [], TIMEOUT_S)[0]:
+            server.kill()
+            raise subprocess.TimeoutExpired(["tune", *args], TIMEOUT_S)
+        code = int(server.stdout.readline())
+        _idle.append(server)
+        return Said(code, out.read_text(), err.read_text())
 
 
 def started(*args: object, cwd: Path, is_impatient: bool = False) -> subprocess.Popen[bytes]:
