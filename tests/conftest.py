@@ -25,6 +25,8 @@ for _variable, _folder in {
     "TRITON_CACHE_DIR": "triton",
 }.items():
     os.environ[_variable] = str(_CACHES / _folder)
+# These caches begin empty, and the few kernels that tests compile do not pay for the headers'.
+os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
 tempfile.tempdir = os.environ["TMPDIR"]  # else it keeps what it found before
 Path(tempfile.tempdir).mkdir()
 Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes no parents

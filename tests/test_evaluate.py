@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from test_cheats import OneJudge
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
 from tuner.config.run_config import load_config
@@ -219,6 +220,15 @@ def prover(planned: Planned) -> Prover:
     return Prover(planned.task, seed=SEED, timeout_s=60.0)
 
 
+@pytest.fixture(scope="module")
+def checker(planned: Planned) -> Iterator[Prover]:
+    """A prover that keeps its judge: a start of PyTorch less for each check."""
+    checker = OneJudge(planned.task, seed=SEED, timeout_s=60.0)
+    yield checker
+    if checker.judge is not None:
+        checker.judge.close()
+
+
 def contender(planned: Planned, builder: Builder, **params: object) -> Contender:
     full = {"template": "sweep", "mode": "ok", "salt": 0, "step": 1, **params}
     candidate = planned.family.render(full, planned.facts)
@@ -276,36 +286,36 @@ def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(prover, plann
     ("mode", "reason"),
     [("wrong", "as given: output of call 1"), ("segfault", "as given: killed by signal 11")],
 )
-def test_a_bad_candidate_is_rejected_by_the_first_probe(prover, planned, builder, mode, reason):
-    check = prover.check(contender(planned, builder, mode=mode))
+def test_a_bad_candidate_is_rejected_by_the_first_probe(checker, planned, builder, mode, reason):
+    check = checker.check(contender(planned, builder, mode=mode))
     assert not check.is_accepted and reason in check.reason
     assert [probe.is_accepted for probe in check.probes] == [False]
     entry = finalist(1, check, None, 0)
     assert entry.interval is None and reason in entry.error
 
 
-def test_a_file_is_checked_like_a_candidate(prover, tmp_path):
+def test_a_file_is_checked_like_a_candidate(checker, tmp_path):
     good = tmp_path / "good.py"
     good.write_text(MODULE + "    def forward(self, x):\n        return x + x\n")
-    check = prover.check(Contender.of_file(good, is_deterministic=True))
+    check = checker.check(Contender.of_file(good, is_deterministic=True))
     assert check.is_accepted, check.reason
     names = [probe.probe for probe in check.probes]
     assert "called twice" in names and "as given" in names
 
 
-def test_a_file_that_is_right_only_at_first_is_rejected(prover, tmp_path):
+def test_a_file_that_is_right_only_at_first_is_rejected(checker, tmp_path):
     bad = tmp_path / "bad.py"
     body = "        self.y = getattr(self, 'y', x + x)\n        return self.y\n"
     bad.write_text(MODULE + "    def forward(self, x):\n" + body)
-    check = prover.check(Contender.of_file(bad, is_deterministic=True))
+    check = checker.check(Contender.of_file(bad, is_deterministic=True))
     assert not check.is_accepted and len(check.probes) > 1
     assert math.isfinite(check.probes[0].rms_rel) and check.probes[0].is_accepted
 
 
-def test_a_file_that_cannot_be_imported_is_rejected_with_its_error(prover, tmp_path):
+def test_a_file_that_cannot_be_imported_is_rejected_with_its_error(checker, tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("import there_is_no_such_module\n")
-    check = prover.check(Contender.of_file(bad, is_deterministic=True))
+    check = checker.check(Contender.of_file(bad, is_deterministic=True))
     assert check == Check(
         False,
         "float32",
