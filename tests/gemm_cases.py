@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from families import built_in
 
 from tuner.kernel.binding import BoundOp
-from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Candidate
@@ -31,7 +31,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc
 
 
 def render(template: str, params: Mapping[str, Any]) -> Candidate:
-    return load_family("gemm_scale_batchnorm").render({"template": template, **params})
+    return built_in("gemm_scale_batchnorm").render({"template": template, **params})
 
 
 def label(params: Mapping[str, Any]) -> str:
@@ -65,7 +65,7 @@ def assert_stands_in_a_kernelbench_file(source: str) -> None:
 
 def search_space(template: str, params: Mapping[str, Any]) -> SearchSpace:
     """Return the space of one configuration on an H200; InputError where it cannot run."""
-    family = load_family("gemm_scale_batchnorm")
+    family = built_in("gemm_scale_batchnorm")
     varied = {name: (value,) for name, value in {"stats": "two_pass", **params}.items()}
     facts = {**known_device("NVIDIA H200").facts(), **family.sizes}
     return SearchSpace.build(

@@ -15,11 +15,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from families import built_in
 from torch import Tensor, nn
 
 from tuner.export.module import export_text
 from tuner.kernel.builder import Toolchain
-from tuner.kernel.family import family_names, load_family
+from tuner.kernel.family import family_names
 from tuner.machine.device import describe
 from tuner.problem.reference import Problem, load_problem
 
@@ -33,7 +34,7 @@ SIZES = {  # on the CPU those of test_export.py: the library is built once for b
 CASES = [
     pytest.param((op, name), marks=() if t.language == "cpp" else pytest.mark.gpu)
     for op in family_names()
-    for name, t in load_family(op).templates.items()
+    for name, t in built_in(op).templates.items()
 ]
 
 
@@ -72,7 +73,7 @@ class Case:
 @pytest.fixture(scope="session", params=CASES, ids="-".join)
 def case(request, tmp_path_factory) -> Case:
     op, template = request.param
-    family = load_family(op)
+    family = built_in(op)
     language = family.templates[template].language
     kind = "cpu" if language == "cpp" else "cuda"
     device = describe(kind)

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import built_in
 from torch import Tensor, nn
 
 from tuner.kernel.binding import BoundOp, bind
-from tuner.kernel.family import Family, load_family
+from tuner.kernel.family import Family
 from tuner.problem.reference import load_problem
 from tuner.trial import Candidate, Params
 
@@ -60,7 +61,7 @@ def _name(params: Params) -> str:
 
 @functools.cache
 def _family() -> Family:
-    return load_family("layer_norm")
+    return built_in("layer_norm")
 
 
 @functools.cache

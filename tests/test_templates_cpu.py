@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import built_in
 from torch import Tensor
 
 from tuner.kernel.binding import BoundOp, bind
-from tuner.kernel.family import Family, load_family
+from tuner.kernel.family import Family
 from tuner.trial import Candidate, Params
 
 CPU = {"device.kind": "cpu"}
@@ -48,7 +49,7 @@ def _name(params: Params) -> str:
 
 @pytest.fixture(scope="module")
 def family() -> Family:
-    return load_family("gemm_scale_batchnorm")
+    return built_in("gemm_scale_batchnorm")
 
 
 @functools.cache
@@ -79,7 +80,7 @@ def _compile(candidate: Candidate) -> Path:
 
 @functools.cache
 def _built(items: tuple[tuple[str, object], ...]) -> BoundOp:
-    candidate = load_family("gemm_scale_batchnorm").render({"template": "cpu", **dict(items)})
+    candidate = built_in("gemm_scale_batchnorm").render({"template": "cpu", **dict(items)})
     return bind(candidate.plan, "cpp", _compile(candidate))
 
 

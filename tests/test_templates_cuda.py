@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import built_in
 from torch import nn
 
 from tuner.kernel.binding import BoundOp, bind
-from tuner.kernel.family import Family, load_family
+from tuner.kernel.family import Family
 from tuner.trial import Candidate, Params
 
 EPS = 1e-5
@@ -58,7 +59,7 @@ def _name(params: Params) -> str:
 
 @pytest.fixture(scope="module")
 def family() -> Family:
-    return load_family("gemm_scale_batchnorm")
+    return built_in("gemm_scale_batchnorm")
 
 
 def _nvcc() -> str:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy
 import pytest
+from families import built_in
 
 from tuner.errors import InputError
-from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 from tuner.space.expression import Expression
 from tuner.space.search_space import SearchSpace
@@ -77,7 +77,7 @@ def name_of(case: object) -> str:
 
 
 def rendered(op: str, params: Params) -> Candidate:
-    return load_family(op).render({"template": "triton", **params}, FACTS)
+    return built_in(op).render({"template": "triton", **params}, FACTS)
 
 
 # ---- the text ---------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_text_is_python_that_a_static_checker_accepts(op: str, params: Params) -
 
 @pytest.mark.parametrize(("op", "params"), CASES, ids=name_of)
 def test_plan_names_only_what_the_call_has(op: str, params: Params) -> None:
-    family = load_family(op)
+    family = built_in(op)
     plan = rendered(op, params).plan
     sizes = dict(family.sizes)
     tensors = {t.name for t in (*plan.arguments, *plan.outputs, *plan.workspace)}
@@ -114,7 +114,7 @@ def test_only_atomics_are_declared_not_deterministic() -> None:
 
 def feasible_precisions(facts: dict, *values: str) -> set[str]:
     """Return those of `values` with which every other parameter's default can work."""
-    family = load_family("gemm_scale_batchnorm")
+    family = built_in("gemm_scale_batchnorm")
     varied = {"template": ("triton",), "precision": values}
     space = SearchSpace.build(
         family.parameters(["triton"], varied, {}), family.constraints(["triton"], varied), facts
@@ -123,7 +123,7 @@ def feasible_precisions(facts: dict, *values: str) -> set[str]:
 
 
 def test_defaults_can_work_with_every_precision_and_an_unknown_one_is_infeasible() -> None:
-    known = load_family("gemm_scale_batchnorm").templates["triton"].parameters["precision"].values
+    known = built_in("gemm_scale_batchnorm").templates["triton"].parameters["precision"].values
     assert known is not None and "bf16" not in known
     facts = dict(known_device("H200").facts())
     assert feasible_precisions(facts, *map(str, known), "bf16") == set(known)
