@@ -364,7 +364,7 @@ def test_ctrl_c_twice_ends_at_once_and_leaves_no_process(tmp_path):
         process.send_signal(signal.SIGINT)
         wait_for(lambda: b"Ctrl-C again" in (tmp_path / "err.txt").read_bytes())
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.wait(90) == 130  # 3 s at most on cores that others kept busy
     assert children
     wait_for(lambda: are_gone(children), 10)
     err = (tmp_path / "err.txt").read_text()
