@@ -326,15 +326,15 @@ def _nan_filled_memory() -> Iterator[None]:
     """Fill all memory that PyTorch allocates uninitialised with NaN."""
     import torch
 
-    before = torch.are_deterministic_algorithms_enabled()
-    before_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    # Not use_deterministic_algorithms, which imports the whole of inductor: 1.6 s in each process.
+    before = torch.get_deterministic_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(before, warn_only=before_warn)
+            torch.set_deterministic_debug_mode(before)
 
 
 @contextlib.contextmanager
