@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
-from command_line import tune
+from command_line import environment, tune
 from made_runs import made_run, trials
 from rich.console import Console
 from rich.live import Live
@@ -117,3 +120,35 @@ def test_verdicts_and_findings_are_json_alone(tmp_path):
     findings = {finding["name"]: finding for finding in json.loads(said.out)}
     assert said.code == 0 and findings["C++ compiler"]["is_ok"]
     assert findings["C++ compiler"]["detail"] and findings["Python headers"]["is_ok"]
+
+
+STUBBORN = """
+import sys, time
+import tuner.terminal as room
+
+room.GRACE_S = 0.5
+with room.interruptible():
+    while True:
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:  # as in a finaliser, where no exception can pass
+            print("swallowed", flush=True)
+"""
+
+
+def test_a_second_ctrl_c_that_is_swallowed_ends_the_process_all_the_same():
+    with subprocess.Popen(
+        [sys.executable, "-c", STUBBORN],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert b"Ctrl-C again stops at once" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"swallowed\n"
+        assert process.wait(60) == 130
+        assert process.stderr.read() == b"interrupted\n"

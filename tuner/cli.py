@@ -20,6 +20,7 @@ import typer
 
 from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.terminal import (
+    INTERRUPTED,
     Interrupted,
     err,
     go_on,
@@ -48,7 +49,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-INTERRUPTED = 130
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="What to tune: a YAML file.")

@@ -5,8 +5,10 @@ Colour and width come from the terminal. A pipe gets plain lines of any length, 
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from tuner.tuning import Planned
 
 __all__ = [
+    "INTERRUPTED",
     "Interrupted",
     "Screen",
     "err",
@@ -49,6 +52,8 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 COLUMNS, LINES = 80, 20
 SHOWN_TRIALS = 8  # of the latest, in the live view
+INTERRUPTED = 130  # exit code, as shells say it
+GRACE_S = 15.0  # after the second Ctrl-C, to end by itself
 
 
 class Interrupted(Exception):
@@ -370,8 +375,20 @@ def go_on(run: Run | None) -> str:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C was pressed; a second one ends at once."""
+    """Yield a function that says whether Ctrl-C was pressed; a second one ends at once.
+
+    The second one is an exception, which may be raised where none can pass (a finaliser), or
+    between a lock and its `with`, so that who waits for the lock waits for ever: a thread then
+    ends the process. Its children die with it.
+    """
     pressed: list[float] = []
+    is_over = threading.Event()
+
+    def end_anyway() -> None:
+        while not is_over.wait(1.0):
+            if len(pressed) > 1 and time.monotonic() - pressed[1] > GRACE_S:
+                os.write(2, b"interrupted\n")
+                os._exit(INTERRUPTED)
 
     def on_signal(number: int, frame: object) -> None:
         pressed.append(time.monotonic())
@@ -383,7 +400,9 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         )
 
     before = signal.signal(signal.SIGINT, on_signal)
+    threading.Thread(target=end_anyway, daemon=True).start()
     try:
         yield lambda: bool(pressed)
     finally:
+        is_over.set()
         signal.signal(signal.SIGINT, before)
