@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 from tuner.evaluate.worker import Fault
@@ -49,6 +50,17 @@ def prepare(payload, blobs):
 
 def prepared(payload, blobs):
     return {"text": STATE["prepared"], "pid": os.getpid()}, []
+
+
+def spin_in_a_thread(payload, blobs):
+    """Answer, and go on using a processor."""
+
+    def spin():
+        while True:
+            pass
+
+    threading.Thread(target=spin, daemon=True).start()
+    return {}, []
 
 
 def segfault(payload, blobs):

@@ -38,6 +38,13 @@ def is_gone(pid: int, wait_s: float = 5.0) -> bool:
     return False
 
 
+def wait_until(is_so, wait_s: float = 5.0) -> None:
+    deadline = time.monotonic() + wait_s
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
 # ---- answers --------------------------------------------------------------------------------
 
 
@@ -388,6 +395,28 @@ def test_a_device_that_needs_a_moment_is_waited_for(device):
 
 def test_interrupt_is_ignored_by_the_child(worker):
     assert worker.call("interrupt", timeout_s=10).data == {"survived": True}
+
+
+def test_a_child_that_rests_uses_no_processor_between_calls(worker):
+    def used_s() -> float:
+        times = psutil.Process(worker.pid).cpu_times()
+        return times.user + times.system
+
+    def used_in_a_while_s() -> float:
+        before_s = used_s()
+        time.sleep(0.5)
+        return used_s() - before_s
+
+    worker.call("spin_in_a_thread", timeout_s=10)
+    assert used_in_a_while_s() > 0.0
+    worker.rest_between_calls()
+    wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
+    assert used_in_a_while_s() == 0.0
+    assert worker.call("echo", {"a": 1}, timeout_s=10).data == {"a": 1}
+    assert used_in_a_while_s() <= 0.02  # a tick or two until it has stopped
+    pid = worker.pid
+    worker.close()
+    assert is_gone(pid)
 
 
 def test_closed_worker_refuses_calls_and_is_gone(worker):

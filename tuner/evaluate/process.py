@@ -177,6 +177,12 @@ class Child:
                 self.is_condemned = True
                 kill_tree(self.process.pid, self.marker)
 
+    def signal_group(self, number: signal.Signals) -> None:
+        """Send a signal to it and to all that it started in its process group."""
+        with self._grave, contextlib.suppress(ProcessLookupError, PermissionError):
+            if not self._is_buried:
+                os.killpg(self.process.pid, number)
+
     def bury(self) -> int:
         """Kill whatever is left, wait for the process, free everything; its exit code."""
         kill_tree(self.process.pid, self.marker)

@@ -193,6 +193,8 @@ class Prover:
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
                     self._call(racer, "take_timing_set", reply.data, reply.blobs)
+                for racer in racers:
+                    racer.rest_between_calls()  # no thread of one slows the turn of another
                 for lane, rounds in zip(race.bursts, self._rounds(racers, seconds), strict=True):
                     lane.append(rounds)
                 told = [statistics.median(lane[-1]) for lane in race]

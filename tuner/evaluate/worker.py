@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -145,6 +146,7 @@ class Worker:
         self._number = 0
         self._log_tail = ""
         self._is_closed = False
+        self._rests = False
 
     def __enter__(self) -> Worker:
         return self
@@ -230,12 +232,25 @@ class Worker:
         """
         with self._lock:
             self.start()
+            self._signal(signal.SIGCONT)
             try:
                 return self._exchange(job, payload or {}, blobs, timeout_s)
             except (JobFailed, WorkerCrashed, WorkerTimeout) as failure:
                 if self._child is None and self._on_start and not self._is_closed:
                     self._replace(job, failure)
                 raise
+            finally:
+                self._signal(signal.SIGSTOP)
+
+    def rest_between_calls(self) -> None:
+        """Stop the child and its process group from now on whenever no call runs in it."""
+        with self._lock:
+            self._rests = True
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._rests and self._child is not None:
+            self._child.signal_group(number)
 
     def _replace(self, job: str, failure: Exception) -> None:
         """Start a child anew after a failed job, or tell that it is not the job's fault."""
@@ -334,6 +349,7 @@ class Worker:
         if child is not None and child.is_idle and self._lock.acquire(blocking=False):
             with contextlib.suppress(OSError):
                 child.channel.sock.shutdown(socket.SHUT_RDWR)
+            self._signal(signal.SIGCONT)
             child.has_exited(EXIT_WAIT_S)
             self._lock.release()
         self.kill()
