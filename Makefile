@@ -8,7 +8,7 @@ tune: install
 	$(BIN)/tune --config search_spaces/quickstart.yaml
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Formatting, lint and types; what CONTRIBUTING.md asks for before a change is sent.
 check: install

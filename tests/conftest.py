@@ -44,7 +44,12 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(_CACHES, ignore_errors=True)
 
 
+# Minutes each: started first, or one of two workers would be left alone with them in the end.
+_LONG = ("test_tuning", "test_cli", "test_evaluate", "test_check", "test_cheats")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in _LONG)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:

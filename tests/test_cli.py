@@ -503,7 +503,7 @@ VERIFIED: dict[str, tuple[Case, int, list[str]]] = {
     "a cheat that memoises": (
         lambda d: d.flagship(HERE / "cheats" / "memoised_by_pointer.py"),
         1,
-        ["rejected: ", "memoised by pointer"],
+        ["rejected: ", "memoised"],
     ),
     "one that crashes when imported": (
         lambda d: d.module("m", MODULE.format(head="ctypes.string_at(8)", body="")),

@@ -102,7 +102,7 @@ def test_the_grammar_computes(text, value):
         ("-" * 900 + "1", "nested deeper than 60 levels"),
         ("not " * 200 + "1", "nested deeper than 60 levels"),
         ("+".join(["1"] * 400), "nested deeper than 60 levels"),
-        ("a\0b", "null"),
+        ("a\0b", "column 2: a null character"),
     ],
 )
 def test_what_is_outside_the_grammar_is_refused_with_the_reason(text, reason):

@@ -139,6 +139,8 @@ def _parse_tree(text: str) -> ast.expr:
     if not text.isascii():
         bad = next(character for character in text if not character.isascii())
         raise Refused(f"column {text.index(bad) + 1}: {bad!a} is not an ASCII character")
+    if "\0" in text:  # Python versions differ in what they say of it
+        raise Refused(f"column {text.index(chr(0)) + 1}: a null character")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # `1or 2` is refused, not warned about
