@@ -33,7 +33,7 @@ from tuner.kernel.builder import Toolchain
 from tuner.review.summary import format_summary, summary
 from tuner.run import Run, create_run, open_run
 from tuner.search.recorded import read_recording
-from tuner.trial import Check, Finalist, Interval, Result, Status, Trial, to_json
+from tuner.trial import Build, Check, Finalist, Interval, Result, Status, Trial, to_json
 
 # The life that most tests look at tunes three times: 160 s on two cores, 270 s on busy ones.
 pytestmark = pytest.mark.timeout(900)
@@ -507,6 +507,24 @@ def test_a_rejected_export_is_no_success(tmp_path):
     assert [t.outcome.status for t in run.trials()] == [Status.CORRECT]
     assert not run.result().exported.check.is_accepted
     assert any("the exported file was rejected" in note for note in run.result().notes)
+
+
+def test_a_candidate_whose_keeping_was_killed_is_kept_whole_by_the_next_tuner(tmp_path):
+    family = write_family(tmp_path / "families")
+    text = config_text(family)
+    planned = tuner.plan(tuner.parse_config(text, tmp_path / "config.yaml"))
+    run = create_run(tmp_path / "runs", NAME, "cpu", text, {})
+    toolchain = Toolchain.find("cpu")
+    session = session_room.Session(planned, toolchain, run, tuner.Observer(), lambda: False)
+    params = {"template": "sweep", "mode": "ok", "salt": 0, "step": 1}
+    candidate = planned.family.render(params, planned.device.facts())
+    folder = run.path / "candidates" / candidate.key
+    folder.mkdir()
+    (folder / ".source.cpp.x1y2z3").write_text("half of a sou")
+    session._keep(candidate, Build("key", Status.COMPILE, None, "nowhere", error="it said so"))
+    assert {entry.name for entry in folder.iterdir()} == {"source.cpp", "log.txt"}
+    assert (folder / "source.cpp").read_text() == candidate.source
+    assert (folder / "log.txt").read_text() == "it said so"
 
 
 def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_exported_and_proved(tmp_path):

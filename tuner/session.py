@@ -137,11 +137,14 @@ class Session:
     def _keep(self, candidate: Candidate, build: Build) -> None:
         """Keep what was compiled and what the compiler said."""
         folder = self.run.path / "candidates" / candidate.key
-        if not folder.exists():
-            write_whole(folder / SOURCE_NAMES[candidate.language], candidate.source)
-            log = Path(build.log)
-            text = log.read_text(errors="replace") if log.is_file() else build.error
-            write_whole(folder / "log.txt", text)
+        if (folder / "log.txt").exists():  # it is written last
+            return
+        for left in folder.glob(".*"):  # by a tuner that was killed at this
+            left.unlink()
+        write_whole(folder / SOURCE_NAMES[candidate.language], candidate.source)
+        log = Path(build.log)
+        text = log.read_text(errors="replace") if log.is_file() else build.error
+        write_whole(folder / "log.txt", text)
 
     # ---- finalists ----------------------------------------------------------------------------
 
