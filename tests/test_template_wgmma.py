@@ -24,18 +24,27 @@ PRODUCT_ERROR = {
     "fp16x3": 2**-22,
     "fp16_fp8x2": 2**-14,
 }
+FLOAT8 = {"precision": "fp16_fp8x2", "order": "sweeps"}
+# As the second run of a guarded one.
+THREE_PRODUCTS = {
+    "precision": "fp16x3",
+    "prepare": "behind",
+    "centre": True,
+    "stats": "shared_memory",
+}
 # Together they use every parameter's every branch.
 CONFIGURATIONS = (
-    {"precision": "fp16_fp8x2", "order": "sweeps", "promote_k": 0, "block_n": 256, "stages": 4},
-    {"precision": "fp16_fp8x2", "order": "sweeps", "centre": True, "promote_k": 128},
-    {"precision": "fp16_fp8x2", "order": "sweeps", "block_k": 32, "promote_k": 0, "centre": True},
+    {**FLOAT8, "promote_k": 0, "block_n": 256, "stages": 4, "guard": False},
+    {**FLOAT8, "centre": True, "promote_k": 128},
+    {**FLOAT8, "block_k": 32, "promote_k": 0, "centre": True, "guard": False},
+    {**FLOAT8, "block_k": 32, "promote_k": 0, "centre": True, "stats": "shared_memory"},
+    {**FLOAT8, "promote_k": 0, "centre": True, "prepare": "behind", "stats": "atomics"},
     {"precision": "fp16x3", "centre": True, "prepare": "behind", "raster_rows": 1},
     {"precision": "fp16x3", "prepare": "behind", "finalise": "fused", "raster_rows": 2},
     {"precision": "bf16x3", "prepare": "behind", "block_n": 64, "ahead": 100},
-    {"precision": "fp16x3", "prepare": "behind", "centre": True, "stats": "shared_memory"},
+    THREE_PRODUCTS,
     {
-        "precision": "fp16_fp8x2",
-        "order": "sweeps",
+        **FLOAT8,
         "promote_k": 0,
         "block_n": 256,
         "stages": 4,
@@ -43,6 +52,15 @@ CONFIGURATIONS = (
         "prepare": "behind",
         "ahead": 100,
         "raster_rows": 2,
+    },
+    {
+        **FLOAT8,
+        "promote_k": 0,
+        "block_n": 256,
+        "stages": 4,
+        "centre": True,
+        "prepare": "behind",
+        "guard": False,
     },
     {"precision": "fp16", "prepare": "behind", "centre": True, "stats": "atomics"},
     {"precision": "fp16x3", "cluster_m": 1, "promote_k": 128},
@@ -53,8 +71,15 @@ CONFIGURATIONS = (
     {"precision": "fp16x3", "block_m": 64, "consumers": 1, "min_blocks": 2, "block_k": 32},
     {"precision": "bf16x3", "block_m": 192, "consumers": 3, "block_k": 32, "promote_k": 0},
     {"precision": "bf16x3", "block_n": 256, "order": "sweeps", "promote_k": 0, "stages": 4},
-    {"precision": "fp16_fp8x2", "promote_k": 64, "cluster_m": 2},
-    {"precision": "fp16_fp8x2", "block_k": 32, "promote_k": 32, "prepare_threads": 128},
+    {"precision": "fp16_fp8x2", "promote_k": 64, "cluster_m": 2, "guard": False},
+    {"precision": "fp16_fp8x2", "block_k": 32, "promote_k": 32, "centre": True},
+    {
+        "precision": "fp16_fp8x2",
+        "block_k": 32,
+        "promote_k": 32,
+        "prepare_threads": 128,
+        "guard": False,
+    },
     {
         "precision": "fp16",
         "block_m": 256,
@@ -100,13 +125,7 @@ def render(**params) -> Candidate:
     "params",
     [
         {"precision": "fp16x3", "stats": "atomics"},
-        {
-            "precision": "fp16_fp8x2",
-            "order": "sweeps",
-            "block_n": 256,
-            "promote_k": 0,
-            "stages": 4,
-        },
+        {**FLOAT8, "block_n": 256, "promote_k": 0, "stages": 4, "centre": True},
         {"precision": "fp16x3", "prepare": "behind", "centre": True},
         {"template": "wgmma_convert", "precision": "fp16x3"},
         {"template": "wgmma_convert", "precision": "fp16_fp8x2", "cluster_n": 2},
@@ -123,7 +142,7 @@ def test_it_compiles_without_warnings_spills_or_serialised_products(params, tmp_
 
 def test_the_text_can_stand_in_a_kernelbench_file():
     for precision in PRODUCT_ERROR:
-        source = render(precision=precision).source
+        source = render(precision=precision, centre=True).source
         gemm.assert_stands_in_a_kernelbench_file(source)
         assert "fused_gemm_scale_bn_wgmma_gemm_kernel" in source
 
@@ -137,7 +156,9 @@ def test_the_text_can_stand_in_a_kernelbench_file():
         ({"block_m": 192}, "64 rows at once"),
         ({"consumers": 1, "block_m": 64}, "tensor cores idle"),
         ({"cluster_m": 4, "cluster_n": 2}, "larger clusters"),
-        ({"precision": "fp16_fp8x2", "promote_k": 128}, "float8"),
+        ({"precision": "fp16_fp8x2", "promote_k": 128, "centre": True}, "float8"),
+        ({**FLOAT8, "promote_k": 0}, "takes the centre"),
+        ({**FLOAT8, "promote_k": 0, "centre": True, "finalise": "fused"}, "before y is normal"),
         ({"prepare": "behind", "block_n": 192, "block_k": 32}, "fit in its registers"),
         ({"precision": "fp16", "order": "sweeps"}, "has no order"),
         ({"precision": "tf32"}, "knows precision"),
@@ -172,7 +193,18 @@ def bounds(inputs, answer, params):
 
 def takes(params, shape) -> bool:
     """Return whether the configuration takes inputs of that shape, or says why not."""
-    return params.get("template") != "wgmma_convert" or shape[1] % 4 == 0
+    return shape[1] % multiple(params) == 0
+
+
+def multiple(params) -> int:
+    if params.get("template") == "wgmma_convert":
+        return 4
+    return 8 if is_guarded(params) else 1
+
+
+def is_guarded(params) -> bool:
+    is_float8 = params["precision"] == "fp16_fp8x2" and params.get("template") != "wgmma_convert"
+    return is_float8 and params.get("guard", True)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +238,7 @@ def test_errors_stay_within_what_the_precision_explains(shape, operators):
         answer = oracle(inputs)
         for params in CONFIGURATIONS:
             if not takes(params, shape):
-                with pytest.raises(RuntimeError, match="multiple of 4"):
+                with pytest.raises(RuntimeError, match=f"multiple of {multiple(params)}"):
                     operators[label(params)](*inputs, EPS)
                 continue
             torch.empty(1 << 24, device="cuda").fill_(float("nan"))  # what fresh memory may hold
@@ -309,3 +341,62 @@ def test_calls_on_several_streams_at_once_wait_for_themselves_alone(operators):
         torch.cuda.synchronize()
         for y in found:
             torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
+
+
+# ---- the guard ------------------------------------------------------------------------------
+
+# What makes float8 corrections too coarse, done to inputs on which they are not.
+TOO_COARSE = {
+    "a large gamma": lambda x, weight, scale, gamma: gamma[3:4].fill_(-4.0),
+    "gamma is NaN": lambda x, weight, scale, gamma: gamma[3:4].fill_(float("nan")),
+    "a long row of x": lambda x, weight, scale, gamma: x[77].mul_(8.0),
+    "a row of x is NaN": lambda x, weight, scale, gamma: x[77].fill_(float("nan")),
+    "one large element of x": lambda x, weight, scale, gamma: x[-1, 5:6].fill_(3000.0),
+}
+NOT_TOO_COARSE = {
+    "as it is": lambda x, weight, scale, gamma: None,
+    "a small gamma": lambda x, weight, scale, gamma: gamma[3:4].fill_(0.01),
+    "long rows of the weight": lambda x, weight, scale, gamma: weight[5:7].mul_(1e4),
+    "a large scale": lambda x, weight, scale, gamma: scale.mul_(1e5),
+    "a large x": lambda x, weight, scale, gamma: x.mul_(1e15),
+    "a small x": lambda x, weight, scale, gamma: x.mul_(1e-25),
+}
+
+
+@needs_nvcc
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1024, 2048, 512), (1000, 1032, 388), (520, 4096, 130)])
+def test_all_is_computed_again_where_float8_corrections_are_too_coarse(shape, operators):
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    rows, length, columns = shape
+
+    def normal(*size):
+        return torch.randn(*size, device="cuda", generator=generator)
+
+    x, weight, bias = normal(rows, length), normal(columns, length), normal(columns)
+    scale = normal(columns).abs() + 0.5
+    ones = torch.ones(columns, device="cuda")
+    for params in CONFIGURATIONS:
+        if not is_guarded(params):
+            continue
+        run, plain = operators[label(params)], operators.get(label({**params, "guard": False}))
+        for name, change in {**TOO_COARSE, **NOT_TOO_COARSE}.items():
+            inputs = [tensor.clone() for tensor in (x, weight, bias, scale, ones, bias)]
+            change(inputs[0], inputs[1], inputs[3], inputs[4])
+            y, mean, var = run(*inputs, EPS)
+            again = operators[label(THREE_PRODUCTS)](*inputs, EPS)
+            where = f"{label(params)}, {name}"
+            if name in TOO_COARSE:
+                for got, want in zip((y, mean, var), again, strict=True):
+                    torch.testing.assert_close(
+                        got, want, rtol=1e-5, atol=1e-5, equal_nan=True, msg=where
+                    )
+            else:
+                exact = oracle(inputs)[0].float()
+                torch.testing.assert_close(y, exact, rtol=1e-4, atol=1e-4, msg=where)
+                if name != "a small x":  # of which y is beta alone
+                    assert not torch.equal(y, again[0]), where
+                if plain is not None and params.get("stats") != "atomics":
+                    assert torch.equal(y, plain(*inputs, EPS)[0]), where

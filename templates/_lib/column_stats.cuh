@@ -79,6 +79,21 @@ struct ShiftedSums {
   }
 };
 
+// A watch on columns that may come out too coarse: what products were rounded to shows in y as
+// |slope| times the norms of a row of x and of the column's row of W.
+struct Watch {
+  const float* column_norm = nullptr;      // [columns]: of rows of W
+  const unsigned* largest_norm = nullptr;  // of rows of x, as bits
+  double limit = 0.0;
+  int* is_coarse = nullptr;  // becomes 1 where a column exceeds the limit; null: nobody watches
+
+  __device__ __forceinline__ void look_at(int64_t column, float slope) const {
+    const double norms = double(__ldcg(column_norm + column)) *
+                         double(__uint_as_float(__ldcg(largest_norm)));
+    if (!(fabs(double(slope)) * norms <= limit)) *is_coarse = 1;  // NaN, too
+  }
+};
+
 // Where statistics live and what they become; a kernel argument. Pointers that a strategy does
 // not use are null. Tiles have `tile_rows` rows each, the last one what is left of `rows`.
 struct ColumnStats {
@@ -96,6 +111,7 @@ struct ColumnStats {
   int64_t columns;
   int64_t tile_rows;
   int64_t tiles;
+  Watch watch;
 };
 
 struct Coefficients {
@@ -164,6 +180,7 @@ __device__ __forceinline__ Coefficients finish_column(const ColumnStats& stats, 
   if (is_writer) {
     stats.mean[column] = float(factor * double(total.mean) + scale * bias);
     stats.var[column] = float(var);
+    if (stats.watch.is_coarse != nullptr) stats.watch.look_at(column, result.slope);
   }
   return result;
 }

@@ -21,8 +21,7 @@ struct alignas(4 * kVector) FloatPack {
 constexpr int kFinaliseThreads = 256;
 constexpr int kFinaliseColumns = 32;
 
-__global__ void __launch_bounds__(kFinaliseThreads)
-    fused_gemm_scale_bn_finalise_kernel(ColumnStats stats) {
+__device__ __forceinline__ void finalise_strip(const ColumnStats& stats) {
   __shared__ float scratch[total_scratch_floats(kFinaliseThreads)];
   const int64_t first_column = int64_t(blockIdx.x) * kFinaliseColumns;
   total_coefficients<kStats, kIsScaled, kFinaliseThreads, kFinaliseColumns>(
@@ -30,6 +29,11 @@ __global__ void __launch_bounds__(kFinaliseThreads)
         stats.coefficients[first_column + offset] = coefficients.centre;
         stats.coefficients[stats.columns + first_column + offset] = coefficients.slope;
       });
+}
+
+__global__ void __launch_bounds__(kFinaliseThreads)
+    fused_gemm_scale_bn_finalise_kernel(ColumnStats stats) {
+  finalise_strip(stats);
 }
 {% endif %}
 

@@ -166,18 +166,37 @@ __device__ __forceinline__ unsigned largest_in_block(unsigned largest) {
   return __reduce_max_sync(0xffffffffu, of_warps[threadIdx.x % (kThreads / 32)]);
 }
 
-// The sum is thread 0's alone.
-template <int kThreads>
-__device__ __forceinline__ float sum_in_block(float value) {
-  __shared__ float of_warps[kThreads / 32];
+// Sums over a row, whose parts the lanes of a warp hold.
+struct RowSums {
+  float dot = 0.0f;     // the product with the centre
+  float square = 0.0f;  // of the row as it is stored: scaled, and less the centre
+
+  __device__ __forceinline__ void add_lanes() {
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(0xffffffffu, value, mask);
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+    for (int mask = 16; mask > 0; mask /= 2) {
+      dot += __shfl_xor_sync(0xffffffffu, dot, mask);
+      square += __shfl_xor_sync(0xffffffffu, square, mask);
+    }
+  }
+};
+
+// The result is thread 0's alone.
+template <int kThreads>
+__device__ __forceinline__ RowSums sum_in_block(RowSums sums) {
+  __shared__ float of_warps[2][kThreads / 32];
+  sums.add_lanes();
+  if (threadIdx.x % 32 == 0) {
+    of_warps[0][threadIdx.x / 32] = sums.dot;
+    of_warps[1][threadIdx.x / 32] = sums.square;
+  }
   __syncthreads();
-  float total = 0.0f;
+  RowSums total;
   if (threadIdx.x == 0) {
 #pragma unroll
-    for (int warp = 0; warp < kThreads / 32; ++warp) total += of_warps[warp];
+    for (int warp = 0; warp < kThreads / 32; ++warp) {
+      total.dot += of_warps[0][warp];
+      total.square += of_warps[1][warp];
+    }
   }
   return total;
 }
@@ -205,6 +224,12 @@ enum class Role {
   kPlain,
   kCentred,  // `centre` is subtracted first
   kDotted    // its product with `centre` is asked for
+};
+
+// What is found of a row while it is prepared.
+struct Found {
+  float dot;   // its product with the centre (kDotted)
+  float norm;  // its length, as a vector (where it is measured)
 };
 
 // Row `row` of a matrix [.., length], into `parts` from element `first` on. Parts have
@@ -235,7 +260,7 @@ __device__ __forceinline__ void load_batch(float (&held)[kBatch][kChunk], const 
 template <Role kRole, int kBatch>
 __device__ __forceinline__ unsigned take_batch(float (&held)[kBatch][kChunk], const Row& row,
                                                int64_t k, int step, unsigned largest_so_far,
-                                               float* dot) {
+                                               RowSums& sums) {
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
     if (kRole != Role::kPlain && k + i * step < row.pitch) {
@@ -246,7 +271,7 @@ __device__ __forceinline__ unsigned take_batch(float (&held)[kBatch][kChunk], co
         if constexpr (kRole == Role::kCentred) {
           held[i][c] -= centre[c];  // both are 0 past the end
         } else {
-          *dot = fmaf(held[i][c], centre[c], *dot);
+          sums.dot = fmaf(held[i][c], centre[c], sums.dot);
         }
       }
     }
@@ -255,12 +280,22 @@ __device__ __forceinline__ unsigned take_batch(float (&held)[kBatch][kChunk], co
   return largest_so_far;
 }
 
-template <Precision kPrecision, bool kInPairs, int kBatch>
+__device__ __forceinline__ void add_squares(RowSums& sums, const float (&value)[kChunk],
+                                            float scale) {
+#pragma unroll
+  for (int c = 0; c < kChunk; ++c) {
+    const float scaled = value[c] * scale;  // whose square neither over- nor underflows
+    sums.square = fmaf(scaled, scaled, sums.square);
+  }
+}
+
+template <Precision kPrecision, bool kInPairs, bool kMeasures, int kBatch>
 __device__ __forceinline__ void store_batch(const float (&held)[kBatch][kChunk], const Row& row,
-                                            int64_t k, int step, float scale) {
+                                            int64_t k, int step, float scale, RowSums& sums) {
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
     if (k + i * step < row.pitch) {
+      if constexpr (kMeasures) add_squares(sums, held[i], scale);
       store_chunk<kPrecision, kInPairs>(held[i], scale, row.parts, row.first + k + i * step,
                                         row.part_elements);
     }
@@ -268,22 +303,23 @@ __device__ __forceinline__ void store_batch(const float (&held)[kBatch][kChunk],
 }
 
 // One row by a block. Up to kHeld chunks a thread stay in registers; kHeld 0: the row is read
-// twice. Returns, for kDotted and in thread 0, the row's product with the centre.
-template <Precision kPrecision, bool kInPairs, int kThreads, int kHeld, Role kRole>
-__device__ __forceinline__ float prepare_row(const Row& row) {
+// twice. What is found is thread 0's alone.
+template <Precision kPrecision, bool kInPairs, int kThreads, int kHeld, Role kRole,
+          bool kMeasures = false>
+__device__ __forceinline__ Found prepare_row(const Row& row) {
   constexpr int kStep = kThreads * kChunk;
   constexpr int kBatch = kHeld > 0 ? kHeld : 4;
   const int64_t start = threadIdx.x * kChunk;
-  float dot = 0.0f;
+  RowSums sums;
   float held[kBatch][kChunk];
   unsigned found = 0;
   if constexpr (kHeld > 0) {
     load_batch(held, row, start, kStep);
-    found = take_batch<kRole>(held, row, start, kStep, found, &dot);
+    found = take_batch<kRole>(held, row, start, kStep, found, sums);
   } else {
     for (int64_t k = start; k < row.length; k += kBatch * kStep) {
       load_batch(held, row, k, kStep);
-      found = take_batch<kRole>(held, row, k, kStep, found, &dot);
+      found = take_batch<kRole>(held, row, k, kStep, found, sums);
     }
   }
   float scale = 1.0f;
@@ -292,16 +328,17 @@ __device__ __forceinline__ float prepare_row(const Row& row) {
     if (threadIdx.x == 0) *row.scale = scale;
   }
   if constexpr (kHeld > 0) {
-    store_batch<kPrecision, kInPairs>(held, row, start, kStep, scale);
+    store_batch<kPrecision, kInPairs, kMeasures>(held, row, start, kStep, scale, sums);
   } else {
     constexpr Role kAgain = kRole == Role::kDotted ? Role::kPlain : kRole;
     for (int64_t k = start; k < row.pitch; k += kBatch * kStep) {
       load_batch(held, row, k, kStep);
-      take_batch<kAgain>(held, row, k, kStep, 0, &dot);
-      store_batch<kPrecision, kInPairs>(held, row, k, kStep, scale);
+      take_batch<kAgain>(held, row, k, kStep, 0, sums);
+      store_batch<kPrecision, kInPairs, kMeasures>(held, row, k, kStep, scale, sums);
     }
   }
-  return kRole == Role::kDotted ? sum_in_block<kThreads>(dot) : 0.0f;
+  if constexpr (kRole == Role::kDotted || kMeasures) sums = sum_in_block<kThreads>(sums);
+  return {sums.dot, sqrtf(sums.square) / scale};
 }
 
 // Chunks on their way: of a row, and of the centre.
@@ -328,10 +365,9 @@ __device__ __forceinline__ void load_ahead(Ahead<kBatch>& ahead, const Row& row,
 
 // One row by a warp, beside work that matters more: few registers, and each value is read once.
 // The power of two is guessed from the row's beginning, with room for values kRoom binades larger;
-// a row that has still larger ones is done again. Rows are whole chunks. Returns, for kDotted,
-// the product with the centre.
-template <Precision kPrecision, Role kRole>
-__device__ __forceinline__ float prepare_row_by_warp(const Row& row) {
+// a row that has still larger ones is done again. Rows are whole chunks.
+template <Precision kPrecision, Role kRole, bool kMeasures = false>
+__device__ __forceinline__ Found prepare_row_by_warp(const Row& row) {
   constexpr int kRoom = 2;
   constexpr int kStep = 32 * kChunk;
   constexpr int kBatch = 2;
@@ -340,13 +376,13 @@ __device__ __forceinline__ float prepare_row_by_warp(const Row& row) {
   const int length = static_cast<int>(row.length);
   const int pitch = static_cast<int>(row.pitch);
   float scale = 1.0f;
-  float dot;
+  RowSums sums;
   bool is_again = false;
   do {
     Ahead<kBatch> ahead;
     load_ahead<kRole>(ahead, row, start, kStep, length);
     unsigned found = 0;
-    dot = 0.0f;
+    sums = RowSums();
 #pragma unroll 1
     for (int k = start; k - start < pitch; k += kBatch * kStep) {
       float held[kBatch][kChunk];
@@ -361,7 +397,7 @@ __device__ __forceinline__ float prepare_row_by_warp(const Row& row) {
           float value = c % 4 == 0 ? four.x : c % 4 == 1 ? four.y : c % 4 == 2 ? four.z : four.w;
           if constexpr (kRole == Role::kCentred) value -= centre[c];
           held[i][c] = is_inside ? value : 0.0f;
-          if (kRole == Role::kDotted && is_inside) dot = fmaf(value, centre[c], dot);
+          if (kRole == Role::kDotted && is_inside) sums.dot = fmaf(value, centre[c], sums.dot);
         }
         found = larger(found, held[i]);
       }
@@ -372,6 +408,7 @@ __device__ __forceinline__ float prepare_row_by_warp(const Row& row) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (k + i * kStep < pitch) {
+          if constexpr (kMeasures) add_squares(sums, held[i], scale);
           store_chunk<kPrecision, false>(held[i], scale, row.parts, row.first + k + i * kStep,
                                          row.part_elements);
         }
@@ -383,11 +420,8 @@ __device__ __forceinline__ float prepare_row_by_warp(const Row& row) {
     if (is_again) scale = largest_scale;
   } while (is_again);
   if (is_scaled(kPrecision) && start == 0) *row.scale = scale;
-  if constexpr (kRole == Role::kDotted) {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, mask);
-  }
-  return dot;
+  if constexpr (kRole == Role::kDotted || kMeasures) sums.add_lanes();
+  return {sums.dot, sqrtf(sums.square) / scale};
 }
 
 // A vector near the middle of the rows of x [rows, length]: the mean of at most kSampleRows rows,
@@ -399,8 +433,10 @@ constexpr int kSampleColumns = 32;  // of one block
 
 __global__ void __launch_bounds__(kSampleThreads)
     fused_gemm_scale_bn_centre_kernel(const float* __restrict__ x,
-                                      unsigned short* __restrict__ centre, int64_t rows,
+                                      unsigned short* __restrict__ centre,
+                                      unsigned* __restrict__ largest_norm, int64_t rows,
                                       int64_t length, int64_t pitch) {
+  if (blockIdx.x == 0 && threadIdx.x == 0 && largest_norm != nullptr) *largest_norm = 0;
   constexpr int kGroups = kSampleThreads / kSampleColumns;
   __shared__ float sums[kGroups][kSampleColumns];
   const int64_t column = int64_t{blockIdx.x} * kSampleColumns + threadIdx.x % kSampleColumns;
@@ -424,12 +460,13 @@ __global__ void __launch_bounds__(kSampleThreads)
   }
 }
 
-inline const char* launch_centre(const float* x, unsigned short* centre, int64_t rows,
-                                 int64_t length, int64_t pitch, void* stream) {
+// `largest_norm`, if not null, is cleared: it gathers what the next kernel finds of the rows.
+inline const char* launch_centre(const float* x, unsigned short* centre, unsigned* largest_norm,
+                                 int64_t rows, int64_t length, int64_t pitch, void* stream) {
   const unsigned blocks = static_cast<unsigned>((pitch + kSampleColumns - 1) / kSampleColumns);
   fused_gemm_scale_bn_centre_kernel<<<blocks, kSampleThreads, 0,
-                                      static_cast<cudaStream_t>(stream)>>>(x, centre, rows, length,
-                                                                           pitch);
+                                      static_cast<cudaStream_t>(stream)>>>(
+      x, centre, largest_norm, rows, length, pitch);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
