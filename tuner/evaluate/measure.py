@@ -16,7 +16,7 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from tuner.evaluate.timers import ALLOWED_HIDDEN_US, Call, Timer
+from tuner.evaluate.timers import Call, Timer
 from tuner.trial import Interval, Measurement
 
 __all__ = [
@@ -95,7 +95,8 @@ def measure(
         num_known = num_known + 1 if len(samples) >= min_samples and error <= max_noise else 0
         is_censored = stop_above_us is not None and is_clearly_slower(samples, stop_above_us)
     latency_us = statistics.median(samples)
-    hidden_us = None if is_censored else timer.hidden_us(call)
+    allowed_us = _allowed_hidden_us(latency_us)
+    hidden_us = None if is_censored else timer.hidden_us(call, allowed_us)
     return Measurement(
         latency_us=latency_us,
         noise=_relative(_sigma(samples), latency_us),
@@ -210,19 +211,20 @@ def contradicted(
 
 
 def unseen_work(measurement: Measurement) -> str:
-    """Return why the device's clock and the host's disagree, or nothing where they agree.
-
-    50 us or a tenth are allowed, whichever is more: the host's clock is good to some 10 us.
-    """
+    """Return why the device's clock and the host's disagree, or nothing where they agree."""
     if measurement.wall_us is None:
         return ""
     hidden_us = measurement.wall_us - measurement.latency_us
-    if hidden_us <= max(ALLOWED_HIDDEN_US, 0.1 * measurement.latency_us):
+    if hidden_us <= _allowed_hidden_us(measurement.latency_us):
         return ""
     return (
         f"the device works on for {hidden_us:.0f} us after the call's end of "
         f"{measurement.latency_us:.0f} us: work on a stream that the call does not wait for"
     )
+
+
+def _allowed_hidden_us(latency_us: float) -> float:
+    return max(50.0, 0.1 * latency_us)  # the host's clock is good to some 10 us
 
 
 # ---- several calls --------------------------------------------------------------------------
