@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 from tuner.evaluate.worker import Fault
 
@@ -37,6 +38,11 @@ def _channel_fd():
 
 def echo(payload, blobs):
     return payload, blobs
+
+
+def warn(payload, blobs):
+    warnings.warn(payload["text"], stacklevel=2)
+    return {}, []
 
 
 def length(payload, blobs):

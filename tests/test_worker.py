@@ -314,6 +314,12 @@ def test_entry_that_cannot_be_imported_is_a_worker_error(entry):
         worker.start()
 
 
+def test_a_warning_is_no_error_whatever_the_users_filter(worker, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    assert worker.call("warn", {"text": "be careful"}, timeout_s=10).data == {}
+    wait_until(lambda: "UserWarning: be careful" in worker.log_tail)
+
+
 def test_environment_niceness_and_own_session():
     with Worker(ENTRY, env={"TUNER_TEST_VARIABLE": "x"}, niceness=3) as worker:
         data = worker.call("facts", timeout_s=10).data

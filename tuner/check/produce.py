@@ -69,6 +69,8 @@ def _stage(name: str) -> Iterator[None]:
 def answer(make_candidate: Callable[[], torch.nn.Module], question: Question) -> Answer:
     """Ask a candidate one question; what it raises becomes part of the answer.
 
+    A warning is no error, whatever the filters of the process make of it.
+
     `make_candidate` returns `ModelNew(*init_inputs)` and is called once; its device is moved to
     that of the inputs. While searching it may return one module again and again, since the
     state is loaded anew, except where `script.own_seed` is set.
@@ -76,7 +78,8 @@ def answer(make_candidate: Callable[[], torch.nn.Module], question: Question) ->
     session = _Session(question)
     try:
         # A device reports some faults only at a later operation, which may be one of ours.
-        with _stage("an operation after the call"):
+        with _stage("an operation after the call"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             session.build(make_candidate)
             with session.circumstances():
                 for call in range(question.script.calls):
@@ -328,13 +331,11 @@ def _nan_filled_memory() -> Iterator[None]:
 
     # Not use_deterministic_algorithms, which imports the whole of inductor: 1.6 s in each process.
     before = torch.get_deterministic_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.set_deterministic_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.set_deterministic_debug_mode(before)
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 @contextlib.contextmanager

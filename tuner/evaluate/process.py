@@ -63,7 +63,9 @@ class Child:
         self.is_condemned = False  # we killed it; its death is no crash
         self.sentence = "killed on request"  # why, if we did
         self._options = options
-        self._env = {**env, MARKER: self.marker, "PYTHONUNBUFFERED": "1"}
+        # The user's filter of warnings must not turn a stranger's into errors.
+        ours = {MARKER: self.marker, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": ""}
+        self._env = {**env, **ours}
         self._tail = bytearray()
         self._is_buried = False  # the pid and the descriptor may be somebody else's by now
         self._grave = threading.Lock()
