@@ -51,7 +51,7 @@ ON_CUDA = {
     "corrupts_the_context": "device-side assert",
     "exhausts_device_memory": "out of memory",
     "side_stream": "changed after the call had returned",
-    "switches_tf32_on": "that of float16 or TF32 operands",
+    "switches_tf32_on": "other settings: matmul precision is high, was highest",
 }
 
 
