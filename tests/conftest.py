@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +62,28 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+_KEPT_BYTES = 2**30  # of a GPU's memory that a worker may keep unused from test to test
+
+
+@pytest.fixture(autouse=True)
+def unused_memory_goes_back_to_the_gpu() -> Iterator[None]:
+    """PyTorch would keep what a test has freed: tens of GB that other workers then lack."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > _KEPT_BYTES:
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def most_of_the_gpu() -> Iterator[None]:
+    """For a test that takes most of a GPU's memory: one at a time, over all workers."""
+    with (Path(_ROOT) / "tuner-tests-most-of-the-gpu").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
