@@ -158,7 +158,10 @@ def proved_file(
     measure = planned.config.measure
     try:
         race = prover.race(
-            [contender], num_processes=measure.num_processes, seconds=measure.finalists_s
+            [contender],
+            num_processes=measure.num_processes,
+            seconds=measure.finalists_s,
+            has_other_weights=True,
         )
     except WorkerError as error:
         _, reason = blamed(error, [contender.name])
@@ -238,6 +241,13 @@ def _provenance(
             f"cold caches)"
         )
         lines.append(f"  latency: {raced.latency_us:.1f} us, baseline {raced.baseline_us:.1f} us")
+        if raced.depends_on_weights:
+            e = raced.elsewhere
+            assert e is not None
+            lines.append(
+                f"  speed-up with random weights in place of the constructor's: {e.speedup:.3f}x "
+                f"[{e.low:.3f}, {e.high:.3f}]: its time depends on them"
+            )
     if raced is not None:
         lines += [
             f"  error on probe '{p.probe}': rms {p.rms_rel:.2e}, max {p.max_abs:.2e} "

@@ -310,14 +310,21 @@ def _is_slower(entry: Finalist) -> bool:
 
 
 def _compared(raced: Finalist, exported: Finalist) -> list[str]:
-    """Say so when the file is slower or faster than the candidate it came from."""
-    one, other = raced.interval, exported.interval
-    if one is None or other is None or (one.low <= other.high and other.low <= one.high):
-        return []
-    return [
-        f"the exported file runs at {other.speedup:.2f}x where the candidate ran at "
-        f"{one.speedup:.2f}x: the way it is called differs (launch work, allocations)"
-    ]
+    """Say so when the file's speed is not its candidate's, or not the same on other weights."""
+    one, other, notes = raced.interval, exported.interval, []
+    if one is not None and other is not None and not one.overlaps(other):
+        notes.append(
+            f"the exported file runs at {other.speedup:.2f}x where the candidate ran at "
+            f"{one.speedup:.2f}x: the way it is called differs (launch work, allocations)"
+        )
+    if exported.depends_on_weights:
+        assert other is not None and exported.elsewhere is not None
+        notes.append(
+            f"with random weights in place of the constructor's it runs at "
+            f"{exported.elsewhere.speedup:.2f}x, not {other.speedup:.2f}x: its time depends on "
+            f"them"
+        )
+    return notes
 
 
 def _ranked(trials: Sequence[Trial]) -> list[Trial]:

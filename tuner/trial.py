@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
@@ -42,6 +43,7 @@ __all__ = [
     "to_json",
 ]
 
+SAME_SPEED = 0.05  # relative difference of speed-ups that nobody need be told of
 Value = bool | int | float | str
 Params = dict[str, Value]
 Language = Literal["cuda", "cpp", "triton"]
@@ -253,6 +255,10 @@ class Interval:
             return "faster"
         return "slower" if self.high < 1.0 else "no difference"
 
+    def overlaps(self, other: Interval) -> bool:
+        """Return whether some ratio lies in both."""
+        return self.low <= other.high and other.low <= self.high
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -293,7 +299,9 @@ class Finalist:
 
     `latency_us` and `baseline_us` are medians over all rounds of all processes. Every sample is
     kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
-    `num_throttled` more were dropped in that race, since the device was throttled.
+    `num_throttled` more were dropped in that race, since the device was throttled. All of this is
+    told of the reference's weights as it is constructed; `elsewhere` is the speed-up on random
+    ones, where that was asked for.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -308,6 +316,15 @@ class Finalist:
     samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
     baseline_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
     num_throttled: int = 0
+    elsewhere: Interval | None = None
+
+    @property
+    def depends_on_weights(self) -> bool:
+        """Whether random weights change the speed-up, by more than another process would."""
+        here, there = self.interval, self.elsewhere
+        if here is None or there is None or here.overlaps(there):
+            return False
+        return abs(math.log(here.speedup / there.speedup)) > SAME_SPEED
 
 
 @dataclass(frozen=True, slots=True)

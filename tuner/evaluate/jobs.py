@@ -150,7 +150,7 @@ class _Session:
             self.module = module_of(model_new)
         if is_timed:
             self._get_timer(device)
-            self.model = self._reference_model()
+            self.model = self.problem.make_model(WEIGHT_SEED, device)
             self.inputs = RotatingInputs(self.problem.make_inputs(WEIGHT_SEED, device=device))
         return {
             "init_inputs": tagged(self.problem.init_inputs(0)),
@@ -162,11 +162,6 @@ class _Session:
     def _get_timer(self, device: str) -> None:
         self.timer = _timer(device)
         self.timer.renew = lambda call: self.inputs.renew(call)
-
-    def _reference_model(self) -> torch.nn.Module:
-        assert self.problem is not None
-        model = self.problem.make_model(WEIGHT_SEED, self.device)
-        return self.problem.randomise(model, WEIGHT_SEED)
 
     def _expected(self, probe: probes.Probe) -> Expected:
         assert self.problem is not None
@@ -325,9 +320,15 @@ class _Session:
             result = verdict.judge(expected, probes.Answer(report, tensors), self.accuracy)
         return {"result": json.loads(to_json(result))}, ()
 
-    def timing_set(self) -> Answer:
-        """Return the weights and the rotating inputs that contenders are timed on."""
-        assert self.model is not None
+    def timing_set(self, has_other_weights: bool = False) -> Answer:
+        """Return the weights and the rotating inputs that contenders are timed on.
+
+        The weights are as the reference's constructor leaves them, or others, all of them random:
+        what a call costs may depend on them.
+        """
+        assert self.problem is not None and self.model is not None
+        if has_other_weights:
+            self.problem.randomise(self.model, WEIGHT_SEED)
         tensors = {f"state.{n}": t for n, t in self.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self.inputs.given)}
         text, blobs = probes.pack(probes.Script(), tensors)

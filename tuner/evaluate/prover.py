@@ -49,6 +49,7 @@ CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
 CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
 CLOCK_US = 50.0  # what a process's clock need not see of a call on a CPU
 HOST_US = 300.0  # of a call's launches, which a GPU's own clock does not see
+SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other weights
 STEADY = 0.05  # relative difference of two medians that agree
 
 
@@ -100,10 +101,12 @@ class Race:
 
     `bursts` are samples in us, [lane][process][round][sample]. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped.
+    `elsewhere` is the same race on other weights, if that was asked for.
     """
 
     bursts: list[list[list[list[float]]]]
     num_throttled: int = 0
+    elsewhere: Race | None = None
 
     def __getitem__(self, lane: int) -> list[list[float]]:
         return [[statistics.median(burst) for burst in rounds] for rounds in self.bursts[lane]]
@@ -163,8 +166,17 @@ class Prover:
         verdict = merge(results, self._accuracy, is_thorough=True)
         return replace(verdict, notes=(*notes, *verdict.notes))
 
-    def race(self, contenders: Sequence[Contender], *, num_processes: int, seconds: float) -> Race:
+    def race(
+        self,
+        contenders: Sequence[Contender],
+        *,
+        num_processes: int,
+        seconds: float,
+        has_other_weights: bool = False,
+    ) -> Race:
         """Time the baseline and contenders in turn, in that many fresh sets of processes.
+
+        They are timed on the reference's weights as it is constructed.
 
         What a contender's process tells of its times is compared with this process's clock, and
         with the physical floor; one output of calls that this process timed is judged, in a set
@@ -174,12 +186,15 @@ class Prover:
             contenders: all that are not ours must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
+            has_other_weights: whether to race on random weights as well, for a shorter time.
 
         Raises:
             WorkerError: a process failed, or what it told cannot be believed; the message starts
                 with the contender's name.
         """
         race = Race([[] for _ in range(len(contenders) + 1)])
+        if has_other_weights:
+            race.elsewhere = Race([[] for _ in race])
         for contender in contenders:
             self._remember(contender)
         judged = [secrets.randbelow(num_processes) for _ in contenders]
@@ -187,14 +202,13 @@ class Prover:
             with ExitStack() as stack:
                 racers = self._started(stack, "baseline", contenders)
                 about = self._prepared(racers[0], is_timed=True)
-                reply = self._call(racers[0], "timing_set", {})
                 for racer, contender in zip(racers[1:], contenders, strict=True):
                     refusal = self._loaded(racer, contender, about)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
-                    self._call(racer, "take_timing_set", reply.data, reply.blobs)
                 for racer in racers:
                     racer.rest_between_calls()  # no thread of one slows the turn of another
+                self._give_timing_set(racers)
                 for lane, rounds in zip(race.bursts, self._rounds(racers, seconds), strict=True):
                     lane.append(rounds)
                 told = [statistics.median(lane[-1]) for lane in race]
@@ -204,12 +218,24 @@ class Prover:
                         refusal = self._cross_check(racers, told, place + 1)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
+                if race.elsewhere is not None:
+                    self._give_timing_set(racers, has_other_weights=True)
+                    rounds_elsewhere = self._rounds(racers, seconds * SHARE_ELSEWHERE)
+                    for lane, rounds in zip(race.elsewhere.bursts, rounds_elsewhere, strict=True):
+                        lane.append(rounds)
                 for contender in contenders:
                     edited = self._edited(contender)
                     if edited:
                         raise WorkerError(f"{contender.name}: {edited}")
         race.num_throttled = self._num_throttled
         return race
+
+    def _give_timing_set(self, racers: Sequence[Worker], has_other_weights: bool = False) -> None:
+        """Let the baseline's process share its weights and inputs with the others."""
+        asked = {"has_other_weights": has_other_weights}
+        reply = self._call(racers[0], "timing_set", asked)
+        for racer in racers[1:]:
+            self._call(racer, "take_timing_set", reply.data, reply.blobs)
 
     def _remember(self, contender: Contender) -> None:
         """Note a contender's file as it is before anything of it has run."""
@@ -415,7 +441,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
     """
     if race is None:
         return Finalist(number, check, error=check.reason)
-    baseline, own = race[0], race[lane]
+    baseline, own, elsewhere = race[0], race[lane], race.elsewhere
     rounds = [value for process in own for value in process]
     latency_us = statistics.median(rounds)
     spread = statistics.median(abs(value - latency_us) for value in rounds)
@@ -429,6 +455,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         samples_us=_frozen(race.bursts[lane]),
         baseline_samples_us=_frozen(race.bursts[0]),
         num_throttled=race.num_throttled,
+        elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
     )
 
 

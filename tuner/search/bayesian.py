@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence, Set
+from contextlib import AbstractContextManager
+from functools import cache
 
 import numpy as np
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import ThreadpoolController
 
 from tuner.search.covariance import Encoding
 from tuner.search.drawn import CENSORED, decoded, params_of
@@ -22,8 +25,9 @@ NUM_FIRST = 12  # trials that are spread over the space before the model is aske
 NUM_WARM = 5  # the fastest elsewhere, tried first
 NUM_AGAINST = 2  # merely spread, tried between the first of them, to see whether these are fast
 NUM_CONTEST = 3  # of the fastest elsewhere that must beat the spread ones
-MAX_WHOLE = 100_000  # configurations that are all judged at every suggestion
-POOL = 20_000  # drawn for a space with more; what is near the best is judged besides
+POOL = (
+    20_000  # configurations that are judged at every suggestion: all, or a pool of a larger space
+)
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
 NUM_JUDGED = 3  # judgements that must agree; one was right in 78 % where it said 90 %
 MAX_STEPS = 6  # from neighbour to neighbour, at one suggestion
@@ -37,10 +41,27 @@ DOUBT_WIDE = 1.5  # the same of the model that remembers the first trials' sprea
 PROGRESS = 0.002  # by which a time must be less to be better
 
 
+@cache
+def _blas() -> ThreadpoolController:
+    import scipy.linalg  # noqa: F401  # it brings a BLAS of its own, which is to be found
+
+    return ThreadpoolController()
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """Keep linear algebra on one core.
+
+    The others compile meanwhile, and threads that wait for busy cores made a suggestion ten times
+    slower; nor do sums then depend on the number of cores.
+    """
+    limit: AbstractContextManager[object] = _blas().limit(limits=1, user_api="blas")
+    return limit
+
+
 class Bayesian:
     """The configuration with the largest expected improvement, by a Gaussian process.
 
-    Every untried configuration is judged. Where there are more than `MAX_WHOLE`, a pool of `POOL`
+    Every untried configuration is judged. Where there are more than `POOL`, a pool of as many
     stands for them, which is drawn anew whenever the model is fitted, a part of it near the
     fastest trials, and the search climbs from its best, and from the best trial, to better
     neighbours.
@@ -59,7 +80,7 @@ class Bayesian:
             [parameter.values for parameter in space.parameters],
             [parameter.when is not None for parameter in space.parameters],
         )
-        self._is_whole = space.is_listed and space.num_feasible <= MAX_WHOLE
+        self._is_whole = space.is_listed and space.num_feasible <= POOL
         self._model: Surrogate | Informed | None = None  # made at the first question
         self._wide: Surrogate | None = None  # made when the search is stuck
         self._pool = np.empty(0, dtype=np.int64)
@@ -74,6 +95,10 @@ class Bayesian:
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
         """Return the position to try next."""
+        with _one_thread():
+            return self._proposed(study, trial, tried)
+
+    def _proposed(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
         if self._model is None:
             self._model = self._made(tried)
         is_known = self._observed(study, trial)
@@ -192,13 +217,19 @@ class Bayesian:
         """
         if self._model is None or not self._observed(study, None):
             return None
-        self._tell(self._model, study)
+        with _one_thread():
+            return self._remaining(self._model, study, shares)
+
+    def _remaining(
+        self, model: Surrogate | Informed, study: Study, shares: Sequence[float]
+    ) -> Remaining | None:
+        self._tell(model, study)
         tried = list(self._seen)
         if len(tried) <= NUM_FIRST:
             return None
         # Random numbers of their own: asking this must draw none of the suggestions'.
         rng = np.random.default_rng(len(tried))
-        now = self._model.remaining(~np.isin(self._pool, tried), shares, rng)
+        now = model.remaining(~np.isin(self._pool, tried), shares, rng)
         if not self._judged or len(tried) >= self._judged[-1][0] + JUDGE_EVERY:
             self._judged.append((len(tried), now))
         last = [judgement for _, judgement in self._judged[-NUM_JUDGED:]]
