@@ -264,7 +264,15 @@ ONE_QUESTION = {
         "'space' is not in the reference's",
     ),
     "a tuple of one": (lambda m, x, y: (y,), "on cpu in a tuple"),
+    "a graph where gradients are off": (
+        lambda m, x, y: with_graph(y), "on cpu, with a graph of gradients though these are off;",
+    ),
 }  # fmt: skip
+
+
+def with_graph(y):
+    with torch.enable_grad():
+        return y if y.requires_grad else y.requires_grad_() * 1.0
 
 
 class DenseGradient(torch.autograd.Function):
@@ -371,6 +379,14 @@ def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
 
     check = verdict(problem, Replay, expectations)
     assert "output of call 2" in check.reason, check.reason
+
+
+def test_a_reference_that_returns_a_parameter_even_without_gradients_accepts_itself(tmp_path):
+    text = reference_of("(self.l(a), self.l.weight)", "torch.rand(64, 32)", LINEAR)
+    problem = load_reference(tmp_path, text)
+    expectations = expect_all(problem, screening_probes(SEED, problem.num_rows()))
+    check = verdict(problem, problem.module.Model, expectations)
+    assert check.is_accepted, check.reason
 
 
 def test_complex_numbers_cannot_be_judged(tmp_path):

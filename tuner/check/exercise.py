@@ -109,7 +109,10 @@ def kind_of(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return cls
     dtype = str(value.dtype).removeprefix("torch.")
-    return f"{cls} {dtype}{list(value.shape)} on {value.device.type}"
+    # Where gradients are on, only those that are asked for tell what is connected.
+    is_kept = value.requires_grad and not torch.is_grad_enabled()
+    hint = ", with a graph of gradients though these are off" if is_kept else ""
+    return f"{cls} {dtype}{list(value.shape)} on {value.device.type}{hint}"
 
 
 def outputs_of(result: Any) -> tuple[Any, ...]:

@@ -373,10 +373,10 @@ def _reference_answer(
                     result = problem.result_of(model, values)
             except ProblemError as error:
                 return Report(error=str(error), stage=f"call {call + 1}", keys=keys), {}
+            kinds.append(kinds_of(result))
         outputs = outputs_of(result)
         aliases += aliases_of(model, values, earlier, outputs)
         earlier.append(outputs)
-        kinds.append(kinds_of(result))
         answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in model.named_buffers())
     if script.gradients:
