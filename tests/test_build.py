@@ -115,6 +115,31 @@ def is_gone(pid):
         return True
 
 
+class InterruptedCondition(threading.Condition):
+    """Where Ctrl-C comes between the lock and the body of `with`."""
+
+    is_interrupted = False
+
+    def __enter__(self):
+        super().__enter__()
+        if self.is_interrupted:
+            self.is_interrupted = False
+            raise KeyboardInterrupt
+        return True
+
+
+@pytest.mark.timeout(60)
+def test_ctrl_c_between_a_lock_and_its_body_does_not_stop_the_end(tmp_path, cache):
+    with Builder(fake(tmp_path, "sleep 100"), cache, num_workers=1) as builder:
+        builder._change = InterruptedCondition()
+        future = builder.submit(cpp())
+        assert wait_until(lambda: builder._groups)
+        builder._change.is_interrupted = True
+        with pytest.raises(KeyboardInterrupt):
+            _ = builder.pending
+    assert future.cancelled() or isinstance(future.exception(0), CancelledError)
+
+
 # ---- C++ ------------------------------------------------------------------------------------
 
 

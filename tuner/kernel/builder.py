@@ -170,6 +170,11 @@ class Builder:
             self._is_closed = True
             self._signal_all(signal.SIGKILL)
             self._change.notify_all()
+        # An interrupt between a lock and its `with` leaves it to this thread, and every build
+        # that is about to end would wait for it.
+        with contextlib.suppress(RuntimeError):  # of one that this thread does not hold
+            while True:
+                self._change.release()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _signal_all(self, number: signal.Signals) -> None:
