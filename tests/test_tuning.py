@@ -162,6 +162,22 @@ def is_stopped(process: psutil.Process) -> bool:
         return False
 
 
+def test_a_search_writes_down_what_it_expects_of_the_rest(tmp_path):
+    family = write_family(tmp_path / "families")
+    # Of four machine codes: of the others only the compilation is paid for.
+    space = {"step": [1, 2, 3, 4], "salt": list(range(12))}
+    search = {"sampler": "surrogate", "trials": 48}
+    (tmp_path / "config.yaml").write_text(config_text(family, space=space, search=search))
+    with running("--config", "config.yaml", cwd=tmp_path):
+        wait_for(lambda: any((tmp_path / "runs").glob("*/trials.jsonl")))
+        run = only_run(tmp_path)
+        wait_for(lambda: run.outlooks())
+    said = run.outlooks()[0]
+    assert said.number % 10 == 0 and 20 < said.number <= len(run.trials())
+    assert said.improvement >= 0 and said.within.keys() == {"0.01", "0.05"}
+    assert 0 <= said.within["0.01"] <= said.within["0.05"] <= 1
+
+
 def test_a_kill_loses_no_outcome_and_leaves_no_worker(life):
     assert life.num_workers >= 1 and len(life.killed) >= 3
     assert life.first[: len(life.killed)] == life.killed
