@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tuner.config.run_config import parse_config
 from tuner.errors import InputError
+from tuner.planning import sources_of
 from tuner.run import create_run
 from tuner.search.recorded import read_recording, to_t4
 from tuner.trial import Measurement, Outcome, Params, Status, Trial
@@ -190,6 +192,12 @@ def test_a_run_becomes_a_recording_with_its_conditional_parameters(tmp_path):
     assert recording.evaluation_s.tolist() == [3.0, 1.5, 1.5, 1.5, 1.5, 3.0]
     assert recording.is_bound.tolist() == [False] * 5 + [True]  # plain, 16 was stopped early
     assert recording.known_us[0] == 10.0 and np.isnan(recording.known_us[5])
+
+
+def test_a_search_that_starts_from_a_run_knows_which_of_its_times_are_bounds(tmp_path):
+    text = f"problem: {{op: x}}\nsearch: {{warm_start: [{finished_run(tmp_path)}]}}\n"
+    (source,) = sources_of(parse_config(text, tmp_path / "c.yaml"))
+    assert source.known_us[0] == 10.0 and np.isnan(source.known_us[5])
 
 
 def test_t4_results_hold_the_whole_run(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
+from scipy import stats
 
 from tuner.errors import InputError
 from tuner.search.bayesian import JUDGE_EVERY
@@ -19,7 +20,7 @@ from tuner.search.recorded import read_recording
 from tuner.search.samplers import FeasibleSampler, make_sampler
 from tuner.search.score import Yardstick
 from tuner.search.surrogate import Known, Surrogate
-from tuner.search.transfer import Source
+from tuner.search.transfer import Expectation, Source
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
 from tuner.space.search_space import SearchSpace
@@ -330,6 +331,39 @@ def test_a_source_that_covers_a_part_tells_of_the_rest():
     part = SearchSpace.listed(space.parameters, rows.astype(np.int64))
     source = Source("part", part, np.array([latency_us(p) for p in part.feasible]))
     assert evaluations_to_best(space, 0, sources=[source]) <= 20
+
+
+def test_a_bound_in_a_source_is_no_time():
+    """A search stops what is slower than its best, most of all that is, soon after that shows."""
+    space = kernel_space()
+    right = times(space)
+    encoding = Encoding(
+        [p.values for p in space.parameters], [p.when is not None for p in space.parameters]
+    )
+    told = {True: [], False: []}
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        some = np.sort(rng.choice(space.num_feasible, 600, replace=False)).astype(np.int64)
+        part = SearchSpace.listed(space.parameters, space.rows(some).astype(np.int64))
+        us, is_bound, best_us = right[some].copy(), np.zeros(600, dtype=bool), math.inf
+        for i in rng.permutation(600):
+            if us[i] > 1.1 * best_us:
+                us[i], is_bound[i] = 1.12 * best_us, True
+            best_us = min(best_us, us[i])
+        for is_told, bounds in ((True, is_bound), (False, None)):
+            source = Source("other", part, us, bounds)
+            expectation = Expectation(space, encoding, [source])
+            expected = expectation.features(encoding.codes(space.rows()))[0]
+            told[is_told].append(stats.spearmanr(expected, right).statistic)
+    assert np.mean(told[True]) > 0.2 > np.mean(told[False]), told
+
+
+def test_a_source_of_bounds_alone_tells_nothing():
+    space = kernel_space()
+    us, is_bound = times(space), np.ones(space.num_feasible, dtype=bool)
+    study = study_of(space, sources=[Source("runs/other", space, us, is_bound)])
+    with pytest.raises(InputError, match="one of them correct and timed to the end"):
+        ask(study, space)
 
 
 def test_a_source_without_a_parameter_is_refused_by_name():

@@ -175,7 +175,7 @@ def stop_rule_of(config: RunConfig) -> StopRule | None:
 def sources_of(config: RunConfig) -> list[Source]:
     """Read the runs and recordings that the config starts from."""
     recordings = [read_recording(path) for path in config.search.warm_start]
-    return [Source(r.name, r.space, r.latency_us) for r in recordings]
+    return [Source(r.name, r.space, r.latency_us, r.is_bound) for r in recordings]
 
 
 def first_of_each(space: SearchSpace, family: Family) -> list[Params]:

@@ -44,11 +44,21 @@ class Source:
         name: for messages.
         space: what it searched.
         latency_us: float64 by position in `space.feasible`; NaN where a configuration failed.
+        is_bound: bool by position, where measuring was stopped early: the time is longer than
+            `latency_us`, nobody knows by how much. None where all were measured to the end.
     """
 
     name: str
     space: SearchSpace
     latency_us: Array
+    is_bound: Array | None = None
+
+    @property
+    def known_us(self) -> Array:
+        """Latencies that were measured to the end, NaN for the others."""
+        if self.is_bound is None:
+            return self.latency_us
+        return np.where(self.is_bound, np.nan, self.latency_us)
 
 
 class Expectation:
@@ -147,20 +157,24 @@ class _Table:
     def __init__(self, space: SearchSpace, encoding: Encoding, source: Source) -> None:
         digits = _translated(space, source)
         fits = (digits >= 0).all(axis=1)
-        if fits.sum() < MIN_SHARED or np.isnan(source.latency_us[fits]).all():
+        if fits.sum() < MIN_SHARED or np.isnan(source.known_us[fits]).all():
             raise InputError(
                 f"warm start from {source.name}: {fits.sum()} of its {len(digits)} configurations "
                 "have values that this space has too\n"
-                f"  expected: at least {MIN_SHARED}, one of them correct"
+                f"  expected: at least {MIN_SHARED}, one of them correct and timed to the end"
             )
         codes = encoding.codes(digits[fits])
         codes, first = np.unique(codes, axis=0, return_index=True)
-        log = np.log(source.latency_us[fits][first])
+        log, known = (np.log(us[fits][first]) for us in (source.latency_us, source.known_us))
+        is_bound = np.isfinite(log) & np.isnan(known)
         self._encoding = encoding
         self._index = {row.tobytes(): i for i, row in enumerate(codes)}
-        self._values = np.array([_scaled(log, clip) for clip in CLIPS])
-        self.spread = float(np.nanstd(np.minimum(log, np.nanquantile(log, CLIPS[0]))))
-        self._codes, self._log = codes, log
+        self._values = np.array([_scaled(log, known, clip) for clip in CLIPS])
+        self.spread = float(np.nanstd(np.minimum(known, np.nanquantile(known, CLIPS[0]))))
+        self._codes, self._log, self._is_judged = codes, known, ~is_bound
+        if is_bound.any():  # no faster than the bound, and else as the others let expect
+            expected = self._expected(codes[is_bound])
+            self._values[:, is_bound] = np.maximum(self._values[:, is_bound], expected)
 
     def features(self, codes: Array) -> Array:
         """Return [clips, configurations]."""
@@ -172,8 +186,9 @@ class _Table:
         return found
 
     def _expected(self, codes: Array) -> Array:
-        """Return the features of what was not recorded."""
+        """Return the features of what was not recorded, or has only a bound."""
         order = np.argsort(np.where(np.isnan(self._log), np.inf, self._log), kind="stable")
+        order = order[self._is_judged[order]]
         half = MAX_MODEL_ROWS // 2
         rest = order[half:]
         even = rest[np.linspace(0, len(rest) - 1, min(half, len(rest))).astype(int)]
@@ -191,9 +206,12 @@ class _Table:
         return np.array(found)
 
 
-def _scaled(log: Array, clip: float) -> Array:
-    """Return values of mean 0 and variance 1; failures are as slow as the clip."""
-    cap = np.nanquantile(log, clip)
+def _scaled(log: Array, known: Array, clip: float) -> Array:
+    """Return values of mean 0 and variance 1; failures are as slow as the clip.
+
+    `known` are the times that were measured to the end; only they tell where to clip.
+    """
+    cap = np.nanquantile(known, clip)
     value = np.minimum(np.where(np.isnan(log), cap, log), cap)
     scaled: Array = (value - value.mean()) / (value.std() + 1e-9)
     return scaled
