@@ -17,12 +17,14 @@ from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import evaluator as room, prover as prover_room
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.prover import Contender, Prover, Race, compared_with_compiled, finalist
-from tuner.evaluate.task import explained, least_us
+from tuner.evaluate.task import Task, explained, least_us
+from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.problem.accuracy import Accuracy
-from tuner.trial import Build, Candidate, Check, Outcome, Params, Status
+from tuner.session import compared
+from tuner.trial import Build, Candidate, Check, Finalist, Interval, Outcome, Params, Status
 from tuner.tuning import Planned, plan
 
 SEED = 7
@@ -354,6 +356,87 @@ def file_of(folder: Path, text: str) -> Contender:
     path = folder / "module.py"
     path.write_text(text)
     return Contender.of_file(path, is_deterministic=True)
+
+
+NORMALISED = """
+import time
+import torch, torch.nn as nn
+
+
+class {name}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bn = nn.BatchNorm1d(32)
+
+    def forward(self, x):
+        {first}
+        return self.bn(x)
+
+
+def get_inputs():
+    return [torch.randn(64, 32)]
+
+
+def get_init_inputs():
+    return []
+"""
+SLOW_ELSEWHERE = "time.sleep(0 if bool((self.bn.weight == 1).all()) else 0.02)"
+
+
+def test_a_time_that_depends_on_the_weights_is_told(tmp_path):
+    reference = tmp_path / "reference.py"
+    reference.write_text(NORMALISED.format(name="Model", first=""))
+    subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE))
+    prover = Prover(Task(str(reference), {}, "cpu", "float32", "", "[]", ""), seed=SEED)
+    race = prover.race([subject], num_processes=1, seconds=0.02, has_other_weights=True)
+    slept_us = 20_000.0
+    assert race.elsewhere is not None
+    assert min(race[1][0]) < slept_us <= min(race.elsewhere[1][0])
+    check = Check(True, "float32", "", (), is_thorough=True)
+    entry = finalist(3, check, race, 1)
+    assert entry.elsewhere is not None and entry.elsewhere.num_processes == 1
+    assert finalist(3, check, Race(race.bursts), 1).elsewhere is None
+
+
+def interval(low, high):
+    return Interval((low * high) ** 0.5, low, high, 0.95, 5)
+
+
+@pytest.mark.parametrize(
+    ("here", "elsewhere", "depends"),
+    [
+        (interval(4.9, 5.1), interval(2.4, 2.6), True),
+        (interval(4.9, 5.1), interval(5.4, 5.6), True),
+        (interval(4.9, 5.1), interval(5.0, 5.2), False),  # another process might tell either
+        (interval(4.98, 4.99), interval(5.0, 5.01), False),  # certain, and too small to matter
+        (interval(4.9, 5.1), None, False),
+        (None, interval(4.9, 5.1), False),
+    ],
+)
+def test_speed_ups_that_differ_beyond_chance_and_by_5_percent_depend(here, elsewhere, depends):
+    check = Check(True, "float32", "", (), is_thorough=True)
+    entry = Finalist(3, check, here, elsewhere=elsewhere)
+    assert entry.depends_on_weights is depends
+
+
+def test_a_file_whose_time_depends_on_the_weights_is_noted():
+    check = Check(True, "float32", "", (), is_thorough=True)
+    raced = Finalist(3, check, interval(4.9, 5.1))
+    same = replace(raced, elsewhere=interval(4.9, 5.1))
+    other = replace(raced, elsewhere=interval(2.4, 2.6))
+    assert compared(raced, same) == []
+    assert compared(raced, other) == [
+        "with random weights in place of the constructor's it runs at 2.50x, not 5.00x: its time "
+        "depends on them"
+    ]
+
+
+def test_a_host_that_is_held_up_gets_a_longer_lead_than_one_that_is_slow_by_itself():
+    assert lead_of_call_us([120, 150], 100) == 150
+    assert lead_of_call_us([120, 350], 100) == 350  # held up
+    assert lead_of_call_us([120, 3500], 100) == 400  # the next batch may find it quiet
+    assert lead_of_call_us([60, 290], 50) == 290
+    assert lead_of_call_us([700, 650], 600) == 300  # a user waits for the rest, too
 
 
 def test_a_finalist_below_the_physical_floor_is_refused(planned, tmp_path):

@@ -27,7 +27,7 @@ from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.trial import Build, Candidate, Compiled, Finalist, Result, Trial
 
-__all__ = ["Session"]
+__all__ = ["Session", "compared"]
 
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
 
@@ -254,7 +254,7 @@ class Session:
         )  # fmt: skip
         if not exported.check.is_accepted:
             return exported, [f"the exported file was rejected: {exported.check.reason}"]
-        return exported, _compared(raced, exported)
+        return exported, compared(raced, exported)
 
     def _beside_compiled(self, prover: Prover) -> Compiled | None:
         """Race the exported file with torch.compile, where the config asks for that."""
@@ -309,7 +309,7 @@ def _is_slower(entry: Finalist) -> bool:
     return entry.interval is not None and entry.interval.verdict == "slower"
 
 
-def _compared(raced: Finalist, exported: Finalist) -> list[str]:
+def compared(raced: Finalist, exported: Finalist) -> list[str]:
     """Say so when the file's speed is not its candidate's, or not the same on other weights."""
     one, other, notes = raced.interval, exported.interval, []
     if one is not None and other is not None and not one.overlaps(other):

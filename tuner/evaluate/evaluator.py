@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tuner.evaluate.measure import unseen_work
 from tuner.evaluate.task import Task, explained, new_worker, too_fast
@@ -36,6 +37,7 @@ __all__ = ["RACE_MARGIN", "DeviceEvaluator"]
 
 SCREEN_TIMEOUT_S = 60.0  # one candidate, checked and measured
 ANCHOR_EVERY = 16  # candidates between two timings of the baseline
+DISTURBED = 0.02  # relative noise on a GPU beyond which a time is taken again beside idle builders
 RACE_MARGIN = 1.1  # a candidate is stopped early when clearly slower than this times the best
 
 
@@ -47,6 +49,11 @@ class _Pending:
     candidate: Candidate | None = None
     build: Future[Build] | None = None
     seconds: dict[str, float] = field(default_factory=dict)
+
+
+def disturbed(measurement: Mapping[str, Any] | None) -> bool:
+    """Return whether a time on a GPU scatters as only the host's other work makes it."""
+    return measurement is not None and float(measurement["noise"]) > DISTURBED
 
 
 class DeviceEvaluator:
@@ -89,7 +96,8 @@ class DeviceEvaluator:
         self._screen_s = screen_s
         self._max_noise = max_noise
         self._keep = keep
-        # On a CPU the builders pause while a candidate is timed.
+        # On a CPU the builders pause while a candidate is timed. On a GPU they only do where the
+        # launches came too late for it, which shows as noise.
         self._quiet = builder.paused if device.kind == "cpu" else nullcontext
         self._ahead = ahead or num_workers + 2
         payload = {**task.payload(), "screening_seed": seed}
@@ -178,6 +186,9 @@ class DeviceEvaluator:
                     self._time_baseline()
                 self._num_since_anchor += 1
                 data = self._worker.call("screen", payload, timeout_s=SCREEN_TIMEOUT_S).data
+            if self._quiet is nullcontext and disturbed(data.get("measurement")):
+                with self._builder.paused():
+                    data = self._worker.call("screen", payload, timeout_s=SCREEN_TIMEOUT_S).data
         except (WorkerTimeout, WorkerCrashed, JobFailed) as error:
             status = Status.TIMEOUT if isinstance(error, WorkerTimeout) else Status.RUNTIME
             reason = error.message if isinstance(error, JobFailed) else error.reason
