@@ -116,7 +116,7 @@ class Bench:
         self.timer = CudaTimer(0) if device != "cpu" else CpuTimer()
         with torch.no_grad():
             self.inputs = [(offset, self._arguments(x + offset)) for offset in (0.0, 100.0)]
-            self.exact = [self._oracle(arguments) for _, arguments in self.inputs]
+            self.exact = [self.oracle(arguments) for _, arguments in self.inputs]
 
     def _arguments(self, x: Any) -> tuple[Any, ...]:
         linear, bn = self.model.gemm, self.model.bn
@@ -125,7 +125,8 @@ class Bench:
         return (x, *(w.detach() for w in weights), float(bn.eps))
 
     @staticmethod
-    def _oracle(arguments: Sequence[Any]) -> Any:
+    def oracle(arguments: Sequence[Any]) -> Any:
+        """Return y in float64."""
         x, weight, bias, scale, gamma, beta = (a.double() for a in arguments[:-1])
         z = (x @ weight.T + bias) * scale
         var, mean = z.var(0, correction=0), z.mean(0)
