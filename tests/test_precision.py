@@ -57,6 +57,43 @@ def test_float8_corrections_are_computed_again_where_they_are_too_coarse_and_onl
     assert use(wide, guarded) == use(wide, BY_NAME["fp16x3"])
 
 
+# Operands whose roundings are not independent, as the guard's norms take them to be.
+def _two(a: float, b: float):
+    return lambda rows, k: torch.where(torch.rand(rows, k) < 0.5, a, b)
+
+
+STRUCTURED_X = {
+    "binary": _two(0.0, 1.0),
+    "two values": _two(1.0667, -1.0),
+    "two values, both rounded": _two(1.0624, -1.0629),
+    "bytes": lambda rows, k: torch.randint(0, 256, (rows, k)) / 255,
+    "relu": lambda rows, k: torch.randn(rows, k).relu(),
+    "sparse": lambda rows, k: (torch.rand(rows, k) < 0.01) * torch.randn(rows, k),
+    "one of k": lambda rows, k: 1.0667 * torch.eye(k)[torch.randint(0, k, (rows,))],
+    "rank 1": lambda rows, k: (
+        torch.randn(rows, 1) * torch.randn(1, k) + 0.1 * torch.randn(rows, k)
+    ),
+}
+STRUCTURED_WEIGHTS = {
+    "uniform": lambda n, k: torch.rand(n, k) * 2 - 1,
+    "of one sign": lambda n, k: torch.rand(n, k) + 0.5,
+    "ternary": lambda n, k: torch.randint(-1, 2, (n, k)) * 1.0667,
+    "nearly constant": lambda n, k: 1.0667 + 1e-3 * torch.randn(n, k),
+    "lognormal": lambda n, k: torch.randn(n, k) * torch.randn(n, k).exp(),
+}
+
+
+@pytest.mark.parametrize("weights", STRUCTURED_WEIGHTS)
+@pytest.mark.parametrize("inputs", STRUCTURED_X)
+def test_what_the_guard_lets_through_is_within_1e4_on_structured_operands(inputs, weights):
+    torch.manual_seed(0)
+    x = STRUCTURED_X[inputs](512, 1024).float()
+    weight = STRUCTURED_WEIGHTS[weights](COLUMNS, 1024) / 32
+    ones, zeros = torch.ones(COLUMNS), torch.zeros(COLUMNS)
+    case = Case(inputs, x - precision.centre_of(x), weight, ones, ones, zeros, 1e-5, ones)
+    assert use(case, BY_NAME["fp16_fp8x2, or all again"]) < 1.0
+
+
 def test_rows_and_columns_that_are_computed_again_are_counted_as_work():
     by_both = BY_NAME["fp16_fp8x2, rows over 1.25 and columns over 1.5 again"]
     given, tailed = cases()["as given"], cases()["heavy-tailed"]

@@ -3,7 +3,8 @@
 // with parameters of its own: a second run then stands by for columns that the first one leaves
 // too coarse.
 //
-// Expects the files below that are not included here before it, kIsScaled, and the parameters
+// Expects column_stats.cuh, mma_range.cuh, wgmma_operands.cuh, wgmma_tensor_map.cuh,
+// wgmma_pipeline.cuh and wgmma_tickets.cuh before it, and the parameters
 // run ("only", "first", "second"), precision, order, promote_k, stats, block_m, block_n, block_k,
 // stages, consumers, min_blocks, cluster_m, cluster_n, raster_rows, centre, prepare, ahead.
 {% include "_lib/wgmma_products.cuh" %}
