@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.util
 import json
+import os
+import random
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.fx
 from test_problem import FLAGSHIP
+from torch.nn.modules import module as hooks
 
 from tuner.check.compare import compare, limits_of
 from tuner.check.exercise import checksum_of
@@ -294,6 +301,118 @@ def test_the_cheat_that_only_one_question_tells_is_rejected_and_named(name, prob
             return change(self, x, super().forward(x))
 
     asked_until_told(problem, Cheat, thorough, words)
+
+
+# What a call leaves behind: after it the user's own program is another one.
+LEFT_BEHIND = {
+    "weights that no longer train": (
+        lambda m, x: m.scale.requires_grad_(False), "scale without requires_grad",
+    ),
+    "an input that requires gradients": (
+        lambda m, x: x.requires_grad_(), "input 0 with requires_grad",
+    ),
+    "another mode": (lambda m, x: m.bn.eval(), "left bn in eval mode, which was in training mode"),
+    "random numbers drawn": (lambda m, x: torch.rand(1), "state of PyTorch's random numbers"),
+    "random numbers of Python seeded": (lambda m, x: random.seed(0), "state of Python's random"),
+    "random numbers of NumPy drawn": (lambda m, x: np.random.rand(), "state of NumPy's random"),
+    "denormal numbers flushed": (
+        lambda m, x: torch.set_flush_denormal(True), "denormal numbers is lost, was kept",
+    ),
+    "cuDNN switched off": (
+        lambda m, x: setattr(torch.backends.cudnn, "enabled", False), "cuDNN is (False,",
+    ),
+    "no garbage collection": (lambda m, x: gc.disable(), "garbage collection is False, was True"),
+    "a hook on all modules": (
+        lambda m, x: hooks.register_module_forward_hook(lambda *_: None),
+        "hooks of all modules is 1, was 0",
+    ),
+    "another directory": (lambda m, x: os.chdir("/"), "working directory is /, was"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def as_it_was():
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state(), Path.cwd()
+    yield
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])
+    os.chdir(state[3])
+    torch.set_flush_denormal(False)
+    torch.backends.cudnn.enabled = True
+    gc.enable()
+    hooks._global_forward_hooks.clear()
+
+
+@pytest.mark.parametrize("name", LEFT_BEHIND)
+def test_what_a_call_leaves_behind_is_named(name, problem, thorough, as_it_was):
+    leave, words = LEFT_BEHIND[name]
+
+    class Untidy(problem.module.Model):
+        def forward(self, x):
+            y = super().forward(x)
+            leave(self, x)
+            return y
+
+    asked_until_told(problem, Untidy, thorough[:1], words)
+
+
+def test_what_autograd_cannot_use_is_named(problem, thorough):
+    class Inference(problem.module.Model):
+        def forward(self, x):
+            y = super().forward(x)
+            with torch.inference_mode(not torch.is_grad_enabled()):
+                return y.clone()
+
+    class WritesGradients(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, y, weight):
+            ctx.weight = weight
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.weight.grad = torch.ones_like(ctx.weight)
+            return gradient, None
+
+    class Twice(problem.module.Model):
+        def forward(self, x):
+            return WritesGradients.apply(super().forward(x), self.scale)
+
+    asked_until_told(problem, Inference, thorough, "of no use to autograd (inference mode)")
+    asked_until_told(problem, Twice, thorough, "the backward wrote the .grad of scale")
+
+
+def test_a_module_that_is_put_together_otherwise_is_named(problem, thorough):
+    class SharesStatistics(problem.module.Model):
+        def __deepcopy__(self, memo):
+            new = type(self)(48, 40, (40,))
+            new.bn.running_mean = self.bn.running_mean
+            return new
+
+    class OtherOrder(problem.module.Model):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self._modules["gemm"] = self._modules.pop("gemm")  # behind bn
+
+    class WithoutHooks(problem.module.Model):
+        def __call__(self, x):
+            return self.forward(x)
+
+    words = "a deep copy shares the memory of bn.running_mean"
+    asked_until_told(problem, SharesStatistics, thorough, words)
+    words = "parameter 2 is 'bn.weight', the reference's is 'gemm.weight'"
+    asked_until_told(problem, OtherOrder, thorough[:1], words)
+    words = "a __call__ of its own: hooks on the module would not run"
+    asked_until_told(problem, WithoutHooks, thorough[:1], words)
+
+
+@pytest.mark.parametrize("make", [torch.fx.symbolic_trace, torch.jit.script])
+def test_a_traced_or_scripted_module_is_accepted(make, problem, thorough):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch's, of torch.jit
+        check = verdict(problem, lambda *inputs: make(problem.module.Model(*inputs)), thorough)
+    assert check.is_accepted, check.reason
 
 
 def test_full_size_and_initial_seeds_are_asked(tmp_path):

@@ -41,6 +41,8 @@ class ModelNew(nn.Module):
 def atomic_sum(values):
     """Sum blocks of 8 rows each, then add the blocks in whatever order they finish."""
     blocks = torch.stack([block.sum(0) for block in values.split(8)])
-    blocks = blocks[torch.randperm(len(blocks)).to(values.device)]
+    chance = torch.Generator()  # of its own: PyTorch's random numbers are the user's
+    chance.seed()
+    blocks = blocks[torch.randperm(len(blocks), generator=chance).to(values.device)]
     place = torch.zeros(len(blocks), dtype=torch.int64, device=values.device)
     return blocks.new_zeros(1, values.shape[1]).index_add(0, place, blocks)[0]

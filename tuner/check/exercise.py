@@ -112,6 +112,8 @@ def kind_of(value: Any) -> str:
     # Where gradients are on, only those that are asked for tell what is connected.
     is_kept = value.requires_grad and not torch.is_grad_enabled()
     hint = ", with a graph of gradients though these are off" if is_kept else ""
+    if value.is_inference() and not torch.is_inference_mode_enabled():
+        hint += ", of no use to autograd (inference mode)"
     return f"{cls} {dtype}{list(value.shape)} on {value.device.type}{hint}"
 
 

@@ -34,7 +34,7 @@ from tuner.check.exercise import (
     tensors_under,
 )
 from tuner.check.probes import OWN_WEIGHTS_SEED, Answer, Question, Report
-from tuner.check.surroundings import changed, settings
+from tuner.check.surroundings import changed, is_pytorchs, settings
 
 if TYPE_CHECKING:
     import torch
@@ -136,11 +136,14 @@ class _Session:
                 self.checksums.update((f"drawn.{name}", value) for name, value in drawn.items())
             else:
                 self.model.load_state_dict(tensors_under("state", self.given), strict=True)
+        with _stage("a change of settings"):
             set_mode(self.model, self.script.mode)
         if self.script.is_double:
             with _stage("conversion"):
                 self.model = self.model.double()
         self.parameters = dict(self.model.named_parameters())
+        if not is_pytorchs(type(self.model).__call__):
+            self.changes.append("it has a __call__ of its own: hooks on the module would not run")
 
     @contextlib.contextmanager
     def circumstances(self) -> Iterator[None]:
@@ -171,7 +174,7 @@ class _Session:
                 for _ in range(self.script.more_calls):
                     self.model(*arguments)
         _poison(self.script.output_bytes, self.device)
-        before = settings()
+        before, own = settings(), _flags(self.model, arguments)
         with _stage(f"call {call + 1}"):
             with recorded(self.operations, self.script.traces):
                 result = self.model(*arguments)
@@ -182,7 +185,14 @@ class _Session:
                 if isinstance(output, torch.Tensor):
                     self.tensors[f"call{call}.output{j}"] = snapshot(output)
         self.changes += changed(before)
-        self.kinds.append(kinds_of(result))
+        now = _flags(self.model, arguments)
+        self.changes += [
+            f"the call left {name} {now[name]}, which was {flag}"
+            for name, flag in own.items()
+            if now.get(name, flag) != flag
+        ]
+        with torch.set_grad_enabled(bool(self.script.gradients)):  # the call may have set another
+            self.kinds.append(kinds_of(result))
         self.aliases += aliases_of(self.model, arguments, self.outputs, outputs)
         self.outputs.append(list(outputs))
 
@@ -190,14 +200,14 @@ class _Session:
         """Go on with a deep copy, whose weights are then moved as `to` moves them."""
         import torch
 
-        original = self.parameters
+        original = self.model.state_dict()
         try:
             self.model = copy.deepcopy(self.model)
         except Exception:
             original = {}  # refused aloud, as a module with a lock or a library may
         self.parameters = dict(self.model.named_parameters())
-        for name, parameter in self.parameters.items():
-            if name in original and original[name].data_ptr() == parameter.data_ptr() != 0:
+        for name, tensor in self.model.state_dict().items():
+            if name in original and original[name].data_ptr() == tensor.data_ptr() != 0:
                 self.changes.append(f"a deep copy shares the memory of {name} with the original")
         torch.nn.Module._apply(self.model, torch.clone)
 
@@ -269,6 +279,11 @@ class _Session:
                     is_of_sum=self.script.gradients == "of_sum",
                 )  # fmt: skip
                 self.tensors.update(grads)
+                self.changes += [
+                    f"the backward wrote the .grad of {name}: gradients would be added up twice"
+                    for name, parameter in self.model.named_parameters()
+                    if parameter.grad is not None
+                ]
 
     def answer(self, error: str = "", stage: str = "") -> Answer:
         """Return what was seen up to here."""
@@ -296,6 +311,20 @@ def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:
 
 
 # ---- what surrounds a call ------------------------------------------------------------------
+
+
+def _flags(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, str]:
+    """Return which modules train, and what requires gradients, in words, by name."""
+    import torch
+
+    modes = {name or "the module": m.training for name, m in model.named_modules()}
+    tensors = {f"input {i}": x for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
+    tensors |= dict(model.named_parameters())
+    wants = {name: x.requires_grad for name, x in tensors.items()}
+    return {
+        **{n: "in training mode" if is_on else "in eval mode" for n, is_on in modes.items()},
+        **{n: f"{'with' if is_on else 'without'} requires_grad" for n, is_on in wants.items()},
+    }
 
 
 def _num_copies() -> int:

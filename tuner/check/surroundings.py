@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
+import sys
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["changed", "functions", "replaced", "settings"]
+__all__ = ["changed", "functions", "is_pytorchs", "replaced", "settings"]
 
 
 def settings() -> dict[str, Any]:
-    """Return PyTorch's settings of this thread, by name."""
+    """Return what PyTorch and Python are set to, for this thread, by name.
+
+    None stands for what there is not yet, such as CUDA's random numbers.
+    """
     import torch
 
+    cudnn = torch.backends.cudnn
+    hooks = [x for n, x in vars(torch.nn.modules.module).items() if n.startswith("_global_")]
+    tiny = torch.full((1,), 1e-40, dtype=torch.float32, device="cpu")
+    numpy, on = sys.modules.get("numpy"), torch.cuda.is_initialized()
     return {
         "gradients enabled": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
@@ -21,21 +32,47 @@ def settings() -> dict[str, Any]:
         "default dtype": torch.get_default_dtype(),
         "default device": torch.get_default_device(),
         "number of threads": torch.get_num_threads(),
-        "matmul precision": torch.get_float32_matmul_precision(),
+        "matmul precision": _told(torch.get_float32_matmul_precision),
+        "denormal numbers": "lost" if tiny.mul(1.0) == 0 else "kept",
+        "cuDNN": (cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
+        "oneDNN": torch._C._get_mkldnn_enabled(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "autocast": (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")),
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "hooks of all modules": sum(len(x) for x in hooks if isinstance(x, Mapping)),
+        "state of PyTorch's random numbers": _short(torch.get_rng_state().numpy()),
+        "state of CUDA's random numbers": _short(torch.cuda.get_rng_state().numpy())
+        if on
+        else None,
+        "state of Python's random numbers": _short(random.getstate()),
+        "state of NumPy's random numbers": _short(*numpy.random.get_state()) if numpy else None,
+        "garbage collection": gc.isenabled(),
+        "working directory": os.readlink("/proc/self/cwd"),
     }
+
+
+def _short(*state: Any) -> str:
+    """Return eight digits that differ where a state of random numbers does."""
+    parts = (x.tobytes() if hasattr(x, "tobytes") else repr(x).encode() for x in state)
+    return f"{zlib.crc32(b''.join(parts)):08x}"
+
+
+def _told(setting: Callable[[], Any]) -> Any:
+    """Return a setting, or why PyTorch does not tell it: some of its parts contradict others."""
+    try:
+        return setting()
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
 
 
 def changed(before: Mapping[str, Any]) -> list[str]:
     """Say which settings are no longer what `settings` returned."""
     now = settings()
     return [
-        f"the call left PyTorch with other settings: {name} is {now[name]}, was {value}"
+        f"the call left other settings: {name} is {now[name]}, was {value}"
         for name, value in before.items()
-        if now[name] != value
+        if value is not None and now[name] != value
     ]
 
 
@@ -80,11 +117,11 @@ def replaced(before: Mapping[str, Any]) -> list[str]:
     return [
         f"it replaced {name}, which is not its own"
         for name, value in before.items()
-        if now.get(name) is not value and not _is_pytorchs(now.get(name))
+        if now.get(name) is not value and not is_pytorchs(now.get(name))
     ]
 
 
-def _is_pytorchs(value: Any) -> bool:
+def is_pytorchs(value: Any) -> bool:
     """Whether PyTorch defines it, and what it wraps: its compiler replaces a few by its own."""
     import torch
 
