@@ -395,6 +395,11 @@ def test_a_module_that_is_put_together_otherwise_is_named(problem, thorough):
             super().__init__(*args)
             self._modules["gemm"] = self._modules.pop("gemm")  # behind bn
 
+    class OtherBuffers(problem.module.Model):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.bn._buffers["running_mean"] = self.bn._buffers.pop("running_mean")
+
     class WithoutHooks(problem.module.Model):
         def __call__(self, x):
             return self.forward(x)
@@ -403,6 +408,7 @@ def test_a_module_that_is_put_together_otherwise_is_named(problem, thorough):
     asked_until_told(problem, SharesStatistics, thorough, words)
     words = "parameter 2 is 'bn.weight', the reference's is 'gemm.weight'"
     asked_until_told(problem, OtherOrder, thorough[:1], words)
+    assert verdict(problem, OtherBuffers, thorough[:1]).is_accepted
     words = "a __call__ of its own: hooks on the module would not run"
     asked_until_told(problem, WithoutHooks, thorough[:1], words)
 

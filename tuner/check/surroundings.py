@@ -24,7 +24,8 @@ def settings() -> dict[str, Any]:
     cudnn = torch.backends.cudnn
     hooks = [x for n, x in vars(torch.nn.modules.module).items() if n.startswith("_global_")]
     tiny = torch.full((1,), 1e-40, dtype=torch.float32, device="cpu")
-    numpy, on = sys.modules.get("numpy"), torch.cuda.is_initialized()
+    numpy = sys.modules.get("numpy")
+    cuda = _short(torch.cuda.get_rng_state().numpy()) if torch.cuda.is_initialized() else None
     return {
         "gradients enabled": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
@@ -42,9 +43,7 @@ def settings() -> dict[str, Any]:
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "hooks of all modules": sum(len(x) for x in hooks if isinstance(x, Mapping)),
         "state of PyTorch's random numbers": _short(torch.get_rng_state().numpy()),
-        "state of CUDA's random numbers": _short(torch.cuda.get_rng_state().numpy())
-        if on
-        else None,
+        "state of CUDA's random numbers": cuda,
         "state of Python's random numbers": _short(random.getstate()),
         "state of NumPy's random numbers": _short(*numpy.random.get_state()) if numpy else None,
         "garbage collection": gc.isenabled(),

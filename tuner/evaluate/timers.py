@@ -144,7 +144,8 @@ def hidden_work_us(
     What other processes do on the device makes a look longer, never shorter; work that a call
     hides is in every one of its looks. So one look within what is allowed acquits, and is all
     that an ordinary call costs. Otherwise up to 50 more follow, each beside a look at an empty
-    call: what makes both late in all of them is the machine's.
+    call: what makes both late in all of them is the machine's. A call that hides its work only now
+    and then is for the race, where another process's clock counts many calls in a row.
 
     Args:
         look_us: what the host's clock sees of the call beyond its events.
