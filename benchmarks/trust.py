@@ -57,8 +57,10 @@ def fuzzed() -> tuple[list[str], str]:
 
 def rows() -> list[Row]:
     """Return the table's lines."""
-    cheats = "cheat|takes_all_memory|worth_nothing|cache_lines"
-    honest = "honest_module_is|in_another_order|split_bfloat16"
+    cheats = (
+        "cheat|takes_all_memory|worth_nothing|cache_lines|leaves_behind|put_together|cannot_use"
+    )
+    honest = "honest_module_is|in_another_order|split_bfloat16|traced_or_scripted"
     files, names = fuzzed()
     return [
         Row("cheats", "rejected or named", ("test_check", "test_cheats"), cheats),
