@@ -12,20 +12,23 @@ class ModelNew(nn.Module):
         self.bn = nn.BatchNorm1d(out_features, eps=eps, momentum=momentum)
 
     def forward(self, x):
+        # Attributes of modules are looked up once: a device waits for what stands before the call.
+        gemm, scale, bn = self.gemm, self.scale, self.bn
         kind = x.device.type
         is_cast = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
-        if not is_cast:
-            self._refuse_mixed(x)
-        if is_cast or not self._can_fuse(x):
-            if not is_cast and self._can_fold(x):
-                return self._folded(x)
-            return self.bn(self.gemm(x) * self.scale)
-        bn = self.bn
-        gamma = torch.ones_like(self.scale) if bn.weight is None else bn.weight
-        beta = torch.zeros_like(self.scale) if bn.bias is None else bn.bias
-        y, mean, var = fused_op(
-            x, self.gemm.weight, self.gemm.bias, self.scale, gamma, beta, float(bn.eps)
-        )
+        if is_cast or not self._can_fuse(x, gemm, scale, bn):
+            if not is_cast:
+                self._refuse_mixed(x)
+                if self._can_fold(x):
+                    return self._folded(x)
+            return bn(gemm(x) * scale)
+        gamma, beta = bn.weight, bn.bias
+        if gamma is None:
+            gamma = torch.ones_like(scale)
+        if beta is None:
+            beta = torch.zeros_like(scale)
+        # The operator refuses what does not fit: shapes, dtypes and devices.
+        y, mean, var = fused_op(x, gemm.weight, gemm.bias, scale, gamma, beta, float(bn.eps))
         if bn.training and bn.track_running_stats:
             self._update_running(mean, var, x.shape[0])
         return y
@@ -33,22 +36,22 @@ class ModelNew(nn.Module):
     def _update_running(self, mean, var, num_rows):
         # What nn.BatchNorm1d does to its buffers, without asking the device for a value:
         # running = (1 - momentum) * running + momentum * new, and the variance is unbiased.
+        # (Nothing here requires gradients: mean and var are not differentiable.)
         bn = self.bn
-        with torch.no_grad():
-            momentum = 0.0 if bn.momentum is None else bn.momentum
-            if bn.num_batches_tracked is not None:
-                bn.num_batches_tracked.add_(1)
-                if bn.momentum is None:  # a cumulative average
-                    momentum = (1.0 / bn.num_batches_tracked).to(mean.dtype)
-            if bn.running_mean is not None:
-                bn.running_mean.lerp_(mean, momentum)
-            if bn.running_var is not None:
-                bn.running_var.lerp_(var * (num_rows / (num_rows - 1)), momentum)
+        momentum, running_mean, running_var = bn.momentum, bn.running_mean, bn.running_var
+        num_batches = bn.num_batches_tracked
+        if num_batches is not None:
+            num_batches.add_(1)
+        if momentum is None:  # a cumulative average
+            momentum = 0.0 if num_batches is None else (1.0 / num_batches).to(mean.dtype)
+        if running_mean is not None:
+            running_mean.lerp_(mean, momentum)
+        if running_var is not None:
+            running_var.lerp_(var * (num_rows / (num_rows - 1)), momentum)
 
-    def _can_fuse(self, x):
-        bn = self.bn
+    def _can_fuse(self, x, gemm, scale, bn):
         uses_batch = bn.training or (bn.running_mean is None and bn.running_var is None)
-        return uses_batch and self._is_usual(x) and x.shape[0] >= 2
+        return uses_batch and self._is_usual(x, gemm, scale, bn) and x.shape[0] >= 2
 
     def _can_fold(self, x):
         # Folding takes a sweep over the weight and saves two over the output, which pays where
@@ -59,7 +62,7 @@ class ModelNew(nn.Module):
             not bn.training
             and bn.running_mean is not None
             and bn.running_var is not None
-            and self._is_usual(x)
+            and self._is_usual(x, self.gemm, self.scale, bn)
             and x.shape[0] >= self.gemm.in_features
             and x.shape[0] * self.gemm.out_features >= 2**20
             and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
@@ -77,14 +80,14 @@ class ModelNew(nn.Module):
             shift = shift + bn.bias
         return torch.addmm(shift, x, (self.gemm.weight * slope[:, None]).t())
 
-    def _is_usual(self, x):
+    def _is_usual(self, x, gemm, scale, bn):
         return (
-            type(self.gemm) is nn.Linear  # not replaced, e.g. by SyncBatchNorm
-            and type(self.bn) is nn.BatchNorm1d
-            and self.gemm.bias is not None
+            type(gemm) is nn.Linear  # not replaced, e.g. by SyncBatchNorm
+            and type(bn) is nn.BatchNorm1d
+            and gemm.bias is not None
             and x.dim() == 2
             and x.dtype == torch.float32
-            and self.scale.shape == (self.gemm.out_features,)
+            and scale.shape == (gemm.out_features,)
         )
 
     def _refuse_mixed(self, x):
