@@ -87,6 +87,7 @@ class ModelNew(nn.Module):
             and gemm.bias is not None
             and x.dim() == 2
             and x.dtype == torch.float32
+            and x.device == gemm.weight.device
             and scale.shape == (gemm.out_features,)
         )
 
