@@ -86,6 +86,7 @@ class ModelNew(nn.Module):
             and type(bn) is nn.BatchNorm1d
             and gemm.bias is not None
             and x.dim() == 2
+            and x.shape[1] == gemm.in_features
             and x.dtype == torch.float32
             and x.device == gemm.weight.device
             and scale.shape == (gemm.out_features,)

@@ -127,7 +127,7 @@ _MODULE_ID = re.compile(rb"(?<=_)[0-9a-f]{8}(?=_9_source_cu)")
 
 
 def hash_code(elf: bytes) -> str:
-    """Hash all that a shared object loads into memory, the device code included.
+    """Hash all that a shared object, or a cubin, loads into memory, device code included.
 
     Left out: the build id and what is not loaded (symbols with the compiler's temporary
     names). nvcc's module id is blanked, since it changes with every comment of the text.

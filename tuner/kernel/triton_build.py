@@ -35,6 +35,7 @@ from typing import Any
 
 from tuner.errors import ToolchainError, TunerError
 from tuner.kernel.binding import bind
+from tuner.kernel.compiler_words import hash_code
 from tuner.trial import KernelResources, Plan, from_json, to_json
 
 __all__ = ["CACHE_FOLDER", "PLAN_FILE", "REPORT_FILE", "AheadBuild", "build_ahead", "main"]
@@ -134,7 +135,7 @@ class _Recorder:
 
     def _note(self, kernel: Any, log: str) -> None:
         binary = next(Path(p) for n, p in kernel.metadata_group.items() if n.endswith(".cubin"))
-        self.digests[kernel.hash] = hashlib.sha256(binary.read_bytes()).hexdigest()
+        self.digests[kernel.hash] = hash_code(binary.read_bytes())
         self.has_launchers = self.has_launchers and _compile_launcher(kernel)
         beside = binary.parent / _RESOURCES
         registers, stack = _REGISTERS.search(log), _STACK.search(log)
