@@ -44,6 +44,7 @@ BURST_S = 0.05  # of samples from one process before the next one's turn
 MIN_ROUNDS = 8  # turns of each process
 MIN_BURST = 3  # samples of a turn, whose median counts
 MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
+FEW_WARM_UPS = 2  # of processes that have raced before
 WARM_UP_SAMPLES = 5
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
 CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
@@ -220,7 +221,8 @@ class Prover:
                         raise WorkerError(f"{contender.name}: {refusal}")
                 if race.elsewhere is not None:
                     self._give_timing_set(racers, has_other_weights=True)
-                    rounds_elsewhere = self._rounds(racers, seconds * SHARE_ELSEWHERE)
+                    seconds_elsewhere = seconds * SHARE_ELSEWHERE
+                    rounds_elsewhere = self._rounds(racers, seconds_elsewhere, FEW_WARM_UPS)
                     for lane, rounds in zip(race.elsewhere.bursts, rounds_elsewhere, strict=True):
                         lane.append(rounds)
                 for contender in contenders:
@@ -334,12 +336,14 @@ class Prover:
         samples: list[float] = data["samples_us"]
         return samples
 
-    def _rounds(self, racers: Sequence[Worker], seconds: float) -> list[list[list[float]]]:
+    def _rounds(
+        self, racers: Sequence[Worker], seconds: float, max_warm_ups: int = MAX_WARM_UPS
+    ) -> list[list[list[float]]]:
         """Let processes take turns; a round is one burst of samples from each."""
         # Warm up until two turns of each agree: allocators and huge pages settle slowly. The last
         # turn sets the burst's length: short, so that drift hits all alike.
         before = [0.0] * len(racers)
-        for _ in range(MAX_WARM_UPS):
+        for _ in range(max_warm_ups):
             start_s = time.perf_counter()
             now = [statistics.median(self._burst(racer, WARM_UP_SAMPLES)) for racer in racers]
             sample_s = (time.perf_counter() - start_s) / (WARM_UP_SAMPLES * len(racers))
