@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shapes import sizes_of
 from tuner.evaluate.measure import interleave, ratio_interval
 from tuner.evaluate.timers import CpuTimer, CudaTimer
 from tuner.kernel.family import load_family
@@ -61,7 +62,7 @@ def main() -> None:
     """Parse the command line, time all contenders in turn, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--op", default="gemm_scale_batchnorm")
-    parser.add_argument("--sizes", default="", help="name=number,...")
+    parser.add_argument("--sizes", type=sizes_of, default="", help="name=number,...")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--device", default=None)
     parser.add_argument("exports", type=Path, nargs="*")
@@ -69,9 +70,7 @@ def main() -> None:
     import torch
 
     device = options.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
-    pairs = [pair.split("=") for pair in options.sizes.split(",") if pair]
-    sizes = {name: int(number) for name, number in pairs}
-    problem = load_problem(load_family(options.op).reference, sizes)
+    problem = load_problem(load_family(options.op).reference, options.sizes)
     timer = CudaTimer(0) if device != "cpu" else CpuTimer()
     sets = [problem.make_inputs(seed, device=device) for seed in range(NUM_INPUT_SETS)]
     with torch.no_grad():

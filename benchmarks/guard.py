@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.ablation import WARM_UPS, Bench
 from benchmarks.candidates import build_all, label, this_device
-from benchmarks.shapes import table
+from benchmarks.shapes import sizes_of, table
 from tuner.errors import TunerError
 from tuner.trial import Params
 
@@ -76,16 +76,15 @@ def guarded(bench: Bench, name: str, call: Callable[..., Any], base_us: float) -
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, build, measure, print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--sizes", default="batch=1024,in_features=8192,out_features=8192")
+    usual = "batch=1024,in_features=8192,out_features=8192"
+    parser.add_argument("--sizes", type=sizes_of, default=usual)
     parser.add_argument("--samples", type=int, default=15)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--out", type=Path, help="write the table here, too")
     options = parser.parse_args(arguments)
-    pairs = [item.split("=") for item in options.sizes.split(",")]
-    sizes = {name: int(number) for name, number in pairs}
     try:
         device = this_device(options.device)
-        built, environment = build_all(OP, CONFIGURATIONS, device, [sizes])
+        built, environment = build_all(OP, CONFIGURATIONS, device, [options.sizes])
     except TunerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -96,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     rows: list[Any] = []
     with torch.no_grad():
-        bench = Bench(OP, sizes, options.device, options.samples)
+        bench = Bench(OP, options.sizes, options.device, options.samples)
         base_us = bench.whole_us(bench.eager("float32"))
         for found in built:
             name = f"{found.params['template']}: {label(found.params)}"

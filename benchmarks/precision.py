@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks.rounding import bf16, fp16, part, scale_of, summed
+from benchmarks.shapes import sizes_of
 from tuner.check.probes import OWN_WEIGHTS_SEED, Probe, screening_probes, thorough_probes
 from tuner.kernel.family import load_family
 from tuner.problem.reference import Problem, load_problem
@@ -364,16 +365,16 @@ def report(
 def main() -> None:
     """Parse the command line and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--sizes", default="", help="name=number,...; those of #33 otherwise")
+    parser.add_argument(
+        "--sizes", type=sizes_of, default="", help="name=number,...; those of #33 otherwise"
+    )
     parser.add_argument("--probe", action="append", help="a distribution; all otherwise")
     parser.add_argument("--strategy", action="append", choices=[s.name for s in STRATEGIES])
     parser.add_argument("--columns", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    pairs = [pair.split("=") for pair in options.sizes.split(",") if pair]
-    sizes = {name: int(number) for name, number in pairs}
-    problem = load_problem(load_family("gemm_scale_batchnorm").reference, sizes)
+    problem = load_problem(load_family("gemm_scale_batchnorm").reference, options.sizes)
     probes = value_probes(problem.num_rows(), options.seed)
     chosen = [p for p in probes if not options.probe or p.distribution in options.probe]
     names = options.strategy or [s.name for s in STRATEGIES]

@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.shapes import sizes_of
 from tuner.evaluate.measure import ratio_interval
 from tuner.evaluate.prover import Contender, Prover, Race
 from tuner.evaluate.task import Task
@@ -99,12 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of samples a process")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:N")
     parser.add_argument("--accuracy", default="float32", help="the math mode of the reference")
-    parser.add_argument("--sizes", default="", help="a=1,b=2: sizes of the reference in force")
+    parser.add_argument(
+        "--sizes", type=sizes_of, default="", help="a=1,b=2: sizes of the reference in force"
+    )
     options = parser.parse_args(arguments)
-    pairs = [item.split("=") for item in options.sizes.split(",") if item]
-    sizes = {name: int(number) for name, number in pairs}
     accuracy = Accuracy.parse(options.accuracy).label
-    task = Task(str(options.reference), sizes, options.device, accuracy, "", "[]", "")
+    task = Task(str(options.reference), options.sizes, options.device, accuracy, "", "[]", "")
     prover = Prover(task, seed=0)
     own = Contender.of_file(options.export, is_deterministic=False)
 

@@ -175,10 +175,12 @@ def child(job: Path) -> int:
                 inputs.append(1e-5)  # eps
                 continue
             shape = [int(Expression.parse(size).evaluate(sizes)) for size in argument.shape]
-            # Made on the host: no kernel but the template's own runs under the tool.
-            inputs.append(torch.randn(shape, generator=generator).to(asked["device"]))
+            inputs.append(torch.randn(shape, generator=generator))
         for factor in (1.0, 0.25):  # a guard may compute other things on larger numbers
-            outputs = [output.cpu() for output in call(*(factor * given for given in inputs))]
+            # Scaled on the host: no kernel but the template's own runs under the tool.
+            scaled = (factor * given for given in inputs)
+            sent = (x.to(asked["device"]) if isinstance(x, torch.Tensor) else x for x in scaled)
+            outputs = [output.cpu() for output in call(*sent)]  # waits
             assert all(bool(output.isfinite().all()) for output in outputs), "not finite"
     return 0
 

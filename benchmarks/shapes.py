@@ -102,6 +102,12 @@ def _time(latency_us: float) -> str:
     return f"{latency_us / 1e3:.2f} ms" if latency_us >= 1e3 else f"{latency_us:.0f} us"
 
 
+def sizes_of(text: str) -> dict[str, int]:
+    """Return the sizes that an option gives as `name=number,...`; none where it is empty."""
+    pairs = [item.split("=") for item in text.split(",") if item]
+    return {name: int(number) for name, number in pairs}
+
+
 def table(rows: Sequence[Sequence[str]], columns: Sequence[str] = COLUMNS) -> str:
     """Return the rows as a markdown table; a bar or a line's end in a cell is replaced."""
     lines = [columns, tuple("---" for _ in columns), *rows]
