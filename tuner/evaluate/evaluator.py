@@ -185,10 +185,10 @@ class DeviceEvaluator:
                 if self._num_since_anchor >= ANCHOR_EVERY:
                     self._time_baseline()
                 self._num_since_anchor += 1
-                data = self._worker.call("screen", payload, timeout_s=SCREEN_TIMEOUT_S).data
+                data = self._screened(payload)
             if self._quiet is nullcontext and disturbed(data.get("measurement")):
                 with self._builder.paused():
-                    data = self._worker.call("screen", payload, timeout_s=SCREEN_TIMEOUT_S).data
+                    data = self._screened(payload)
         except (WorkerTimeout, WorkerCrashed, JobFailed) as error:
             status = Status.TIMEOUT if isinstance(error, WorkerTimeout) else Status.RUNTIME
             reason = error.message if isinstance(error, JobFailed) else error.reason
@@ -211,6 +211,9 @@ class DeviceEvaluator:
         if self.baseline is not None:
             measurement = replace(measurement, anchor_us=self.baseline.latency_us)
         return Outcome(Status.CORRECT, "", build, check, measurement, seconds)
+
+    def _screened(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        return self._worker.call("screen", dict(payload), timeout_s=SCREEN_TIMEOUT_S).data
 
     def _too_fast(self, latency_us: float) -> str:
         return too_fast(latency_us, self._impossible_us)

@@ -25,9 +25,7 @@ NUM_FIRST = 12  # trials that are spread over the space before the model is aske
 NUM_WARM = 5  # the fastest elsewhere, tried first
 NUM_AGAINST = 2  # merely spread, tried between the first of them, to see whether these are fast
 NUM_CONTEST = 3  # of the fastest elsewhere that must beat the spread ones
-POOL = (
-    20_000  # configurations that are judged at every suggestion: all, or a pool of a larger space
-)
+POOL = 20_000  # configurations judged at every suggestion: all, or a pool of a larger space
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
 NUM_JUDGED = 3  # judgements that must agree; one was right in 78 % where it said 90 %
 MAX_STEPS = 6  # from neighbour to neighbour, at one suggestion
