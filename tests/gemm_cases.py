@@ -109,14 +109,14 @@ def make_inputs(shape, case, *, power=30, device="cuda"):
 
 
 def oracle(inputs):
-    """Return y, mean, var in float64, and h with the size of the sums behind it."""
+    """Return y, mean, unbiased var in float64, and h with the size of the sums behind it."""
     x, weight, bias, scale, gamma, beta = (tensor.double() for tensor in inputs)
     h = x @ weight.T
     mean_h, var_h = h.mean(0), h.var(0, correction=0)
     var = scale**2 * var_h
     y = (h - mean_h) * (gamma * scale / (var + EPS).sqrt()) + beta
     size = (x.square() @ weight.square().T).sqrt()  # of a sum of independent products' errors
-    return y, scale * (mean_h + bias), var, h, size
+    return y, scale * (mean_h + bias), scale**2 * h.var(0), h, size
 
 
 def bounds(inputs, answer, product_error, sums):
@@ -126,7 +126,9 @@ def bounds(inputs, answer, product_error, sums):
     sums, statistics and outputs cost, `sums` of the largest h of a column.
     """
     _, _, bias, scale, gamma, beta = (tensor.double() for tensor in inputs)
-    y, _, var, h, size = answer
+    y, _, unbiased, h, size = answer
+    unbias = h.shape[0] / (h.shape[0] - 1)
+    var = unbiased / unbias
     off = 6 * product_error * size + sums * h.abs().amax(0)
     mean_off = off.mean(0)
     rms_off = off.square().mean(0).sqrt()
@@ -136,7 +138,7 @@ def bounds(inputs, answer, product_error, sums):
     y_off = slope * (off + mean_off) + (y - beta).abs() * slope_off + 1e-6 * y.abs()
     mean_bound = scale.abs() * mean_off + 2**-22 * (scale * bias).abs()
     var_bound = 2 * var.sqrt() * scale.abs() * rms_off + (scale * rms_off) ** 2 + 1e-5 * var
-    return y_off + 1e-12, mean_bound + 1e-30, var_bound + 1e-30
+    return y_off + 1e-12, mean_bound + 1e-30, unbias * var_bound + 1e-30
 
 
 def eager(inputs, *, tf32=False):

@@ -195,7 +195,7 @@ def modules(family: Family) -> tuple[type[nn.Module], type[nn.Module], object]:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
         z = nn.functional.linear(x, weight, bias) * scale
         mean, var = z.mean(0), z.var(0, unbiased=False)
-        return (z - mean) * torch.rsqrt(var + eps) * gamma + beta, mean, var
+        return (z - mean) * torch.rsqrt(var + eps) * gamma + beta, mean, z.var(0)
 
     @fused.register_fake
     def _(x, weight, bias, scale, gamma, beta, eps):
@@ -368,13 +368,13 @@ def _float64(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     x, weight, bias, scale, gamma, beta = (value.double() for value in inputs)
     z = (x @ weight.t() + bias) * scale
     mean, var = z.mean(0), z.var(0, unbiased=False)
-    return (z - mean) * torch.rsqrt(var + EPS) * gamma + beta, mean, var
+    return (z - mean) * torch.rsqrt(var + EPS) * gamma + beta, mean, z.var(0)
 
 
 def _eager(inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     x, weight, bias, scale, gamma, beta = inputs
     z = nn.functional.linear(x, weight, bias) * scale
-    var, mean = torch.var_mean(z, 0, unbiased=False)
+    var, mean = torch.var_mean(z, 0)
     y = nn.functional.batch_norm(z, None, None, gamma, beta, training=True, eps=EPS)
     return y, mean, var
 

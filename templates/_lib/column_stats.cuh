@@ -2,14 +2,16 @@
 //
 // A tile's column is summarised by its moments (count, mean, sum of squared deviations), never
 // by a plain sum of squares, so that a mean far from zero and a constant column stay exact.
-// Row tiles are combined in one of three ways:
+// Row tiles are combined in one of four ways:
 //
 //   kAtomics       each tile adds its sums, in float64, to one pair of sums a column
 //   kTwoPass       each tile stores its moments; a later kernel merges them
 //   kSharedMemory  each tile stores its moments; the tile that arrives last at its strip of
 //                  columns merges them in shared memory, in the same kernel
+//   kCluster       the blocks of a cluster merge theirs over distributed shared memory; what a
+//                  cluster found is one tile of kTwoPass, unless it is all there is
 
-enum class Stats { kAtomics, kTwoPass, kSharedMemory };
+enum class Stats { kAtomics, kTwoPass, kSharedMemory, kCluster };
 
 struct Moments {
   float count;
@@ -97,7 +99,7 @@ struct Watch {
 // Where statistics live and what they become; a kernel argument. Pointers that a strategy does
 // not use are null. Tiles have `tile_rows` rows each, the last one what is left of `rows`.
 struct ColumnStats {
-  float* partial;       // [tiles, 2, columns]: mean and m2 of each tile (kTwoPass, kSharedMemory)
+  float* partial;       // [tiles, 2, columns]: mean and m2 of each tile (all but kAtomics)
   double* sums;         // [2, columns], zero before the first tile: sum and sum of squares
   int* tickets;         // [strips], zero before the first tile (kSharedMemory)
   float* coefficients;  // [2, columns]: centre and slope of y = (h - centre) * slope + beta
@@ -105,12 +107,13 @@ struct ColumnStats {
   const float* scale;
   const float* gamma;
   float* mean;  // outputs: of z = scale * (h + bias)
-  float* var;   // biased
+  float* var;   // unbiased
   double eps;
   int64_t rows;
   int64_t columns;
   int64_t tile_rows;
   int64_t tiles;
+  const int* is_called;  // y is normalised only where this is not 0; null: always
   Watch watch;
 };
 
@@ -179,7 +182,7 @@ __device__ __forceinline__ Coefficients finish_column(const ColumnStats& stats, 
   result.slope = float(double(stats.gamma[column]) * factor / sqrt(var + stats.eps));
   if (is_writer) {
     stats.mean[column] = float(factor * double(total.mean) + scale * bias);
-    stats.var[column] = float(var);
+    stats.var[column] = float(var * double(stats.rows) / double(stats.rows - 1));
     if (stats.watch.is_coarse != nullptr) stats.watch.look_at(column, result.slope);
   }
   return result;

@@ -4,7 +4,7 @@
 // Expects column_stats.cuh before it, `constexpr bool kIsScaled` (does y hold scale * h?) and
 // the parameters stats, finalise, norm_columns, norm_threads, norm_rows, norm_vector.
 
-constexpr Stats kStats = Stats::k{{ {"atomics": "Atomics", "two_pass": "TwoPass", "shared_memory": "SharedMemory"}[stats] }};
+constexpr Stats kStats = Stats::k{{ {"atomics": "Atomics", "two_pass": "TwoPass", "shared_memory": "SharedMemory", "cluster": "Cluster"}[stats] }};
 constexpr bool kFinalisesInNormalise = {{ (finalise == "fused" and stats != "shared_memory") | lower }};
 constexpr int kNormThreads = {{ norm_threads }};
 constexpr int kNormRows = {{ norm_rows }};      // rows of y that one block normalises
@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kNormThreads)
   constexpr int kAcross = kColumns / kVector;
   constexpr int kDown = kNormThreads / kAcross;
   using Pack = FloatPack<kVector>;
+  if (stats.is_called != nullptr && __ldcg(stats.is_called) == 0) return;
   const int64_t first_column = int64_t(blockIdx.x % strips) * kColumns;
   const int64_t first_row = int64_t(blockIdx.x / strips) * kNormRows;
   const int offset = threadIdx.x % kAcross * kVector;
@@ -139,7 +140,13 @@ static ColumnStats column_stats(float* partial, double* sums, int* tickets, floa
   stats.columns = columns;
   stats.tile_rows = tile_rows;
   stats.tiles = (rows + tile_rows - 1) / tile_rows;
+  stats.is_called = nullptr;
   return stats;
+}
+
+// A cluster that has all rows wrote y normalised.
+static bool is_done_by_clusters(const ColumnStats& stats) {
+  return kStats == Stats::kCluster && stats.tiles <= 1;
 }
 
 {% if stats != "shared_memory" and finalise == "kernel" %}
@@ -149,6 +156,7 @@ extern "C" const char* fused_gemm_scale_bn_finalise(
     int64_t tile_rows, void* stream) {
   const ColumnStats stats = column_stats(partial, sums, nullptr, coefficients, bias, scale, gamma,
                                          mean, var, eps, rows, columns, tile_rows);
+  if (is_done_by_clusters(stats)) return nullptr;
   const int64_t blocks = (columns + kFinaliseColumns - 1) / kFinaliseColumns;
   fused_gemm_scale_bn_finalise_kernel<<<unsigned(blocks), kFinaliseThreads, 0,
                                         static_cast<cudaStream_t>(stream)>>>(stats);
@@ -157,18 +165,23 @@ extern "C" const char* fused_gemm_scale_bn_finalise(
 }
 {% endif %}
 
+static const char* normalise(const ColumnStats& stats, float* y, const float* beta,
+                             void* stream) {
+  constexpr int kColumns = {{ norm_columns }};
+  constexpr int kPlainColumns = kColumns < kNormThreads ? kColumns : kNormThreads;
+  if (stats.columns % kNormVector == 0) {
+    return launch_normalise<kNormVector, kColumns>(stats, y, beta,
+                                                   static_cast<cudaStream_t>(stream));
+  }
+  return launch_normalise<1, kPlainColumns>(stats, y, beta, static_cast<cudaStream_t>(stream));
+}
+
 // Turn h (or scale * h) in y into the output, in place.
 extern "C" const char* fused_gemm_scale_bn_normalise(
     float* y, float* partial, double* sums, float* coefficients, const float* bias,
     const float* scale, const float* gamma, const float* beta, float* mean, float* var,
     double eps, int64_t rows, int64_t columns, int64_t tile_rows, void* stream) {
-  constexpr int kColumns = {{ norm_columns }};
-  constexpr int kPlainColumns = kColumns < kNormThreads ? kColumns : kNormThreads;
   const ColumnStats stats = column_stats(partial, sums, nullptr, coefficients, bias, scale, gamma,
                                          mean, var, eps, rows, columns, tile_rows);
-  if (columns % kNormVector == 0) {
-    return launch_normalise<kNormVector, kColumns>(stats, y, beta,
-                                                   static_cast<cudaStream_t>(stream));
-  }
-  return launch_normalise<1, kPlainColumns>(stats, y, beta, static_cast<cudaStream_t>(stream));
+  return is_done_by_clusters(stats) ? nullptr : normalise(stats, y, beta, stream);
 }

@@ -26,7 +26,9 @@ constexpr bool kPromotes = {{ (promote_k > 0) | lower }};
 constexpr int kPromoteStages = {{ promote_k // block_k }};
 constexpr bool kIsFirst = {{ (run == "first") | lower }};
 constexpr bool kIsSecond = {{ (run == "second") | lower }};
-constexpr Stats kTileStats = Stats::k{{ {"atomics": "Atomics", "two_pass": "TwoPass", "shared_memory": "SharedMemory"}[stats] }};
+constexpr Stats kTileStats = Stats::k{{ {"atomics": "Atomics", "two_pass": "TwoPass", "shared_memory": "SharedMemory", "cluster": "Cluster"}[stats] }};
+constexpr bool kExchanges = kTileStats == Stats::kCluster;
+[[maybe_unused]] constexpr int kStatsRows = kExchanges ? kBlockM * kClusterM : kBlockM;  // of one set of moments
 constexpr auto kPrecision = wgmma_operands::Precision::{{ precision }};
 constexpr bool kScales = wgmma_operands::is_scaled(kPrecision);
 
@@ -100,7 +102,9 @@ __device__ __forceinline__ int num_stages(int in_features) {
 constexpr int kXBytes = part_offset(kBlockM, kStageParts);
 constexpr int kStageBytes = kXBytes + part_offset(kBlockN, kStageParts);
 constexpr int kMomentFloats = kConsumerWarps * 2 * kBlockN;
-constexpr int kSmemBytes = kStages * kStageBytes + kMomentFloats * 4 + 2 * kStages * 8 + 1024;
+constexpr int kExchangeFloats = kExchanges ? 7 * kBlockN : 0;
+constexpr int kSmemBytes = kStages * kStageBytes + (kMomentFloats + kExchangeFloats) * 4 +
+                           (2 * kStages + 1) * 8 + 1024;
 static_assert(kStageBytes % 1024 == 0, "swizzled boxes start at multiples of 1024 bytes");
 
 struct TensorMaps {
@@ -109,6 +113,10 @@ struct TensorMaps {
 };
 
 {% include "_lib/wgmma_ring.cuh" %}
+
+{% if stats == "cluster" %}
+{% include "_lib/wgmma_exchange.cuh" %}
+{% endif %}
 
 // ---- operands -------------------------------------------------------------------------------
 
@@ -470,9 +478,9 @@ __device__ __forceinline__ Rows rows_of_thread(float* __restrict__ y, int64_t st
 constexpr int kStrip = 16;  // columns of a thread, in pairs, whose moments it holds at once
 static_assert(kSums / 2 % kStrip == 0, "whole strips");
 
-// Undoes the scales, writes y, and leaves the moments of each column over this warp's rows in
-// moments[warp][mean, m2][column], for one strip from the thread's column kFirst on. kIsFull: a
-// whole tile, pairs of columns aligned, rows plain.
+// Undoes the scales, writes h to y (kExchanges: keeps it), and leaves the moments of each column
+// over this warp's rows in moments[warp][mean, m2][column], for one strip from the thread's column
+// kFirst on. kIsFull: a whole tile, pairs of columns aligned, rows plain.
 template <bool kIsFull, int kFirst>
 __device__ __forceinline__ void finish_strip(Sums& totals, const Rows& rows, float* moments,
                                              const float* __restrict__ column_scale,
@@ -515,7 +523,10 @@ __device__ __forceinline__ void finish_strip(Sums& totals, const Rows& rows, flo
     }
 #pragma unroll
     for (int i = 0; i < 2 * kRowTiles; ++i) {
-      if constexpr (kIsFull) {
+      if constexpr (kExchanges) {
+        totals[i / 2][2 * (kFirst + j) + i % 2 * 2] = value[i][0];
+        totals[i / 2][2 * (kFirst + j) + i % 2 * 2 + 1] = value[i][1];
+      } else if constexpr (kIsFull) {
         *reinterpret_cast<float2*>(rows.line[i] + column) = make_float2(value[i][0], value[i][1]);
       } else if (rows.is_inside[i]) {
         if (column < num_columns) rows.line[i][column] = value[i][0];
@@ -562,33 +573,74 @@ __device__ __forceinline__ void finish_tile(Sums& totals, const Rows& rows, floa
   }
 }
 
-// Merges the warps' moments of each column and hands them in.
+// A column of the tile, from what its warps left of their `num_rows` rows.
+__device__ __forceinline__ Moments moments_of_tile(const float* moments, int column,
+                                                   int num_rows) {
+  Moments total = Moments();
+#pragma unroll
+  for (int warp = 0; warp < kConsumerWarps; ++warp) {
+    int rows = 0;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      rows += rows_inside(first_row_of(warp / 4, warp % 4, i), 16, num_rows);
+    }
+    const float* theirs = moments + warp * 2 * kBlockN + column;
+    if (rows > 0) {
+      total = merge_moments(total, {static_cast<float>(rows), theirs[0], theirs[kBlockN]});
+    }
+  }
+  return total;
+}
+{% if stats == "cluster" %}
+
+// y from what finish_tile has kept, into the tile that begins at `y`.
+template <bool kIsFull>
+__device__ __forceinline__ void write_tile(const Sums& totals, float* __restrict__ y,
+                                           int64_t stride, const float* affine, int num_rows,
+                                           int num_columns) {
+  const Place at = place();
+#pragma unroll
+  for (int j = 0; j < kSums / 2; j += 2) {
+    const int column = 4 * j + 2 * at.member;
+    const float2 centre = *reinterpret_cast<const float2*>(affine + column);
+    const float2 slope = *reinterpret_cast<const float2*>(affine + kBlockN + column);
+    const float2 shift = *reinterpret_cast<const float2*>(affine + 2 * kBlockN + column);
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      const float* h = &totals[i / 2][2 * j + i % 2 * 2];
+      const float first = fmaf(h[0] - centre.x, slope.x, shift.x);
+      const float second = fmaf(h[1] - centre.y, slope.y, shift.y);
+      const int row = first_row_of(at.consumer, at.warp, i / 2) + at.group + i % 2 * 8;
+      float* line = y + row * stride;
+      if constexpr (kIsFull) {
+        *reinterpret_cast<float2*>(line + column) = make_float2(first, second);
+      } else if (row < num_rows) {
+        if (column < num_columns) line[column] = first;
+        if (column + 1 < num_columns) line[column + 1] = second;
+      }
+    }
+  }
+}
+{% else %}
+
+// Hands in what is known of the tile's columns.
 __device__ __forceinline__ void publish_tile(const ColumnStats& stats, const float* moments,
                                              int64_t row_tile, int64_t first_column,
                                              int num_rows) {
   for (int column = threadIdx.x - 128; column < kBlockN; column += kConsumerThreads) {
     if (first_column + column >= stats.columns) break;
-    Moments total = Moments();
-#pragma unroll
-    for (int warp = 0; warp < kConsumerWarps; ++warp) {
-      int rows = 0;
-#pragma unroll
-      for (int i = 0; i < kRowTiles; ++i) {
-        rows += rows_inside(first_row_of(warp / 4, warp % 4, i), 16, num_rows);
-      }
-      const float* theirs = moments + warp * 2 * kBlockN + column;
-      if (rows > 0) {
-        total = merge_moments(total, {static_cast<float>(rows), theirs[0], theirs[kBlockN]});
-      }
-    }
-    publish_moments<kTileStats>(stats, row_tile, first_column + column, total);
+    publish_moments<kTileStats>(stats, row_tile, first_column + column,
+                                moments_of_tile(moments, column, num_rows));
   }
 }
+{% endif %}
 
 __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const Schedule& schedule,
                                                float* moments, float* __restrict__ y,
                                                const ColumnStats& stats,
-                                               const Operands& operands) {
+                                               const Operands& operands{% if stats == "cluster" %},
+                                               Exchange& exchange,
+                                               const float* __restrict__ beta{% endif %}) {
   constexpr int kBarrier = 1;
   const int in_features = static_cast<int>(operands.in_features);
   const float* row_scale = operands.row_scale;
@@ -602,33 +654,49 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
     const int64_t first_column = column_tile * kBlockN;
     Sums totals;
     multiply_tile(totals, pipeline, ring, consumer * kRowTiles * 64, in_features);
-    if (first_row >= stats.rows || first_column >= stats.columns) continue;  // the whole block
-    const int num_rows = static_cast<int>(min(stats.rows - first_row, int64_t{kBlockM}));
+    if (first_column >= stats.columns) continue;  // the whole block, or all that exchange moments
+    if (!kExchanges && first_row >= stats.rows) continue;
+    const int num_rows =
+        static_cast<int>(max(int64_t{0}, min(stats.rows - first_row, int64_t{kBlockM})));
     const int num_columns = static_cast<int>(min(stats.columns - first_column, int64_t{kBlockN}));
     wgmma_pipeline::named_sync<kConsumerThreads>(kBarrier);  // the last tile's were read
-    const Rows rows = rows_of_thread(y + first_row * stats.columns + first_column, stats.columns,
-                                     row_scale + first_row, num_rows);
-    if (num_rows == kBlockM && num_columns == kBlockN && stats.columns % 2 == 0 &&
-        rows.is_plain) {
+    float* tile_of_y = y + first_row * stats.columns + first_column;
+    const Rows rows =
+        rows_of_thread(tile_of_y, stats.columns, row_scale + first_row, num_rows);
+    const bool is_full = num_rows == kBlockM && num_columns == kBlockN &&
+                         stats.columns % 2 == 0 && rows.is_plain;
+    if (is_full) {
       finish_tile<true>(totals, rows, moments, column_scale + first_column, num_columns);
     } else {
       finish_tile<false>(totals, rows, moments, column_scale + first_column, num_columns);
     }
     wgmma_pipeline::named_sync<kConsumerThreads>(kBarrier);
+{% if stats == "cluster" %}
+    exchange_moments(exchange, schedule, stats, beta, row_tile, first_column, kBarrier,
+                     [&](int column) { return moments_of_tile(moments, column, num_rows); });
+    if (is_full) {
+      write_tile<true>(totals, tile_of_y, stats.columns, exchange.affine, num_rows, num_columns);
+    } else {
+      write_tile<false>(totals, tile_of_y, stats.columns, exchange.affine, num_rows, num_columns);
+    }
+{% else %}
     publish_tile(stats, moments, row_tile, first_column, num_rows);
     if constexpr (kTileStats == Stats::kSharedMemory) {
       merge_if_last<kConsumerThreads, kBlockN>(stats, column_tile, kBarrier);
     }
+{% endif %}
   }
 }
 
 // ---- the kernel -----------------------------------------------------------------------------
 
-// y = x W^T, a persistent grid of clusters, and the moments of its columns.
+// y = x W^T, a persistent grid of clusters, and the moments of its columns. (stats: cluster, where
+// one has all rows: y normalised.)
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMinBlocks)
     fused_gemm_scale_bn_wgmma_gemm_kernel(const __grid_constant__ TensorMaps maps,
                                           const Operands operands, float* __restrict__ y,
-                                          const ColumnStats stats) {
+                                          const ColumnStats stats,
+                                          const float* __restrict__ beta) {
   if constexpr (kIsFirst || kIsSecond) {
     if ((__ldcg(operands.is_called) != 0) == kIsFirst) return;
   }
@@ -640,6 +708,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
   pipeline.full = moments_at + 4 * kMomentFloats;
   pipeline.empty = pipeline.full + 8 * kStages;
   float* moments = reinterpret_cast<float*>(shared + (moments_at - start));
+{% if stats == "cluster" %}
+  Exchange exchange;
+  exchange.told = pipeline.empty + 8 * kStages;
+  exchange.moments = reinterpret_cast<float*>(shared + (exchange.told + 8 - start));
+  exchange.affine = exchange.moments + 4 * kBlockN;
+  exchange.turn = 0;
+  if (threadIdx.x == 0) exchange.init_barrier();
+{% endif %}
 
   const Schedule schedule(stats.rows, stats.columns);
   if (threadIdx.x == 0) pipeline.init_barriers(kConsumerWarps);
@@ -653,7 +729,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
     }
   } else {
     wgmma_pipeline::take_registers<kConsumerRegisters>();
-    multiply_tiles(pipeline, schedule, moments, y, stats, operands);
+    multiply_tiles(pipeline, schedule, moments, y, stats, operands{% if stats == "cluster" %}, exchange, beta{% endif %});
   }
   if constexpr (kCluster > 1) {  // no block leaves while another may still write to it
     __syncwarp();
@@ -687,7 +763,7 @@ static unsigned gemm_blocks(int64_t batch, int64_t out_features, cudaError_t* er
 }
 
 static const char* run_gemm(const Operands& operands, unsigned blocks, float* y,
-                            const ColumnStats& stats, void* stream) {
+                            const ColumnStats& stats, const float* beta, void* stream) {
   if (operands.batch > 2147483647 - 4 * kBlockM ||
       operands.out_features > 2147483647 - 4 * kBlockN || operands.in_features > 2147483647 / 4) {
     return "fused_gemm_scale_bn_wgmma_gemm: more rows or columns than the copy engine counts";
@@ -701,7 +777,7 @@ static const char* run_gemm(const Operands& operands, unsigned blocks, float* y,
   if (message != nullptr) return message;
   fused_gemm_scale_bn_wgmma_gemm_kernel<<<blocks, kThreads, kSmemBytes,
                                           static_cast<cudaStream_t>(stream)>>>(maps, operands, y,
-                                                                               stats);
+                                                                               stats, beta);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }

@@ -30,12 +30,12 @@ class ModelNew(nn.Module):
         # The operator refuses what does not fit: shapes, dtypes and devices.
         y, mean, var = fused_op(x, gemm.weight, gemm.bias, scale, gamma, beta, float(bn.eps))
         if bn.training and bn.track_running_stats:
-            self._update_running(mean, var, x.shape[0])
+            self._update_running(mean, var)
         return y
 
-    def _update_running(self, mean, var, num_rows):
+    def _update_running(self, mean, var):
         # What nn.BatchNorm1d does to its buffers, without asking the device for a value:
-        # running = (1 - momentum) * running + momentum * new, and the variance is unbiased.
+        # running = (1 - momentum) * running + momentum * new.
         # (Nothing here requires gradients: mean and var are not differentiable.)
         bn = self.bn
         momentum, running_mean, running_var = bn.momentum, bn.running_mean, bn.running_var
@@ -44,10 +44,13 @@ class ModelNew(nn.Module):
             num_batches.add_(1)
         if momentum is None:  # a cumulative average
             momentum = 0.0 if num_batches is None else (1.0 / num_batches).to(mean.dtype)
+        elif running_mean is not None and running_var is not None:
+            torch._foreach_lerp_((running_mean, running_var), (mean, var), momentum)  # one kernel
+            return
         if running_mean is not None:
             running_mean.lerp_(mean, momentum)
         if running_var is not None:
-            running_var.lerp_(var * (num_rows / (num_rows - 1)), momentum)
+            running_var.lerp_(var, momentum)
 
     def _can_fuse(self, x, gemm, scale, bn):
         uses_batch = bn.training or (bn.running_mean is None and bn.running_var is None)
