@@ -65,6 +65,7 @@ CONFIGURATIONS: Mapping[str, Sequence[Params]] = {
         {"template": "wgmma", "precision": "bf16x3", "order": "sweeps", "promote_k": 0},
         {"template": "wgmma", "precision": "fp16_fp8x2", "promote_k": 64, "centre": True},
         {"template": "wgmma", "precision": "fp16", "promote_k": 0, "stats": "atomics"},
+        {"template": "wgmma", "precision": "tf32", "prepare": "behind", "promote_k": 0},
         {"template": "wgmma", "precision": "fp16x3", "finalise": "fused", "raster_rows": 0},
         {"template": "wgmma_convert", "precision": "fp16x3"},
         {"template": "wgmma_convert", "precision": "fp16x3", "cluster_n": 2, "load": "after"},

@@ -20,6 +20,7 @@ from tuner.trial import Candidate
 PRODUCT_ERROR = {
     "fp16": 2**-11,
     "bf16": 2**-8,
+    "tf32": 2**-11,  # rounded to nearest; float16's bits
     "bf16x3": 2**-16,
     "fp16x3": 2**-22,
     "fp16_fp8x2": 2**-14,
@@ -116,6 +117,28 @@ CONFIGURATIONS = (
     },
     {"precision": "fp16", "block_k": 128, "promote_k": 128},
     {"precision": "bf16", "block_n": 64, "promote_k": 0, "stages": 6, "prepare_threads": 512},
+    {"precision": "tf32", "block_n": 256, "block_k": 32, "promote_k": 0, "stages": 4},
+    {"precision": "tf32", "prepare": "behind", "centre": True, "stats": "shared_memory"},
+    {
+        "precision": "tf32",
+        "block_m": 256,
+        "promote_k": 0,
+        "stages": 2,
+        "cluster_m": 1,
+        "cluster_n": 2,
+        "prepare": "behind",
+        "ahead": 100,
+    },
+    {
+        "precision": "tf32",
+        "block_n": 64,
+        "block_k": 128,
+        "promote_k": 128,
+        "stages": 2,
+        "cluster_m": 1,
+        "centre": True,
+        "prepare_threads": 128,
+    },
     {"template": "wgmma_convert", "precision": "fp16x3"},
     {
         "template": "wgmma_convert",
@@ -154,6 +177,7 @@ def render(**params) -> Candidate:
         {**FLOAT8, "block_n": 256, "promote_k": 0, "stages": 4, "centre": True},
         {"precision": "fp16x3", "prepare": "behind", "centre": True},
         {"precision": "fp16x3", "cluster_m": 8, "stats": "cluster"},
+        {"precision": "tf32", "block_n": 256, "block_k": 32, "promote_k": 0, "stages": 4},
         {"template": "wgmma_convert", "precision": "fp16x3"},
         {"template": "wgmma_convert", "precision": "fp16_fp8x2", "cluster_n": 2},
     ],
@@ -188,7 +212,9 @@ def test_the_text_can_stand_in_a_kernelbench_file():
         ({**FLOAT8, "promote_k": 0, "centre": True, "finalise": "fused"}, "before y is normal"),
         ({"prepare": "behind", "block_n": 192, "block_k": 32}, "fit in its registers"),
         ({"precision": "fp16", "order": "sweeps"}, "has no order"),
-        ({"precision": "tf32"}, "knows precision"),
+        ({"precision": "tf32", "order": "sweeps"}, "has no order"),
+        ({"precision": "tf32", "block_n": 256, "promote_k": 0}, "shared memory"),
+        ({"precision": "ieee"}, "knows precision"),
     ],
 )
 def test_what_cannot_run_is_infeasible_for_a_stated_reason(params, why):

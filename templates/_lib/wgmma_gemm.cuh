@@ -55,7 +55,7 @@ constexpr auto kType = wgmma_products::Type::kFloat16;
 constexpr auto kSmallType = wgmma_products::Type::kFloat8;
 constexpr Product kProducts[] = { {1, 2, kSmallType}, {2, 1, kSmallType}, {0, 0, kType} };
 {% else %}
-constexpr auto kType = wgmma_products::Type::{{ "kBfloat16" if precision in ["bf16", "bf16x3"] else "kFloat16" }};
+constexpr auto kType = wgmma_products::Type::{{ {"bf16": "kBfloat16", "bf16x3": "kBfloat16", "tf32": "kTf32"}.get(precision, "kFloat16") }};
 {% if precision in ["fp16x3", "bf16x3"] %}
 constexpr Product kProducts[] = { {1, 0, kType}, {0, 1, kType}, {0, 0, kType} };
 {% else %}
@@ -739,9 +739,11 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
 
 static const char* describe_parts(CUtensorMap* maps, const void* parts, int64_t rows,
                                   int64_t in_features, int64_t pitch, int box_rows) {
-  constexpr auto kFirst = kType == wgmma_products::Type::kBfloat16
-                              ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  using wgmma_products::Type;
+  // TF32 goes as float32: it is rounded already, and the copy engine's own TF32 would round again.
+  constexpr auto kFirst = kType == Type::kBfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                          : kType == Type::kTf32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const char* data = static_cast<const char*>(parts);
   for (int part = 0; part < kNumParts; ++part) {
     const int bytes = part_bytes(part);

@@ -2,16 +2,17 @@
 // holds it in registers while its largest magnitude, hence its power of two, is found.
 //
 // An operand is a sequence of parts, each a matrix [rows, pitch] that is zero past `length`:
-//   fp16, bf16         the value
+//   fp16, bf16, tf32   the value
 //   fp16x3, bf16x3     the value; what its rounding left
 //   fp16_fp8x2         the value in float16; the value, and what its rounding left, in e4m3
 // Expects mma_range.cuh before it.
 namespace wgmma_operands {
 
-enum class Precision { fp16, bf16, fp16x3, bf16x3, fp16_fp8x2 };
+enum class Precision { fp16, bf16, tf32, fp16x3, bf16x3, fp16_fp8x2 };
 
 __host__ __device__ constexpr bool is_scaled(Precision precision) {
-  return precision != Precision::bf16 && precision != Precision::bf16x3;
+  return precision != Precision::bf16 && precision != Precision::bf16x3 &&
+         precision != Precision::tf32;
 }
 
 __host__ __device__ constexpr int num_parts(Precision precision) {
@@ -21,12 +22,14 @@ __host__ __device__ constexpr int num_parts(Precision precision) {
 }
 
 __host__ __device__ constexpr int part_bytes(Precision precision, int part) {  // of an element
-  return precision == Precision::fp16_fp8x2 && part > 0 ? 1 : 2;
+  return precision == Precision::tf32                     ? 4
+         : precision == Precision::fp16_fp8x2 && part > 0 ? 1
+                                                          : 2;
 }
 
 // With the largest element of a row in [2^13, 2^14), float16 leaves at most 4 of it. Times 2^-6
 // and 2^6 both fit e4m3 (448), and a product of the two has the weight of a float16 product.
-constexpr int kFloat8Shift = 6;
+[[maybe_unused]] constexpr int kFloat8Shift = 6;
 
 __host__ __device__ constexpr int largest_exponent(Precision precision) {
   return precision == Precision::fp16_fp8x2 ? 13 : 14;
@@ -42,6 +45,13 @@ __device__ __forceinline__ unsigned pack_bf16(float low, float high) {
   unsigned packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+// To nearest: of a float32 operand, a tensor core would cut off the bits that it does not take.
+__device__ __forceinline__ unsigned round_tf32(float value) {
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
 }
 
 __device__ __forceinline__ void unpack_fp16(unsigned packed, float* low, float* high) {
@@ -90,11 +100,26 @@ __device__ __forceinline__ void store_halves(unsigned char* part, int64_t place,
   }
 }
 
-// `first` is the chunk's place in the first part; `part_elements` the size of a part.
+// A chunk of 32-bit elements at `place`.
+__device__ __forceinline__ void store_words(unsigned char* part, int64_t place,
+                                            const unsigned (&words)[kChunk]) {
+  uint4* start = reinterpret_cast<uint4*>(part + 4 * place);
+  start[0] = make_uint4(words[0], words[1], words[2], words[3]);
+  start[1] = make_uint4(words[4], words[5], words[6], words[7]);
+}
+
+__device__ __forceinline__ void store_tf32(const float (&value)[kChunk], unsigned char* parts,
+                                           int64_t first) {
+  unsigned high[kChunk];
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) high[i] = round_tf32(value[i]);
+  store_words(parts, first, high);
+}
+
 template <Precision kPrecision, bool kInPairs>
-__device__ __forceinline__ void store_chunk(const float (&value)[kChunk], float scale,
-                                            unsigned char* parts, int64_t first,
-                                            int64_t part_elements) {
+__device__ __forceinline__ void store_narrow(const float (&value)[kChunk], float scale,
+                                             unsigned char* parts, int64_t first,
+                                             int64_t part_elements) {
   constexpr bool kIsBfloat16 =
       kPrecision == Precision::bf16 || kPrecision == Precision::bf16x3;
   float v[kChunk], rest[kChunk];
@@ -132,6 +157,19 @@ __device__ __forceinline__ void store_chunk(const float (&value)[kChunk], float 
     left.y = pack_fp8(rest[4] * kUp, rest[5] * kUp, rest[6] * kUp, rest[7] * kUp);
     *reinterpret_cast<uint2*>(parts + 2 * part_elements + first) = whole;
     *reinterpret_cast<uint2*>(parts + 3 * part_elements + first) = left;
+  }
+}
+
+// `first` is the chunk's place in the first part; `part_elements` the size of a part.
+template <Precision kPrecision, bool kInPairs>
+__device__ __forceinline__ void store_chunk(const float (&value)[kChunk], float scale,
+                                            unsigned char* parts, int64_t first,
+                                            int64_t part_elements) {
+  if constexpr (kPrecision == Precision::tf32) {
+    static_assert(!kInPairs, "pairs are of 16-bit elements");
+    store_tf32(value, parts, first);
+  } else {
+    store_narrow<kPrecision, kInPairs>(value, scale, parts, first, part_elements);
   }
 }
 

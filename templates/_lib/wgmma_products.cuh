@@ -3,7 +3,7 @@
 namespace wgmma_products {
 
 // What one element of an operand in shared memory is.
-enum class Type { kFloat16, kBfloat16, kFloat8 };
+enum class Type { kFloat16, kBfloat16, kTf32, kFloat8 };
 
 constexpr int kColumns = {{ block_n }};
 constexpr int kStepBytes = 32;  // bytes of a row that one instruction reads
@@ -55,7 +55,7 @@ __device__ __forceinline__ void pin(float (&sums)[kSums]) {
 
         : "l"(left), "l"(right), "r"(accumulate));
 {%- endmacro %}
-// sums (+)= left right^T over 32 bytes of k: 16 or 32 elements.
+// sums (+)= left right^T over 32 bytes of k: 8, 16 or 32 elements.
 template <Type kType>
 __device__ __forceinline__ void multiply(float (&sums)[kSums], uint64_t left, uint64_t right,
                                          int accumulate) {
@@ -63,6 +63,8 @@ __device__ __forceinline__ void multiply(float (&sums)[kSums], uint64_t left, ui
     {{ instruction("m64n%dk16" % block_n, "f16.f16", ", 0, 0") }}
   } else if constexpr (kType == Type::kBfloat16) {
     {{ instruction("m64n%dk16" % block_n, "bf16.bf16", ", 0, 0") }}
+  } else if constexpr (kType == Type::kTf32) {
+    {{ instruction("m64n%dk8" % block_n, "tf32.tf32", "") }}
   } else {
     {{ instruction("m64n%dk32" % block_n, "e4m3.e4m3", "") }}
   }
@@ -90,6 +92,7 @@ template <Type kType>
 __device__ __forceinline__ void multiply_registers(float (&sums)[kSums],
                                                    const unsigned (&left)[4], uint64_t right,
                                                    int accumulate) {
+  static_assert(kType != Type::kTf32, "TF32 operands are both in shared memory");
   if constexpr (kType == Type::kFloat16) {
     {{ register_instruction("m64n%dk16" % block_n, "f16.f16", ", 0") }}
   } else if constexpr (kType == Type::kBfloat16) {
