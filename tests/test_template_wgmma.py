@@ -23,6 +23,7 @@ PRODUCT_ERROR = {
     "tf32": 2**-11,  # rounded to nearest; float16's bits
     "bf16x3": 2**-16,
     "fp16x3": 2**-22,
+    "tf32x3": 2**-22,
     "fp16_fp8x2": 2**-14,
 }
 FLOAT8 = {"precision": "fp16_fp8x2", "order": "sweeps"}
@@ -139,6 +140,8 @@ CONFIGURATIONS = (
         "centre": True,
         "prepare_threads": 128,
     },
+    {"precision": "tf32x3", "block_k": 32, "prepare": "behind", "centre": True},
+    {"precision": "tf32x3", "order": "sweeps", "block_k": 32, "stages": 4},
     {"template": "wgmma_convert", "precision": "fp16x3"},
     {
         "template": "wgmma_convert",
@@ -214,6 +217,7 @@ def test_the_text_can_stand_in_a_kernelbench_file():
         ({"precision": "fp16", "order": "sweeps"}, "has no order"),
         ({"precision": "tf32", "order": "sweeps"}, "has no order"),
         ({"precision": "tf32", "block_n": 256, "promote_k": 0}, "shared memory"),
+        ({"precision": "tf32x3"}, "shared memory"),
         ({"precision": "ieee"}, "knows precision"),
     ],
 )

@@ -55,8 +55,8 @@ constexpr auto kType = wgmma_products::Type::kFloat16;
 constexpr auto kSmallType = wgmma_products::Type::kFloat8;
 constexpr Product kProducts[] = { {1, 2, kSmallType}, {2, 1, kSmallType}, {0, 0, kType} };
 {% else %}
-constexpr auto kType = wgmma_products::Type::{{ {"bf16": "kBfloat16", "bf16x3": "kBfloat16", "tf32": "kTf32"}.get(precision, "kFloat16") }};
-{% if precision in ["fp16x3", "bf16x3"] %}
+constexpr auto kType = wgmma_products::Type::{{ {"bf16": "kBfloat16", "bf16x3": "kBfloat16", "tf32": "kTf32", "tf32x3": "kTf32"}.get(precision, "kFloat16") }};
+{% if precision in ["fp16x3", "bf16x3", "tf32x3"] %}
 constexpr Product kProducts[] = { {1, 0, kType}, {0, 1, kType}, {0, 0, kType} };
 {% else %}
 constexpr Product kProducts[] = { {0, 0, kType} };

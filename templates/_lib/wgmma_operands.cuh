@@ -2,27 +2,33 @@
 // holds it in registers while its largest magnitude, hence its power of two, is found.
 //
 // An operand is a sequence of parts, each a matrix [rows, pitch] that is zero past `length`:
-//   fp16, bf16, tf32   the value
-//   fp16x3, bf16x3     the value; what its rounding left
-//   fp16_fp8x2         the value in float16; the value, and what its rounding left, in e4m3
+//   fp16, bf16, tf32         the value
+//   fp16x3, bf16x3, tf32x3   the value; what its rounding left
+//   fp16_fp8x2               the value in float16; the value, and what its rounding left, in e4m3
 // Expects mma_range.cuh before it.
 namespace wgmma_operands {
 
-enum class Precision { fp16, bf16, tf32, fp16x3, bf16x3, fp16_fp8x2 };
+enum class Precision { fp16, bf16, tf32, fp16x3, bf16x3, tf32x3, fp16_fp8x2 };
+
+__host__ __device__ constexpr bool is_tf32(Precision precision) {
+  return precision == Precision::tf32 || precision == Precision::tf32x3;
+}
 
 __host__ __device__ constexpr bool is_scaled(Precision precision) {
   return precision != Precision::bf16 && precision != Precision::bf16x3 &&
-         precision != Precision::tf32;
+         !is_tf32(precision);
 }
 
 __host__ __device__ constexpr int num_parts(Precision precision) {
-  return precision == Precision::fp16_fp8x2                                     ? 3
-         : precision == Precision::fp16x3 || precision == Precision::bf16x3 ? 2
-                                                                                : 1;
+  return precision == Precision::fp16_fp8x2 ? 3
+         : precision == Precision::fp16x3 || precision == Precision::bf16x3 ||
+                 precision == Precision::tf32x3
+             ? 2
+             : 1;
 }
 
 __host__ __device__ constexpr int part_bytes(Precision precision, int part) {  // of an element
-  return precision == Precision::tf32                     ? 4
+  return is_tf32(precision)                               ? 4
          : precision == Precision::fp16_fp8x2 && part > 0 ? 1
                                                           : 2;
 }
@@ -108,12 +114,17 @@ __device__ __forceinline__ void store_words(unsigned char* part, int64_t place,
   start[1] = make_uint4(words[4], words[5], words[6], words[7]);
 }
 
+template <bool kIsSplit>
 __device__ __forceinline__ void store_tf32(const float (&value)[kChunk], unsigned char* parts,
-                                           int64_t first) {
-  unsigned high[kChunk];
+                                           int64_t first, int64_t part_elements) {
+  unsigned high[kChunk], low[kChunk];
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) high[i] = round_tf32(value[i]);
+  for (int i = 0; i < kChunk; ++i) {
+    high[i] = round_tf32(value[i]);
+    low[i] = round_tf32(value[i] - __uint_as_float(high[i]));
+  }
   store_words(parts, first, high);
+  if constexpr (kIsSplit) store_words(parts + 4 * part_elements, first, low);
 }
 
 template <Precision kPrecision, bool kInPairs>
@@ -165,9 +176,9 @@ template <Precision kPrecision, bool kInPairs>
 __device__ __forceinline__ void store_chunk(const float (&value)[kChunk], float scale,
                                             unsigned char* parts, int64_t first,
                                             int64_t part_elements) {
-  if constexpr (kPrecision == Precision::tf32) {
+  if constexpr (is_tf32(kPrecision)) {
     static_assert(!kInPairs, "pairs are of 16-bit elements");
-    store_tf32(value, parts, first);
+    store_tf32<kPrecision == Precision::tf32x3>(value, parts, first, part_elements);
   } else {
     store_narrow<kPrecision, kInPairs>(value, scale, parts, first, part_elements);
   }
