@@ -179,7 +179,7 @@ def render(**params) -> Candidate:
         {"precision": "fp16x3", "stats": "atomics"},
         {**FLOAT8, "block_n": 256, "promote_k": 0, "stages": 4, "centre": True},
         {"precision": "fp16x3", "prepare": "behind", "centre": True},
-        {"precision": "fp16x3", "cluster_m": 8, "stats": "cluster"},
+        {"precision": "fp16", "promote_k": 0, "cluster_m": 8, "stats": "cluster"},
         {"precision": "tf32", "block_n": 256, "block_k": 32, "promote_k": 0, "stages": 4},
         {"template": "wgmma_convert", "precision": "fp16x3"},
         {"template": "wgmma_convert", "precision": "fp16_fp8x2", "cluster_n": 2},

@@ -1,7 +1,7 @@
 // The end of a fused Linear + scale + BatchNorm1d, shared by its CUDA templates: from the column
 // statistics of h to the coefficients, and from h to y in place.
 //
-// Expects column_stats.cuh before it, `constexpr bool kIsScaled` (does y hold scale * h?) and
+// Expects column_stats.cuh and launch.cuh before it, `constexpr bool kIsScaled` (does y hold scale * h?) and
 // the parameters stats, finalise, norm_columns, norm_threads, norm_rows, norm_vector.
 
 constexpr Stats kStats = Stats::k{{ {"atomics": "Atomics", "two_pass": "TwoPass", "shared_memory": "SharedMemory", "cluster": "Cluster"}[stats] }};
@@ -33,6 +33,7 @@ __device__ __forceinline__ void finalise_strip(const ColumnStats& stats) {
 
 __global__ void __launch_bounds__(kFinaliseThreads)
     fused_gemm_scale_bn_finalise_kernel(ColumnStats stats) {
+  await_previous();
   finalise_strip(stats);
 }
 {% endif %}
@@ -46,6 +47,7 @@ __global__ void __launch_bounds__(kNormThreads)
   constexpr int kAcross = kColumns / kVector;
   constexpr int kDown = kNormThreads / kAcross;
   using Pack = FloatPack<kVector>;
+  await_previous();
   if (stats.is_called != nullptr && __ldcg(stats.is_called) == 0) return;
   const int64_t first_column = int64_t(blockIdx.x % strips) * kColumns;
   const int64_t first_row = int64_t(blockIdx.x / strips) * kNormRows;
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(kNormThreads)
 
 template <int kVector, int kColumns>
 const char* launch_normalise(const ColumnStats& stats, float* y, const float* beta,
-                             cudaStream_t stream) {
+                             void* stream) {
   static_assert(kColumns % kVector == 0 && kNormThreads % (kColumns / kVector) == 0,
                 "whole rows of threads");
   const int64_t strips = (stats.columns + kColumns - 1) / kColumns;
@@ -115,10 +117,8 @@ const char* launch_normalise(const ColumnStats& stats, float* y, const float* be
   if (blocks > 2147483647) {
     return "fused_gemm_scale_bn_normalise: more blocks than a grid can hold; raise norm_rows";
   }
-  fused_gemm_scale_bn_normalise_kernel<kVector, kColumns>
-      <<<unsigned(blocks), kNormThreads, 0, stream>>>(stats, y, beta, unsigned(strips));
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch(fused_gemm_scale_bn_normalise_kernel<kVector, kColumns>,
+                {unsigned(blocks), kNormThreads, 0}, stream, stats, y, beta, unsigned(strips));
 }
 
 static ColumnStats column_stats(float* partial, double* sums, int* tickets, float* coefficients,
@@ -158,10 +158,8 @@ extern "C" const char* fused_gemm_scale_bn_finalise(
                                          mean, var, eps, rows, columns, tile_rows);
   if (is_done_by_clusters(stats)) return nullptr;
   const int64_t blocks = (columns + kFinaliseColumns - 1) / kFinaliseColumns;
-  fused_gemm_scale_bn_finalise_kernel<<<unsigned(blocks), kFinaliseThreads, 0,
-                                        static_cast<cudaStream_t>(stream)>>>(stats);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch(fused_gemm_scale_bn_finalise_kernel, {unsigned(blocks), kFinaliseThreads, 0},
+                stream, stats);
 }
 {% endif %}
 
@@ -170,10 +168,9 @@ static const char* normalise(const ColumnStats& stats, float* y, const float* be
   constexpr int kColumns = {{ norm_columns }};
   constexpr int kPlainColumns = kColumns < kNormThreads ? kColumns : kNormThreads;
   if (stats.columns % kNormVector == 0) {
-    return launch_normalise<kNormVector, kColumns>(stats, y, beta,
-                                                   static_cast<cudaStream_t>(stream));
+    return launch_normalise<kNormVector, kColumns>(stats, y, beta, stream);
   }
-  return launch_normalise<1, kPlainColumns>(stats, y, beta, static_cast<cudaStream_t>(stream));
+  return launch_normalise<1, kPlainColumns>(stats, y, beta, stream);
 }
 
 // Turn h (or scale * h) in y into the output, in place.

@@ -3,7 +3,7 @@
 // with parameters of its own: a second run then stands by for columns that the first one leaves
 // too coarse.
 //
-// Expects column_stats.cuh, mma_range.cuh, wgmma_operands.cuh, wgmma_tensor_map.cuh,
+// Expects column_stats.cuh, launch.cuh, mma_range.cuh, wgmma_operands.cuh, wgmma_tensor_map.cuh,
 // wgmma_pipeline.cuh and wgmma_tickets.cuh before it, and the parameters
 // run ("only", "first", "second"), precision, order, promote_k, stats, block_m, block_n, block_k,
 // stages, consumers, min_blocks, cluster_m, cluster_n, raster_rows, centre, prepare, ahead.
@@ -697,8 +697,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
                                           const Operands operands, float* __restrict__ y,
                                           const ColumnStats stats,
                                           const float* __restrict__ beta) {
-  if constexpr (kIsFirst || kIsSecond) {
-    if ((__ldcg(operands.is_called) != 0) == kIsFirst) return;
+  if constexpr (kIsSecond) {  // usually it is not
+    await_previous();
+    if (__ldcg(operands.is_called) == 0) return;
   }
   extern __shared__ unsigned char shared[];
   const unsigned start = wgmma_pipeline::shared_address(shared);
@@ -720,6 +721,10 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
   const Schedule schedule(stats.rows, stats.columns);
   if (threadIdx.x == 0) pipeline.init_barriers(kConsumerWarps);
   sync_all();
+  if constexpr (!kIsSecond) await_previous();
+  if constexpr (kIsFirst) {
+    if (__ldcg(operands.is_called) != 0) return;
+  }
 
   if (threadIdx.x < 128) {
     wgmma_pipeline::give_registers<kProducerRegisters>();
@@ -777,9 +782,6 @@ static const char* run_gemm(const Operands& operands, unsigned blocks, float* y,
   message = describe_parts(maps.w, operands.w_parts, operands.out_features, operands.in_features,
                            operands.pitch, kBlockN / kClusterM);
   if (message != nullptr) return message;
-  fused_gemm_scale_bn_wgmma_gemm_kernel<<<blocks, kThreads, kSmemBytes,
-                                          static_cast<cudaStream_t>(stream)>>>(maps, operands, y,
-                                                                               stats, beta);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch(fused_gemm_scale_bn_wgmma_gemm_kernel, {blocks, kThreads, kSmemBytes}, stream,
+                maps, operands, y, stats, beta);
 }

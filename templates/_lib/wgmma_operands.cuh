@@ -5,7 +5,7 @@
 //   fp16, bf16, tf32         the value
 //   fp16x3, bf16x3, tf32x3   the value; what its rounding left
 //   fp16_fp8x2               the value in float16; the value, and what its rounding left, in e4m3
-// Expects mma_range.cuh before it.
+// Expects mma_range.cuh and launch.cuh before it.
 namespace wgmma_operands {
 
 enum class Precision { fp16, bf16, tf32, fp16x3, bf16x3, tf32x3, fp16_fp8x2 };
@@ -258,7 +258,7 @@ __device__ __forceinline__ float scale_of(unsigned largest, int target) {
 
 // A chunk of the centre, and its elements.
 __device__ __forceinline__ uint4 load_centre(const unsigned short* centre, int64_t k) {
-  return __ldg(reinterpret_cast<const uint4*>(centre + k));
+  return __ldcg(reinterpret_cast<const uint4*>(centre + k));  // after await_previous()
 }
 
 __device__ __forceinline__ void unpack_centre(float (&value)[kChunk], uint4 packed) {
@@ -485,6 +485,7 @@ __global__ void __launch_bounds__(kSampleThreads)
                                       unsigned short* __restrict__ centre,
                                       unsigned* __restrict__ largest_norm, int64_t rows,
                                       int64_t length, int64_t pitch) {
+  await_previous();
   if (blockIdx.x == 0 && threadIdx.x == 0 && largest_norm != nullptr) *largest_norm = 0;
   constexpr int kGroups = kSampleThreads / kSampleColumns;
   __shared__ float sums[kGroups][kSampleColumns];
@@ -513,11 +514,8 @@ __global__ void __launch_bounds__(kSampleThreads)
 inline const char* launch_centre(const float* x, unsigned short* centre, unsigned* largest_norm,
                                  int64_t rows, int64_t length, int64_t pitch, void* stream) {
   const unsigned blocks = static_cast<unsigned>((pitch + kSampleColumns - 1) / kSampleColumns);
-  fused_gemm_scale_bn_centre_kernel<<<blocks, kSampleThreads, 0,
-                                      static_cast<cudaStream_t>(stream)>>>(
-      x, centre, largest_norm, rows, length, pitch);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  return launch(fused_gemm_scale_bn_centre_kernel, {blocks, kSampleThreads, 0, true}, stream, x,
+                centre, largest_norm, rows, length, pitch);
 }
 
 }  // namespace wgmma_operands

@@ -1,0 +1,41 @@
+// Kernels that follow each other on a stream. With `overlap`, each is launched while the one before
+// it still runs (programmatic dependent launch, sm_90 and later): its blocks move in where those
+// leave, and wait. The first of a chain is launched as usual: it may follow anybody's kernel.
+//
+// Every kernel of a chain calls await_previous(), in all threads of all blocks, before it touches
+// what others write. That is enough for what earlier ones wrote as well: they waited, too.
+
+constexpr bool kOverlaps = {{ overlap | lower }};
+
+// The next kernel may be launched; what it follows must have ended before this one goes on.
+__device__ __forceinline__ void await_previous() {
+  if constexpr (kOverlaps) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+  }
+}
+
+struct Shape {  // of a launch
+  unsigned blocks;
+  int threads;
+  int smem_bytes;
+  bool is_first = false;  // of its chain
+};
+
+template <class... Parameters, class... Arguments>
+static const char* launch(void (*kernel)(Parameters...), const Shape& shape, void* stream,
+                          Arguments... arguments) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(shape.blocks);
+  config.blockDim = dim3(unsigned(shape.threads));
+  config.dynamicSmemBytes = size_t(shape.smem_bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = kOverlaps && !shape.is_first ? 1 : 0;
+  const cudaError_t error =
+      cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
