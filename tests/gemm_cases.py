@@ -52,6 +52,15 @@ def compile_cuda(candidate: Candidate, folder: Path, arch: str) -> tuple[Path, s
     return library, done.stderr
 
 
+def ptx_of_kernels(candidate: Candidate, folder: Path, arch: str) -> dict[str, str]:
+    """Return the PTX of every kernel by its mangled name."""
+    source, target = folder / "candidate.cu", folder / "candidate.ptx"
+    source.write_text(candidate.source)
+    command = ["nvcc", "-std=c++17", "--expt-relaxed-constexpr", f"-arch=compute_{arch}", "-ptx"]
+    subprocess.run([*command, "-o", str(target), str(source)], capture_output=True, check=True)
+    return dict(re.findall(r"\.entry (\w+)\((.*?)\n}\n", target.read_text(), re.DOTALL))
+
+
 def spills(report: str) -> dict[str, int]:
     """Return the bytes that each kernel of a compiler's report spills."""
     found = re.findall(r"Function properties for (\S+)\s+.*?(\d+) bytes spill stores", report)

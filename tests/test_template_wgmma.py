@@ -400,6 +400,26 @@ def test_calls_on_several_streams_at_once_wait_for_themselves_alone(operators):
             torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
 
 
+# ---- kernels that overlap ----------------------------------------------------------------------
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    "params",
+    [
+        {**FLOAT8, "promote_k": 0, "centre": True, "prepare": "behind"},
+        {"template": "wgmma_convert", "precision": "fp16", "rescale": "row"},
+    ],
+    ids=label,
+)
+def test_every_kernel_waits_for_the_one_before_it(params, tmp_path):
+    """One that did not could end, and let its successor go on, before its predecessor has."""
+    for overlap in (True, False):
+        kernels = gemm.ptx_of_kernels(render(**params, overlap=overlap), tmp_path, "90a")
+        waiting = {name for name, text in kernels.items() if "griddepcontrol.wait" in text}
+        assert len(kernels) >= 5 and waiting == (set(kernels) if overlap else set())
+
+
 # ---- the guard ------------------------------------------------------------------------------
 
 # What makes float8 corrections too coarse, done to inputs on which they are not.

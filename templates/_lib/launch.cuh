@@ -2,8 +2,9 @@
 // it still runs (programmatic dependent launch, sm_90 and later): its blocks move in where those
 // leave, and wait. The first of a chain is launched as usual: it may follow anybody's kernel.
 //
-// Every kernel of a chain calls await_previous(), in all threads of all blocks, before it touches
-// what others write. That is enough for what earlier ones wrote as well: they waited, too.
+// Every kernel of a chain calls await_previous(), in all threads of all blocks, before it writes
+// anything and before it reads what others of the chain write. That is enough for what earlier
+// ones wrote as well: they waited, too. What a call is given may be read before.
 
 constexpr bool kOverlaps = {{ overlap | lower }};
 

@@ -352,7 +352,8 @@ __device__ __forceinline__ void store_batch(const float (&held)[kBatch][kChunk],
 }
 
 // One row by a block. Up to kHeld chunks a thread stay in registers; kHeld 0: the row is read
-// twice. What is found is thread 0's alone.
+// twice. What is found is thread 0's alone. The row must be there when the kernel begins; it
+// awaits the previous kernel, which finds the centre, while the row is on its way.
 template <Precision kPrecision, bool kInPairs, int kThreads, int kHeld, Role kRole,
           bool kMeasures = false>
 __device__ __forceinline__ Found prepare_row(const Row& row) {
@@ -364,8 +365,10 @@ __device__ __forceinline__ Found prepare_row(const Row& row) {
   unsigned found = 0;
   if constexpr (kHeld > 0) {
     load_batch(held, row, start, kStep);
+    await_previous();
     found = take_batch<kRole>(held, row, start, kStep, found, sums);
   } else {
+    await_previous();
     for (int64_t k = start; k < row.length; k += kBatch * kStep) {
       load_batch(held, row, k, kStep);
       found = take_batch<kRole>(held, row, k, kStep, found, sums);
