@@ -661,7 +661,7 @@ def test_work_on_a_side_stream_is_not_hidden_from_the_host(cuda):
 
     def sly(_: int) -> None:
         with cuda.stream(side):
-            cuda._sleep(2_000_000)
+            cuda._sleep(40_000_000)  # 20 ms: longer than another process's turn on the device
 
     result = measure(CudaTimer(0), sly, budget_s=0.05, max_noise=0.05)
     assert "stream that the call does not wait for" in unseen_work(result)
