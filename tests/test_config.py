@@ -48,7 +48,7 @@ constraints:
       warps
 search: {sampler: random, trials: 20, timeout: 1h30m, seed: 7, in_flight: 4}
 measure: {screen: 10ms, finalists: 0.1, max_noise: 1%, num_finalists: 2, num_processes: 3,
-  torch_compile: max-autotune}
+  torch_compile: max-autotune, stop_slow: false}
 """
 
 
@@ -101,7 +101,7 @@ def test_every_key_is_read(tmp_path):
     assert (search.seed, search.in_flight) == (7, 4)
     assert (measure.screen_s, measure.finalists_s, measure.max_noise) == (0.01, 0.1, 0.01)
     assert (measure.num_finalists, measure.num_processes) == (2, 3)
-    assert measure.torch_compile == "max-autotune"
+    assert measure.torch_compile == "max-autotune" and not measure.stop_slow
     assert config.text == WHOLE
 
 
@@ -114,7 +114,7 @@ def test_only_the_operator_is_needed():
     assert (search.seed, search.in_flight) == (0, None)
     assert (measure.screen_s, measure.finalists_s, measure.max_noise) == (0.02, 0.2, 0.005)
     assert (measure.num_finalists, measure.num_processes) == (3, 5)
-    assert measure.torch_compile is None
+    assert measure.torch_compile is None and measure.stop_slow
 
 
 def test_paths_may_be_relative_to_another_folder_than_the_files(tmp_path):
@@ -266,6 +266,10 @@ search: {trails: 3}
             "problem: {op: x}\nmeasure: {max_noise: 5}",
             "measure.max_noise: expected a share above 0% and at most 50%, such as 0.5% "
             "(or 0.005), got 5",
+        ),
+        (
+            "problem: {op: x}\nmeasure: {stop_slow: 1}",
+            "x.yaml:2: measure.stop_slow: expected true or false, got 1",
         ),
         ("problem: {op: x}\na.b: 1", "x.yaml:2: a.b: unknown key 'a.b'"),
     ],

@@ -129,6 +129,13 @@ def test_a_clearly_slower_candidate_is_stopped_early_and_says_so(bench):
     assert outcome.measurement is not None and outcome.measurement.is_censored
 
 
+def test_where_slow_ones_are_not_stopped_every_time_is_one(bench, monkeypatch):
+    monkeypatch.setattr(bench.evaluator, "_stop_slow", False)
+    outcome = bench.outcome(mode="slow", best_us=1.0, step=7)
+    assert outcome.status is Status.CORRECT
+    assert outcome.measurement is not None and not outcome.measurement.is_censored
+
+
 def test_the_same_machine_code_is_neither_checked_nor_timed_again(bench):
     first = bench.outcome(step=8, salt=1)
     number = bench.number - 1

@@ -86,6 +86,13 @@ def tune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Validate, count, render one; run nothing.")
     ] = False,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="For `tune replay`: measure slow candidates to the end, too; prove nothing.",
+        ),
+    ] = False,
     any_machine: Annotated[
         bool, typer.Option(help="With --resume: on another device or toolchain, too.")
     ] = False,
@@ -109,8 +116,10 @@ def tune(
         "accuracy": accuracy,
         "sampler": sampler,
     }
-    given = {name: value for name, value in overrides.items() if value is not None}
+    given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     if config is not None:
+        if record:  # a resumed run remembers it
+            given["stop_slow"] = False
         loaded = load_config(config, given)
         if dry_run:
             print_plan(tuning.plan(loaded, may_assume=True), is_json=json)
@@ -124,6 +133,7 @@ def tune(
                 should_stop=stop,
                 command=shlex.join(["tune", *sys.argv[1:]]),
                 overrides=given,
+                proves=not record,
             )
         else:
             assert resume is not None
@@ -133,10 +143,13 @@ def tune(
                 observer=view,
                 should_stop=stop,
                 may_move=any_machine,
+                proves=not record,
             )
     print_summary(run, is_json=json)
     if stop():
         raise Interrupted(go_on(run))
+    if record:
+        return
     result = run.result()
     if result is None or result.exported is None or not result.exported.check.is_accepted:
         raise typer.Exit(1)  # the summary says why the exported file was rejected

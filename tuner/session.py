@@ -42,16 +42,19 @@ class Session:
         run: Run,
         observer: Observer,
         should_stop: Callable[[], bool],
+        *,
+        proves: bool = True,
     ) -> None:
         self.planned = planned
         self.toolchain = toolchain
         self.run = run
         self.observer = observer
         self.should_stop = should_stop
+        self.proves = proves
         self.trials = list(run.trials())
 
     def work(self, environment: dict[str, Any]) -> Run:
-        """Search, prove, export, report."""
+        """Search; prove and export, unless the search is all that was asked for; report."""
         with self.run.locked() as writer:
             self.trials = list(self.run.trials())  # after a half-written line was dropped
             with Builder(
@@ -62,8 +65,10 @@ class Session:
             ) as builder:
                 try:
                     self._search(writer, builder, environment)
-                    result = self._prove(writer, builder)
-                    writer.write_result(result)
+                    if self.proves:
+                        writer.write_result(self._prove(writer, builder))
+                    elif not _ranked(self.trials):
+                        raise NothingCorrectError(_nothing_correct(self.trials, ()))
                 except Exception:  # not Ctrl-C, which ends at once
                     with suppress(TunerError):  # a full disk, say: the first error is the one
                         self._report()
@@ -88,6 +93,7 @@ class Session:
             builder=builder,
             screen_s=config.measure.screen_s,
             max_noise=config.measure.max_noise,
+            stop_slow=config.measure.stop_slow,
             seed=config.search.seed,
             ahead=config.search.in_flight,
             num_workers=num_workers(planned),

@@ -43,6 +43,7 @@ def tune(
     should_stop: Callable[[], bool] = lambda: False,
     command: str = "",
     overrides: Mapping[str, Value] | None = None,
+    proves: bool = True,
 ) -> Run:
     """Tune: search, prove the finalists, export the winner, write the report.
 
@@ -53,9 +54,11 @@ def tune(
         should_stop: asked between trials; True ends the search, and the rest follows.
         command: how to repeat it, for the record.
         overrides: what `config` changes in its file, so that `resume` changes it too.
+        proves: False ends after the search, with nothing proved or exported; `resume` can do
+            both later.
 
     Returns:
-        The run; `run.result()` says what was found.
+        The run; `run.result()` says what was found, None where nothing was to be proved.
 
     Raises:
         InputError, MachineError: as `errors` says; what was found until then is in the run.
@@ -67,7 +70,7 @@ def tune(
     toolchain = toolchain_of(planned)
     environment = environment_of(planned, toolchain, command, overrides or {})
     run = create_run(runs_dir, planned.family.name, planned.device.name, config.text, environment)
-    session = Session(planned, toolchain, run, observer, should_stop)
+    session = Session(planned, toolchain, run, observer, should_stop, proves=proves)
     return session.work(environment)
 
 
@@ -78,6 +81,7 @@ def resume(
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     may_move: bool = False,
+    proves: bool = True,
 ) -> Run:
     """Go on with a run where it stopped.
 
@@ -87,6 +91,7 @@ def resume(
         observer: is told what happens.
         should_stop: as for `tune`.
         may_move: go on although the device or the toolchain is another one.
+        proves: as for `tune`.
 
     Raises:
         InputError: something else is to be overridden.
@@ -119,4 +124,5 @@ def resume(
     observer.on_plan(planned)
     # The new totals hold from now on, also when this session is interrupted.
     environment["overrides"] = {**environment.get("overrides", {}), **given}
-    return Session(planned, toolchain, run, observer, should_stop).work(environment)
+    session = Session(planned, toolchain, run, observer, should_stop, proves=proves)
+    return session.work(environment)

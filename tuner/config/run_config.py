@@ -40,6 +40,7 @@ OVERRIDES = {  # what the command line may set, and where it stands in the file
     "trials": "search.trials",
     "timeout": "search.timeout",
     "seed": "search.seed",
+    "stop_slow": "measure.stop_slow",
 }
 
 
@@ -96,8 +97,8 @@ def load_config(
 
     Args:
         path: the YAML file.
-        overrides: other values for device, accuracy, sampler, trials, timeout or seed, as text
-            of the command line or as numbers; None and absent mean the file's.
+        overrides: other values for device, accuracy, sampler, trials, timeout, seed or stop_slow,
+            as text of the command line or as numbers; None and absent mean the file's.
         base: the folder that paths in the file are relative to; the file's own by default.
 
     Raises:

@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    StrictBool,
     StrictFloat,
     StrictInt,
     StrictStr,
@@ -143,7 +144,8 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 class MeasureSection(Section):
     """How long and how exactly to measure; `max_noise` is a share, 0.005 for 0.5 %.
 
-    With `torch_compile`, a mode of PyTorch's compiler, the reference compiled by it is raced with
+    `stop_slow` ends the samples of a candidate that is clearly slower than the best. With
+    `torch_compile`, a mode of PyTorch's compiler, the reference compiled by it is raced with
     the exported file.
     """
 
@@ -154,6 +156,7 @@ class MeasureSection(Section):
         Field(default=0.2, alias="finalists")
     )
     max_noise: Annotated[float, BeforeValidator(parse_fraction)] = 0.005
+    stop_slow: StrictBool = True
     num_finalists: Annotated[StrictInt, Field(ge=1, le=100)] = 3
     num_processes: Annotated[StrictInt, Field(ge=2, le=100)] = 5
     torch_compile: CompileMode | None = None
@@ -187,6 +190,7 @@ SECTIONS: dict[str, type[Section]] = {
     "measure": MeasureSection,
 }
 _EXPECTED = {
+    "bool_type": "true or false",
     "int_type": "a whole number",
     "float_type": "a number",
     "string_type": "text",

@@ -70,6 +70,7 @@ class DeviceEvaluator:
         builder: compiles them.
         screen_s: seconds of samples for one candidate.
         max_noise: relative noise at which sampling stops.
+        stop_slow: whether it stops as well where the candidate is clearly slower than the best.
         seed: of the screening probes.
         ahead: configurations in flight, None for as many as keep builders and device busy.
         keep: called with each candidate and its build, to keep source and log with the run.
@@ -85,6 +86,7 @@ class DeviceEvaluator:
         builder: Builder,
         screen_s: float,
         max_noise: float,
+        stop_slow: bool = True,
         seed: int,
         ahead: int | None,
         num_workers: int,
@@ -95,6 +97,7 @@ class DeviceEvaluator:
         self._builder = builder
         self._screen_s = screen_s
         self._max_noise = max_noise
+        self._stop_slow = stop_slow
         self._keep = keep
         # On a CPU the builders pause while a candidate is timed. On a GPU they only do where the
         # launches came too late for it, which shows as noise.
@@ -172,12 +175,15 @@ class DeviceEvaluator:
         seconds: dict[str, float],
     ) -> Outcome:
         assert build.artefact is not None
+        stop_above_us = None
+        if self._stop_slow and best_us is not None:
+            stop_above_us = best_us * RACE_MARGIN
         payload = {
             "candidate": to_json(candidate),
             "artefact": build.artefact,
             "budget_s": self._screen_s,
             "max_noise": self._max_noise,
-            "stop_above_us": None if best_us is None else best_us * RACE_MARGIN,
+            "stop_above_us": stop_above_us,
         }
         start_s = time.perf_counter()
         try:

@@ -1,0 +1,111 @@
+"""Make one small file of runs that recorded the same space: a fixture to search again.
+
+    tune --config search_spaces/gemm_scale_batchnorm_33.yaml --sampler random --record ...
+    python -m benchmarks.recording RUN [RUN ...] --out recording.json.gz
+    tune replay recording.json.gz --sampler surrogate --sampler tpe --sampler random
+
+The runs are sittings or seeds of one recording: the same operator, sizes, accuracy class and kind
+of device. Of a configuration that several have, the first one's outcome counts. The file is T4
+(`tuner.search.recorded`), without what a search does not look at: samples, reasons, parameters
+that never vary. Times have four digits, which is finer than their noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import InputError, TunerError
+from tuner.run import Run, open_run
+from tuner.search.recorded import LOWER_BOUND, read_recording, to_t4
+
+SAME = ("op", "sizes", "accuracy", "device_name")  # of all runs that become one recording
+
+
+def merged(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the runs' trials as one T4 document, each configuration once.
+
+    Raises:
+        InputError: the runs are not of the same problem and device.
+        StorageError: a run cannot be read.
+    """
+    first = runs[0].environment()
+    results: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        environment = run.environment()
+        for name in SAME:
+            if environment.get(name) != first.get(name):
+                raise InputError(
+                    f"{run.path}: {name} is {environment.get(name)!r}, but "
+                    f"{first.get(name)!r} in {runs[0].path}\n"
+                    "  expected runs of one problem on one kind of device"
+                )
+        for result in json.loads(to_t4("", run.trials(), environment))["results"]:
+            key = json.dumps(result["configuration"], sort_keys=True)
+            results.setdefault(key, _small(result))
+    fixed = _fixed([result["configuration"] for result in results.values()])
+    for result in results.values():
+        for name in fixed:
+            del result["configuration"][name]
+    document = json.loads(to_t4(runs[0].path.name, (), first))
+    document["metadata"] = {**document["metadata"], "fixed": fixed}
+    document["metadata"].pop("command", None)  # may name folders of the machine
+    return {**document, "results": list(results.values())}
+
+
+def _fixed(configurations: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the parameters that all configurations have, with one and the same value."""
+    common = dict(configurations[0]) if configurations else {}
+    for params in configurations:
+        common = {k: v for k, v in common.items() if k in params and params[k] == v}
+    return common
+
+
+def _small(result: dict[str, Any]) -> dict[str, Any]:
+    times = {name: round(ms) for name, ms in result["times"].items() if name != "runtimes"}
+    measurements = [
+        {**entry, "value": float(f"{entry['value']:.4g}")}
+        for entry in result["measurements"]
+        if entry["name"] == "time" or (entry["name"] == LOWER_BOUND and entry["value"])
+    ]
+    small = {name: result[name] for name in ("timestamp", "configuration", "objectives")}
+    return {
+        **small,
+        "times": {**times, "runtimes": []},
+        "invalidity": result["invalidity"],
+        "correctness": result["correctness"],
+        "measurements": measurements,
+    }
+
+
+def write(document: dict[str, Any], path: Path) -> None:
+    """Write it compressed; equal documents give equal files."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.json.gz")
+    options = parser.parse_args()
+    try:
+        write(merged([open_run(path) for path in options.runs]), options.out)
+        found = read_recording(options.out)
+    except TunerError as error:
+        sys.exit(f"error: {error}")
+    num_right = int((found.known_us > 0).sum())
+    print(
+        f"{options.out}: {found.space.num_feasible} configurations, {num_right} with a time, "
+        f"{options.out.stat().st_size / 1000:.0f} kB"
+    )
+
+
+if __name__ == "__main__":
+    main()

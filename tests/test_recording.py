@@ -1,0 +1,100 @@
+"""A recording: a run that only searches, gone on with, made one small file, searched again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from command_line import Said, tune
+from tiny_operator import config_text, write_family
+
+from benchmarks.recording import merged, write
+from tuner.errors import InputError
+from tuner.planning import config_of
+from tuner.run import Run, create_run, open_run
+from tuner.search.recorded import read_recording
+from tuner.search.replay import replay
+from tuner.trial import Outcome, Status
+
+SPACE = {"mode": ["ok", "slow", "wrong"], "step": [1, 2]}
+CONFIGURATIONS = 6
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recording in two sittings of the same run."""
+
+    run: Run
+    said: tuple[Said, Said]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    folder = tmp_path_factory.mktemp("recorded")
+    family = write_family(folder / "families")
+    (folder / "config.yaml").write_text(config_text(family, space=SPACE))
+    first = tune("--config", "config.yaml", "--record", "--trials", 4, cwd=folder)
+    (path,) = (folder / "runs").iterdir()
+    second = tune("--resume", path, "--record", "--trials", 20, cwd=folder)
+    return Recorded(open_run(path), (first, second))
+
+
+def test_a_recording_ends_with_its_search_and_is_gone_on_with(recorded):
+    assert [said.code for said in recorded.said] == [0, 0]
+    assert "not proved" in recorded.said[0].out
+    assert recorded.run.result() is None and not recorded.run.export_path.exists()
+    assert recorded.run.report_path.exists()
+    assert len(recorded.run.trials()) == CONFIGURATIONS
+
+
+def test_a_recording_cuts_no_time_short_in_any_sitting(recorded):
+    assert not config_of(recorded.run).measure.stop_slow  # what a resumed run goes by
+    found = read_recording(recorded.run.path)
+    assert (found.known_us > 0).sum() == 4 and not found.is_bound.any()
+
+
+def test_runs_become_one_small_file_that_says_the_same(recorded, tmp_path):
+    later = create_run(tmp_path, "later", "cpu", "x", recorded.run.environment())
+    with later.locked() as writer:
+        for trial in recorded.run.trials():
+            writer.append(replace(trial, outcome=Outcome(Status.RUNTIME, "another sitting")))
+    document = merged([recorded.run, later])
+    write(document, tmp_path / "recording.json.gz")
+    write(document, tmp_path / "again.json.gz")
+    written = (tmp_path / "recording.json.gz").read_bytes()
+    assert written == (tmp_path / "again.json.gz").read_bytes() and len(written) < 2000
+    of_run, of_file = read_recording(recorded.run.path), read_recording(tmp_path / "again.json.gz")
+    # Of what both runs have, the first one's outcome counts.
+    assert of_file.space.num_feasible == of_run.space.num_feasible == CONFIGURATIONS
+    for position, params in enumerate(of_file.space.feasible):
+        whole = next(p for p in of_run.space.feasible if params.items() <= p.items())
+        place = of_run.space.index(whole)
+        assert of_file.statuses[position] == of_run.statuses[place]
+        assert of_file.is_bound[position] == of_run.is_bound[place]
+        assert of_file.latency_us[position] == pytest.approx(
+            of_run.latency_us[place], rel=1e-3, nan_ok=True
+        )
+    fixed = document["metadata"]["fixed"]
+    assert fixed["template"] == "sweep" and "mode" not in fixed
+    with gzip.open(tmp_path / "recording.json.gz") as file:
+        assert str(recorded.run.path.parent) not in json.load(file).__repr__()
+
+
+@pytest.mark.parametrize("sampler", ["surrogate", "tpe", "random"])
+def test_a_recording_is_searched_within_what_it_recorded(recorded, tmp_path, sampler):
+    write(merged([recorded.run]), tmp_path / "recording.json.gz")
+    recording = read_recording(tmp_path / "recording.json.gz")
+    found = replay(recording, sampler, num_seeds=2, budget=50)
+    for entry in found.searches:
+        assert sorted(entry.order) == list(range(CONFIGURATIONS))
+    assert found.best_us(CONFIGURATIONS) == np.nanmin(recording.latency_us)
+
+
+def test_runs_of_another_problem_are_refused(recorded, tmp_path):
+    environment = {**recorded.run.environment(), "sizes": {"rows": 1}}
+    other = create_run(tmp_path, "other", "cpu", "x", environment)
+    with pytest.raises(InputError, match="expected runs of one problem"):
+        merged([recorded.run, other])
