@@ -319,6 +319,20 @@ def test_the_journal_is_rebuilt_from_the_runs_own_trials(bench):
     assert {t.outcome.status for t in bench.trials} >= {Status.CORRECT, Status.COMPILE}
 
 
+def test_a_trial_waits_for_the_disk_once_and_its_outcome_is_there_then(bench, monkeypatch):
+    seen: list[int] = []
+    write = JournalFileBackend.append_logs
+
+    def counted(self: JournalFileBackend, logs: list[dict[str, object]]) -> None:
+        write(self, logs)
+        seen.append(sum(trial.state.is_finished() for trial in bench.study().trials))
+
+    monkeypatch.setattr(JournalFileBackend, "append_logs", counted)
+    bench.search(FakeEvaluator(by_region), sampler="random", trials=20)
+    assert seen == sorted(seen) and seen[-1] == 20
+    assert set(seen) == set(range(21)) and len(seen) <= 22  # the first: the study itself
+
+
 def test_failures_are_told_as_pruned_with_their_reason(bench):
     bench.search(FakeEvaluator(by_region), sampler="random", trials=40)
     told = bench.study().trials

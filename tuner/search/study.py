@@ -149,7 +149,7 @@ def search(
         for params in first:
             study.enqueue_trial(encoded(params, space))
         try:
-            return loop(study, store, replayed=previous)
+            return _written(store, loop(study, store, replayed=previous))
         except _Diverged:  # more builders than then, an edited template, an older tuner's run
             store = _Journal(journal) if journal else None
             study = _new_study(store, space, sampler, seed + len(previous), sources)
@@ -158,7 +158,7 @@ def search(
             for params in first:
                 if params not in tried:
                     study.enqueue_trial(encoded(params, space))
-            return loop(study, store, replayed=())
+            return _written(store, loop(study, store, replayed=()))
 
 
 @contextmanager
@@ -203,9 +203,9 @@ def _loop(
     while True:
         if number == len(previous):
             start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
-            if store is not None:
-                store.release()
         if number >= len(previous):
+            if store is not None:  # once an outcome
+                store.write()
             elapsed_s = time.monotonic() - start_s
             if should_stop():
                 return _dropped(study, flying, f"stopped by the user after {number} trials")
@@ -327,35 +327,41 @@ _STATE = {
 
 
 class _Journal(BaseJournalBackend):  # type: ignore[misc]  # optuna is not followed
-    """Optuna's journal file, written anew; kept in memory until `release`.
+    """Optuna's journal file, written anew by its only writer, and only when `write` is called.
 
-    While earlier trials are asked for again nothing is lost by a kill, and a write to disk for
-    each of their parameters would take seconds.
+    Optuna appends each parameter by itself and waits for the disk every time, which for thirty
+    parameters took longer than to choose them. What was not written belongs to trials without an
+    outcome, which a kill loses anyway, or is asked for again from the run's own trials.
     """
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         Path(f"{path}.lock").unlink(missing_ok=True)
         self._file = JournalFileBackend(str(path))
-        self._held: list[dict[str, Any]] | None = []
+        self._num_written = 0
+        self._held: list[dict[str, Any]] = []
 
     def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
-        if self._held is None:
-            logs: Iterable[dict[str, Any]] = self._file.read_logs(log_number_from)
-            return logs
-        return self._held[log_number_from:]
+        if log_number_from >= self._num_written:
+            return self._held[log_number_from - self._num_written :]
+        return [*self._file.read_logs(log_number_from), *self._held]
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        if self._held is None:
-            self._file.append_logs(logs)
-        else:  # as they are read back from a file
-            self._held += json.loads(json.dumps(logs))
+        self._held += json.loads(json.dumps(logs))  # as they are read back from a file
 
-    def release(self) -> None:
-        """Write what was held back, and from now on everything at once."""
-        held, self._held = self._held, None
-        if held:
-            self._file.append_logs(held)
+    def write(self) -> None:
+        """Write what was held back, and wait for the disk."""
+        if self._held:
+            self._file.append_logs(self._held)
+            self._num_written += len(self._held)
+            self._held = []
+
+
+def _written(store: _Journal | None, end: str) -> str:
+    """Write what the end of a search still said; return why it ended."""
+    if store is not None:
+        store.write()
+    return end
 
 
 def _new_study(
