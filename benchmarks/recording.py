@@ -1,6 +1,7 @@
 """Make one small file of runs that recorded the same space: a fixture to search again.
 
-    tune --config search_spaces/gemm_scale_batchnorm_33.yaml --sampler random --record ...
+    tune --config benchmarks/recording_33.yaml --sampler random --record --timeout 7m
+    tune --resume RUN --record --timeout 14m        # 7 minutes more
     python -m benchmarks.recording RUN [RUN ...] --out recording.json.gz
     tune replay recording.json.gz --sampler surrogate --sampler tpe --sampler random
 

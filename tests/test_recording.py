@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from command_line import Said, tune
+from command_line import ROOT, Said, tune
 from tiny_operator import config_text, write_family
 
 from benchmarks.recording import merged, write
+from tuner.config.run_config import load_config
 from tuner.errors import InputError
-from tuner.planning import config_of
+from tuner.planning import config_of, plan
 from tuner.run import Run, create_run, open_run
 from tuner.search.recorded import read_recording
 from tuner.search.replay import replay
@@ -98,3 +99,16 @@ def test_runs_of_another_problem_are_refused(recorded, tmp_path):
     other = create_run(tmp_path, "other", "cpu", "x", environment)
     with pytest.raises(InputError, match="expected runs of one problem"):
         merged([recorded.run, other])
+
+
+def test_the_space_to_record_on_a_gpu_is_the_flagships_thinned_out():
+    thin = load_config(ROOT / "benchmarks/recording_33.yaml")
+    whole = load_config(ROOT / "search_spaces/gemm_scale_batchnorm_33.yaml")
+    assert thin.problem.sizes == whole.problem.sizes and thin.accuracy == whole.accuracy
+    listed = {parameter.name: parameter.values for parameter in whole.space}
+    for parameter in thin.space:
+        assert set(parameter.values) <= set(listed[parameter.name]), parameter.name
+    space = plan(thin, may_assume=True).space
+    assert 1500 <= space.num_feasible <= 2500
+    assert set(space.count_by("template")) == set(listed["template"])
+    assert all(space.count_by("template").values())
