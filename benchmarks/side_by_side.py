@@ -183,7 +183,11 @@ def job(planned: Planned, seconds: float, seed: int) -> dict[str, Any]:
 
 
 def theirs(python: str, path: Path | None, task: Mapping[str, Any]) -> Rate:
-    """Let Kernel Tuner search; `path` is a folder that holds it, if it is not `python`'s own."""
+    """Let Kernel Tuner search; `path` is a folder that holds it, if it is not `python`'s own.
+
+    Raises:
+        RuntimeError: it did not end well; with what it said last.
+    """
     with tempfile.TemporaryDirectory() as folder:
         # The driver keeps what it compiles; nothing may be there from another run.
         env = {**os.environ, "CUDA_CACHE_PATH": folder}
@@ -199,10 +203,10 @@ def theirs(python: str, path: Path | None, task: Mapping[str, Any]) -> Rate:
             env=env,
         )
     if done.returncode:
-        sys.exit(f"{python}: {(done.stderr + done.stdout).strip()[-4000:]}")
+        raise RuntimeError(f"{python}: {(done.stderr + done.stdout).strip()[-4000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
     if found.pop("size") != len(task["feasible"]):
-        sys.exit("Kernel Tuner found another number of configurations")
+        raise RuntimeError("Kernel Tuner found another number of configurations")
     return Rate(**found)
 
 
@@ -287,13 +291,16 @@ def main() -> None:
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the numbers, too")
     options = parser.parse_args()
-    rates = []
+    rates, failure = [], ""
     try:
         config = load_config(options.config, {"timeout": options.seconds, "seed": options.seed})
         if options.only != "ours":
             task = job(plan(config), options.seconds, options.seed)
-            rates.append(theirs(options.kernel_tuner, options.kernel_tuner_path, task))
-            print(table([row(rates[-1])], COLUMNS), file=sys.stderr, flush=True)
+            try:
+                rates.append(theirs(options.kernel_tuner, options.kernel_tuner_path, task))
+            except RuntimeError as error:  # ours is worth its time all the same
+                failure = f"error: Kernel Tuner: {error}"
+                print(failure, file=sys.stderr, flush=True)
         if options.only != "theirs":
             rates.append(ours(config, options.runs_dir))
     except TunerError as error:
@@ -304,6 +311,8 @@ def main() -> None:
     if options.out is not None:
         found = [{**asdict(rate), "per_minute": rate.per_minute} for rate in rates]
         options.out.write_text(json.dumps(found, indent=1))
+    if failure:
+        sys.exit(failure)
 
 
 if __name__ == "__main__":
