@@ -444,6 +444,7 @@ def test_a_host_that_is_held_up_gets_a_longer_lead_than_one_that_is_slow_by_itse
     assert lead_of_call_us([120, 3500], 100) == 400  # the next batch may find it quiet
     assert lead_of_call_us([60, 290], 50) == 290
     assert lead_of_call_us([700, 650], 600) == 300  # a user waits for the rest, too
+    assert lead_of_call_us([700, 650], 600, hidden_us=3000) == 700  # but not for our binding
 
 
 def test_a_finalist_below_the_physical_floor_is_refused(planned, tmp_path):

@@ -244,7 +244,7 @@ class _Session:
         assert self.model is not None
         model = self._candidate_model(operator)().train()
         model.load_state_dict(self.model.state_dict())
-        return self._measure(model, budget_s, max_noise, stop_above_us)
+        return self._measure(model, budget_s, max_noise, stop_above_us, is_bound_here=True)
 
     def _checked_again(self, operator: BoundOp) -> ProbeResult:
         """Judge one more output of the module that was just timed, in the state that left it."""
@@ -275,11 +275,17 @@ class _Session:
         }, ()
 
     def _measure(
-        self, model: Any, budget_s: float, max_noise: float, stop_above_us: float | None
+        self,
+        model: Any,
+        budget_s: float,
+        max_noise: float,
+        stop_above_us: float | None,
+        is_bound_here: bool = False,
     ) -> Measurement:
         import torch
 
         assert self.timer is not None
+        self.timer.is_bound_here = is_bound_here
         inputs = self.inputs
         with torch.no_grad(), math_mode(self.accuracy):
             return measure(
@@ -380,6 +386,8 @@ class _Session:
             subject = from_json(Candidate, candidate)
             module = module_of(model_new)
             operator = bind(subject.plan, subject.language, Path(artefact))
+            assert self.timer is not None
+            self.timer.is_bound_here = True
             module["fused_op"] = differentiable(operator, module)
         if not callable(module.get("ModelNew")):
             raise ProblemError(f"{file}: no class ModelNew")
