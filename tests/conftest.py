@@ -27,6 +27,9 @@ for _variable, _folder in {
     "TRITON_CACHE_DIR": "triton",
 }.items():
     os.environ[_variable] = str(_CACHES / _folder)
+# Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
+# others, for whole time slices at each of OpenMP's barriers.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # These caches begin empty, and the few kernels that tests compile do not pay for the headers'.
 os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
 tempfile.tempdir = os.environ["TMPDIR"]  # else it keeps what it found before
