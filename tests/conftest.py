@@ -30,8 +30,10 @@ for _variable, _folder in {
 # Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
 # others, for whole time slices at each of OpenMP's barriers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# These caches begin empty, and the few kernels that tests compile do not pay for the headers'.
+# These caches begin empty, and the few kernels that tests compile do not pay for the headers', nor
+# for the six programs that tell whether vector instructions work.
 os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
+os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 tempfile.tempdir = os.environ["TMPDIR"]  # else it keeps what it found before
 Path(tempfile.tempdir).mkdir()
 Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes no parents
