@@ -87,6 +87,8 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
         wait_for(lambda: whole_lines(trials) >= 1)
         locked = tune("--resume", run.path, cwd=folder)
         wait_for(lambda: whole_lines(trials) >= 3)
+        # None for a moment where one is replaced, or between the search and the proof.
+        wait_for(lambda: any(map(is_worker, all_children(process))))
         children = all_children(process)
         workers = [child for child in children if is_worker(child)]
     wait_for(lambda: are_gone(workers), 10)
