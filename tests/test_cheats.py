@@ -5,6 +5,9 @@ Those that the verdict on one answer tells are in test_check.py.
 
 from __future__ import annotations
 
+import importlib.util
+import py_compile
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +18,7 @@ from test_problem import FLAGSHIP
 
 from tuner.errors import WorkerError
 from tuner.evaluate import process
+from tuner.evaluate.modules import imported
 from tuner.evaluate.prover import Contender, Prover
 from tuner.evaluate.task import Task, least_us
 from tuner.evaluate.worker import Worker
@@ -128,6 +132,18 @@ def test_a_cheat_that_rewrites_its_file_is_rejected(prover, tmp_path):
     assert check.reason == f"{path} was rewritten while it was being proved"
 
 
+def test_bytecode_of_another_text_beside_a_file_is_not_what_runs(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "stranger", None)
+    path = tmp_path / "two_texts.py"
+    path.write_text("told = 'the bytecode'\n")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    kept = Path(py_compile.compile(str(path), doraise=True, invalidation_mode=unchecked) or "")
+    assert kept == Path(importlib.util.cache_from_source(str(path)))
+    before = kept.read_bytes()
+    path.write_text("told = 'the text'\n")
+    assert imported(path).told == "the text" and kept.read_bytes() == before
+
+
 def test_what_pytorchs_compiler_replaces_is_no_cheat(prover, tmp_path):
     path = tmp_path / "compiled_inside.py"
     text = (CHEATS / "holds_the_reference.py").read_text()
@@ -165,7 +181,6 @@ def test_the_cheat_on_cuda_is_rejected_and_named(name, tmp_path):
 @pytest.mark.gpu
 def test_cache_lines_that_a_candidate_keeps_are_taken_back_before_each_sample(tmp_path):
     import ctypes
-    import importlib.util
 
     from tuner.evaluate.timers import CudaTimer
 
