@@ -28,6 +28,7 @@ from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 
 import tuner
 from tuner import session as session_room
+from tuner.errors import RunLockedError
 from tuner.export.certificate import code_sha256, read_certificate
 from tuner.kernel.builder import Toolchain
 from tuner.review.summary import format_summary, summary
@@ -126,6 +127,12 @@ def test_a_second_tuner_on_a_run_is_refused(life):
     assert life.locked.code == 3
     assert "another process works on this run" in life.locked.err
     assert "next: wait for it, or stop it" in life.locked.err
+
+
+def test_a_run_that_is_locked_is_refused_before_anything_is_planned(tmp_path):
+    run = create_run(tmp_path, NAME, "cpu", "no config at all", {})
+    with run.locked(), pytest.raises(RunLockedError, match="another process works on this run"):
+        tuner.resume(run.path)
 
 
 def is_worker(process: psutil.Process) -> bool:

@@ -17,7 +17,7 @@ from tuner.config.run_config import RunConfig
 from tuner.errors import InputError, StorageError
 from tuner.planning import Observer, Planned, config_of, environment_of, plan, toolchain_of
 from tuner.proving import export_trial, verify, verify_certificate
-from tuner.run import Run, create_run, open_run
+from tuner.run import Run, create_run, is_locked, open_run
 from tuner.session import Session
 from tuner.trial import Value
 
@@ -105,6 +105,9 @@ def resume(
             "within a run\n  next: start a new run; --trials and --timeout may change"
         )
     run = open_run(path)
+    if is_locked(run):  # told at once, not when a process has imported PyTorch for the plan
+        with run.locked():
+            pass
     environment = run.environment()
     planned = plan(config_of(run, given))
     toolchain = toolchain_of(planned)
