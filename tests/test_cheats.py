@@ -60,14 +60,23 @@ ON_CUDA = {
 
 
 class OneJudge(Prover):
-    """A prover that keeps its judge for the next contender, as a judge may be kept."""
+    """A prover that keeps its judge, or baseline, for the next contender, as one may be kept.
 
-    judge: Worker | None = None
+    `kept` may be another's, also of another task: each check and race prepares it anew.
+    """
+
+    def __init__(self, task: Task, *, kept: list[Worker] | None = None, **settings) -> None:
+        super().__init__(task, **settings)
+        self.kept: list[Worker] = [] if kept is None else kept
 
     def _started(self, stack, first, contenders):
-        if self.judge is None:
-            (self.judge,) = super()._started(ExitStack(), first, [])
-        return [self.judge, *super()._started(stack, contenders[0].name, [])]
+        if not self.kept:
+            self.kept += super()._started(ExitStack(), first, [])
+        return [*self.kept, *super()._started(stack, contenders[0].name, [])]
+
+    def close(self) -> None:
+        for worker in self.kept:
+            worker.close()
 
 
 def task_of(folder: Path, device: str = "cpu") -> Task:
@@ -81,8 +90,7 @@ def task_of(folder: Path, device: str = "cpu") -> Task:
 def prover(tmp_path_factory) -> Iterator[OneJudge]:
     prover = OneJudge(task_of(tmp_path_factory.mktemp("cheats")), seed=SEED, timeout_s=60.0)
     yield prover
-    if prover.judge is not None:
-        prover.judge.close()
+    prover.close()
 
 
 def cheat(name: str) -> Contender:
@@ -116,8 +124,7 @@ def test_a_right_answer_by_means_worth_nothing_is_accepted_and_named(name, prove
 
 
 @pytest.mark.parametrize("name", sorted(TIMED))
-def test_a_cheat_on_the_clock_is_refused_in_the_race(name, tmp_path):
-    prover = Prover(task_of(tmp_path), seed=SEED)
+def test_a_cheat_on_the_clock_is_refused_in_the_race(name, prover):
     with pytest.raises(WorkerError, match=rf"^{name}\.py: {TIMED[name]}"):
         prover.race([cheat(name)], num_processes=1, seconds=0.01)
 

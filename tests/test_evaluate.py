@@ -230,12 +230,11 @@ def prover(planned: Planned) -> Prover:
 
 
 @pytest.fixture(scope="module")
-def checker(planned: Planned) -> Iterator[Prover]:
-    """A prover that keeps its judge: a start of PyTorch less for each check."""
+def checker(planned: Planned) -> Iterator[OneJudge]:
+    """A prover that keeps its judge: a start of PyTorch less for each check or race."""
     checker = OneJudge(planned.task, seed=SEED, timeout_s=60.0)
     yield checker
-    if checker.judge is not None:
-        checker.judge.close()
+    checker.close()
 
 
 def contender(planned: Planned, builder: Builder, **params: object) -> Contender:
@@ -284,12 +283,12 @@ def test_torch_compile_is_compared_with_the_baseline_and_with_the_exported_file(
     assert found.ours is not None and found.ours.speedup == pytest.approx(2.0)
 
 
-def test_the_compiled_reference_races_like_any_other(tmp_path):
+def test_the_compiled_reference_races_like_any_other(checker, tmp_path):
     # Few operations, and weights to be given: the tiny operator's 200 compile for 10 s.
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=""))
     task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = Prover(task, seed=SEED).race(
+    race = OneJudge(task, seed=SEED, kept=checker.kept).race(
         [Contender.of_compiled(task, "default")], num_processes=1, seconds=0.01
     )
     rounds = [len(process) for lane in race for process in lane]
@@ -297,10 +296,10 @@ def test_the_compiled_reference_races_like_any_other(tmp_path):
     assert all(us > 0 for us in race[1][0])
 
 
-def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(prover, planned, builder):
+def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(checker, planned):
     rival = Contender.of_compiled(planned.task, "no such mode")
     with pytest.raises(WorkerError) as error:
-        prover.race([rival], num_processes=1, seconds=0.01)
+        checker.race([rival], num_processes=1, seconds=0.01)
     assert "no such mode" in str(error.value)
 
 
@@ -347,11 +346,11 @@ def test_a_file_that_cannot_be_imported_is_rejected_with_its_error(checker, tmp_
     )
 
 
-def test_a_contender_that_fails_in_the_race_is_named(prover, tmp_path):
+def test_a_contender_that_fails_in_the_race_is_named(checker, tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("raise RuntimeError('not today')\n")
     with pytest.raises(WorkerError, match=r"bad.py: importing it: RuntimeError: not today"):
-        prover.race([Contender.of_file(bad, True)], num_processes=1, seconds=0.01)
+        checker.race([Contender.of_file(bad, True)], num_processes=1, seconds=0.01)
 
 
 # ---- times and outputs that cannot be true --------------------------------------------------
@@ -390,11 +389,12 @@ def get_init_inputs():
 SLOW_ELSEWHERE = "time.sleep(0 if bool((self.bn.weight == 1).all()) else 0.02)"
 
 
-def test_a_time_that_depends_on_the_weights_is_told(tmp_path):
+def test_a_time_that_depends_on_the_weights_is_told(checker, tmp_path):
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=""))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE))
-    prover = Prover(Task(str(reference), {}, "cpu", "float32", "", "[]", ""), seed=SEED)
+    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    prover = OneJudge(task, seed=SEED, kept=checker.kept)
     race = prover.race([subject], num_processes=1, seconds=0.02, has_other_weights=True)
     slept_us = 20_000.0
     assert race.elsewhere is not None
@@ -447,9 +447,9 @@ def test_a_host_that_is_held_up_gets_a_longer_lead_than_one_that_is_slow_by_itse
     assert lead_of_call_us([700, 650], 600, hidden_us=3000) == 700  # but not for our binding
 
 
-def test_a_finalist_below_the_physical_floor_is_refused(planned, tmp_path):
+def test_a_finalist_below_the_physical_floor_is_refused(checker, planned, tmp_path):
     floor = replace(planned.task, impossible_us=1e9)
-    prover = Prover(floor, seed=SEED, timeout_s=60.0)
+    prover = OneJudge(floor, seed=SEED, timeout_s=60.0, kept=checker.kept)
     with pytest.raises(WorkerError, match=r"module.py: .* is below the physical floor of 1000000"):
         prover.race([file_of(tmp_path, MODULE + DOUBLED)], num_processes=1, seconds=0.01)
 
