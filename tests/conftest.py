@@ -31,8 +31,6 @@ for _variable, _folder in {
 # others, for whole time slices at each of OpenMP's barriers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy and SciPy: as a search has it
-# Hundreds of processes import the tuner: what the first one compiled serves the others.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # These caches begin empty, and the few kernels that tests compile do not pay for the headers', nor
 # for the six programs that tell whether vector instructions work.
 os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
