@@ -23,6 +23,7 @@ from tuner.check.verdict import merge
 from tuner.errors import WorkerError
 from tuner.evaluate.measure import contradicted, ratio_interval
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, explained, new_worker, too_fast
+from tuner.evaluate.timers import BOUND_LAUNCH_US, USERS_LAUNCH_US
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import (
@@ -49,7 +50,6 @@ WARM_UP_SAMPLES = 5
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
 CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
 CLOCK_US = 50.0  # what a process's clock need not see of a call on a CPU
-HOST_US = 300.0  # of a call's launches, which a GPU's own clock does not see
 SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other weights
 STEADY = 0.05  # relative difference of two medians that agree
 
@@ -216,7 +216,8 @@ class Prover:
                 for place, contender in enumerate(contenders):
                     refusal = too_fast(told[place + 1], self._task.impossible_us)
                     if not refusal and judged[place] == number and not contender.is_ours:
-                        refusal = self._cross_check(racers, told, place + 1)
+                        is_bound_here = "file" not in contender.load
+                        refusal = self._cross_check(racers, told, place + 1, is_bound_here)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
                 if race.elsewhere is not None:
@@ -254,7 +255,9 @@ class Prover:
                 return f"{path} was rewritten while it was being proved"
         return ""
 
-    def _cross_check(self, racers: Sequence[Worker], told: Sequence[float], lane: int) -> str:
+    def _cross_check(
+        self, racers: Sequence[Worker], told: Sequence[float], lane: int, is_bound_here: bool
+    ) -> str:
         """Return why the times that a contender told cannot be true, or its output is wrong.
 
         A machine that does other work can be slow at any moment: the contender is asked for times
@@ -265,8 +268,10 @@ class Prover:
             racers: all processes of this set, the baseline's first.
             told: the median in us that each of them told in the race.
             lane: which of them is the contender's.
+            is_bound_here: whether its launches are our own binding's, in Python.
         """
-        allowed_us = HOST_US if self._task.device.startswith("cuda") else CLOCK_US
+        host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
+        allowed_us = host_us if self._task.device.startswith("cuda") else CLOCK_US
         refusal = ""
         for _ in range(CROSS_CHECKS):
             slowdown = self._wall_us(racers[0], told[0]) / told[0]

@@ -16,7 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-__all__ = ["Call", "CpuTimer", "CudaTimer", "Timer", "hidden_work_us"]
+__all__ = [
+    "BOUND_LAUNCH_US",
+    "USERS_LAUNCH_US",
+    "Call",
+    "CpuTimer",
+    "CudaTimer",
+    "Timer",
+    "hidden_work_us",
+]
 
 _now_ns, _now_s = time.perf_counter_ns, time.perf_counter
 
@@ -127,8 +135,8 @@ class CpuTimer:
 
 _MIN_L2_BYTES = 32 * 1024**2  # where the driver does not tell
 _BATCH = 32  # samples a synchronisation; with 5 kernels each, well below 1024 queued launches
-_USERS_LAUNCH_US = 300.0  # host work of one call that is hidden; beyond, a user would see it too
-_BOUND_LAUNCH_US = 3000.0  # where it is our own binding's, in Python, which no user will meet
+USERS_LAUNCH_US = 300.0  # host work of one call that is hidden; beyond, a user would see it too
+BOUND_LAUNCH_US = 3000.0  # where it is our own binding's, in Python, which no user will meet
 _DISTURBED = 4.0  # times as long may a host take that other processes hold up
 _CYCLES_PER_US = 2000  # of the spin kernel, at about 2 GHz; slower clocks make it longer: fine
 _MAX_RETRIES = 3
@@ -172,7 +180,7 @@ def hidden_work_us(
 
 
 def lead_of_call_us(
-    launches_us: Iterable[float], least_us: float, hidden_us: float = _USERS_LAUNCH_US
+    launches_us: Iterable[float], least_us: float, hidden_us: float = USERS_LAUNCH_US
 ) -> float:
     """Return the head start that one call's launches get, in us.
 
@@ -214,7 +222,7 @@ class CudaTimer:
         self._clocks = _GpuClocks(str(properties.uuid))
         self._kept_cache = _KeptCache()
         self.is_bound_here = False
-        self._launch_us: deque[float] = deque([_USERS_LAUNCH_US / 3], maxlen=4)
+        self._launch_us: deque[float] = deque([USERS_LAUNCH_US / 3], maxlen=4)
         self._least_launch_us = math.inf
         self._quiet_us = math.inf  # the host's clock beyond the events of an empty call
         self._batch_size = _BATCH
@@ -263,7 +271,7 @@ class CudaTimer:
         num_samples = min(num_wanted, self._batch_size)
         events = [self._event_pair() for _ in range(num_samples)]
         self._synchronize(self._device)
-        hidden_us = _BOUND_LAUNCH_US if self.is_bound_here else _USERS_LAUNCH_US
+        hidden_us = BOUND_LAUNCH_US if self.is_bound_here else USERS_LAUNCH_US
         lead_us = lead_of_call_us(self._launch_us, self._least_launch_us, hidden_us) * num_samples
         self._spin(int(lead_us * _CYCLES_PER_US))
         begun = _now_s()
