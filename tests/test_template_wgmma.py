@@ -87,7 +87,7 @@ CONFIGURATIONS = (
     },
     {"precision": "fp16x3", "prepare": "behind", "cluster_m": 8, "stats": "cluster"},
     # Many clusters have rows.
-    {"precision": "fp16x3", "cluster_m": 1, "block_m": 64, "consumers": 1, "stats": "cluster"},
+    {"precision": "fp16x3", "cluster_m": 1, "stats": "cluster"},
     {"precision": "bf16x3", "cluster_n": 2, "stats": "cluster", "finalise": "fused"},
     {**FLOAT8, "promote_k": 0, "centre": True, "cluster_m": 2, "stats": "cluster"},
     {"precision": "fp16", "prepare": "behind", "centre": True, "stats": "atomics"},
