@@ -28,7 +28,8 @@ constexpr bool kIsFirst = {{ (run == "first") | lower }};
 constexpr bool kIsSecond = {{ (run == "second") | lower }};
 constexpr Stats kTileStats = Stats::k{{ {"atomics": "Atomics", "two_pass": "TwoPass", "shared_memory": "SharedMemory", "cluster": "Cluster"}[stats] }};
 constexpr bool kExchanges = kTileStats == Stats::kCluster;
-[[maybe_unused]] constexpr int kStatsRows = kExchanges ? kBlockM * kClusterM : kBlockM;  // of one set of moments
+// Rows of one set of moments; the second of two runs does not ask.
+[[maybe_unused]] constexpr int kStatsRows = kExchanges ? kBlockM * kClusterM : kBlockM;
 constexpr auto kPrecision = wgmma_operands::Precision::{{ precision }};
 constexpr bool kScales = wgmma_operands::is_scaled(kPrecision);
 
