@@ -113,7 +113,7 @@ struct ColumnStats {
   int64_t columns;
   int64_t tile_rows;
   int64_t tiles;
-  const int* is_called;  // y is normalised only where this is not 0; null: always
+  const int* is_called = nullptr;  // y is normalised only where this is not 0; null: always
   Watch watch;
 };
 

@@ -1,10 +1,10 @@
 // The end of a fused Linear + scale + BatchNorm1d, shared by its CUDA templates: from the column
 // statistics of h to the coefficients, and from h to y in place.
 //
-// Expects column_stats.cuh and launch.cuh before it, `constexpr bool kIsScaled` (does y hold scale * h?) and
-// the parameters stats, finalise, norm_columns, norm_threads, norm_rows, norm_vector.
+// Expects column_stats.cuh and launch.cuh before it, `constexpr bool kIsScaled` (does y hold
+// scale * h?) and the parameters stats, finalise, norm_columns, norm_threads, norm_rows, norm_vector.
 
-constexpr Stats kStats = Stats::k{{ {"atomics": "Atomics", "two_pass": "TwoPass", "shared_memory": "SharedMemory", "cluster": "Cluster"}[stats] }};
+constexpr Stats kStats = Stats::k{{ stats.title().replace("_", "") }};
 constexpr bool kFinalisesInNormalise = {{ (finalise == "fused" and stats != "shared_memory") | lower }};
 constexpr int kNormThreads = {{ norm_threads }};
 constexpr int kNormRows = {{ norm_rows }};      // rows of y that one block normalises
@@ -140,7 +140,6 @@ static ColumnStats column_stats(float* partial, double* sums, int* tickets, floa
   stats.columns = columns;
   stats.tile_rows = tile_rows;
   stats.tiles = (rows + tile_rows - 1) / tile_rows;
-  stats.is_called = nullptr;
   return stats;
 }
 

@@ -26,7 +26,7 @@ constexpr bool kPromotes = {{ (promote_k > 0) | lower }};
 constexpr int kPromoteStages = {{ promote_k // block_k }};
 constexpr bool kIsFirst = {{ (run == "first") | lower }};
 constexpr bool kIsSecond = {{ (run == "second") | lower }};
-constexpr Stats kTileStats = Stats::k{{ {"atomics": "Atomics", "two_pass": "TwoPass", "shared_memory": "SharedMemory", "cluster": "Cluster"}[stats] }};
+constexpr Stats kTileStats = Stats::k{{ stats.title().replace("_", "") }};
 constexpr bool kExchanges = kTileStats == Stats::kCluster;
 // Rows of one set of moments; the second of two runs does not ask.
 [[maybe_unused]] constexpr int kStatsRows = kExchanges ? kBlockM * kClusterM : kBlockM;

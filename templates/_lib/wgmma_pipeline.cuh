@@ -1,4 +1,32 @@
 // Barriers in shared memory, bulk tensor copies and clusters (sm_90).
+{# Which accesses of other blocks a wait or an arrival orders is one word of its instruction. #}
+{% macro waiting(name, order) -%}
+__device__ __forceinline__ void {{ name }}(unsigned barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity{{ order }}.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}\n" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+{%- endmacro %}
+{% macro arriving(name, order) -%}
+__device__ __forceinline__ void {{ name }}(unsigned barrier, unsigned rank) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive{{ order }}.shared::cluster.b64 _, [remote];\n"
+      "}\n" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+{%- endmacro %}
 namespace wgmma_pipeline {
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
@@ -15,19 +43,7 @@ __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
 
-__device__ __forceinline__ void wait(unsigned barrier, unsigned parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra again;\n"
-      "finished:\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
+{{ waiting("wait", "") }}
 
 // One arrival, and `bytes` that copies will bring before the phase can end.
 __device__ __forceinline__ void expect(unsigned barrier, int bytes) {
@@ -40,43 +56,13 @@ __device__ __forceinline__ void arrive(unsigned barrier) {
 }
 
 // Arrives at the barrier of the same address in block `rank` of the cluster.
-__device__ __forceinline__ void arrive_at(unsigned barrier, unsigned rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}\n" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
+{{ arriving("arrive_at", "") }}
 
 // The same, for what was written to shared memory: whoever waits at the barrier sees it.
-__device__ __forceinline__ void tell(unsigned barrier, unsigned rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
-      "}\n" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
+{{ arriving("tell", ".release.cluster") }}
 
 // For what other blocks of the cluster tell.
-__device__ __forceinline__ void wait_for_cluster(unsigned barrier, unsigned parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra again;\n"
-      "finished:\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
+{{ waiting("wait_for_cluster", ".acquire.cluster") }}
 
 // What block `rank` of the cluster has at this address of its shared memory.
 __device__ __forceinline__ float load_from(unsigned address, unsigned rank) {
