@@ -2,7 +2,7 @@
 //
 // A tile's column is summarised by its moments (count, mean, sum of squared deviations), never
 // by a plain sum of squares, so that a mean far from zero and a constant column stay exact.
-// Row tiles are combined in one of four ways:
+// Row tiles are combined in one of four ways, or never:
 //
 //   kAtomics       each tile adds its sums, in float64, to one pair of sums a column
 //   kTwoPass       each tile stores its moments; a later kernel merges them
@@ -10,8 +10,9 @@
 //                  columns merges them in shared memory, in the same kernel
 //   kCluster       the blocks of a cluster merge theirs over distributed shared memory; what a
 //                  cluster found is one tile of kTwoPass, unless it is all there is
+//   kGram          the coefficients are there before the matrix is (gram.cuh)
 
-enum class Stats { kAtomics, kTwoPass, kSharedMemory, kCluster };
+enum class Stats { kAtomics, kTwoPass, kSharedMemory, kCluster, kGram };
 
 struct Moments {
   float count;
@@ -114,6 +115,8 @@ struct ColumnStats {
   int64_t tile_rows;
   int64_t tiles;
   const int* is_called = nullptr;  // y is normalised only where this is not 0; null: always
+  const float* running_mean = nullptr;  // eval mode: these are the statistics
+  const float* running_var = nullptr;
   Watch watch;
 };
 
@@ -186,6 +189,28 @@ __device__ __forceinline__ Coefficients finish_column(const ColumnStats& stats, 
     if (stats.watch.is_coarse != nullptr) stats.watch.look_at(column, result.slope);
   }
   return result;
+}
+
+// y = (h - centre) * slope + shift
+struct Affine {
+  float centre;
+  float slope;
+  float shift;
+};
+
+// A column's map where nothing is gathered: by the statistics of eval mode, or as `coefficients` has
+// it. From L2: what the same kernel found of the weight enters as `bias`.
+__device__ __forceinline__ Affine known_affine(const ColumnStats& stats,
+                                               const float* __restrict__ beta, int64_t column) {
+  if (stats.running_var == nullptr) {
+    return {__ldcg(stats.coefficients + column),
+            __ldcg(stats.coefficients + stats.columns + column), beta[column]};
+  }
+  const double inv_std =
+      double(stats.gamma[column]) / sqrt(double(stats.running_var[column]) + stats.eps);
+  const double scale = stats.scale[column];
+  const double mean = double(stats.running_mean[column]) - scale * double(__ldcg(stats.bias + column));
+  return {0.0f, float(inv_std * scale), float(double(beta[column]) - inv_std * mean)};
 }
 
 // True in every thread of the block that arrives last of `arrivals` at the strip. What the

@@ -5,7 +5,7 @@
 // scale * h?) and the parameters stats, finalise, norm_columns, norm_threads, norm_rows, norm_vector.
 
 constexpr Stats kStats = Stats::k{{ stats.title().replace("_", "") }};
-constexpr bool kFinalisesInNormalise = {{ (finalise == "fused" and stats != "shared_memory") | lower }};
+constexpr bool kFinalisesInNormalise = {{ (finalise == "fused" and stats not in ["shared_memory", "gram"]) | lower }};
 constexpr int kNormThreads = {{ norm_threads }};
 constexpr int kNormRows = {{ norm_rows }};      // rows of y that one block normalises
 constexpr int kNormVector = {{ norm_vector }};  // columns a thread
@@ -16,7 +16,7 @@ struct alignas(4 * kVector) FloatPack {
   float value[kVector];
 };
 
-{% if stats != "shared_memory" and finalise == "kernel" %}
+{% if stats not in ["shared_memory", "gram"] and finalise == "kernel" %}
 // Every row tile is complete: merge them, one block a strip of kFinaliseColumns columns.
 constexpr int kFinaliseThreads = 256;
 constexpr int kFinaliseColumns = 32;
@@ -148,7 +148,7 @@ static bool is_done_by_clusters(const ColumnStats& stats) {
   return kStats == Stats::kCluster && stats.tiles <= 1;
 }
 
-{% if stats != "shared_memory" and finalise == "kernel" %}
+{% if stats not in ["shared_memory", "gram"] and finalise == "kernel" %}
 extern "C" const char* fused_gemm_scale_bn_finalise(
     float* partial, double* sums, float* coefficients, const float* bias, const float* scale,
     const float* gamma, float* mean, float* var, double eps, int64_t rows, int64_t columns,

@@ -20,7 +20,8 @@ struct Exchange {
 
 // By all multiplying threads. `moments_of(column)` is what the block has of a column of the tile;
 // `row_tile` and `first_column` are the tile's place. On return `affine` holds what is to be done
-// to the tile: nothing where other clusters have rows of it, whose moments a kernel will merge.
+// to the tile: nothing where other clusters have rows of it, whose moments a kernel will merge. In eval
+// mode moments are of no use.
 template <class MomentsOf>
 __device__ __forceinline__ void exchange_moments(Exchange& exchange, const Schedule& schedule,
                                                  const ColumnStats& stats,
@@ -55,18 +56,19 @@ __device__ __forceinline__ void exchange_moments(Exchange& exchange, const Sched
       theirs.m2 = wgmma_pipeline::load_from(address + 4 * (kBlockN + column), first_rank + i);
       total = merge_moments(total, theirs);
     }
-    Coefficients found = {0.0f, 1.0f};
-    float shift = 0.0f;
-    if (stats.tiles == 1) {
-      found = finish_column<kIsScaled>(stats, first_column + column, total,
-                                       schedule.row_rank() == 0);
-      shift = __ldg(beta + first_column + column);
+    Affine found = {0.0f, 1.0f, 0.0f};
+    if (stats.running_var != nullptr) {
+      found = known_affine(stats, beta, first_column + column);
+    } else if (stats.tiles == 1) {
+      const Coefficients of_rows = finish_column<kIsScaled>(stats, first_column + column, total,
+                                                            schedule.row_rank() == 0);
+      found = {of_rows.centre, of_rows.slope, __ldg(beta + first_column + column)};
     } else if (schedule.row_rank() == 0) {
       publish_moments<kTileStats>(stats, set, first_column + column, total);
     }
     exchange.affine[column] = found.centre;
     exchange.affine[kBlockN + column] = found.slope;
-    exchange.affine[2 * kBlockN + column] = shift;
+    exchange.affine[2 * kBlockN + column] = found.shift;
   }
   ++exchange.turn;
   wgmma_pipeline::named_sync<kConsumerThreads>(barrier);

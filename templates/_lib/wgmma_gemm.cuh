@@ -28,6 +28,7 @@ constexpr bool kIsFirst = {{ (run == "first") | lower }};
 constexpr bool kIsSecond = {{ (run == "second") | lower }};
 constexpr Stats kTileStats = Stats::k{{ stats.title().replace("_", "") }};
 constexpr bool kExchanges = kTileStats == Stats::kCluster;
+[[maybe_unused]] constexpr bool kIsKnown = kTileStats == Stats::kGram;  // what columns become, before the products are
 // Rows of one set of moments; the second of two runs does not ask.
 [[maybe_unused]] constexpr int kStatsRows = kExchanges ? kBlockM * kClusterM : kBlockM;
 constexpr auto kPrecision = wgmma_operands::Precision::{{ precision }};
@@ -364,14 +365,16 @@ __device__ __forceinline__ void multiply_stages(Sums& sums, const Pipeline& pipe
 template <int kProduct>
 __device__ __forceinline__ void multiply_sweep(Sums& totals, const Pipeline& pipeline, Ring& ring,
                                                int first_row, int num_stages, bool accumulate) {
+  // Zeroed here, not by the first product: that would read them, so that they would hold their
+  // registers while the last tile is written.
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) totals[j][i] = accumulate ? totals[j][i] : 0.0f;
+  }
   if constexpr (!kPromotes) {
-    multiply_stages<kProduct>(totals, pipeline, ring, first_row, num_stages, accumulate);
+    multiply_stages<kProduct>(totals, pipeline, ring, first_row, num_stages, true);
   } else {
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) totals[j][i] = accumulate ? totals[j][i] : 0.0f;
-    }
 #pragma unroll 1
     for (int done = 0; done < num_stages; done += kPromoteStages) {
       Sums sums;
@@ -476,12 +479,42 @@ __device__ __forceinline__ Rows rows_of_thread(float* __restrict__ y, int64_t st
   return rows;
 }
 
+// Two neighbouring sums of each of a thread's rows, from column `column` of the tile on, as elements
+// of h. kIsFull: a whole tile, pairs of columns aligned, rows plain.
+template <bool kIsFull>
+__device__ __forceinline__ void undo_scales(float (&value)[2 * kRowTiles][2], const Rows& rows,
+                                            const float* __restrict__ column_scale, int column,
+                                            int num_columns) {
+  if constexpr (kScales && kIsFull) {  // pairs of columns are aligned in y, so here too
+    const float2 scales = __ldcg(reinterpret_cast<const float2*>(column_scale + column));
+    const float by_first = inverse_of(scales.x);
+    const float by_second = inverse_of(scales.y);
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      const float by_row = inverse_of(rows.scale[i]);
+      value[i][0] = value[i][0] * by_row * by_first;
+      value[i][1] = value[i][1] * by_row * by_second;
+    }
+  } else if constexpr (kScales) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float scale = scale_at(column_scale, column + c, num_columns);
+#pragma unroll
+      for (int i = 0; i < 2 * kRowTiles; ++i) {
+        float first, second;
+        mma_range::undo_factors(rows.scale[i], scale, &first, &second);
+        value[i][c] = value[i][c] * first * second;
+      }
+    }
+  }
+}
+
 constexpr int kStrip = 16;  // columns of a thread, in pairs, whose moments it holds at once
 static_assert(kSums / 2 % kStrip == 0, "whole strips");
 
 // Undoes the scales, writes h to y (kExchanges: keeps it), and leaves the moments of each column
 // over this warp's rows in moments[warp][mean, m2][column], for one strip from the thread's column
-// kFirst on. kIsFull: a whole tile, pairs of columns aligned, rows plain.
+// kFirst on.
 template <bool kIsFull, int kFirst>
 __device__ __forceinline__ void finish_strip(Sums& totals, const Rows& rows, float* moments,
                                              const float* __restrict__ column_scale,
@@ -500,28 +533,7 @@ __device__ __forceinline__ void finish_strip(Sums& totals, const Rows& rows, flo
       value[i][0] = totals[i / 2][2 * (kFirst + j) + i % 2 * 2];
       value[i][1] = totals[i / 2][2 * (kFirst + j) + i % 2 * 2 + 1];
     }
-    if constexpr (kScales && kIsFull) {  // pairs of columns are aligned in y, so here too
-      const float2 scales = __ldcg(reinterpret_cast<const float2*>(column_scale + column));
-      const float by_first = inverse_of(scales.x);
-      const float by_second = inverse_of(scales.y);
-#pragma unroll
-      for (int i = 0; i < 2 * kRowTiles; ++i) {
-        const float by_row = inverse_of(rows.scale[i]);
-        value[i][0] = value[i][0] * by_row * by_first;
-        value[i][1] = value[i][1] * by_row * by_second;
-      }
-    } else if constexpr (kScales) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float scale = scale_at(column_scale, column + c, num_columns);
-#pragma unroll
-        for (int i = 0; i < 2 * kRowTiles; ++i) {
-          float first, second;
-          mma_range::undo_factors(rows.scale[i], scale, &first, &second);
-          value[i][c] = value[i][c] * first * second;
-        }
-      }
-    }
+    undo_scales<kIsFull>(value, rows, column_scale, column, num_columns);
 #pragma unroll
     for (int i = 0; i < 2 * kRowTiles; ++i) {
       if constexpr (kExchanges) {
@@ -592,37 +604,110 @@ __device__ __forceinline__ Moments moments_of_tile(const float* moments, int col
   }
   return total;
 }
-{% if stats == "cluster" %}
 
-// y from what finish_tile has kept, into the tile that begins at `y`.
+// What becomes of the tile's columns where that is known before them: `affine`, in shared memory,
+// is [centre, slope, shift][column].
+__device__ __forceinline__ void find_affine(float* affine, const ColumnStats& stats,
+                                            const float* __restrict__ beta, int64_t first_column,
+                                            int num_columns, int barrier) {
+  for (int column = threadIdx.x - 128; column < num_columns; column += kConsumerThreads) {
+    const Affine found = known_affine(stats, beta, first_column + column);
+    affine[column] = found.centre;
+    affine[kBlockN + column] = found.slope;
+    affine[2 * kBlockN + column] = found.shift;
+  }
+  wgmma_pipeline::named_sync<kConsumerThreads>(barrier);
+}
+{% if stats in ["cluster", "gram"] %}
+
+// y from `affine` and the sums, which are as the products left them (gram), or finish_tile has made
+// them elements of h (cluster).
 template <bool kIsFull>
-__device__ __forceinline__ void write_tile(const Sums& totals, float* __restrict__ y,
-                                           int64_t stride, const float* affine, int num_rows,
+__device__ __forceinline__ void write_tile(const Sums& totals, const Rows& rows,
+                                           const float* affine,
+                                           const float* __restrict__ column_scale,
                                            int num_columns) {
   const Place at = place();
 #pragma unroll
   for (int j = 0; j < kSums / 2; j += 2) {
     const int column = 4 * j + 2 * at.member;
+    float value[2 * kRowTiles][2];
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) {
+      value[i][0] = totals[i / 2][2 * j + i % 2 * 2];
+      value[i][1] = totals[i / 2][2 * j + i % 2 * 2 + 1];
+    }
+    if constexpr (kIsKnown) undo_scales<kIsFull>(value, rows, column_scale, column, num_columns);
     const float2 centre = *reinterpret_cast<const float2*>(affine + column);
     const float2 slope = *reinterpret_cast<const float2*>(affine + kBlockN + column);
     const float2 shift = *reinterpret_cast<const float2*>(affine + 2 * kBlockN + column);
 #pragma unroll
     for (int i = 0; i < 2 * kRowTiles; ++i) {
-      const float* h = &totals[i / 2][2 * j + i % 2 * 2];
-      const float first = fmaf(h[0] - centre.x, slope.x, shift.x);
-      const float second = fmaf(h[1] - centre.y, slope.y, shift.y);
-      const int row = first_row_of(at.consumer, at.warp, i / 2) + at.group + i % 2 * 8;
-      float* line = y + row * stride;
+      const float first = fmaf(value[i][0] - centre.x, slope.x, shift.x);
+      const float second = fmaf(value[i][1] - centre.y, slope.y, shift.y);
       if constexpr (kIsFull) {
-        *reinterpret_cast<float2*>(line + column) = make_float2(first, second);
-      } else if (row < num_rows) {
-        if (column < num_columns) line[column] = first;
-        if (column + 1 < num_columns) line[column + 1] = second;
+        *reinterpret_cast<float2*>(rows.line[i] + column) = make_float2(first, second);
+      } else if (rows.is_inside[i]) {
+        if (column < num_columns) rows.line[i][column] = first;
+        if (column + 1 < num_columns) rows.line[i][column + 1] = second;
       }
     }
   }
 }
 {% else %}
+
+// y of eval mode, from what this thread has just written: with the sums still in registers, training
+// mode would pay for it.
+__device__ __forceinline__ void write_again(float* __restrict__ y, const ColumnStats& stats,
+                                            const float* __restrict__ beta, float* affine,
+                                            int64_t row_tile, int64_t first_column,
+                                            int barrier) {
+  // Places are worked out anew: kept, they would take registers from training mode as well.
+  unsigned thread = threadIdx.x;
+  asm volatile("" : "+r"(thread), "+l"(row_tile), "+l"(first_column));
+  const int64_t first_row = row_tile * kBlockM;
+  const int num_rows = static_cast<int>(min(stats.rows - first_row, int64_t{kBlockM}));
+  const int num_columns = static_cast<int>(min(stats.columns - first_column, int64_t{kBlockN}));
+  find_affine(affine, stats, beta, first_column, num_columns, barrier);
+  constexpr int kBatch = 8;  // pairs on their way
+  const int first = (thread / 128 - 1) * kRowTiles * 64 + thread / 32 % 4 * 16 + thread % 32 / 4;
+#pragma unroll 1
+  for (int i = 0; i < 2 * kRowTiles; ++i) {
+    const int row = first + i / 2 * 64 + i % 2 * 8;
+    if (row >= num_rows) break;
+    float* line = y + (first_row + row) * stats.columns + first_column;
+    if (stats.columns % 2 == 0) {
+#pragma unroll 1
+      for (int begin = thread % 4 * 2; begin < num_columns; begin += 8 * kBatch) {
+        float2 h[kBatch];
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+          const int column = begin + 8 * b;
+          if (column < num_columns) h[b] = *reinterpret_cast<const float2*>(line + column);
+        }
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) {
+          const int column = begin + 8 * b;
+          if (column >= num_columns) break;
+          const float2 centre = *reinterpret_cast<const float2*>(affine + column);
+          const float2 slope = *reinterpret_cast<const float2*>(affine + kBlockN + column);
+          const float2 shift = *reinterpret_cast<const float2*>(affine + 2 * kBlockN + column);
+          *reinterpret_cast<float2*>(line + column) =
+              make_float2(fmaf(h[b].x - centre.x, slope.x, shift.x),
+                          fmaf(h[b].y - centre.y, slope.y, shift.y));
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int e = 0; e < kBlockN / 4; ++e) {
+        const int column = e / 2 * 8 + thread % 4 * 2 + e % 2;
+        if (column >= num_columns) break;
+        line[column] = fmaf(line[column] - affine[column], affine[kBlockN + column],
+                            affine[2 * kBlockN + column]);
+      }
+    }
+  }
+}
 
 // Hands in what is known of the tile's columns.
 __device__ __forceinline__ void publish_tile(const ColumnStats& stats, const float* moments,
@@ -639,9 +724,9 @@ __device__ __forceinline__ void publish_tile(const ColumnStats& stats, const flo
 __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const Schedule& schedule,
                                                float* moments, float* __restrict__ y,
                                                const ColumnStats& stats,
-                                               const Operands& operands{% if stats == "cluster" %},
-                                               Exchange& exchange,
-                                               const float* __restrict__ beta{% endif %}) {
+                                               const Operands& operands,
+                                               const float* __restrict__ beta{% if stats == "cluster" %},
+                                               Exchange& exchange{% endif %}) {
   constexpr int kBarrier = 1;
   const int in_features = static_cast<int>(operands.in_features);
   const float* row_scale = operands.row_scale;
@@ -666,6 +751,14 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
         rows_of_thread(tile_of_y, stats.columns, row_scale + first_row, num_rows);
     const bool is_full = num_rows == kBlockM && num_columns == kBlockN &&
                          stats.columns % 2 == 0 && rows.is_plain;
+{% if stats == "gram" %}
+    find_affine(moments, stats, beta, first_column, num_columns, kBarrier);
+    if (is_full) {
+      write_tile<true>(totals, rows, moments, column_scale + first_column, num_columns);
+    } else {
+      write_tile<false>(totals, rows, moments, column_scale + first_column, num_columns);
+    }
+{% else %}
     if (is_full) {
       finish_tile<true>(totals, rows, moments, column_scale + first_column, num_columns);
     } else {
@@ -676,23 +769,28 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
     exchange_moments(exchange, schedule, stats, beta, row_tile, first_column, kBarrier,
                      [&](int column) { return moments_of_tile(moments, column, num_rows); });
     if (is_full) {
-      write_tile<true>(totals, tile_of_y, stats.columns, exchange.affine, num_rows, num_columns);
+      write_tile<true>(totals, rows, exchange.affine, nullptr, num_columns);
     } else {
-      write_tile<false>(totals, tile_of_y, stats.columns, exchange.affine, num_rows, num_columns);
+      write_tile<false>(totals, rows, exchange.affine, nullptr, num_columns);
     }
 {% else %}
+    if (!kIsFirst && stats.running_var != nullptr) {
+      write_again(y, stats, beta, moments, row_tile, first_column, kBarrier);
+      continue;
+    }
     publish_tile(stats, moments, row_tile, first_column, num_rows);
     if constexpr (kTileStats == Stats::kSharedMemory) {
       merge_if_last<kConsumerThreads, kBlockN>(stats, column_tile, kBarrier);
     }
+{% endif %}
 {% endif %}
   }
 }
 
 // ---- the kernel -----------------------------------------------------------------------------
 
-// y = x W^T, a persistent grid of clusters, and the moments of its columns. (stats: cluster, where
-// one has all rows: y normalised.)
+// y = x W^T, a persistent grid of clusters, and the moments of its columns. Where what its columns
+// become is known by then, or a cluster has all rows (stats: cluster): y normalised.
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMinBlocks)
     fused_gemm_scale_bn_wgmma_gemm_kernel(const __grid_constant__ TensorMaps maps,
                                           const Operands operands, float* __restrict__ y,
@@ -700,7 +798,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
                                           const float* __restrict__ beta) {
   if constexpr (kIsSecond) {  // usually it is not
     await_previous();
-    if (__ldcg(operands.is_called) == 0) return;
+    if (operands.is_called != nullptr && __ldcg(operands.is_called) == 0) return;
   }
   extern __shared__ unsigned char shared[];
   const unsigned start = wgmma_pipeline::shared_address(shared);
@@ -735,7 +833,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
     }
   } else {
     wgmma_pipeline::take_registers<kConsumerRegisters>();
-    multiply_tiles(pipeline, schedule, moments, y, stats, operands{% if stats == "cluster" %}, exchange, beta{% endif %});
+    multiply_tiles(pipeline, schedule, moments, y, stats, operands, beta{% if stats == "cluster" %}, exchange{% endif %});
   }
   if constexpr (kCluster > 1) {  // no block leaves while another may still write to it
     __syncwarp();
