@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import itertools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tuner.evaluate.modules import fused
 from tuner.export.module import export_text
 from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
 from tuner.kernel.binding import bind, match_sizes
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.kernel.family import Family, load_family
-from tuner.trial import Argument, Candidate, Plan, Status, Step, Tensor
+from tuner.trial import Argument, Candidate, Plan, Status, Step, Tensor, from_json, to_json
 
 OP = """\
 name: dense
@@ -41,6 +43,18 @@ outputs:
   - {name: total, shape: [cols], dtype: float64}
 flops: 2 * rows * inner * cols
 bytes: 4 * rows * cols
+also:
+  plain:
+    arguments:
+      - {name: x, shape: [rows, inner]}
+      - {name: weight, shape: [cols, inner]}
+      - {name: offset, shape: [cols]}
+      - {name: factor, dtype: float}
+    outputs:
+      - {name: y, shape: [rows, cols]}
+  unheard_of:
+    arguments: [{name: x, shape: [rows, inner]}, {name: other, shape: [cols]}]
+    outputs: [{name: y, shape: [rows, cols]}]
 """
 
 TEMPLATE = """\
@@ -54,12 +68,19 @@ workspace:
   sums: {shape: [2, cols], dtype: float64, zero: true}
   extra: {shape: ["cdiv(rows, 4)"], when: "with_extra"}
   scratch: {shape: ["rows * cols + 1"]}
+  product: {shape: [rows, cols]}
 steps:
   - {aten: mm, args: [x, weight.t], out: y}
   - call: fused_dense_sums
     args: [x, y, bias, sums, extra, scratch, rows, cols, "max(rows - max_rows, 0)", factor,
            num_threads]
   - {call: fused_dense_total, args: [sums, total, cols, shift]}
+also:
+  plain:
+    when: "max_rows >= 10"
+    steps:
+      - {aten: mm, args: [x, weight.t], out: product}
+      - {call: fused_dense_plain, args: [product, offset, sums, extra, y, rows, cols, factor]}
 ---
 #include <cstdint>
 
@@ -88,6 +109,18 @@ extern "C" const char* fused_dense_total(const double* sums, double* total, int6
   for (int64_t j = 0; j < cols; ++j) total[j] = sums[j] + static_cast<double>(shift);
   return nullptr;
 }
+
+extern "C" const char* fused_dense_plain(const float* product, const float* offset,
+                                         const double* sums, const float* extra, float* y,
+                                         int64_t rows, int64_t cols, double factor) {
+  if ((extra != nullptr) != {{ with_extra | lower }}) return "extra workspace is not as planned";
+  for (int64_t i = 0; i < 2 * cols; ++i)
+    if (sums[i] != 0) return "the sums do not start at zero";
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < cols; ++j)
+      y[i * cols + j] = product[i * cols + j] * static_cast<float>(factor) + offset[j];
+  return nullptr;
+}
 """
 
 MODEL_NEW = """\
@@ -97,7 +130,11 @@ class ModelNew(nn.Module):
         self.linear = nn.Linear(inner, cols)
 
     def forward(self, x):
-        return fused_op(x, self.linear.weight, self.linear.bias, 1.0, 0)[0]
+        weight, bias = self.linear.weight, self.linear.bias
+        if fused_plain is not None and not self.training and not torch.is_grad_enabled():
+            (y,) = fused_plain(x, weight, bias, 1.0)
+            return y
+        return fused_op(x, weight, bias, 1.0, 0)[0]
 
 
 def setup_context(ctx, inputs, output):
@@ -328,6 +365,57 @@ def test_both_ways_give_the_same_bits(bound, exported):
         assert torch.equal(a, b)
 
 
+# ---- further calls --------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["bound", "exported"])
+def plain(request):
+    """The same further call, both ways; like the operator's own it gives a tuple."""
+    made = request.getfixturevalue(request.param)
+    return made.also["plain"] if request.param == "bound" else made.fused_plain
+
+
+def test_a_further_call_is_computed_with_arguments_of_its_own(plain):
+    x, weight, bias, factor, _ = arguments()
+    strided = torch.empty(5, 6)[:, ::2].copy_(x)
+    for given in (x, strided):
+        outputs = plain(given, weight, bias, factor)
+        assert isinstance(outputs, tuple)
+        (y,) = outputs
+        assert torch.allclose(y, x @ weight.t() * factor + bias, atol=1e-6)
+    with pytest.raises(RuntimeError, match=r"offset has shape \[7\], expected \[.*4"):
+        plain(x, weight, torch.zeros(7), factor)
+    with pytest.raises(RuntimeError, match=r"(?i)offset is"):
+        plain(x, weight, bias.double(), factor)
+
+
+def test_a_further_call_that_is_not_offered_is_none(family, built, bound, exported):
+    assert bound.also["unheard_of"] is None and exported.fused_unheard_of is None
+    candidate = family.render({"template": "plain", "max_rows": 9})  # where `when` does not hold
+    operator = bind(candidate.plan, "cpp", built(candidate))
+    assert operator.also == {"plain": None, "unheard_of": None} and operator.calls == (operator,)
+    names = {"fused_plain": None, "fused_unheard_of": None}
+    assert fused(operator) == {"fused_op": operator, "fused_device": "cpu", **names}
+    assert exported.fused_device == "cpu"
+
+
+def test_only_workspace_that_a_call_mentions_is_allocated_in_it(family):
+    plan = family.render({"template": "plain", "with_extra": True}).plan
+    further = plan.also["plain"]
+    assert further is not None and plan.calls == (plan, further)
+    assert [t.name for t in plan.workspace] == ["sums", "extra", "scratch"]
+    assert [t.name for t in further.workspace] == ["sums", "extra", "product"]
+    assert further.function == "fused_dense_plain" and further.also == {}
+
+
+def test_a_plan_written_before_there_were_further_calls_is_read(family):
+    plan = family.render({"template": "plain"}).plan
+    assert from_json(Plan, to_json(plan)) == plan
+    record = json.loads(to_json(plan))
+    del record["also"]
+    assert from_json(Plan, json.dumps(record)) == dataclasses.replace(plan, also={})
+
+
 # ---- from Python alone ----------------------------------------------------------------------
 
 
@@ -391,6 +479,9 @@ def test_pytorchs_own_check_of_operators_finds_nothing(exported):
     assert set(report.values()) == {"SUCCESS"} and len(report) >= 4
     plain = torch.library.opcheck(exported.fused_op.default, tuple(arguments(rows=1)))
     assert set(plain.values()) == {"SUCCESS"}
+    own = getattr(torch.ops, exported.fused_op._qualified_op_name.split("::")[0])
+    further = torch.library.opcheck(own.fused_dense_plain, tuple(arguments()[:4]))
+    assert set(further.values()) == {"SUCCESS"}
 
 
 def test_gradients_are_the_references(exported):
@@ -404,6 +495,16 @@ def test_gradients_are_the_references(exported):
     for ours, theirs in zip(*gradients, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
     assert exported.fused_op(*leaves, *args[3:])[1].requires_grad is False
+
+
+@torch.no_grad()
+def test_a_compiled_module_makes_its_further_call_in_one_graph(exported):
+    module = exported.ModelNew(3, 4).eval()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for rows in (5, 6, 101):  # more than 100 rows are refused by the operator's own call
+        x = torch.randn(rows, 3)
+        y = compiled(x)
+        assert torch.equal(y, module(x)) and torch.allclose(y, module.linear(x), atol=1e-6)
 
 
 # inductor imports PyTorch's own quantised modules, which use what PyTorch has deprecated
@@ -453,6 +554,18 @@ def test_the_schema_is_pytorchs():
     assert schema(PLAN) == "fused_one(Tensor x, float eps, int n) -> Tensor"
     two = dataclasses.replace(PLAN, outputs=PLAN.outputs * 2)
     assert schema(two).endswith("-> (Tensor, Tensor)")
+
+
+def test_a_binding_registers_every_call_and_declares_a_shared_function_once():
+    further = dataclasses.replace(PLAN, function="fused_one_more")
+    plan = dataclasses.replace(PLAN, also={"more": further, "unheard_of": None})
+    text = cpp_binding(plan, "cuda", "some_namespace")
+    assert text.count('extern "C" const char* fused_one_go(') == 1
+    assert 'm.impl("fused_one", &call_fused_one); m.impl("fused_one_more"' in text
+    assert f'm.def("{schema(PLAN)}"); m.def("{schema(further)}");' in text
+    text = python_binding(plan, "some_namespace")
+    for name in ("fused_one", "fused_one_more"):
+        assert text.count(f'custom_op("some_namespace::{name}"') == 1
 
 
 def test_the_cuda_binding_guards_the_device_and_uses_the_current_stream(golden):

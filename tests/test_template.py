@@ -118,7 +118,7 @@ def refusal(folder: Path) -> str:
         (
             "title: In tiles\n",
             "",
-            ["tiled.cpp.j2:1: title: Field required", "known: determ"],
+            ["tiled.cpp.j2:1: title: Field required", "known: also, determ"],
         ),
         ("title: In", "titel: In", ["cpp.j2:2: titel: Extra", "did you mean 'title'?"]),
         (
@@ -302,6 +302,150 @@ def test_a_wrong_operator_file_is_refused_with_its_line(folder, old, new, expect
     path = write(folder, "tiny/op.yaml", edited(OP, old, new))
     message = refusal(folder)
     assert message.startswith(str(path)) and expected in message
+
+
+# ---- further calls --------------------------------------------------------------------------
+
+ALSO_OP = (
+    OP
+    + """\
+also:
+  eval:
+    arguments:
+      - {name: x, shape: [rows, cols]}
+      - {name: stored, shape: [cols]}
+      - {name: momentum, dtype: float}
+    outputs: [{name: z, shape: [rows, cols]}]
+  score:
+    arguments: [{name: x, shape: [rows, cols]}]
+    outputs: [{name: points, shape: [rows]}]
+"""
+)
+ALSO_TILED = edited(
+    TILED,
+    "deterministic:",
+    """\
+also:
+  eval:
+    when: "tile > 2"
+    steps:
+      - {call: fused_tiny_fold, args: [stored, sums, partial, momentum, cols]}
+      - {aten: mul, args: [x, stored], out: z}
+      - {call: fused_tiny_more, args: [z, device.num_cores], when: "unroll > 1"}
+deterministic:""",
+)
+
+
+def test_a_template_offers_further_calls_where_their_condition_holds(folder):
+    write(folder, "tiny/op.yaml", ALSO_OP)
+    write(folder, "tiny/tiled.cpp.j2", ALSO_TILED)
+    family = load_family("tiny", [folder])
+    assert [s.function for s in family.also.values()] == ["fused_tiny_eval", "fused_tiny_score"]
+    facts = {"device.num_cores": 6}
+    params = {"template": "tiled", "stats": "atomics", "unroll": 1}
+    plan = family.render(params, facts).plan
+    further = plan.also["eval"]
+    assert further is not None and plan.also["score"] is None
+    assert [argument.name for argument in further.arguments] == ["x", "stored", "momentum"]
+    assert [output.name for output in further.outputs] == ["z"]
+    assert [tensor.name for tensor in further.workspace] == ["sums"]
+    assert further.steps == (
+        Step("call", "fused_tiny_fold", ("stored", "sums", "null", "momentum", "cols")),
+        Step("aten", "mul", ("x", "stored"), "z"),
+    )
+    none = {"eval": None, "score": None}
+    assert family.render({**params, "tile": 2}, facts).plan.also == none
+    assert family.render({"template": "simple"}).plan.also == none
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("  eval:\n", "  op:\n", "op.yaml:15: also.op: this name is taken, or is no name"),
+        ("  eval:\n", "  device:\n", "op.yaml:15: also.device: this name is taken, or is no n"),
+        ("  eval:\n", "  in use:\n", "op.yaml:15: also.in use: this name is taken, or is no"),
+        ("    outputs: [{name: z,", "    output: [{name: z,", "op.yaml:15: also.eval.outputs: Fi"),
+        (
+            "{name: stored, shape: [cols]}",
+            "{name: stored, shap: [cols]}",
+            "op.yaml:18: also.eval.arguments.1.shap: Extra inputs are not permitted\n"
+            "  known: dtype, name, shape\n  hint: did you mean 'shape'?",
+        ),
+        ("{name: momentum, dtype: float}", "{name: momentum}", "also.eval.arguments.2: momentum"),
+        ("z, shape: [rows, cols]", "z, shape: [colz]", "op.yaml:20: also.eval.outputs.0.shape: "),
+        (
+            "    arguments: [{name: x, shape: [rows, cols]}]",
+            "    arguments: [{name: x, shape: [rows, length]}]",
+            "op.yaml:22: also.score.arguments: their shapes name the sizes length, rows\n"
+            "  expected: those of the operator's own call: cols, rows",
+        ),
+        (
+            "    arguments: [{name: x, shape: [rows, cols]}]",
+            "    arguments: [{name: n, dtype: int}]",
+            "op.yaml:22: also.score.arguments: at least one of them is a tensor",
+        ),
+    ],
+)
+def test_a_wrong_further_call_is_refused_with_its_line(folder, old, new, expected):
+    path = write(folder, "tiny/op.yaml", edited(ALSO_OP, old, new))
+    message = refusal(folder)
+    assert message.startswith(str(path)) and expected in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (
+            "  eval:\n",
+            "  evil:\n",
+            "tiled.cpp.j2:23: also.evil: the operator has no such further call\n"
+            "  hint: did you mean 'eval'?",
+        ),
+        (
+            "  eval:\n",
+            "  quite:\n",
+            "also.quite: the operator has no such further call\n  known: eval, score",
+        ),
+        ("tile > 2", "tyle > 2", "tiled.cpp.j2:23: also.eval: 'tyle > 2': unknown name 'tyle'"),
+        ("    steps:", "    step:", "tiled.cpp.j2:23: also.eval.steps: Field required"),
+        (
+            "args: [stored, sums,",
+            "arg: [stored, sums,",
+            "tiled.cpp.j2:26: also.eval.steps.0.arg: Extra inputs are not permitted\n"
+            "  known: args, aten, call, out, when\n  hint: did you mean 'args'?",
+        ),
+        # A tensor of another call, and one that no call has.
+        ("args: [stored, sums,", "args: [y, sums,", "j2:26: also.eval.steps.0: 'y': unknown name"),
+        ("args: [stored, sums,", "args: [stored, sumz,", "j2:26: also.eval.steps.0: 'sumz': unk"),
+        ("momentum, cols]", "eps, cols]", "j2:26: also.eval.steps.0: 'eps': unknown name"),
+        (
+            "args: [x, stored], out: z",
+            "args: [x, stored], out: y",
+            "j2:27: also.eval.steps.1: an ",
+        ),
+        (
+            '[z, device.num_cores], when: "unroll > 1"',
+            '[z, device.num_cores], when: "unrol > 1"',
+            "tiled.cpp.j2:28: also.eval.steps.2: 'unrol > 1': unknown name",
+        ),
+        # Its tensors are no names for workspace or parameters, whatever the own call has.
+        ("  sums: {", "  stored: {", "tiled.cpp.j2:14: workspace.stored: this name is taken"),
+        ("  slices: {", "  momentum: {", "tiled.cpp.j2:11: parameters.momentum: this name is tak"),
+    ],
+)
+def test_a_wrong_offer_of_a_further_call_is_refused_with_its_line(folder, old, new, expected):
+    write(folder, "tiny/op.yaml", ALSO_OP)
+    path = write(folder, "tiny/tiled.cpp.j2", edited(ALSO_TILED, old, new))
+    message = refusal(folder)
+    assert message.startswith(str(path)) and expected in message
+
+
+def test_a_further_call_of_an_operator_without_any_is_refused(folder):
+    write(folder, "tiny/tiled.cpp.j2", ALSO_TILED)
+    expected = (
+        "also.eval: the operator has no such further call\n  known: none (`also:` of op.yaml"
+    )
+    assert expected in refusal(folder)
 
 
 def test_what_is_missing_is_named(folder, tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
@@ -110,13 +111,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that is needed to run a candidate: what to allocate and what to call, in order."""
+    """All that is needed to run a candidate: what to allocate and what to call, in order.
+
+    `also` holds the plan of each further call that the family declares, by its name (None where
+    the template does not offer it); those have none themselves.
+    """
 
     function: str
     arguments: tuple[Argument, ...]
     outputs: tuple[Tensor, ...]
     workspace: tuple[Tensor, ...]
     steps: tuple[Step, ...]
+    also: Mapping[str, Plan | None] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> tuple[Plan, ...]:
+        """The operator's own call, and the further ones that the template offers."""
+        return (self, *(plan for plan in self.also.values() if plan is not None))
 
 
 @dataclass(frozen=True, slots=True)

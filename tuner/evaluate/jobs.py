@@ -37,6 +37,7 @@ from tuner.evaluate.measure import measure
 from tuner.evaluate.modules import (
     constructed,
     differentiable,
+    fused,
     imported,
     module_of,
     notes_on,
@@ -106,7 +107,13 @@ class _Session:
         return {}, ()
 
     def sizes(
-        self, reference: str, sizes: dict[str, int], arguments: str, model_new: str, **_: Any
+        self,
+        reference: str,
+        sizes: dict[str, int],
+        arguments: str,
+        model_new: str,
+        also: Sequence[str] = (),
+        **_: Any,
     ) -> Answer:
         """Find the named sizes by letting the family's module call a spy.
 
@@ -114,7 +121,7 @@ class _Session:
         """
         problem = load_problem(Path(reference), sizes)
         module = module_of(model_new)
-        module["fused_op"] = spy
+        module |= {"fused_op": spy, **{f"fused_{name}": None for name in also}}
         model = constructed(module["ModelNew"], problem.init_inputs(0), "cpu").train()
         declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
         found = sizes_seen(model, problem.make_inputs(0), declared, reference)
@@ -230,7 +237,7 @@ class _Session:
     def _candidate_model(self, operator: BoundOp) -> Callable[[], torch.nn.Module]:
         """Return the family's module around an operator: one object for all candidates."""
         assert self.problem is not None
-        self.module["fused_op"] = operator
+        self.module |= fused(operator)
         if self.candidate_model is None:
             self.candidate_model = constructed(
                 self.module["ModelNew"], self.problem.init_inputs(0), self.device
@@ -388,7 +395,7 @@ class _Session:
             operator = bind(subject.plan, subject.language, Path(artefact))
             assert self.timer is not None
             self.timer.is_bound_here = True
-            module["fused_op"] = differentiable(operator, module)
+            module |= {**fused(operator), "fused_op": differentiable(operator, module)}
         if not callable(module.get("ModelNew")):
             raise ProblemError(f"{file}: no class ModelNew")
         # Weights that are replaced at once need not be drawn on the CPU: seconds for large ones.

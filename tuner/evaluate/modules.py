@@ -18,6 +18,7 @@ from tuner.trial import Argument
 __all__ = [
     "constructed",
     "differentiable",
+    "fused",
     "imported",
     "module_of",
     "notes_on",
@@ -70,6 +71,12 @@ def module_of(model_new: str) -> dict[str, Any]:
     }
     exec(compile(model_new, "model_new.py", "exec"), module)
     return module
+
+
+def fused(operator: BoundOp) -> dict[str, Any]:
+    """Return what a family's module finds as globals: operator, device, and each further call."""
+    further = {f"fused_{name}": more for name, more in operator.also.items()}
+    return {"fused_op": operator, "fused_device": operator.device, **further}
 
 
 def differentiable(operator: BoundOp, module: dict[str, Any]) -> Callable[..., Any]:

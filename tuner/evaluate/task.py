@@ -38,6 +38,7 @@ class Task:
     arguments: str
     model_new: str
     impossible_us: float = 0.0  # a shorter time is a lie; 0 where that is not known
+    also: tuple[str, ...] = ()  # the family's further calls
 
     @classmethod
     def of(
@@ -59,6 +60,7 @@ class Task:
             json.dumps([json.loads(to_json(a)) for a in family.arguments]),
             family.model_new,
             impossible_us,
+            tuple(family.also),
         )
 
     def payload(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from tuner.errors import TemplateError
 from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
 from tuner.kernel.family import Family
-from tuner.trial import Candidate, content_key
+from tuner.trial import Candidate, Plan, content_key
 
 __all__ = ["OLDEST_TORCH", "export_text", "fallback_text"]
 
@@ -52,7 +52,7 @@ def export_text(
         _header(family, candidate, provenance),
         "import inspect\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n",
         operator,
-        _fused_op(candidate, namespace),
+        _fused(candidate, namespace),
         family.model_new.strip() + "\n",
         _autograd(candidate, namespace),
         _inputs(reference, sizes),
@@ -157,7 +157,7 @@ if IS_FIRST_IMPORT:
         **({{"no_implicit_headers": True}} if lean else {{}}),
     )
 
-{_fake(candidate, namespace)}'''
+{_fakes(candidate, namespace)}'''
 
 
 def _triton(candidate: Candidate, namespace: str) -> str:
@@ -171,12 +171,16 @@ IS_FIRST_IMPORT = not hasattr(torch.ops.{namespace}, "{candidate.plan.function}"
 if IS_FIRST_IMPORT:
 {guarded}
 
-{_fake(candidate, namespace)}'''
+{_fakes(candidate, namespace)}'''
 
 
-def _fake(candidate: Candidate, namespace: str) -> str:
+def _fakes(candidate: Candidate, namespace: str) -> str:
     """Write what torch.compile asks: the outputs' shapes, without computing them."""
-    plan = candidate.plan
+    fakes = "\n\n".join(_fake(plan, namespace) for plan in candidate.plan.calls)
+    return f"if IS_FIRST_IMPORT:\n{fakes}"
+
+
+def _fake(plan: Plan, namespace: str) -> str:
     arguments = ", ".join(a.name for a in plan.arguments)
     first = next(a.name for a in plan.arguments if a.shape is not None)
     sizes = "\n".join(f"        {line}" for line in size_lines(plan))
@@ -184,20 +188,25 @@ def _fake(candidate: Candidate, namespace: str) -> str:
         f"{first}.new_empty(({', '.join(o.shape)},), dtype=torch.{o.dtype})" for o in plan.outputs
     )
     return f'''\
-if IS_FIRST_IMPORT:
     # {escape(schema(plan))}
     @torch.library.register_fake("{namespace}::{plan.function}")
-    def _fake({arguments}):
+    def _fake_{plan.function}({arguments}):
 {sizes}
         return {outputs if len(plan.outputs) == 1 else f"({outputs})"}'''
 
 
-def _fused_op(candidate: Candidate, namespace: str) -> str:
-    """Name the operator for the family's module: it always gives a tuple."""
-    operator = f"torch.ops.{namespace}.{candidate.plan.function}"
-    if len(candidate.plan.outputs) > 1:
-        return f"fused_op = {operator}"
-    return f"def fused_op(*args):\n    return ({operator}(*args),)"
+def _fused(candidate: Candidate, namespace: str) -> str:
+    """Name what the family's module uses: operator and further calls (each gives a tuple)."""
+    parts = [f'fused_device = "{"cpu" if candidate.language == "cpp" else "cuda"}"']
+    for name, call in {"op": candidate.plan, **candidate.plan.also}.items():
+        if call is None:
+            parts.append(f"fused_{name} = None")
+        elif len(call.outputs) > 1:
+            parts.append(f"fused_{name} = torch.ops.{namespace}.{call.function}")
+        else:
+            operator = f"torch.ops.{namespace}.{call.function}"
+            parts.append(f"def fused_{name}(*args):\n    return ({operator}(*args),)")
+    return "\n\n\n".join(parts)
 
 
 def _autograd(candidate: Candidate, namespace: str) -> str:

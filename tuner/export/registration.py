@@ -36,18 +36,20 @@ def schema(plan: Plan) -> str:
 
 
 def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
-    """Write the plan as a C++ file that registers the operator with PyTorch.
+    """Write each call of the plan as a C++ function, registered as an operator of PyTorch.
 
     Args:
         plan: the candidate's plan.
         language: "cuda" or "cpp".
-        namespace: the operator's namespace in `torch.ops`; one a file.
+        namespace: their namespace in `torch.ops`; one a file.
     """
     is_cuda = language == "cuda"
     # Not <ATen/ATen.h>, which declares every operation there is: that takes longer to compile
     # than all the rest.
-    operations = {"empty", *(step.function for step in plan.steps if step.kind == "aten")}
-    operations |= {"zeros" for tensor in (*plan.outputs, *plan.workspace) if tensor.zero}
+    steps = [step for call in plan.calls for step in call.steps]
+    made = [tensor for call in plan.calls for tensor in (*call.outputs, *call.workspace)]
+    operations = {"empty", *(step.function for step in steps if step.kind == "aten")}
+    operations |= {"zeros" for tensor in made if tensor.zero}
     lines = [
         "#include <tuple>",
         "#include <algorithm>",
@@ -59,22 +61,18 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     if is_cuda:
         lines += ["#include <c10/cuda/CUDAGuard.h>", "#include <c10/cuda/CUDAStream.h>"]
     # C++ source stands in the same file as its binding; CUDA source is compiled on its own.
-    declarations = _declarations(plan) if is_cuda else []
-    lines += ["", *declarations, "", "namespace {", "", _PREPARED, ""]
-    outputs = ", ".join("at::Tensor" for _ in plan.outputs)
-    result = f"std::tuple<{outputs}>" if len(plan.outputs) > 1 else outputs
-    arguments = ", ".join(
-        f"const at::Tensor& {a.name}_" if a.shape is not None else f"{_cpp_number(a)} {a.name}"
-        for a in plan.arguments
-    )
-    lines += [f"{result} call_{plan.function}({arguments}) {{"]  # a step may bear the plain name
-    lines += [f"  {line}" for line in _body(plan, is_cuda)]
-    lines += ["}", "", "}  // namespace", ""]
+    declarations = dict.fromkeys(d for call in plan.calls for d in _declarations(call))
+    lines += ["", *(declarations if is_cuda else ()), "", "namespace {", "", _PREPARED, ""]
+    for call in plan.calls:
+        lines += [*_function(call, is_cuda), ""]
+    lines += ["}  // namespace", ""]
     key = "CUDA" if is_cuda else "CPU"
+    defined = " ".join(f'm.def("{schema(call)}");' for call in plan.calls)
+    names = [call.function for call in plan.calls]
+    implemented = " ".join(f'm.impl("{name}", &call_{name});' for name in names)
     lines += [
-        f'TORCH_LIBRARY({namespace}, m) {{ m.def("{schema(plan)}"); }}',
-        f"TORCH_LIBRARY_IMPL({namespace}, {key}, m) "
-        f'{{ m.impl("{plan.function}", &call_{plan.function}); }}',
+        f"TORCH_LIBRARY({namespace}, m) {{ {defined} }}",
+        f"TORCH_LIBRARY_IMPL({namespace}, {key}, m) {{ {implemented} }}",
         "",
     ]
     return "\n".join(lines)
@@ -137,6 +135,18 @@ def _declarations(plan: Plan) -> list[str]:
     return list(declared.values())
 
 
+def _function(plan: Plan, is_cuda: bool) -> list[str]:
+    outputs = ", ".join("at::Tensor" for _ in plan.outputs)
+    result = f"std::tuple<{outputs}>" if len(plan.outputs) > 1 else outputs
+    arguments = ", ".join(
+        f"const at::Tensor& {a.name}_" if a.shape is not None else f"{_cpp_number(a)} {a.name}"
+        for a in plan.arguments
+    )
+    body = [f"  {line}" for line in _body(plan, is_cuda)]
+    # A step may bear the plain name.
+    return [f"{result} call_{plan.function}({arguments}) {{", *body, "}"]
+
+
 def _body(plan: Plan, is_cuda: bool) -> list[str]:
     tensors = [a for a in plan.arguments if a.shape is not None]
     first = f"{tensors[0].name}_"
@@ -193,10 +203,15 @@ def _step(step: Step, tensors: set[str], numbers: set[str], is_cuda: bool) -> st
 
 
 def python_binding(plan: Plan, namespace: str) -> str:
-    """Write the plan as a Python function that is registered as the operator `namespace::f`.
+    """Write each call of the plan as a Python function, registered as the operator `namespace::f`.
 
     The text expects `torch` and the functions of the candidate's source around it.
     """
+    functions = [_python_function(call, namespace) for call in plan.calls]
+    return "\n\n\n".join([_PYTHON_PREPARED, *functions]) + "\n"
+
+
+def _python_function(plan: Plan, namespace: str) -> str:
     arguments = ", ".join(f"{a.name}: {_python_type(a)}" for a in plan.arguments)
     outputs = ", ".join("torch.Tensor" for _ in plan.outputs)
     result = f"tuple[{outputs}]" if len(plan.outputs) > 1 else outputs
@@ -228,9 +243,8 @@ def python_binding(plan: Plan, namespace: str) -> str:
     lines.append(f"return {', '.join(output.name for output in plan.outputs)}")
     body = "\n".join(f"    {line}" for line in lines)
     return (
-        f"{_PYTHON_PREPARED}\n\n\n"
         f'@torch.library.custom_op("{namespace}::{plan.function}", mutates_args=())\n'
-        f"def _call_{plan.function}({arguments}) -> {result}:\n{body}\n"
+        f"def _call_{plan.function}({arguments}) -> {result}:\n{body}"
     )
 
 

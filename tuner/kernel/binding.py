@@ -9,6 +9,7 @@ the same promises in the text that `registration` writes.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.space.expression import Expression
-from tuner.trial import Argument, Language, Plan, Step, Tensor
+from tuner.trial import Argument, Language, Plan, Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -58,10 +59,10 @@ def match_sizes(
 
 
 def bind(plan: Plan, language: Language, artefact: Path) -> BoundOp:
-    """Load a built artefact and return the operator as a callable.
+    """Load a built artefact and return the operator as a callable, with its further calls.
 
     Args:
-        plan: what to allocate and call, in order.
+        plan: what to allocate and call, in order; `also` of the further calls.
         language: of the artefact: a shared object, or for "triton" a Python file.
         artefact: as the builder left it.
 
@@ -75,35 +76,45 @@ def bind(plan: Plan, language: Language, artefact: Path) -> BoundOp:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        functions = {s.function: getattr(module, s.function) for s in _calls(plan)}
-        return BoundOp(plan, language, functions, None)
+        return BoundOp(plan, language, functools.partial(getattr, module), None)
     library = ctypes.CDLL(str(artefact))
-    functions = {s.function: getattr(library, s.function) for s in _calls(plan)}
-    for function in functions.values():
+
+    def function_of(name: str) -> Callable[..., Any]:
+        function = getattr(library, name)
         function.restype = ctypes.c_char_p
-    return BoundOp(plan, language, functions, library)
+        found: Callable[..., Any] = function
+        return found
 
-
-def _calls(plan: Plan) -> list[Step]:
-    return [step for step in plan.steps if step.kind == "call"]
+    return BoundOp(plan, language, function_of, library)
 
 
 class BoundOp:
     """A candidate's operator: tensors and numbers in, a tuple of fresh outputs out.
 
     What depends on the shapes alone is worked out once per set of shapes.
+
+    Attributes:
+        device: the kind of device that it runs on, "cpu" or "cuda".
+        also: the operators of the plan's further calls, by name; None for what is not offered.
     """
 
     def __init__(
         self,
         plan: Plan,
         language: Language,
-        functions: Mapping[str, Callable[..., Any]],
+        function_of: Callable[[str], Callable[..., Any]],
         library: ctypes.CDLL | None,
     ) -> None:
+        self.device = "cpu" if language == "cpp" else "cuda"
         self._plan = plan
         self._language = language
-        self._functions = functions
+        self._functions = {
+            s.function: function_of(s.function) for s in plan.steps if s.kind == "call"
+        }
+        self.also: dict[str, BoundOp | None] = {
+            name: None if more is None else BoundOp(more, language, function_of, None)
+            for name, more in plan.also.items()
+        }
         self._library = library
         self._by_shapes: dict[tuple[object, ...], _Prepared] = {}
 
@@ -134,8 +145,13 @@ class BoundOp:
             self._run(prepared, values, ())
         return tuple(values[output.name] for output in self._plan.outputs)
 
+    @property
+    def calls(self) -> tuple[BoundOp, ...]:
+        """The operator itself and the further ones that there are, in `Plan.calls`' order."""
+        return (self, *(more for more in self.also.values() if more is not None))
+
     def unload(self) -> None:
-        """Unload the shared object; the operator must not be called again."""
+        """Unload the shared object; no call of the operator may be made again."""
         if self._library is not None:
             ctypes.CDLL(None).dlclose(ctypes.c_void_p(self._library._handle))
             self._library = None

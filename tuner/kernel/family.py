@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import TemplateError, did_you_mean
-from tuner.kernel.head import read_op, read_text
-from tuner.kernel.template import Template, load_template
+from tuner.kernel.head import CallHead, OpFile, read_op, read_text
+from tuner.kernel.template import Signature, Template, load_template
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
 from tuner.trial import Argument, Candidate, Params, Tensor, Value
@@ -29,7 +29,10 @@ def builtin_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An operator: its call, its reference, and the templates that could replace it."""
+    """An operator: its call, its reference, and the templates that could replace it.
+
+    `also` are the further calls that its templates may offer, by name.
+    """
 
     name: str
     title: str
@@ -38,6 +41,7 @@ class Family:
     sizes: Mapping[str, int]
     arguments: tuple[Argument, ...]
     outputs: tuple[Tensor, ...]
+    also: Mapping[str, Signature]
     flops: Expression
     bytes: Expression
     reference: Path
@@ -65,7 +69,9 @@ class Family:
             params=dict(params),
             language=head.language,
             source=template.text(filled, self.name, self.roots),
-            plan=template.plan(self.function, self.arguments, self.outputs, constants),
+            plan=template.plan(
+                Signature(self.function, self.arguments, self.outputs), self.also, constants
+            ),
             optimisations=tuple(
                 line.text for line in head.optimisations if template.holds(line.when, constants)
             ),
@@ -183,18 +189,28 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
                 )
     if not templates:
         raise TemplateError(f"{homes[0]}: no template (*.cu.j2, *.cpp.j2, *.triton.py.j2)")
+    own = _signature(op.function, op)
     return Family(
         name=name,
         title=op.title,
         function=op.function,
         replaces=op.replaces,
         sizes=op.sizes,
-        arguments=tuple(Argument(a.name, a.dtype, a.shape) for a in op.arguments),
-        outputs=tuple(Tensor(o.name, tuple(str(d) for d in o.shape), o.dtype) for o in op.outputs),
+        arguments=own.arguments,
+        outputs=own.outputs,
+        also={n: _signature(f"{op.function}_{n}", call) for n, call in op.also.items()},
         flops=Expression.parse(op.flops),
         bytes=Expression.parse(op.bytes),
         reference=files["reference.py"],
         model_new=read_text(files["model_new.py"]),
         templates=templates,
         roots=roots,
+    )
+
+
+def _signature(function: str, call: OpFile | CallHead) -> Signature:
+    return Signature(
+        function,
+        tuple(Argument(a.name, a.dtype, a.shape) for a in call.arguments),
+        tuple(Tensor(o.name, tuple(str(d) for d in o.shape), o.dtype) for o in call.outputs),
     )

@@ -19,10 +19,12 @@ from tuner.trial import DType, Language, Value
 __all__ = [
     "FLOAT_ARGUMENTS",
     "FREE_NAMES",
+    "CallHead",
     "Findings",
     "Head",
     "OpFile",
     "ParameterHead",
+    "StepHead",
     "read_head",
     "read_op",
     "read_text",
@@ -53,6 +55,13 @@ class _OutputHead(_Strict):
     dtype: DType = "float32"
 
 
+class CallHead(_Strict):
+    """What `op.yaml` says of a further call, of the same sizes as the operator's own."""
+
+    arguments: tuple[_ArgumentHead, ...]
+    outputs: tuple[_OutputHead, ...]
+
+
 class OpFile(_Strict):
     """`op.yaml`: the operator's call; shapes are names of sizes, flops and bytes expressions."""
 
@@ -65,6 +74,7 @@ class OpFile(_Strict):
     outputs: tuple[_OutputHead, ...]
     flops: str
     bytes: str
+    also: dict[str, CallHead] = {}
 
 
 class _RequirementHead(_Strict):
@@ -88,12 +98,19 @@ class _WorkspaceHead(_Strict):
     when: str | None = None
 
 
-class _StepHead(_Strict):
+class StepHead(_Strict):
+    """One step of a call, where `when` holds."""
+
     call: str | None = None
     aten: str | None = None
     args: tuple[str | int | float | None, ...]
     out: str | None = None
     when: str | None = None
+
+
+class _OfferHead(_Strict):
+    when: str | None = None
+    steps: tuple[StepHead, ...]
 
 
 class _OptimisationHead(_Strict):
@@ -109,7 +126,8 @@ class Head(_Strict):
     requires: tuple[_RequirementHead, ...] = ()
     parameters: dict[str, ParameterHead] = {}
     workspace: dict[str, _WorkspaceHead] = {}
-    steps: tuple[_StepHead, ...]
+    steps: tuple[StepHead, ...]
+    also: dict[str, _OfferHead] = {}
     optimisations: tuple[_OptimisationHead, ...] = ()
     deterministic: str | bool = True
 
@@ -228,11 +246,11 @@ def _line(text: str, place: _Place) -> int:
 
 def _model_at(model: type[BaseModel], place: _Place) -> type[BaseModel]:
     """Return the model of the mapping that holds the entry at `place`."""
-    field = model.model_fields.get(str(place[0]))
-    if len(place) > 1 and field is not None:
-        for kind in get_args(field.annotation):
+    for key in place[:-1]:
+        field = model.model_fields.get(str(key))
+        for kind in get_args(field.annotation) if field is not None else ():
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                return kind
+                model = kind
     return model
 
 
@@ -242,23 +260,43 @@ def _model_at(model: type[BaseModel], place: _Place) -> type[BaseModel]:
 def _check_op(op: OpFile, name: str, findings: Findings) -> None:
     if op.name != name:
         findings.add(["name"], f"{op.name!r} is not the folder's name {name!r}")
-    for number, argument in enumerate(op.arguments):
+    own = _run_time_sizes(op)
+    for key in ("flops", "bytes"):
+        findings.judge([key], getattr(op, key), own | set(op.sizes))
+    _check_call(findings, [], op)
+    for call, head in op.also.items():
+        if not call.isidentifier() or call in ("op", "device"):  # `fused_op`, `fused_device`
+            findings.add(["also", call], "this name is taken, or is no name")
+        _check_call(findings, ["also", call], head)
+        if (found := _run_time_sizes(head)) != own:  # workspace may be that of several calls
+            findings.add(
+                ["also", call, "arguments"],
+                f"their shapes name the sizes {', '.join(sorted(found))}",
+                f"expected: those of the operator's own call: {', '.join(sorted(own))}",
+            )
+
+
+def _check_call(findings: Findings, place: _Place, call: OpFile | CallHead) -> None:
+    for number, argument in enumerate(call.arguments):
         if (argument.dtype == "float32") is (argument.shape is None):
             findings.add(
-                ["arguments", number], f"{argument.name}: a tensor has a shape, and only it"
+                [*place, "arguments", number],
+                f"{argument.name}: a tensor has a shape, and only it",
             )
-    if not any(argument.shape for argument in op.arguments):
-        findings.add(["arguments"], "at least one of them is a tensor")
-    sizes = _run_time_sizes(op) | set(op.sizes)
-    for key in ("flops", "bytes"):
-        findings.judge([key], getattr(op, key), sizes)
-    for number, output in enumerate(op.outputs):
+    if not any(argument.shape for argument in call.arguments):
+        findings.add([*place, "arguments"], "at least one of them is a tensor")
+    for number, output in enumerate(call.outputs):
         for dim in output.shape:
-            findings.judge(["outputs", number, "shape"], str(dim), _run_time_sizes(op))
+            findings.judge([*place, "outputs", number, "shape"], str(dim), _run_time_sizes(call))
 
 
-def _run_time_sizes(op: OpFile) -> set[str]:
-    return {size for argument in op.arguments for size in argument.shape or ()}
+def _run_time_sizes(call: OpFile | CallHead) -> set[str]:
+    return {size for argument in call.arguments for size in argument.shape or ()}
+
+
+def _tensors(call: OpFile | CallHead) -> set[str]:
+    tensors = {argument.name for argument in call.arguments if argument.shape is not None}
+    return tensors | {output.name for output in call.outputs}
 
 
 class Findings:
@@ -300,7 +338,9 @@ class Findings:
 
 def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
     sizes = _run_time_sizes(op)
-    outside = {argument.name for argument in op.arguments} | {output.name for output in op.outputs}
+    calls: list[OpFile | CallHead] = [op, *op.also.values()]
+    outside = {argument.name for call in calls for argument in call.arguments}
+    outside |= {output.name for call in calls for output in call.outputs}
     taken = {*sizes, *op.sizes, *outside, *head.workspace, *FREE_NAMES, "template", "num_threads"}
     for name in head.parameters:
         if not name.isidentifier() or name in taken:
@@ -323,16 +363,27 @@ def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
         findings.judge(["optimisations", number], line.when, tuned)
     findings.judge(["deterministic"], str(head.deterministic), tuned)
     for number, step in enumerate(head.steps):
-        findings.judge(["steps", number], step.when, tuned)
         _check_step(findings, ["steps", number], step, head, op)
+    for name, offer in head.also.items():
+        if name not in op.also:
+            known = ", ".join(op.also) or "none (`also:` of op.yaml declares them)"
+            findings.add(
+                ["also", name],
+                "the operator has no such further call",
+                did_you_mean(name, sorted(op.also)) or f"known: {known}",
+            )
+            continue
+        findings.judge(["also", name], offer.when, tuned)
+        for number, step in enumerate(offer.steps):
+            _check_step(findings, ["also", name, "steps", number], step, head, op.also[name])
 
 
 def _check_step(
-    findings: Findings, place: _Place, step: _StepHead, head: Head, op: OpFile
+    findings: Findings, place: _Place, step: StepHead, head: Head, call: OpFile | CallHead
 ) -> None:
-    tensors = {a.name for a in op.arguments if a.shape is not None}
-    tensors |= {output.name for output in op.outputs} | set(head.workspace)
-    words = {a.name for a in op.arguments if a.shape is None} | FLOAT_ARGUMENTS | {"null"}
+    findings.judge(place, step.when, set(head.parameters))
+    tensors = _tensors(call) | set(head.workspace)
+    words = {a.name for a in call.arguments if a.shape is None} | FLOAT_ARGUMENTS | {"null"}
     if (step.call is None) == (step.aten is None):
         findings.add(place, "a step has either `call:` or `aten:`")
     elif not str(step.call or step.aten).isidentifier():
@@ -346,4 +397,4 @@ def _check_step(
         if word.endswith(".t") and word[:-2] in tensors and step.aten is None:
             findings.add(place, f"{word!r}: only an `aten:` step takes a transpose")
         elif argument is not None and word.removesuffix(".t") not in tensors | words:
-            findings.judge(place, word, set(head.parameters) | _run_time_sizes(op))
+            findings.judge(place, word, set(head.parameters) | _run_time_sizes(call))

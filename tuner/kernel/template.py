@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import ExpressionError, TemplateError, did_you_mean
@@ -19,6 +19,7 @@ from tuner.kernel.head import (
     Head,
     OpFile,
     ParameterHead,
+    StepHead,
     read_head,
 )
 from tuner.kernel.rendering import free_variables, rendered
@@ -26,7 +27,22 @@ from tuner.space.constraints import Constraint
 from tuner.space.expression import Expression
 from tuner.trial import Argument, Language, Params, Plan, Step, Tensor, Value
 
-__all__ = ["Template", "load_template"]
+__all__ = ["Signature", "Template", "load_template"]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A call as its callers see it.
+
+    Attributes:
+        function: its name in `torch.ops`.
+        arguments: in order; the shape of a tensor names the sizes.
+        outputs: in order; their shapes are expressions over sizes.
+    """
+
+    function: str
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,23 +83,30 @@ class Template:
         return rendered(self.path, self.body, roots, variables)
 
     def plan(
-        self,
-        function: str,
-        arguments: tuple[Argument, ...],
-        outputs: tuple[Tensor, ...],
-        constants: Mapping[str, Value],
+        self, call: Signature, also: Mapping[str, Signature], constants: Mapping[str, Value]
     ) -> Plan:
-        """Return what one call allocates and does, with all that is constant filled in.
+        """Return what each call allocates and does, with all that is constant filled in.
 
         Args:
-            function: the operator's name in `torch.ops`.
-            arguments: of the call, in order; the shape of a tensor names the sizes.
-            outputs: of the call, in order; their shapes are expressions over sizes.
+            call: the operator's own.
+            also: the further ones that the family declares, by name.
             constants: the parameters, and device facts.
 
         Raises:
             TemplateError: an expression cannot be read, or a condition needs what is not constant.
         """
+        plans: dict[str, Plan | None] = dict.fromkeys(also)
+        for name, offer in self.head.also.items():
+            if self.holds(offer.when, constants):
+                plans[name] = self._plan(also[name], offer.steps, constants)
+        return replace(self._plan(call, self.head.steps, constants), also=plans)
+
+    def _plan(
+        self, call: Signature, heads: Sequence[StepHead], constants: Mapping[str, Value]
+    ) -> Plan:
+        heads = [step for step in heads if self.holds(step.when, constants)]
+        words = {str(word) for step in heads for word in (*step.args, step.out)}
+        used = {word.removesuffix(".t") for word in words}
 
         def filled(text: str | int | float) -> str:
             return self._substitute(str(text), constants)
@@ -91,9 +114,9 @@ class Template:
         workspace = tuple(
             Tensor(name, tuple(filled(d) for d in item.shape), item.dtype, item.zero)
             for name, item in self.head.workspace.items()
-            if self.holds(item.when, constants)
+            if name in used and self.holds(item.when, constants)
         )
-        tensors = {a.name for a in arguments} | {o.name for o in outputs}
+        tensors = {a.name for a in call.arguments} | {o.name for o in call.outputs}
         absent = set(self.head.workspace) - {item.name for item in workspace}
         tensors |= {item.name for item in workspace}
 
@@ -112,10 +135,9 @@ class Template:
                 args=tuple(argument(a) for a in step.args),
                 out=step.out,
             )
-            for step in self.head.steps
-            if self.holds(step.when, constants)
+            for step in heads
         )
-        return Plan(function, arguments, outputs, workspace, steps)
+        return Plan(call.function, call.arguments, call.outputs, workspace, steps)
 
     def holds(self, text: str | None, constants: Mapping[str, Value]) -> bool:
         """Whether a condition of the head holds; one that is not written does."""

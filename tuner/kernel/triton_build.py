@@ -195,7 +195,7 @@ def build_ahead(
     arch: int,
     sizes: Sequence[Mapping[str, int]],
 ) -> AheadBuild:
-    """Compile every kernel that a call of the candidate launches, at each of `sizes`.
+    """Compile every kernel that the candidate's calls launch, at each of `sizes`.
 
     Changes this process for good (Triton's driver, its launches, TRITON_CACHE_DIR): it is
     meant for a process of its own.
@@ -226,7 +226,8 @@ def build_ahead(
     else:
         try:
             for shape in sizes:
-                call(*_stand_ins(plan, shape))
+                for one, made in zip(plan.calls, call.calls, strict=True):
+                    made(*_stand_ins(one, shape))
         except _NotCompiledError as failure:
             error = str(failure)
         except Exception as failure:  # the candidate's own host code: any exception
