@@ -21,7 +21,9 @@ def fused_op(*args: object) -> None:
     raise AssertionError("eval mode does not use the operator")
 
 
-NAMES: dict[str, object] = {"torch": torch, "nn": nn, "F": F, "fused_op": fused_op}
+NAMES: dict[str, object] = {
+    "torch": torch, "nn": nn, "F": F, "fused_op": fused_op, "fused_eval": None,
+}  # fmt: skip
 exec(compile(FAMILY.model_new, "model_new.py", "exec"), NAMES)
 
 

@@ -179,6 +179,7 @@ def _reference(family: Family) -> type[nn.Module]:
 def _module(family: Family, fused_op: object) -> dict[str, object]:
     namespace: dict[str, object] = {
         "torch": torch, "nn": nn, "F": nn.functional, "fused_op": fused_op,
+        "fused_eval": None,
     }  # fmt: skip
     exec(family.model_new, namespace)
     return namespace
