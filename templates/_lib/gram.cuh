@@ -408,8 +408,8 @@ extern "C" const char* fused_gemm_scale_bn_gram(const float* x, unsigned char* c
   const auto* centre_of_x = reinterpret_cast<const unsigned short*>(centre);
   const char* message =
       launch(gram::fused_gemm_scale_bn_gram_kernel,
-             {unsigned(tiles * gram::kSlices), gram::kThreads, 0, !gram::kCentres}, stream, x,
-             centre_of_x, partial, sums, rows, columns);
+             {unsigned(tiles * gram::kSlices), gram::kThreads, 0}, stream, x, centre_of_x,
+              partial, sums, rows, columns);
   if (message != nullptr) return message;
   return launch(gram::fused_gemm_scale_bn_gram_merge_kernel,
                 {unsigned(tiles * gram::kParts), gram::kThreads, 0}, stream, partial, sums,

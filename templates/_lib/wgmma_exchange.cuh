@@ -57,7 +57,7 @@ __device__ __forceinline__ void exchange_moments(Exchange& exchange, const Sched
       total = merge_moments(total, theirs);
     }
     Affine found = {0.0f, 1.0f, 0.0f};
-    if (stats.running_var != nullptr) {
+    if (!kIsFirst && stats.running_var != nullptr) {
       found = known_affine(stats, beta, first_column + column);
     } else if (stats.tiles == 1) {
       const Coefficients of_rows = finish_column<kIsScaled>(stats, first_column + column, total,

@@ -624,8 +624,9 @@ __device__ __forceinline__ void find_affine(float* affine, const ColumnStats& st
 // them elements of h (cluster).
 template <bool kIsFull>
 __device__ __forceinline__ void write_tile(const Sums& totals, const Rows& rows,
+                                           float* __restrict__ tile_of_y, int64_t stride,
                                            const float* affine,
-                                           const float* __restrict__ column_scale,
+                                           const float* __restrict__ column_scale, int num_rows,
                                            int num_columns) {
   const Place at = place();
 #pragma unroll
@@ -645,11 +646,13 @@ __device__ __forceinline__ void write_tile(const Sums& totals, const Rows& rows,
     for (int i = 0; i < 2 * kRowTiles; ++i) {
       const float first = fmaf(value[i][0] - centre.x, slope.x, shift.x);
       const float second = fmaf(value[i][1] - centre.y, slope.y, shift.y);
+      const int row = first_row_of(at.consumer, at.warp, i / 2) + at.group + i % 2 * 8;
+      float* line = tile_of_y + row * stride;
       if constexpr (kIsFull) {
-        *reinterpret_cast<float2*>(rows.line[i] + column) = make_float2(first, second);
-      } else if (rows.is_inside[i]) {
-        if (column < num_columns) rows.line[i][column] = first;
-        if (column + 1 < num_columns) rows.line[i][column + 1] = second;
+        *reinterpret_cast<float2*>(line + column) = make_float2(first, second);
+      } else if (row < num_rows) {
+        if (column < num_columns) line[column] = first;
+        if (column + 1 < num_columns) line[column + 1] = second;
       }
     }
   }
@@ -754,9 +757,11 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
 {% if stats == "gram" %}
     find_affine(moments, stats, beta, first_column, num_columns, kBarrier);
     if (is_full) {
-      write_tile<true>(totals, rows, moments, column_scale + first_column, num_columns);
+      write_tile<true>(totals, rows, tile_of_y, stats.columns, moments, column_scale + first_column,
+                       num_rows, num_columns);
     } else {
-      write_tile<false>(totals, rows, moments, column_scale + first_column, num_columns);
+      write_tile<false>(totals, rows, tile_of_y, stats.columns, moments,
+                        column_scale + first_column, num_rows, num_columns);
     }
 {% else %}
     if (is_full) {
@@ -769,9 +774,11 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
     exchange_moments(exchange, schedule, stats, beta, row_tile, first_column, kBarrier,
                      [&](int column) { return moments_of_tile(moments, column, num_rows); });
     if (is_full) {
-      write_tile<true>(totals, rows, exchange.affine, nullptr, num_columns);
+      write_tile<true>(totals, rows, tile_of_y, stats.columns, exchange.affine, nullptr, num_rows,
+                       num_columns);
     } else {
-      write_tile<false>(totals, rows, exchange.affine, nullptr, num_columns);
+      write_tile<false>(totals, rows, tile_of_y, stats.columns, exchange.affine, nullptr, num_rows,
+                        num_columns);
     }
 {% else %}
     if (!kIsFirst && stats.running_var != nullptr) {

@@ -509,7 +509,9 @@ __global__ void __launch_bounds__(kSampleThreads)
   if (group == 0 && column < pitch) {
 #pragma unroll
     for (int g = 1; g < kGroups; ++g) sum += sums[g][threadIdx.x];
-    centre[column] = static_cast<unsigned short>(pack_bf16(sum, 0.0f));
+    const unsigned mean = pack_bf16(sum, 0.0f);
+    // Rows with Inf or NaN keep them: in eval mode the other rows are none the worse.
+    centre[column] = (mean & 0x7f80u) == 0x7f80u ? 0 : static_cast<unsigned short>(mean);
   }
 }
 
