@@ -803,6 +803,7 @@ def test_few_probes_run_at_full_size():
     full = [p.name for p in thorough_probes(1, 16384) if p.batch is None]
     assert full == [
         "as given", "offset", "heavy-tailed", "again at full size", "gradients of weights",
+        "NaN row, eval", "eval mode",
     ]  # fmt: skip
     large = {p.name for p in thorough_probes(1, 16384) if (p.batch or 0) > 1024}
     assert large == {"more rows"}

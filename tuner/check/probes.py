@@ -34,6 +34,8 @@ __all__ = [
     "unpack",
 ]
 
+# A module may have kernels for eval mode alone, and use them only where a call is large.
+_FULL: dict[str, Any] = {"batch": None, "is_reduced": False}
 OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
 
 Layout = Literal[
@@ -212,7 +214,9 @@ def _value_probes(
             tells=TELLS["constant"],
         ),
         probe("NaN row", distribution="nan_row", tells=TELLS["poison"]),
-        probe("NaN row, eval", distribution="nan_row", mode="eval", tells=TELLS["poison"]),
+        probe(
+            "NaN row, eval", distribution="nan_row", mode="eval", **_FULL, tells=TELLS["poison"]
+        ),
         probe("Inf element", distribution="inf_element", tells=TELLS["poison"]),
     ]  # fmt: skip
 
@@ -239,7 +243,7 @@ def _call_probes(
             tells=TELLS["repeated"],
         ),
         probe("cumulative average", mode="cumulative", calls=2, tells=TELLS["cumulative"]),
-        probe("eval mode", mode="eval", tells=TELLS["eval"]),
+        probe("eval mode", mode="eval", **_FULL, tells=TELLS["eval"]),
         probe(
             "eval and training in turn", distribution="heavy_tailed", mode="in_turn", calls=3,
             tells=TELLS["turns"],
