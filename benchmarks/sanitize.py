@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +69,23 @@ CONFIGURATIONS: Mapping[str, Sequence[Params]] = {
         {"template": "wgmma", "precision": "fp16", "promote_k": 0, "stats": "atomics"},
         {"template": "wgmma", "precision": "tf32", "prepare": "behind", "promote_k": 0},
         {"template": "wgmma", "precision": "fp16x3", "finalise": "fused", "raster_rows": 0},
+        {
+            "template": "wgmma",
+            "precision": "fp16_fp8x2",
+            "order": "sweeps",
+            "block_n": 256,
+            "promote_k": 0,
+            "stages": 4,
+            "centre": True,
+            "prepare": "behind",
+        },
+        {"template": "wgmma", "precision": "fp16x3", "stats": "cluster", "cluster_m": 4},
+        {"template": "wgmma", "precision": "fp16x3", "stats": "gram", "centre": True},
         {"template": "wgmma_convert", "precision": "fp16x3"},
         {"template": "wgmma_convert", "precision": "fp16x3", "cluster_n": 2, "load": "after"},
         {"template": "wgmma_convert", "precision": "fp16_fp8x2", "stats": "atomics"},
         {"template": "wgmma_convert", "precision": "fp16", "finalise": "fused"},
+        {"template": "wgmma_convert", "precision": "fp16", "rescale": "row"},
         {"template": "triton", "precision": "fp16x3"},
         {"template": "triton", "precision": "tf32x3", "stats": "shared_memory"},
         {"template": "triton", "precision": "fp16_fp8x2", "loads": "descriptors"},
@@ -167,16 +182,19 @@ def child(job: Path) -> int:
 
     asked = json.loads(job.read_text(encoding="utf-8"))
     plan = from_json(Plan, asked["plan"])
-    call = bind(plan, asked["language"], Path(asked["artefact"]))
+    operator = bind(plan, asked["language"], Path(asked["artefact"]))
+    calls = [(plan, operator)]
+    calls += [(more, operator.also[name]) for name, more in plan.also.items() if more is not None]
     generator = torch.Generator().manual_seed(0)
-    for sizes in asked["shapes"]:
+    for sizes, (called, call) in product(asked["shapes"], calls):
         inputs: list[Any] = []
-        for argument in plan.arguments:
+        for argument in called.arguments:
             if argument.shape is None:
                 inputs.append(1e-5)  # eps
                 continue
             shape = [int(Expression.parse(size).evaluate(sizes)) for size in argument.shape]
-            inputs.append(torch.randn(shape, generator=generator))
+            given = torch.randn(shape, generator=generator)
+            inputs.append(given.abs() if argument.name == "running_var" else given)
         for factor in (1.0, 0.25):  # a guard may compute other things on larger numbers
             # Scaled on the host: no kernel but the template's own runs under the tool.
             scaled = (factor * given for given in inputs)
@@ -193,6 +211,7 @@ def main() -> int:
     parser.add_argument("--templates", nargs="*", help="only these")
     parser.add_argument("--tools", nargs="*", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one child")
+    parser.add_argument("--jobs", type=int, default=1, help="children at a time")
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu without any tool")
     parser.add_argument("--sanitizer", help="the program; the one on the PATH, or CUDA's")
     parser.add_argument("--out", type=Path, help="write the table here, too")
@@ -226,9 +245,10 @@ def _sanitized(options: argparse.Namespace) -> int:
             and params["template"] in (options.templates or [params["template"]])
         ]
         results, options.environment = build_all(op, chosen, device, SIZES[op])
-        for built in results:
-            for tool in tools:
-                said = checked(built, op, tool, options)
+        asked = list(product(results, tools))
+        with ThreadPoolExecutor(options.jobs) as pool:
+            answers = pool.map(lambda one: checked(one[0], op, one[1], options), asked)
+            for (built, tool), said in zip(asked, answers, strict=True):
                 is_clean = is_clean and said[0] == "0"
                 name = f"{op}/{built.params['template']}"
                 rows.append((name, label(built.params), tool, *said))

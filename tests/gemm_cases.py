@@ -72,11 +72,13 @@ def assert_stands_in_a_kernelbench_file(source: str) -> None:
     assert '"""' not in source
 
 
-def search_space(template: str, params: Mapping[str, Any]) -> SearchSpace:
+def search_space(
+    template: str, params: Mapping[str, Any], sizes: Mapping[str, int] | None = None
+) -> SearchSpace:
     """Return the space of one configuration on an H200; InputError where it cannot run."""
     family = built_in("gemm_scale_batchnorm")
     varied = {name: (value,) for name, value in {"stats": "two_pass", **params}.items()}
-    facts = {**known_device("NVIDIA H200").facts(), **family.sizes}
+    facts = {**known_device("NVIDIA H200").facts(), **family.sizes, **(sizes or {})}
     return SearchSpace.build(
         family.parameters([template], varied), family.constraints([template], varied), facts
     )
@@ -150,6 +152,18 @@ def bounds(inputs, answer, product_error, sums):
     return y_off + 1e-12, mean_bound + 1e-30, unbias * var_bound + 1e-30
 
 
+def eval_oracle(inputs, running_mean, running_var, product_error, sums):
+    """Return y of eval mode in float64, and how far off it may be; see `bounds`."""
+    x, weight, bias, scale, gamma, beta = (tensor.double() for tensor in inputs)
+    h = x @ weight.T
+    inv_std = gamma / (running_var.double() + EPS).sqrt()
+    terms = inv_std * scale * h, inv_std * (scale * bias - running_mean.double()) + beta
+    size = (x.square() @ weight.square().T).sqrt()
+    off = 6 * product_error * size + sums * h.abs().amax(0)
+    bound = (inv_std * scale).abs() * off + 1e-6 * (terms[0].abs() + terms[1].abs())
+    return terms[0] + terms[1], bound + 1e-12
+
+
 def eager(inputs, *, tf32=False):
     """Return PyTorch's own y."""
     import torch
@@ -217,3 +231,16 @@ def assert_zero_rows_and_zero_scale_give_beta(run: BoundOp, name: str) -> None:
         assert torch.equal(y[:, column], inputs[5][column].expand(64)), name
         assert var[column] == 0 and torch.isfinite(mean[column]), name
     assert torch.isfinite(y).all(), name
+
+
+def assert_bad_values_stay_in_their_row_or_column_in_eval_mode(run: BoundOp, name: str) -> None:
+    import torch
+
+    for value in (float("nan"), float("inf"), -float("inf")):
+        for which, place in ((0, (77, 5)), (1, (3, 7))):
+            inputs = make_inputs((200, 104, 133), "normal")
+            inputs[which][place] = value
+            (y,) = run.also["eval"](*inputs, inputs[2], inputs[3].abs(), EPS)
+            is_hit = torch.zeros_like(y, dtype=torch.bool)
+            is_hit[(place[0],) if which == 0 else (slice(None), place[0])] = True
+            assert torch.equal(~y.isfinite(), is_hit), (name, value, which)

@@ -90,6 +90,17 @@ CONFIGURATIONS = (
     {"precision": "fp16x3", "cluster_m": 1, "stats": "cluster"},
     {"precision": "bf16x3", "cluster_n": 2, "stats": "cluster", "finalise": "fused"},
     {**FLOAT8, "promote_k": 0, "centre": True, "cluster_m": 2, "stats": "cluster"},
+    # What columns become is known before the GEMM.
+    {"precision": "fp16x3", "prepare": "behind", "centre": True, "stats": "gram"},
+    {"precision": "fp16x3", "stats": "gram", "cluster_m": 1, "gram_slices": 4},
+    {
+        "precision": "fp16",
+        "block_n": 256,
+        "promote_k": 0,
+        "stages": 4,
+        "stats": "gram",
+        "gram_slices": 64,
+    },
     {"precision": "fp16", "prepare": "behind", "centre": True, "stats": "atomics"},
     {"precision": "fp16x3", "cluster_m": 1, "promote_k": 128},
     {"precision": "fp16x3", "finalise": "fused"},
@@ -180,6 +191,8 @@ def render(**params) -> Candidate:
         {**FLOAT8, "block_n": 256, "promote_k": 0, "stages": 4, "centre": True},
         {"precision": "fp16x3", "prepare": "behind", "centre": True},
         {"precision": "fp16", "promote_k": 0, "cluster_m": 8, "stats": "cluster"},
+        {"precision": "fp16", "promote_k": 0, "block_m": 256, "stages": 4},
+        {"precision": "fp16x3", "centre": True, "stats": "gram"},
         {"precision": "tf32", "block_n": 256, "block_k": 32, "promote_k": 0, "stages": 4},
         {"template": "wgmma_convert", "precision": "fp16x3"},
         {"template": "wgmma_convert", "precision": "fp16_fp8x2", "cluster_n": 2},
@@ -219,6 +232,7 @@ def test_the_text_can_stand_in_a_kernelbench_file():
         ({"precision": "tf32", "block_n": 256, "promote_k": 0}, "shared memory"),
         ({"precision": "tf32x3"}, "shared memory"),
         ({"precision": "ieee"}, "knows precision"),
+        ({"stats": "gram"}, "the covariance of more features"),
     ],
 )
 def test_what_cannot_run_is_infeasible_for_a_stated_reason(params, why):
@@ -228,12 +242,12 @@ def test_what_cannot_run_is_infeasible_for_a_stated_reason(params, why):
 
 def test_every_configuration_that_is_tested_on_a_gpu_is_feasible():
     for params in CONFIGURATIONS:
-        assert search_space(params).num_feasible == 1, params
+        assert search_space(params, {"in_features": 2048}).num_feasible == 1, params
 
 
-def search_space(params):
+def search_space(params, sizes=None):
     own = {name: value for name, value in params.items() if name != "template"}
-    return gemm.search_space(params.get("template", "wgmma"), own)
+    return gemm.search_space(params.get("template", "wgmma"), own, sizes)
 
 
 # ---- on a GPU -------------------------------------------------------------------------------
@@ -248,15 +262,13 @@ def bounds(inputs, answer, params):
     return gemm.bounds(inputs, answer, PRODUCT_ERROR[params["precision"]], sums)
 
 
-def takes(params, shape) -> bool:
-    """Return whether the configuration takes inputs of that shape, or says why not."""
-    return shape[1] % multiple(params) == 0
-
-
-def multiple(params) -> int:
-    if params.get("template") == "wgmma_convert":
-        return 4
-    return 8 if is_guarded(params) else 1
+def refusal(params, shape) -> str:
+    """Return what the configuration says of inputs of a shape that it does not take."""
+    if params.get("stats") == "gram":
+        return "at most 2048" if shape[1] > 2048 else ""
+    is_converting = params.get("template") == "wgmma_convert"
+    multiple = 4 if is_converting else 8 if is_guarded(params) else 1
+    return f"multiple of {multiple}" if shape[1] % multiple else ""
 
 
 def is_guarded(params) -> bool:
@@ -294,8 +306,8 @@ def test_errors_stay_within_what_the_precision_explains(shape, operators):
         inputs = make_inputs(shape, case)
         answer = oracle(inputs)
         for params in CONFIGURATIONS:
-            if not takes(params, shape):
-                with pytest.raises(RuntimeError, match=f"multiple of {multiple(params)}"):
+            if refusal(params, shape):
+                with pytest.raises(RuntimeError, match=refusal(params, shape)):
                     operators[label(params)](*inputs, EPS)
                 continue
             torch.empty(1 << 24, device="cuda").fill_(float("nan"))  # what fresh memory may hold
@@ -321,7 +333,7 @@ def test_promoted_three_products_are_as_accurate_as_float32(case, shape, operato
     own = errors(gemm.eager(inputs), exact)
     print(f"\n{case} {shape}: rms relative and largest error of y; PyTorch's {own}")
     for params in CONFIGURATIONS:
-        if not takes(params, shape):
+        if refusal(params, shape):
             continue
         found = errors(operators[label(params)](*inputs, EPS)[0], exact)
         print(f"  {label(params):70s} {found[0]:.2e} {found[1]:.2e}")
@@ -329,6 +341,43 @@ def test_promoted_three_products_are_as_accurate_as_float32(case, shape, operato
             rms_floor = floor / float(exact.square().mean().sqrt())
             assert found[0] <= max(2 * own[0], rms_floor), label(params)
             assert found[1] <= max(2 * own[1], floor), label(params)
+
+
+@needs_nvcc
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 64, 130)], ids=str)
+def test_eval_mode_applies_stored_statistics(shape, operators):
+    import torch
+
+    failures = []
+    for case in CASES:
+        inputs = make_inputs(shape, case)
+        running_mean, running_var = inputs[2] - 1, inputs[4].square()
+        running_var[0] = 0
+        for params in CONFIGURATIONS:
+            run = operators[label(params)].also["eval"]
+            if run is None or (is_guarded(params) and refusal(params, shape)):
+                continue
+            precision = "fp16x3" if is_guarded(params) else params["precision"]
+            sums = 2**-20 if is_guarded(params) or params.get("promote_k", 64) else 2**-15
+            exact, bound = gemm.eval_oracle(
+                inputs, running_mean, running_var, PRODUCT_ERROR[precision], sums
+            )
+            torch.empty(1 << 24, device="cuda").fill_(float("nan"))  # what fresh memory may hold
+            (y,) = run(*inputs, running_mean, running_var, EPS)
+            ratio = float(((y.double() - exact).abs() / bound).max())
+            if not ratio <= 1:  # also NaN
+                failures.append(f"{case} {label(params)}: {ratio:.3g} of its bound")
+    assert not failures, "\n".join(failures[:20])
+
+
+@needs_nvcc
+@pytest.mark.gpu
+def test_nan_and_inf_stay_in_their_row_or_column_in_eval_mode(operators):
+    for params in CONFIGURATIONS:
+        run = operators[label(params)]
+        if run.also["eval"] is not None:
+            gemm.assert_bad_values_stay_in_their_row_or_column_in_eval_mode(run, label(params))
 
 
 @needs_nvcc

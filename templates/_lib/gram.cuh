@@ -9,6 +9,7 @@ namespace gram {
 
 constexpr bool kCentres = {{ centre | lower }};
 constexpr int kSlices = {{ gram_slices }};  // of the rows of x, each summed by blocks of its own
+constexpr int64_t kLargest = 2048;    // columns of x, for which there is space
 constexpr int kThreads = 128;         // 2 x 2 warps, each with a quarter of a tile
 constexpr int kTile = 64;             // columns of x, rows of the weight
 constexpr int kTileElements = kTile * kTile;
@@ -387,7 +388,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x >= kTile || feature >= of.features) return;
   const double of_h = found[0][threadIdx.x] + found[1][threadIdx.x];
   const double scale = of.scale[feature];
-  const double var = scale * scale * (of_h < 0.0 ? 0.0 : of_h);  // not fmax, which would hide a NaN
+  const double var = scale * scale * (isfinite(of_h) ? fmax(of_h, 0.0) : nan(""));
   of.coefficients[feature] = static_cast<float>(found[2][threadIdx.x]);
   of.coefficients[of.features + feature] =
       static_cast<float>(double(of.gamma[feature]) * scale / sqrt(var + of.eps));
@@ -401,10 +402,8 @@ extern "C" const char* fused_gemm_scale_bn_gram(const float* x, unsigned char* c
                                                 double* partial, double* sums, double* covariance,
                                                 double* means, int64_t rows, int64_t columns,
                                                 void* stream) {
+  if (columns > gram::kLargest) return "fused_gemm_scale_bn_gram: at most 2048 features";
   const int64_t tiles = gram::tile_at(0, gram::num_strips(columns));
-  if (tiles * gram::kSlices > 2147483647) {
-    return "fused_gemm_scale_bn_gram: more tiles than a grid can hold";
-  }
   const auto* centre_of_x = reinterpret_cast<const unsigned short*>(centre);
   const char* message =
       launch(gram::fused_gemm_scale_bn_gram_kernel,
