@@ -3,10 +3,10 @@
     python -m benchmarks.baselines --op gemm_scale_batchnorm \
         --sizes batch=1024,in_features=8192,out_features=8192 [--rounds 60] [EXPORT.py ...]
 
-Whole forward in training mode, cold L2, CUDA events, under `no_grad` as KernelBench times it.
+Whole forward in training mode (or `--eval`), cold L2, CUDA events, under `no_grad` as KernelBench times it.
 Prints a line a contender: median, noise, and the ratio to eager float32 of the same round (its
-median), with a 95 % interval for one more round. On a CPU the compiled and TF32 lines are left
-out.
+median), with a 95 % interval for one more round. On a CPU, or with `--eager`, the compiled lines are
+left out, on a CPU TF32 as well.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def _imported(path: Path) -> Any:
     return module
 
 
-def _contenders(problem: Any, model: Any, device: str, files: list[Path]) -> dict[str, Any]:
+def _contenders(
+    problem: Any, model: Any, device: str, options: argparse.Namespace
+) -> dict[str, Any]:
     """Return (module, math mode) by name, eager float32 first."""
     import torch
 
@@ -44,15 +46,16 @@ def _contenders(problem: Any, model: Any, device: str, files: list[Path]) -> dic
     found: dict[str, Any] = {"eager float32": (model, highest)}
     if device != "cpu":
         found["eager TF32"] = (model, tf32)
-        for mode in ("default", "max-autotune-no-cudagraphs"):
+        for mode in () if options.eager else ("default", "max-autotune-no-cudagraphs"):
             for name, accuracy in (("float32", highest), ("TF32", tf32)):
                 torch._dynamo.reset()
                 with math_mode(accuracy):
                     compiled = torch.compile(model, mode=mode)
                     compiled(*problem.make_inputs(0, device=device))
                 found[f"torch.compile {mode} {name}"] = (compiled, accuracy)
-    for file in files:
-        candidate = _imported(file).ModelNew(*problem.init_inputs(0)).to(device).train()
+    for file in options.exports:
+        candidate = _imported(file).ModelNew(*problem.init_inputs(0)).to(device)
+        candidate.train(not options.eval)
         candidate.load_state_dict(model.state_dict())
         found[f"exported {file.name}"] = (candidate, highest)
     return found
@@ -65,6 +68,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=sizes_of, default="", help="name=number,...")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--device", default=None)
+    parser.add_argument("--eval", action="store_true", help="eval mode, not training")
+    parser.add_argument("--eager", action="store_true", help="leave out torch.compile")
     parser.add_argument("exports", type=Path, nargs="*")
     options = parser.parse_args()
     import torch
@@ -75,7 +80,8 @@ def main() -> None:
     sets = [problem.make_inputs(seed, device=device) for seed in range(NUM_INPUT_SETS)]
     with torch.no_grad():
         model = problem.make_model(0, device)
-        contenders = _contenders(problem, model, device, options.exports)
+        model.train(not options.eval)
+        contenders = _contenders(problem, model, device, options)
 
         def call_of(module: Any, accuracy: Accuracy) -> Callable[[int], Any]:
             def call(number: int) -> Any:
@@ -88,7 +94,8 @@ def main() -> None:
         for call in calls:
             timer.samples(call, 3)
         times = interleave(calls, timer, options.rounds)
-    print(f"{torch.cuda.get_device_name() if device != 'cpu' else 'CPU'}, {dict(problem.sizes)}")
+    name = torch.cuda.get_device_name() if device != "cpu" else "CPU"
+    print(f"{name}, {dict(problem.sizes)}, {'eval' if options.eval else 'training'} mode")
     for name, samples in zip(contenders, times, strict=True):
         ratio = ratio_interval([list(zip(times[0], samples, strict=True))])
         centre = statistics.median(samples)

@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,16 @@ CONFIGURATIONS: Mapping[str, Sequence[Params]] = {
             "centre": True,
             "prepare": "behind",
         },
-        {"template": "wgmma", "precision": "fp16x3", "stats": "cluster", "cluster_m": 4},
+        {
+            "template": "wgmma",
+            "precision": "fp16x3",
+            "stats": "cluster",
+            "cluster_m": 2,
+            "block_m": 64,
+            "consumers": 1,
+            "min_blocks": 2,
+            "block_k": 32,
+        },
         {"template": "wgmma", "precision": "fp16x3", "stats": "gram", "centre": True},
         {"template": "wgmma_convert", "precision": "fp16x3"},
         {"template": "wgmma_convert", "precision": "fp16x3", "cluster_n": 2, "load": "after"},
@@ -184,7 +194,10 @@ def child(job: Path) -> int:
     plan = from_json(Plan, asked["plan"])
     operator = bind(plan, asked["language"], Path(asked["artefact"]))
     calls = [(plan, operator)]
-    calls += [(more, operator.also[name]) for name, more in plan.also.items() if more is not None]
+    for name, further in operator.also.items():
+        more = plan.also[name]
+        if further is not None and more is not None:
+            calls.append((more, further))
     generator = torch.Generator().manual_seed(0)
     for sizes, (called, call) in product(asked["shapes"], calls):
         inputs: list[Any] = []
@@ -246,8 +259,9 @@ def _sanitized(options: argparse.Namespace) -> int:
         ]
         results, options.environment = build_all(op, chosen, device, SIZES[op])
         asked = list(product(results, tools))
+        ask = partial(checked, op=op, options=options)
         with ThreadPoolExecutor(options.jobs) as pool:
-            answers = pool.map(lambda one: checked(one[0], op, one[1], options), asked)
+            answers = pool.map(lambda one, ask=ask: ask(one[0], tool=one[1]), asked)
             for (built, tool), said in zip(asked, answers, strict=True):
                 is_clean = is_clean and said[0] == "0"
                 name = f"{op}/{built.params['template']}"
