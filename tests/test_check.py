@@ -809,6 +809,15 @@ def test_few_probes_run_at_full_size():
     assert large == {"more rows"}
 
 
+def test_a_batch_that_is_taken_another_way_in_eval_mode_is_asked_for():
+    usual = thorough_probes(1, 64)
+    assert thorough_probes(1, 64, large_batch=64) == usual
+    *same, large = thorough_probes(1, 64, large_batch=5000)
+    assert same == usual and large.mode == "eval" and large.distribution == "nan_row"
+    assert 5000 < large.batch < 5033 and large.is_reduced
+    assert thorough_probes(1, None, large_batch=5000) == thorough_probes(1, None)
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 64, 67, 81, 300, 16384])
 def test_which_batches_are_asked_is_secret(num_rows):
     asked = [{p.name: p.batch for p in thorough_probes(s, num_rows)} for s in range(200)]

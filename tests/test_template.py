@@ -316,6 +316,7 @@ also:
       - {name: stored, shape: [cols]}
       - {name: momentum, dtype: float}
     outputs: [{name: z, shape: [rows, cols]}]
+    rows: "cols if device.kind == 'cpu' else 256"
   score:
     arguments: [{name: x, shape: [rows, cols]}]
     outputs: [{name: points, shape: [rows]}]
@@ -341,6 +342,8 @@ def test_a_template_offers_further_calls_where_their_condition_holds(folder):
     write(folder, "tiny/tiled.cpp.j2", ALSO_TILED)
     family = load_family("tiny", [folder])
     assert [s.function for s in family.also.values()] == ["fused_tiny_eval", "fused_tiny_score"]
+    assert family.also["score"].rows is None and family.also["eval"].rows is not None
+    assert family.also["eval"].rows.evaluate({"cols": 8, "device.kind": "cpu"}) == 8
     facts = {"device.num_cores": 6}
     params = {"template": "tiled", "stats": "atomics", "unroll": 1}
     plan = family.render(params, facts).plan
@@ -373,16 +376,17 @@ def test_a_template_offers_further_calls_where_their_condition_holds(folder):
         ),
         ("{name: momentum, dtype: float}", "{name: momentum}", "also.eval.arguments.2: momentum"),
         ("z, shape: [rows, cols]", "z, shape: [colz]", "op.yaml:20: also.eval.outputs.0.shape: "),
+        ('rows: "cols if', 'rows: "colz if', "op.yaml:21: also.eval.rows: "),
         (
             "    arguments: [{name: x, shape: [rows, cols]}]",
             "    arguments: [{name: x, shape: [rows, length]}]",
-            "op.yaml:22: also.score.arguments: their shapes name the sizes length, rows\n"
+            "op.yaml:23: also.score.arguments: their shapes name the sizes length, rows\n"
             "  expected: those of the operator's own call: cols, rows",
         ),
         (
             "    arguments: [{name: x, shape: [rows, cols]}]",
             "    arguments: [{name: n, dtype: int}]",
-            "op.yaml:22: also.score.arguments: at least one of them is a tensor",
+            "op.yaml:23: also.score.arguments: at least one of them is a tensor",
         ),
     ],
 )

@@ -208,6 +208,59 @@ def test_extreme_scales_and_eps_follow_pytorch(stats: str) -> None:
         torch.testing.assert_close(mine.double(), exact, rtol=1e-5, atol=2e-5)
 
 
+# ---- eval mode ------------------------------------------------------------------------------
+
+
+def _stored(shape: tuple[int, int, int], offset: float = 0.0) -> list[Tensor]:
+    """Return the call's arguments for eval mode, with statistics near those of the input."""
+    arguments = _arguments(*shape)
+    arguments[0] = arguments[0] + offset
+    x, weight, bias, scale = (tensor.double() for tensor in arguments[:4])
+    z = (x @ weight.t() + bias) * scale
+    noise = torch.rand(2, shape[2], generator=torch.Generator().manual_seed(4))
+    var = z.var(0, correction=0) + 0.1 * noise[1]
+    return [*arguments, (z.mean(0) + noise[0]).float(), var.float()]
+
+
+def _eval_reference(arguments: list[Tensor], eps: float, dtype: torch.dtype) -> Tensor:
+    x, weight, bias, scale, gamma, beta, mean, var = (t.to(dtype) for t in arguments)
+    z = torch.nn.functional.linear(x, weight, bias) * scale
+    return torch.nn.functional.batch_norm(z, mean, var, gamma, beta, False, 0.1, eps)
+
+
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 64, 33), *SHAPES, (700, 513, 96)], ids=str)
+@pytest.mark.parametrize("params", [CONFIGS[0], CONFIGS[4], CONFIGS[8]], ids=_name)
+def test_eval_mode_is_as_accurate_as_pytorch_float32(
+    params: Params, shape: tuple[int, int, int], offset: float
+) -> None:
+    arguments = _stored(shape, offset)
+    (y,) = _op(params).also["eval"](*arguments, 1e-5)
+    exact, theirs = (_eval_reference(arguments, 1e-5, t) for t in (torch.float64, torch.float32))
+    allowed = 4.0 if shape[0] < 32 else 1.5
+    for norm in (torch.amax, lambda e: e.square().mean().sqrt()):
+        error, own = (norm((t.double() - exact).abs()).item() for t in (y, theirs))
+        assert error <= max(allowed * own, FLOOR * exact.abs().max().item())
+
+
+@pytest.mark.parametrize("params", [CONFIGS[0], CONFIGS[4], CONFIGS[8]], ids=_name)
+def test_eval_mode_poisons_rows_and_columns_as_pytorch_does(params: Params) -> None:
+    op = _op(params).also["eval"]
+    for value in (float("nan"), float("inf"), -float("inf")):
+        # A row of x, a row of the weight, and one of each vector: a column of y.
+        for position in range(8):
+            arguments = _stored((150, 20, 70))
+            arguments[position].view(-1)[47] = value
+            copies = [tensor.clone() for tensor in arguments]
+            (y,) = op(*arguments, 1e-5)
+            theirs = _eval_reference(arguments, 1e-5, torch.float32)
+            assert torch.equal(y.isfinite(), theirs.isfinite()), (position, value)
+            if position == 0:
+                assert torch.equal(y.isnan(), theirs.isnan()), value
+            for mine, before in zip(arguments, copies, strict=True):
+                assert torch.equal(mine.nan_to_num(7.0), before.nan_to_num(7.0))
+
+
 # ---- behaviour ------------------------------------------------------------------------------
 
 

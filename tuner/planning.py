@@ -126,6 +126,7 @@ class Planned:
             self.device.torch_name,
             self.config.accuracy,
             least_us(flops, num_bytes, self.device, self.config.accuracy),
+            sizes,
         )
 
     def example(self) -> Candidate:

@@ -124,6 +124,7 @@ TELLS = {
     "poison": "a NaN or Inf of the input must reach what the reference lets it reach",
     "batch": "is it right only for the tested shape?",
     "rows": "are rows beyond those of the tested shape wrong?",
+    "large": "are large calls in eval mode computed in a way of their own?",
     "full": "memoised, or weights folded and kept, at the full size?",
     "eval": "eval mode must use the stored statistics, and change nothing",
     "frozen": "submodules in eval mode inside a training parent",
@@ -153,12 +154,14 @@ def thorough_probes(
     is_deterministic: bool = True,
     has_cuda: bool = False,
     may_refuse_batches: bool = False,
+    large_batch: int = 0,
 ) -> list[Probe]:
     """Return everything that is asked of finalists, exports and strangers' files.
 
     Few probes run at full size, since one tensor of the flagship is 256 MB.
     `is_deterministic` asks for the same bits from the same input. `may_refuse_batches` accepts
-    an exception (never a wrong answer) at batches other than `num_rows`.
+    an exception (never a wrong answer) at batches other than `num_rows`. From `large_batch` rows
+    on the module is known to take another way in eval mode.
     """
     secret = random.Random(seed)
     seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
@@ -186,6 +189,14 @@ def thorough_probes(
     ]  # fmt: skip
     if num_rows is not None:
         probes += _batch_probes(reduced, num_rows, may_refuse_batches, secret)
+        if large_batch > num_rows and not may_refuse_batches:
+            more = large_batch + secret.randrange(1, 33)
+            probes.append(
+                reduced(
+                    "many rows, one of NaN, eval", distribution="nan_row", batch=more,
+                    mode="eval", tells=TELLS["large"],
+                )
+            )  # fmt: skip
     return probes
 
 

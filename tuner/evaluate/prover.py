@@ -155,6 +155,7 @@ class Prover:
                 about["num_rows"],
                 is_deterministic=contender.is_deterministic,
                 has_cuda=self._task.device.startswith("cuda"),
+                large_batch=max(self._task.also.values(), default=0),
             )
             for probe in probes:
                 results.append(self._asked_fairly(judge, producer, probe))

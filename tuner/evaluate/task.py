@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tuner.kernel.family import Family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import Device
 from tuner.problem.accuracy import Accuracy
-from tuner.trial import to_json
+from tuner.trial import Value, to_json
 
 __all__ = ["PREPARE_TIMEOUT_S", "Task", "explained", "least_us", "new_worker", "too_fast"]
 
@@ -38,7 +38,8 @@ class Task:
     arguments: str
     model_new: str
     impossible_us: float = 0.0  # a shorter time is a lie; 0 where that is not known
-    also: tuple[str, ...] = ()  # the family's further calls
+    # The family's further calls, each with a batch at which its module makes it; 0: nobody knows.
+    also: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -49,8 +50,13 @@ class Task:
         device: str,
         acc: Accuracy,
         impossible_us: float = 0.0,
+        facts: Mapping[str, Value] | None = None,
     ) -> Task:
-        """Collect a task from a family and what the config says."""
+        """Collect a task from a family and what the config says.
+
+        `facts` are the operator's sizes and the device's facts, once they are known.
+        """
+        rows = {name: call.rows if facts else None for name, call in family.also.items()}
         return cls(
             str(reference),
             dict(sizes),
@@ -60,7 +66,7 @@ class Task:
             json.dumps([json.loads(to_json(a)) for a in family.arguments]),
             family.model_new,
             impossible_us,
-            tuple(family.also),
+            {n: 0 if r is None else int(r.evaluate(facts or {})) for n, r in rows.items()},
         )
 
     def payload(self) -> dict[str, Any]:

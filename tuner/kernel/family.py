@@ -7,7 +7,7 @@ A family is one folder, `templates/<op>/`: `op.yaml` (the call), `reference.py` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import TemplateError, did_you_mean
@@ -198,7 +198,7 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
         sizes=op.sizes,
         arguments=own.arguments,
         outputs=own.outputs,
-        also={n: _signature(f"{op.function}_{n}", call) for n, call in op.also.items()},
+        also={n: _further(f"{op.function}_{n}", call) for n, call in op.also.items()},
         flops=Expression.parse(op.flops),
         bytes=Expression.parse(op.bytes),
         reference=files["reference.py"],
@@ -206,6 +206,11 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
         templates=templates,
         roots=roots,
     )
+
+
+def _further(function: str, call: CallHead) -> Signature:
+    rows = None if call.rows is None else Expression.parse(call.rows)
+    return replace(_signature(function, call), rows=rows)
 
 
 def _signature(function: str, call: OpFile | CallHead) -> Signature:

@@ -56,10 +56,14 @@ class _OutputHead(_Strict):
 
 
 class CallHead(_Strict):
-    """What `op.yaml` says of a further call, of the same sizes as the operator's own."""
+    """What `op.yaml` says of a further call, of the same sizes as the operator's own.
+
+    `rows` is a batch at which `model_new.py` makes it in eval mode, for the proof to ask with.
+    """
 
     arguments: tuple[_ArgumentHead, ...]
     outputs: tuple[_OutputHead, ...]
+    rows: str | None = None
 
 
 class OpFile(_Strict):
@@ -268,6 +272,7 @@ def _check_op(op: OpFile, name: str, findings: Findings) -> None:
         if not call.isidentifier() or call in ("op", "device"):  # `fused_op`, `fused_device`
             findings.add(["also", call], "this name is taken, or is no name")
         _check_call(findings, ["also", call], head)
+        findings.judge(["also", call, "rows"], head.rows, own)
         if (found := _run_time_sizes(head)) != own:  # workspace may be that of several calls
             findings.add(
                 ["also", call, "arguments"],

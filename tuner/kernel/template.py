@@ -38,11 +38,14 @@ class Signature:
         function: its name in `torch.ops`.
         arguments: in order; the shape of a tensor names the sizes.
         outputs: in order; their shapes are expressions over sizes.
+        rows: of a further call, a batch at which the family's module makes it in eval mode, over
+            sizes and device facts.
     """
 
     function: str
     arguments: tuple[Argument, ...]
     outputs: tuple[Tensor, ...]
+    rows: Expression | None = None
 
 
 @dataclass(frozen=True, slots=True)
