@@ -4,9 +4,9 @@
         --sizes batch=1024,in_features=8192,out_features=8192 [--rounds 60] [EXPORT.py ...]
 
 Whole forward in training mode (or `--eval`), cold L2, CUDA events, under `no_grad` as KernelBench
-times it. Prints a line a contender: median, noise, and the ratio to eager float32 of the same round
-(its median), with a 95 % interval for one more round. On a CPU, or with `--eager`, the compiled
-lines are left out, on a CPU TF32 as well.
+times it. Prints a line a contender: median, noise, and the ratio to eager float32 of the same
+round (its median), with a 95 % interval for one more round. On a CPU, or with `--eager`, the
+compiled lines are left out, on a CPU TF32 as well.
 """
 
 from __future__ import annotations

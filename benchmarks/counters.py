@@ -5,8 +5,8 @@
 Prints a markdown table for the base of each study of the config, the best configuration known. Of
 each kernel of one forward, by Nsight Compute (`ncu`; each kernel alone, clocks as they are, caches
 flushed before each): its time, how busy tensor cores, device memory and L2 were, what was moved,
-L2's hit rate, resident warps, registers, and the clock. Needs an NVIDIA GPU, `ncu` on the PATH, and
-the permission to read counters.
+L2's hit rate, resident warps, registers, and the clock. Needs an NVIDIA GPU, `ncu` on the PATH,
+and the permission to read counters.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     tune --config benchmarks/recording_33.yaml --sampler random --record --timeout 7m
     tune --resume RUN --record --timeout 14m        # 7 minutes more
-    python -m benchmarks.recording RUN [RUN ...] --out recording.json.gz
+    python -m benchmarks.recording RUN [RUN|FILE ...] --out recording.json.gz
     tune replay recording.json.gz --sampler surrogate --sampler tpe --sampler random
 
 The runs are sittings or seeds of one recording: the same operator, sizes, accuracy class and kind
-of device. Of a configuration that several have, the first one's outcome counts. The file is T4
+of device. A file that this script wrote may stand for a run. Of a configuration that several have, the first one's outcome counts. The file is T4
 (`tuner.search.recorded`), without what a search does not look at: samples, reasons, parameters
 that never vary. Times have four digits, which is finer than their noise.
 """
@@ -22,41 +22,67 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import InputError, TunerError
-from tuner.run import Run, open_run
+from tuner.run import open_run
 from tuner.search.recorded import LOWER_BOUND, read_recording, to_t4
 
-SAME = ("op", "sizes", "accuracy", "device_name")  # of all runs that become one recording
+SAME = ("kernel_name", "sizes", "accuracy", "device_name")  # of all that become one recording
 
 
-def merged(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the runs' trials as one T4 document, each configuration once.
+def sitting(path: Path) -> dict[str, Any]:
+    """Return what a run recorded, or an earlier recording, as a T4 document.
+
+    Args:
+        path: a run's folder, or a file that this script wrote.
 
     Raises:
-        InputError: the runs are not of the same problem and device.
+        InputError: it is a file, but no recording.
+        StorageError: the run cannot be read.
+    """
+    if path.is_dir():
+        run = open_run(path)
+        document: dict[str, Any] = json.loads(to_t4(path.name, run.trials(), run.environment()))
+        document["metadata"].pop("command", None)  # may name folders of the machine
+        results = [_small(result) for result in document["results"]]
+        return {**document, "results": results}
+    try:
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        fixed = document["metadata"]["fixed"]
+        for result in document["results"]:
+            result["configuration"] |= fixed
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: no recording: {error!r}\n  expected: a run, or what this script wrote"
+        ) from error
+    return document
+
+
+def merged(paths: Sequence[Path]) -> dict[str, Any]:
+    """Return runs and recordings as one T4 document, each configuration once.
+
+    Raises:
+        InputError: they are not of the same problem and device, or no recordings.
         StorageError: a run cannot be read.
     """
-    first = runs[0].environment()
+    sittings = [sitting(path) for path in paths]
+    first = sittings[0]
     results: dict[str, dict[str, Any]] = {}
-    for run in runs:
-        environment = run.environment()
+    for path, document in zip(paths, sittings, strict=True):
         for name in SAME:
-            if environment.get(name) != first.get(name):
+            got, expected = document["metadata"].get(name), first["metadata"].get(name)
+            if got != expected:
                 raise InputError(
-                    f"{run.path}: {name} is {environment.get(name)!r}, but "
-                    f"{first.get(name)!r} in {runs[0].path}\n"
+                    f"{path}: {name} is {got!r}, but {expected!r} in {paths[0]}\n"
                     "  expected runs of one problem on one kind of device"
                 )
-        for result in json.loads(to_t4("", run.trials(), environment))["results"]:
+        for result in document["results"]:
             key = json.dumps(result["configuration"], sort_keys=True)
-            results.setdefault(key, _small(result))
+            results.setdefault(key, result)
     fixed = _fixed([result["configuration"] for result in results.values()])
     for result in results.values():
         for name in fixed:
             del result["configuration"][name]
-    document = json.loads(to_t4(runs[0].path.name, (), first))
-    document["metadata"] = {**document["metadata"], "fixed": fixed}
-    document["metadata"].pop("command", None)  # may name folders of the machine
-    return {**document, "results": list(results.values())}
+    metadata = {**first["metadata"], "fixed": fixed}
+    return {**first, "metadata": metadata, "results": list(results.values())}
 
 
 def _fixed(configurations: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -97,7 +123,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.json.gz")
     options = parser.parse_args()
     try:
-        write(merged([open_run(path) for path in options.runs]), options.out)
+        write(merged(options.runs), options.out)
         found = read_recording(options.out)
     except TunerError as error:
         sys.exit(f"error: {error}")

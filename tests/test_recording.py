@@ -62,7 +62,7 @@ def test_runs_become_one_small_file_that_says_the_same(recorded, tmp_path):
     with later.locked() as writer:
         for trial in recorded.run.trials():
             writer.append(replace(trial, outcome=Outcome(Status.RUNTIME, "another sitting")))
-    document = merged([recorded.run, later])
+    document = merged([recorded.run.path, later.path])
     write(document, tmp_path / "recording.json.gz")
     write(document, tmp_path / "again.json.gz")
     written = (tmp_path / "recording.json.gz").read_bytes()
@@ -78,6 +78,8 @@ def test_runs_become_one_small_file_that_says_the_same(recorded, tmp_path):
         assert of_file.latency_us[position] == pytest.approx(
             of_run.latency_us[place], rel=1e-3, nan_ok=True
         )
+    # A file may stand for the runs that it was made of.
+    assert merged([tmp_path / "again.json.gz", later.path]) == document
     fixed = document["metadata"]["fixed"]
     assert fixed["template"] == "sweep" and "mode" not in fixed
     with gzip.open(tmp_path / "recording.json.gz") as file:
@@ -86,7 +88,7 @@ def test_runs_become_one_small_file_that_says_the_same(recorded, tmp_path):
 
 @pytest.mark.parametrize("sampler", ["surrogate", "tpe", "random"])
 def test_a_recording_is_searched_within_what_it_recorded(recorded, tmp_path, sampler):
-    write(merged([recorded.run]), tmp_path / "recording.json.gz")
+    write(merged([recorded.run.path]), tmp_path / "recording.json.gz")
     recording = read_recording(tmp_path / "recording.json.gz")
     found = replay(recording, sampler, num_seeds=2, budget=50)
     for entry in found.searches:
@@ -98,7 +100,14 @@ def test_runs_of_another_problem_are_refused(recorded, tmp_path):
     environment = {**recorded.run.environment(), "sizes": {"rows": 1}}
     other = create_run(tmp_path, "other", "cpu", "x", environment)
     with pytest.raises(InputError, match="expected runs of one problem"):
-        merged([recorded.run, other])
+        merged([recorded.run.path, other.path])
+
+
+def test_what_is_no_recording_is_refused(recorded, tmp_path):
+    (tmp_path / "other.json.gz").write_bytes(gzip.compress(b"{}"))
+    for name in ("other.json.gz", "absent.json.gz"):
+        with pytest.raises(InputError, match=f"{name}: no recording"):
+            merged([recorded.run.path, tmp_path / name])
 
 
 def test_the_space_to_record_on_a_gpu_is_the_flagships_thinned_out():
