@@ -6,9 +6,10 @@
     tune replay recording.json.gz --sampler surrogate --sampler tpe --sampler random
 
 The runs are sittings or seeds of one recording: the same operator, sizes, accuracy class and kind
-of device. A file that this script wrote may stand for a run. Of a configuration that several have, the first one's outcome counts. The file is T4
-(`tuner.search.recorded`), without what a search does not look at: samples, reasons, parameters
-that never vary. Times have four digits, which is finer than their noise.
+of device. A file that this script wrote may stand for a run. Of a configuration that several have,
+the first one's outcome counts. The file is T4 (`tuner.search.recorded`), without what a search
+does not look at: samples, reasons, parameters that never vary. Times have four digits, which is
+finer than their noise.
 """
 
 from __future__ import annotations
