@@ -748,6 +748,21 @@ def test_triton_is_compiled_ahead_and_a_second_builder_compiles_nothing(cache):
 
 
 @needs_triton
+def test_triton_kernels_of_further_calls_are_compiled_ahead_too(cache):
+    text = TRITON + TRITON.replace("op_add", "op_more").replace("NUMBER", "3.0")
+    more = dataclasses.replace(
+        TRITON_PLAN, function="op_eval", steps=(Step("call", "op_more", ("x", "y", "n")),)
+    )
+    plan = dataclasses.replace(TRITON_PLAN, also={"eval": more, "other": None})
+    sizes = [{"n": 1024}]
+    built = build(FOR_GPU, cache, triton(text=text, plan=plan), triton_sizes=sizes)
+    assert built.status is Status.CORRECT
+    assert {kernel.name for kernel in built.kernels} == {"op_add_kernel", "op_more_kernel"}
+    alone = build(FOR_GPU, cache, triton(text=text), triton_sizes=sizes)
+    assert alone.binary_key != built.binary_key
+
+
+@needs_triton
 def test_triton_candidates_with_the_same_code_and_launches_have_one_key(cache):
     texts = {
         "first": TRITON,
