@@ -165,10 +165,15 @@ class Bench:
                 buffer.bitwise_not_()
                 call()
             torch.cuda.synchronize()
+        # A kernel may be launched, and wait, while the one before it runs: it counts from its end.
+        events = [event for event in profiled.events() if event.device_type.name == "CUDA"]
         times: dict[str, list[float]] = {}
-        for event in profiled.events():
-            if event.device_type.name == "CUDA" and FLUSH not in event.name:
-                times.setdefault(event.name, []).append(event.device_time)
+        last_end = 0.0
+        for event in sorted(events, key=lambda event: event.time_range.start):
+            start, end = event.time_range.start, event.time_range.end
+            if FLUSH not in event.name:
+                times.setdefault(event.name, []).append(max(0.0, end - max(start, last_end)))
+            last_end = max(last_end, end)
         return {
             name: statistics.median(each) * len(each) / self.num_samples
             for name, each in times.items()

@@ -18,7 +18,7 @@ constexpr int kDepth = 32;            // of what is summed over, in shared memor
 constexpr int kTilePitch = kTile + 4;
 constexpr int kDepthPitch = kDepth + 4;
 
-using Sums = double[4][4][2];  // of a warp: 32 x 32, as 8 x 8 of the tensor core
+using Sums = double[2][4][4];  // of a warp: 32 x 32, as 16 x 8 of the tensor core, 4 of a thread
 
 // Adds the products of kDepth elements. left(m, k) is at m * kRowStep + k * kDepthStep, right(k, n)
 // at k * kTilePitch + n.
@@ -28,24 +28,38 @@ __device__ __forceinline__ void multiply(Sums& sums, const double* left, const d
   const int lane = threadIdx.x % 32;
   const double* a = left + (warp / 2 * 32 + lane / 4) * kRowStep + lane % 4 * kDepthStep;
   const double* b = right + lane % 4 * kTilePitch + warp % 2 * 32 + lane / 4;
-#pragma unroll 4
-  for (int k = 0; k < kDepth; k += 4) {
-    double l[4], r[4];
+#pragma unroll
+  for (int k = 0; k < kDepth; k += 8) {  // smaller instructions have half of the rate
+    double l[2][4], r[4][2];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      l[i] = a[8 * i * kRowStep + k * kDepthStep];
-      r[i] = b[k * kTilePitch + 8 * i];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        l[half][i] = a[(16 * half + i % 2 * 8) * kRowStep + (k + i / 2 * 4) * kDepthStep];
+        r[i][half] = b[(k + half * 4) * kTilePitch + 8 * i];
+      }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 { %0, %1 }, { %2 }, { %3 }, { %0, %1 };"
-            : "+d"(sums[i][j][0]), "+d"(sums[i][j][1])
-            : "d"(l[i]), "d"(r[j]));
+        double(&sum)[4] = sums[i][j];
+        asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
+            "{ %0, %1, %2, %3 }, { %4, %5, %6, %7 }, { %8, %9 }, { %0, %1, %2, %3 };"
+            : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
+            : "d"(l[i][0]), "d"(l[i][1]), "d"(l[i][2]), "d"(l[i][3]), "d"(r[j][0]), "d"(r[j][1]));
       }
     }
   }
+}
+
+// Where a thread's sums are in the tile: of sums[i][j], element `half` of two, each with the next column.
+__device__ __forceinline__ int sum_row(int i, int half) {
+  return threadIdx.x / 64 * 32 + 16 * i + 8 * half + threadIdx.x % 32 / 4;
+}
+
+__device__ __forceinline__ int sum_column(int j) {
+  return threadIdx.x / 32 % 2 * 32 + 8 * j + threadIdx.x % 4 * 2;
 }
 
 __host__ __device__ constexpr int64_t num_strips(int64_t columns) {
@@ -161,18 +175,12 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
 
-  const int warp = threadIdx.x / 32;
-  const int lane = threadIdx.x % 32;
   double* tile = partial + int64_t{blockIdx.x} * kTileElements;
 #pragma unroll
-  for (int a = 0; a < 4; ++a) {
-#pragma unroll
-    for (int b = 0; b < 4; ++b) {
-      const int row = warp / 2 * 32 + 8 * a + lane / 4;
-      const int column = warp % 2 * 32 + 8 * b + lane % 4 * 2;
-      *reinterpret_cast<double2*>(tile + row * kTile + column) =
-          make_double2(sums[a][b][0], sums[a][b][1]);
-    }
+  for (int e = 0; e < 16; ++e) {
+    const int a = e / 8, b = e / 2 % 4, half = e % 2;
+    *reinterpret_cast<double2*>(tile + sum_row(a, half) * kTile + sum_column(b)) =
+        make_double2(sums[a][b][2 * half], sums[a][b][2 * half + 1]);
   }
   if (i == j && threadIdx.x < kTile) {
     sums_of_x[slice * strips * kTile + i * kTile + threadIdx.x] = sum;
@@ -348,30 +356,27 @@ __global__ void __launch_bounds__(kThreads)
     if (at.strip < strips) next.load(of, covariance, first, columns, at);
     if (is_diagonal && now.half == 0) {
 #pragma unroll
-      for (int e = 0; e < 32; ++e) sums[e / 8][e / 2 % 4][e % 2] *= 2.0;
+      for (int e = 0; e < 32; ++e) sums[e / 16][e / 4 % 4][e % 4] *= 2.0;
     }
     multiply<kDepthPitch, 1>(sums, left, right);
     if (!is_diagonal || now.half == 0) continue;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int64_t row = first + warp / 2 * 32 + 8 * i + lane / 4;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        const int64_t column =
-            int64_t{now.strip} * kTile + warp % 2 * 32 + e / 2 * 8 + lane % 4 * 2 + e % 2;
-        if (row < of.features && column < columns) {
-          form[i] = fma(sums[i][e / 2][e % 2], double(__ldg(of.weight + row * columns + column)),
-                        form[i]);
-        }
-        sums[i][e / 2][e % 2] = 0.0;
+    for (int e = 0; e < 32; ++e) {
+      const int i = e / 16, j = e / 4 % 4, half = e / 2 % 2;
+      const int64_t row = first + sum_row(i, half);
+      const int64_t column = int64_t{now.strip} * kTile + sum_column(j) + e % 2;
+      if (row < of.features && column < columns) {
+        form[2 * i + half] = fma(sums[i][j][e % 4], double(__ldg(of.weight + row * columns + column)),
+                                 form[2 * i + half]);
       }
+      sums[i][j][e % 4] = 0.0;
     }
   }
 
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const double whole = sum_of_lanes<4>(form[i]);
-    if (lane % 4 == 0) found[warp % 2][warp / 2 * 32 + 8 * i + lane / 4] = whole;
+    if (lane % 4 == 0) found[warp % 2][sum_row(i / 2, i % 2)] = whole;
   }
 #pragma unroll
   for (int p = 0; p < kBrought; ++p) {

@@ -129,6 +129,9 @@ constexpr auto kWRole = kCentres ? wgmma_operands::Role::kDotted : wgmma_operand
 // x and the weight as the tensor cores take them. Behind: rows that the first wave of tiles does
 // not need are prepared during the GEMM, and counted by tile. (Counters are zero when it begins.)
 struct Operands {
+  static constexpr auto precision = kPrecision;
+  static constexpr bool is_first = kIsFirst;
+
   const float* x;
   const float* weight;
   const float* bias;

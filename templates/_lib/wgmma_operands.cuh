@@ -478,7 +478,7 @@ __device__ __forceinline__ Found prepare_row_by_warp(const Row& row) {
 
 // A vector near the middle of the rows of x [rows, length]: the mean of at most kSampleRows rows,
 // evenly spread, in bfloat16. Any vector subtracted from every row of x changes no y; this one
-// makes the operands small.
+// makes the operands small. 0 where x is null: in eval mode a row has nothing to do with the others.
 constexpr int kSampleRows = 64;
 constexpr int kSampleThreads = 256;
 constexpr int kSampleColumns = 32;  // of one block
@@ -498,7 +498,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   const int64_t stride = rows / count * length;
   const float share = 1.0f / static_cast<float>(count);  // first, so that no sum overflows
   float sum = 0.0f;
-  if (column < length) {
+  if (column < length && x != nullptr) {
 #pragma unroll 8
     for (int i = group; i < count; i += kGroups) {
       sum = fmaf(__ldg(x + i * stride + column), share, sum);
@@ -509,9 +509,7 @@ __global__ void __launch_bounds__(kSampleThreads)
   if (group == 0 && column < pitch) {
 #pragma unroll
     for (int g = 1; g < kGroups; ++g) sum += sums[g][threadIdx.x];
-    const unsigned mean = pack_bf16(sum, 0.0f);
-    // Rows with Inf or NaN keep them: in eval mode the other rows are none the worse.
-    centre[column] = (mean & 0x7f80u) == 0x7f80u ? 0 : static_cast<unsigned short>(mean);
+    centre[column] = static_cast<unsigned short>(pack_bf16(sum, 0.0f));
   }
 }
 
