@@ -201,7 +201,7 @@ def format_replays(replays: Sequence[Replay]) -> str:
             f"{entry.sampler}: X{budget} {shown_score}; {'; '.join(near)}; "
             f"{ms:.1f} ms a suggestion"
         )
-    lines.append(f"X{budget}: 0 as random search on average, 1 the optimum at once")
+    lines.append(f"X{budget}: 0 as random search of what runs on average, 1 the optimum at once")
     return "\n".join(lines)
 
 
