@@ -53,6 +53,7 @@ WORK = {
 STAGES = {
     "normalise": "normalise",
     "finalise": "statistics",
+    "gram": "statistics",
     "merge": "statistics",
     "stats": "statistics",
     "prepare": "preparation",

@@ -44,7 +44,8 @@ def main() -> int:
     parser = arguments(__doc__.split("\n", maxsplit=1)[0], trials=3000, timeout="60s")
     parser.add_argument("--accuracy", choices=CLASSES, default="float32")
     parser.add_argument("--templates", help="only these, comma between; all of the space")
-    parser.add_argument("--finalists", type=int, help="raced and proved for each shape")
+    parser.add_argument("--finalists", type=int, help="proved and raced for each shape")
+    parser.add_argument("--processes", type=int, help="sets of processes that race")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     path = SPACES / f"gemm_scale_batchnorm_33{CLASSES[options.accuracy]}.yaml"
@@ -55,8 +56,14 @@ def main() -> int:
         config["device"] = options.device
         if shape.in_features <= 2048:  # a template may take statistics from the covariance of x
             config["space"]["stats"].append("gram")
-        if options.finalists:
-            config["measure"]["num_finalists"] = options.finalists
+        config["measure"] |= {
+            name: given
+            for name, given in (
+                ("num_finalists", options.finalists),
+                ("num_processes", options.processes),
+            )
+            if given
+        }
         config["search"] |= {"trials": options.trials, "timeout": options.timeout}
         if options.templates:
             config["space"]["template"] = options.templates.split(",")
