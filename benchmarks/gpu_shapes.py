@@ -10,6 +10,7 @@ with the defaults. `--shapes 0 3` picks some, by number; runs are kept in `--run
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import yaml
 
 from benchmarks.shapes import Shape, arguments, tune_all
 from tuner import RunConfig, parse_config
+from tuner.kernel.family import load_family
 
 SPACES = Path(__file__).parent.parent / "search_spaces"
 CLASSES = {"float32": "", "1e-4": "_1e-4", "tf32": "_tf32"}
@@ -49,27 +51,26 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     path = SPACES / f"gemm_scale_batchnorm_33{CLASSES[options.accuracy]}.yaml"
+    return tune_all(SHAPES, lambda shape: config_of(shape, path, options), options)
 
-    def config_of(shape: Shape) -> RunConfig:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        config["problem"]["sizes"] = shape.sizes
-        config["device"] = options.device
-        if shape.in_features <= 2048:  # a template may take statistics from the covariance of x
-            config["space"]["stats"].append("gram")
-        config["measure"] |= {
-            name: given
-            for name, given in (
-                ("num_finalists", options.finalists),
-                ("num_processes", options.processes),
-            )
-            if given
-        }
-        config["search"] |= {"trials": options.trials, "timeout": options.timeout}
-        if options.templates:
-            config["space"]["template"] = options.templates.split(",")
-        return parse_config(yaml.safe_dump(config, sort_keys=False), path)
 
-    return tune_all(SHAPES, config_of, options)
+def config_of(shape: Shape, path: Path, options: argparse.Namespace) -> RunConfig:
+    """Return the config of a shape: that of a file, with what the options change."""
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    space = config["space"]
+    config["problem"]["sizes"] = shape.sizes
+    config["device"] = options.device
+    if shape.in_features <= 2048:  # a template may take statistics from the covariance of x
+        space["stats"].append("gram")
+    if options.templates:
+        space["template"] = options.templates.split(",")
+        family = load_family(config["problem"]["op"])
+        used = {name for each in space["template"] for name in family.template(each).parameters}
+        config["space"] = {k: v for k, v in space.items() if k in used | {"template"}}
+    given = {"num_finalists": options.finalists, "num_processes": options.processes}
+    config["measure"] |= {name: number for name, number in given.items() if number}
+    config["search"] |= {"trials": options.trials, "timeout": options.timeout}
+    return parse_config(yaml.safe_dump(config, sort_keys=False), path)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.candidates import label, refusal
 from benchmarks.shapes import table
 from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device
+from tuner.planning import plan
 
 H200 = known_device("NVIDIA H200")
 
@@ -69,8 +71,18 @@ def test_the_gpu_table_has_what_it_promises():
     assert min(features) == 512 and max(features) == 16384
     assert any(shape.out_features == 8 * shape.in_features for shape in shapes)
     assert any(size % 8 for shape in shapes for size in shape.sizes.values())
-    for ending in gpu_shapes.CLASSES.values():
-        assert Path(gpu_shapes.SPACES / f"gemm_scale_batchnorm_33{ending}.yaml").is_file()
+
+
+def test_a_shape_is_searched_with_some_templates_alone():
+    path = gpu_shapes.SPACES / "gemm_scale_batchnorm_33.yaml"
+    options = Namespace(
+        device="cuda", trials=9, timeout="1s", finalists=1, processes=3, templates="library,wgmma"
+    )
+    tall = next(shape for shape in gpu_shapes.SHAPES if shape.in_features <= 2048)
+    found = plan(gpu_shapes.config_of(tall, path, options), may_assume=True)
+    assert found.config.measure.num_processes == 3 and found.config.search.trials == 9
+    assert set(found.space.count_by("template")) == {"library", "wgmma"}
+    assert found.space.count_by("stats")["gram"] > 0
 
 
 def test_a_bar_in_a_cell_does_not_end_it():

@@ -368,15 +368,17 @@ __device__ __forceinline__ void multiply_stages(Sums& sums, const Pipeline& pipe
 template <int kProduct>
 __device__ __forceinline__ void multiply_sweep(Sums& totals, const Pipeline& pipeline, Ring& ring,
                                                int first_row, int num_stages, bool accumulate) {
-  // Zeroed here, not by the first product: that would read them, so that they would hold their
-  // registers while the last tile is written.
+  // Zeroed here, where an epilogue serves eval mode as well: the first product would read them, so
+  // that they held their registers while the last tile is written, and others would spill.
+  constexpr bool kZeroes = kPromotes || !kIsFirst;
 #pragma unroll
-  for (int j = 0; j < kRowTiles; ++j) {
+  for (int j = 0; j < kRowTiles && kZeroes; ++j) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) totals[j][i] = accumulate ? totals[j][i] : 0.0f;
   }
   if constexpr (!kPromotes) {
-    multiply_stages<kProduct>(totals, pipeline, ring, first_row, num_stages, true);
+    multiply_stages<kProduct>(totals, pipeline, ring, first_row, num_stages,
+                              kZeroes || accumulate);
   } else {
 #pragma unroll 1
     for (int done = 0; done < num_stages; done += kPromoteStages) {
