@@ -303,6 +303,26 @@ def test_spans_of_a_resumed_run_follow_its_working_time():
     ]
 
 
+def test_what_was_held_for_an_earlier_trial_lies_where_the_device_did_it():
+    late, early = timed(0, 0.0, 10.0, (0.5, 5.5)), timed(1, 0.0, 10.0, (0.5, 1.0))
+    seconds = {**early.outcome.seconds, "held": 4.5}
+    early = replace(early, outcome=replace(early.outcome, seconds=seconds))
+    spans = [span for span in spans_of([late, early]) if span.worker == "device"]
+    assert [(s.stage, s.start_s, s.end_s, s.trial) for s in spans] == [
+        ("wait", 1.0, 1.5, 1),
+        ("around", 1.5, 2.5, 1),
+        ("check", 2.5, 3.5, 1),
+        ("measure", 3.5, 5.5, 1),
+        ("wait", 5.5, 6.0, 0),
+        ("around", 6.0, 7.0, 0),
+        ("check", 7.0, 8.0, 0),
+        ("measure", 8.0, 10.0, 0),
+    ]
+    assert next(s.seconds for s in stages_of([late, early]) if s.name == "rest") == pytest.approx(
+        0.8
+    )
+
+
 def test_device_spans_never_overlap():
     spans = [span for span in spans_of(make_trials(200)) if span.worker == "device"]
     assert spans

@@ -69,10 +69,11 @@ class Flying:
 
 @dataclass
 class FakeEvaluator:
-    """Answers at once; writes down everything that it is asked."""
+    """Answers at once, slow ones when nothing else is left; writes down what it is asked."""
 
     fails: Callable[[Params], Status | None] = never
     ahead: int = 3
+    is_slow: Callable[[Params], bool] = lambda params: False
     events: list[tuple[str, object]] = field(default_factory=list)
     flying: list[Flying] = field(default_factory=list)
     bests: list[float | None] = field(default_factory=list)
@@ -85,8 +86,13 @@ class FakeEvaluator:
         self.events.append(("submit", params))
         return pending
 
+    def first_ready(self, pending: Sequence[Flying]) -> int:
+        assert list(pending) == self.flying
+        places = [i for i, one in enumerate(pending) if not self.is_slow(one.params)]
+        return places[0] if places else 0
+
     def finish(self, pending: Flying, number: int, best_us: float | None) -> Outcome:
-        assert pending is self.flying.pop(0), "outcomes are taken in the order of asking"
+        self.flying.remove(pending)
         self.events.append(("finish", pending.params))
         self.bests.append(best_us)
         status = self.fails(pending.params)
@@ -175,6 +181,25 @@ def test_every_outcome_is_recorded_before_the_next_question(bench):
         if kind == "finish":
             assert kinds[place + 1] == "record"
             assert evaluator.events[place][1] == evaluator.events[place + 1][1]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_what_is_built_is_finished_first_and_told_in_the_order_of_asking(tmp_path, sampler):
+    def is_scalar(params: Params) -> bool:
+        return params["vector"] == 1
+
+    told = []
+    for name, is_slow in (("slow", is_scalar), ("equal", lambda params: False)):
+        (folder := tmp_path / name).mkdir()
+        bench = Bench(folder)
+        evaluator = FakeEvaluator(by_region, ahead=4, is_slow=is_slow)
+        bench.search(evaluator, sampler=sampler, trials=30)
+        finished = [params for what, params in evaluator.events if what == "finish"]
+        assert [t.params for t in bench.trials] == evaluator.submitted
+        assert (finished == evaluator.submitted) == (name == "equal")
+        assert all(t.outcome.seconds.get("held", 0.0) >= 0.0 for t in bench.trials)
+        told.append([(t.number, t.params, t.outcome.status) for t in bench.trials])
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

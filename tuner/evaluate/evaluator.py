@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.evaluate.measure import unseen_work
@@ -46,9 +46,9 @@ class _Pending:
     """A configuration on its way: rendered, and handed to the builders."""
 
     candidate_key: str
-    candidate: Candidate | None = None
-    build: Future[Build] | None = None
-    seconds: dict[str, float] = field(default_factory=dict)
+    candidate: Candidate
+    build: Future[Build]
+    seconds: dict[str, float]
 
 
 def disturbed(measurement: Mapping[str, Any] | None) -> bool:
@@ -142,16 +142,18 @@ class DeviceEvaluator:
         seconds = {"render": time.perf_counter() - start_s}
         return _Pending(candidate.key, candidate, self._builder.submit(candidate), seconds)
 
-    def finish(self, pending: _Pending, number: int, best_us: float | None) -> Outcome:
-        """Wait for a configuration's build, check it, time it; return what became of it."""
-        assert pending.build is not None and pending.candidate is not None
+    def first_ready(self, pending: Sequence[_Pending]) -> int:
+        """Wait until one of them is built; return the place of the first that is."""
         start_s = time.perf_counter()
+        built, _ = wait([item.build for item in pending], return_when=FIRST_COMPLETED)
+        place = next(i for i, item in enumerate(pending) if item.build in built)
+        pending[place].seconds["wait"] = time.perf_counter() - start_s
+        return place
+
+    def finish(self, pending: _Pending, number: int, best_us: float | None) -> Outcome:
+        """Check a configuration that is built, and time it; return what became of it."""
         build = pending.build.result()
-        seconds = {
-            **pending.seconds,
-            "build": build.seconds,
-            "wait": time.perf_counter() - start_s,
-        }
+        seconds = {"wait": 0.0, **pending.seconds, "build": build.seconds}
         self._keep(pending.candidate, build)
         if build.status is not Status.CORRECT:
             return Outcome(build.status, build.error, build, seconds=seconds)

@@ -63,7 +63,7 @@ def stages_of(trials: Sequence[Trial]) -> list[Stage]:
         for stage, seconds in trial.outcome.seconds.items():
             total[stage] += seconds
     elapsed_s = max((trial.elapsed_s for trial in trials), default=0.0)
-    known = {"build", "render", "wait", "check", "measure", "device"}
+    known = {"build", "render", "wait", "check", "measure", "device", "held"}
     others = {name: seconds for name, seconds in total.items() if name not in known}
     around = max(0.0, total["device"] - total["check"] - total["measure"])
     device_s = total["check"] + total["measure"] + around
@@ -113,7 +113,7 @@ class WorkerTime:
 
 
 def spans_of(trials: Sequence[Trial]) -> list[Span]:
-    """Return what device and builders did, in the order of the trials.
+    """Return what builders did, in the order of the trials, and the device, in its own.
 
     A run recorded before builds said when they ran has spans of the device alone.
     """
@@ -125,9 +125,17 @@ def spans_of(trials: Sequence[Trial]) -> list[Span]:
         if asked is not None and not (is_sitting and asked - origin <= last_s + NEW_SITTING_S):  # type: ignore[operator]
             origin = asked - last_s
         spans += _build_span(trial, origin)
-        spans += _device_spans(trial, last_s)
         last_s = trial.elapsed_s
+    last_s = 0.0
+    for trial in sorted(trials, key=_device_end_s):
+        spans += _device_spans(trial, last_s)
+        last_s = _device_end_s(trial)
     return spans
+
+
+def _device_end_s(trial: Trial) -> float:
+    """Return when the device was done with a trial; an earlier one may have held it."""
+    return trial.elapsed_s - trial.outcome.seconds.get("held", 0.0)
 
 
 def _seconds_of(stamp: str) -> float | None:
@@ -149,12 +157,12 @@ def _build_span(trial: Trial, origin: float | None) -> list[Span]:
 
 
 def _device_spans(trial: Trial, last_s: float) -> list[Span]:
-    """Return a trial's spans on the device: they end where the trial was recorded."""
+    """Return a trial's spans on the device."""
     seconds = trial.outcome.seconds
     check_s, measure_s = seconds.get("check", 0.0), seconds.get("measure", 0.0)
     around_s = max(0.0, seconds.get("device", 0.0) - check_s - measure_s)
     spans: list[Span] = []
-    end_s = trial.elapsed_s
+    end_s = _device_end_s(trial)
     backwards = {
         "measure": measure_s,
         "check": check_s,

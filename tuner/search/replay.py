@@ -132,6 +132,9 @@ class _Lookup:
         self.order.append(position)
         return _Known(position)
 
+    def first_ready(self, pending: Sequence[_Known]) -> int:
+        return 0
+
     def finish(self, pending: _Known, number: int, best_us: float | None) -> Outcome:
         status = self._recording.statuses[pending.position]
         latency_us = float(self._recording.latency_us[pending.position])

@@ -2,8 +2,9 @@
 
 Knows nothing of devices or compilers: it hands parameters to an `Evaluator`, keeps several
 of them in flight so that builders work ahead of the device, and records every outcome before
-it asks again. Outcomes are taken in the order of asking, so that the sequence of questions
-depends on the seed and the outcomes alone. A resumed search asks the questions of the earlier
+it asks again. Outcomes are told in the order of asking, so that the sequence of questions depends
+on the seed and the outcomes alone; while the next one still builds, the device works on those that
+are built. A resumed search asks the questions of the earlier
 sessions again and takes the recorded outcomes for answers; it then goes on exactly as it would
 have without the interruption.
 """
@@ -16,7 +17,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,9 @@ class Evaluator(Protocol[P]):
     def submit(self, params: Params) -> P:
         """Start working on a configuration; must not wait for it."""
 
+    def first_ready(self, pending: Sequence[P]) -> int:
+        """Wait until one of them can be finished; return the place of the first that can."""
+
     def finish(self, pending: P, number: int, best_us: float | None) -> Outcome:
         """Wait for a configuration and return what became of it."""
 
@@ -85,11 +89,14 @@ class SearchBudget:
 
 @dataclass(slots=True)
 class _InFlight(Generic[P]):
+    number: int
     trial: optuna.Trial
     params: Params
     position: int  # in `space.feasible`
-    pending: P | None  # None for a trial of an earlier session
     started_at: str
+    pending: P | None = None  # None for a trial of an earlier session
+    outcome: Outcome | None = None  # once there is one
+    ended_s: float = 0.0  # when that was, of the search
 
 
 class _Diverged(Exception):
@@ -221,28 +228,25 @@ def _loop(
             if len(tried) == space.num_feasible:
                 end = f"all {space.num_feasible} feasible configurations were tried"
                 break
-            flying.append(_ask(study, space, evaluator, known.get(asked)))
+            flying.append(_ask(study, space, evaluator, asked, known.get(asked)))
             tried.add(flying[-1].position)
             asked += 1
         if not flying:
             if number in known:
                 raise _Diverged
             return end
-        item = flying.popleft()
-        if item.pending is None:
-            outcome = known[number].outcome
-        else:
-            outcome = evaluator.finish(item.pending, number, best_us)
-            trial = Trial(
-                number=number,
-                template=str(item.params.get("template", "")),
-                params=item.params,
-                candidate_key=item.pending.candidate_key,
-                outcome=outcome,
-                started_at=item.started_at,
-                elapsed_s=round(time.monotonic() - start_s, 3),
-            )
-            record(trial)
+        item = flying[0]
+        is_held = item.outcome is not None
+        if not is_held:
+            done = _finish_first_ready(flying, evaluator, best_us)
+            done.ended_s = time.monotonic() - start_s
+            if done is not item:
+                continue
+        flying.popleft()
+        outcome = item.outcome
+        assert outcome is not None
+        if item.pending is not None:
+            record(_trial_of(item, time.monotonic() - start_s if is_held else item.ended_s))
         _tell(study, item.trial, outcome)
         number += 1
         if not end and number % JUDGE_EVERY == 0:  # replayed as well: a model may learn
@@ -251,8 +255,39 @@ def _loop(
             best_us = min(best_us or outcome.latency_us, outcome.latency_us)
 
 
+def _finish_first_ready(
+    flying: Iterable[_InFlight[P]], evaluator: Evaluator[P], best_us: float | None
+) -> _InFlight[P]:
+    """Get one outcome, of the first in flight whose build is there; return whose it is."""
+    waiting = [(item, item.pending) for item in flying if item.pending and not item.outcome]
+    place = evaluator.first_ready([pending for _, pending in waiting])
+    item, pending = waiting[place]
+    item.outcome = evaluator.finish(pending, item.number, best_us)
+    return item
+
+
+def _trial_of(item: _InFlight[P], elapsed_s: float) -> Trial:
+    assert item.outcome is not None and item.pending is not None
+    outcome, held_s = item.outcome, elapsed_s - item.ended_s
+    if held_s > 0:
+        outcome = replace(outcome, seconds={**outcome.seconds, "held": held_s})
+    return Trial(
+        number=item.number,
+        template=str(item.params.get("template", "")),
+        params=item.params,
+        candidate_key=item.pending.candidate_key,
+        outcome=outcome,
+        started_at=item.started_at,
+        elapsed_s=round(elapsed_s, 3),
+    )
+
+
 def _ask(
-    study: optuna.Study, space: SearchSpace, evaluator: Evaluator[P], known: Trial | None
+    study: optuna.Study,
+    space: SearchSpace,
+    evaluator: Evaluator[P],
+    number: int,
+    known: Trial | None,
 ) -> _InFlight[P]:
     trial = study.ask(fixed_distributions=distributions(space))
     params = params_of(trial, space)
@@ -261,9 +296,10 @@ def _ask(
     if known is not None:
         if params != known.params:
             raise _Diverged
-        return _InFlight(trial, params, position, None, known.started_at)
+        at = known.started_at
+        return _InFlight(number, trial, params, position, at, outcome=known.outcome)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return _InFlight(trial, params, position, evaluator.submit(params), now)
+    return _InFlight(number, trial, params, position, now, evaluator.submit(params))
 
 
 def _stopped(
