@@ -78,8 +78,8 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
             shares: 0.01 for the probability that the best is within 1 % of the optimum.
 
         Returns:
-            None where the sampler has no model, or was not asked three times yet, each some
-            ten trials after the other: the least of three probabilities is given.
+            None where the sampler has no model, or was not asked twice yet, some ten trials
+            apart: the lesser of two probabilities is given.
         """
         if isinstance(self._proposer, Bayesian):
             return self._proposer.remaining(study, shares)

@@ -5,7 +5,9 @@
 
 Times are modelled as the logarithm of the latency, with everything slower than a quantile of what
 was seen clipped to it: how slow the slow ones are teaches nothing about the fast ones, and spends
-the model's flexibility. How alike two configurations are says `covariance`.
+the model's flexibility. Where many are next to the best, what is left to learn is their order:
+then all but the fastest are bent towards the level of these. How alike two configurations are
+says `covariance`.
 
 A configuration that failed is as good as the slowest, and lowers the probability that similar
 ones work. One that was stopped early is known to be slower than a bound, and one in flight is
@@ -37,6 +39,11 @@ __all__ = ["Known", "Prior", "Remaining", "Surrogate"]
 
 
 CLIP_QUANTILE = 0.7  # of the times seen; from 0.5 to 0.9 the score is flat, without clipping worse
+CROWDED = 0.1  # share of the times seen that are next to the best; then slower ones are bent, too
+NEXT_TO = 0.01  # from the best, in the logarithm
+CROWDED_FROM = 40  # times; fewer do not show it
+BEND_QUANTILE = 0.3  # of the times seen; what is slower is bent
+BEND = 0.3  # slope where the bend begins; ever less beyond
 EARLY = 12  # times that a wide clip is taken from
 MAX_FIT_ROWS = 250  # rows that hyperparameters are fitted to; a likelihood takes 5 ms there
 MAX_ELEMENTS = 60_000_000  # of V, in float32: 240 MB
@@ -46,7 +53,7 @@ MAX_FIRST = 1000  # columns among which the first are chosen
 FIRST_NOISE = 1e-2  # of a first trial: model error rather than noise
 MAX_JOINT = 300  # columns whose posterior is drawn jointly; all others are worth less
 NUM_DRAWS = 400
-CAUTION = 1.16  # times the posterior's deviation: with 1, right in 84 % where 90 % was said
+CAUTION = 1.22  # times the posterior's deviation: with 1.16, right in 86 % where 90 % was said
 PRIOR_TRIALS = 20  # that the spread of a prior counts for
 
 
@@ -247,13 +254,18 @@ class Surrogate:
         self._solve(kind[inside], target[inside] - _mean_of(self._priors))
 
     def _scaled_targets(self, kind: Array, log: Array) -> Array:
-        """Return targets of mean 0 and variance 1, clipped; failures are at the clip."""
+        """Return targets of mean 0 and variance 1, clipped or bent; failures are the slowest."""
         is_timed, is_known = kind == Known.TIME, kind != Known.PENDING
         if not is_timed.any():
             raise ValueError("nothing has a time yet")
-        cap = float(np.quantile(log[is_timed], CLIP_QUANTILE))
         if self._is_wide:
-            cap = max(cap, float(np.quantile(log[is_timed][:EARLY], CLIP_QUANTILE)))
+            early = float(np.quantile(log[is_timed][:EARLY], CLIP_QUANTILE))
+            cap = max(float(np.quantile(log[is_timed], CLIP_QUANTILE)), early)
+        elif _is_crowded(log[is_timed]):
+            log = _bent(log, log[is_timed])
+            cap = float(log[is_timed].max())
+        else:
+            cap = float(np.quantile(log[is_timed], CLIP_QUANTILE))
         target = np.where(is_timed | (kind == Known.BOUND), np.minimum(log, cap), cap)
         self._shift = float(target[is_known].mean())
         self._scale = float(target[is_known].std()) + 1e-6
@@ -413,6 +425,20 @@ class Surrogate:
         gain = np.maximum(self._best - least, 0.0) * self._scale  # of the logarithm
         within = {share: float(np.mean(gain <= math.log1p(share))) for share in shares}
         return Remaining(float(np.mean(-np.expm1(-gain))), within)
+
+
+def _is_crowded(times: Array) -> bool:
+    """Whether many of these logarithms are next to the least."""
+    near = np.count_nonzero(times <= times.min() + NEXT_TO)
+    return len(times) >= CROWDED_FROM and bool(near >= CROWDED * len(times))
+
+
+def _bent(log: Array, times: Array) -> Array:
+    """Return `log` with what is above a quantile of `times` ever less far above it."""
+    bend = float(np.quantile(times, BEND_QUANTILE))
+    width = bend - float(times.min()) + 1e-9
+    beyond = np.maximum(log - bend, 0.0)
+    return np.asarray(np.minimum(log, bend) + BEND * width * np.log1p(beyond / width))
 
 
 def _mean_of(priors: Array) -> Array | float:

@@ -195,7 +195,7 @@ class _Table:
         rows = np.concatenate([order[:half], even])
         found = []
         for values in self._values:
-            model = Surrogate(self._encoding, codes)
+            model = Surrogate(self._encoding, codes, is_wide=True)  # scaled already: never bent
             model.observe(
                 list(range(len(rows))),
                 self._codes[rows],
