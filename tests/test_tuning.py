@@ -182,7 +182,7 @@ def test_a_search_writes_down_what_it_expects_of_the_rest(tmp_path):
         run = only_run(tmp_path)
         wait_for(lambda: run.outlooks())
     said = run.outlooks()[0]
-    assert said.number % 10 == 0 and 20 < said.number <= len(run.trials())
+    assert said.number % 10 == 0 and 20 <= said.number <= len(run.trials())
     assert said.improvement >= 0 and said.within.keys() == {"0.01", "0.05"}
     assert 0 <= said.within["0.01"] <= said.within["0.05"] <= 1
 

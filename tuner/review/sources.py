@@ -27,7 +27,7 @@ _LEXERS = {".cu": "cuda", ".cpp": "cpp", ".py": "python"}
 def highlighted(text: str, lexer_name: str) -> Markup:
     """Return a text as escaped HTML with the classes that `code_styles` colours."""
     from pygments import highlight
-    from pygments.formatters import HtmlFormatter
+    from pygments.formatters.html import HtmlFormatter
     from pygments.lexers import get_lexer_by_name
 
     formatter = HtmlFormatter(cssclass="code", wrapcode=True)
@@ -36,7 +36,9 @@ def highlighted(text: str, lexer_name: str) -> Markup:
 
 def code_styles() -> Markup:
     """Return the colours of highlighted code for light pages and for dark screens."""
-    from pygments.formatters import HtmlFormatter
+    # Not from the package above, whose names appear only once it has replaced itself: of two threads
+    # that import it at once, one may find it without them.
+    from pygments.formatters.html import HtmlFormatter
 
     light = HtmlFormatter(style="default").get_style_defs(".code")
     dark = HtmlFormatter(style="github-dark").get_style_defs(".code")
