@@ -36,7 +36,7 @@ def highlighted(text: str, lexer_name: str) -> Markup:
 
 def code_styles() -> Markup:
     """Return the colours of highlighted code for light pages and for dark screens."""
-    # Not from the package above, whose names appear only once it has replaced itself: of two threads
+    # Not from the package, whose names appear only once it has replaced itself: of two threads
     # that import it at once, one may find it without them.
     from pygments.formatters.html import HtmlFormatter
 
