@@ -119,7 +119,7 @@ def accidents(tmp_path_factory: pytest.TempPathFactory) -> Accidents:
     compile_it = ["gcc", "-shared", "-fPIC", "-o", "clock.so", "clock.c", "-ldl"]
     subprocess.run(compile_it, cwd=folder, check=True)
     family = write_family(folder / "families", WRONG)
-    # One at a time: else the device may be lost before those that were asked for earlier are built.
+    # One at a time: else the device may be lost before those asked for earlier are built.
     text = config_text(
         family,
         space={"mode": MODES},
