@@ -193,11 +193,7 @@ def child(job: Path) -> int:
     asked = json.loads(job.read_text(encoding="utf-8"))
     plan = from_json(Plan, asked["plan"])
     operator = bind(plan, asked["language"], Path(asked["artefact"]))
-    calls = [(plan, operator)]
-    for name, further in operator.also.items():
-        more = plan.also[name]
-        if further is not None and more is not None:
-            calls.append((more, further))
+    calls = list(zip(plan.calls, operator.calls, strict=True))
     generator = torch.Generator().manual_seed(0)
     for sizes, (called, call) in product(asked["shapes"], calls):
         inputs: list[Any] = []

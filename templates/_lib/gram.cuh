@@ -3,8 +3,7 @@
 // its tensor cores: C may be nearly singular along a row of W. C is symmetric, so only its tiles on and
 // above the diagonal are computed, kept (packed, column of tiles by column) and read.
 //
-// Expects launch.cuh, mma_range.cuh and wgmma_operands.cuh before it, and the parameters centre and
-// gram_slices.
+// Expects launch.cuh before it, and the parameters centre and gram_slices.
 namespace gram {
 
 constexpr bool kCentres = {{ centre | lower }};
