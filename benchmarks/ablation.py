@@ -44,10 +44,11 @@ COLUMNS = (
     "x + 100: rms; use of 1e-4",
     "note",
 )
-# Of the products of a strategy, in float16 products of the same shape: float8 is twice as fast,
+# Of the products of a strategy, in float16 products of the same shape: 8 bits are twice as fast,
 # TF32 half as fast.
 WORK = {
-    "fp16": 1, "bf16": 1, "tf32": 2, "fp16_fp8x2": 2, "fp16x3": 3, "bf16x3": 3, "tf32x3": 6,
+    "fp16": 1, "bf16": 1, "tf32": 2, "fp16_fp8x2": 2, "fp16_int8x2": 2, "fp16x3": 3, "bf16x3": 3,
+    "tf32x3": 6,
 }  # fmt: skip
 # A kernel's stage, by the first of these words in its name once the operator's own is taken out.
 STAGES = {

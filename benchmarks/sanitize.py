@@ -82,6 +82,15 @@ CONFIGURATIONS: Mapping[str, Sequence[Params]] = {
         },
         {
             "template": "wgmma",
+            "precision": "fp16_int8x2",
+            "order": "sweeps",
+            "promote_k": 64,
+            "promote_into": "float8",
+            "centre": True,
+            "prepare": "behind",
+        },
+        {
+            "template": "wgmma",
             "precision": "fp16x3",
             "stats": "cluster",
             "cluster_m": 2,

@@ -25,7 +25,10 @@ PRODUCT_ERROR = {
     "fp16x3": 2**-22,
     "tf32x3": 2**-22,
     "fp16_fp8x2": 2**-14,
+    "fp16_int8x2": 2**-16,
 }
+CARRIED = {"order": "sweeps", "promote_into": "float8"}
+INT8 = {**CARRIED, "precision": "fp16_int8x2", "centre": True, "promote_k": 1024}
 FLOAT8 = {"precision": "fp16_fp8x2", "order": "sweeps"}
 # As the second run of a guarded one.
 THREE_PRODUCTS = {
@@ -64,6 +67,12 @@ CONFIGURATIONS = (
         "prepare": "behind",
         "guard": False,
     },
+    {**INT8, "block_n": 256, "stages": 4, "prepare": "behind", "ahead": 100, "raster_rows": 2},
+    {**INT8, "promote_k": 256, "prepare": "behind", "stats": "atomics"},
+    {**INT8, "block_k": 32, "promote_k": 0, "stats": "shared_memory"},
+    {**INT8, "block_n": 256, "stages": 4, "promote_k": 2048, "cluster_m": 4, "stats": "cluster"},
+    {**CARRIED, "precision": "fp16x3", "promote_k": 256, "block_n": 256, "stages": 4},
+    {**CARRIED, "precision": "fp16x3", "promote_k": 512, "prepare": "behind", "centre": True},
     # Up to 1024 rows: a cluster has all of them; guarded, and not.
     {
         **FLOAT8,
@@ -190,6 +199,7 @@ def render(**params) -> Candidate:
         {"precision": "fp16x3", "stats": "atomics"},
         {**FLOAT8, "block_n": 256, "promote_k": 0, "stages": 4, "centre": True},
         {"precision": "fp16x3", "prepare": "behind", "centre": True},
+        {**INT8, "block_n": 256, "stages": 4},
         {"precision": "fp16", "promote_k": 0, "cluster_m": 8, "stats": "cluster"},
         {"precision": "fp16", "promote_k": 0, "block_m": 256, "stages": 4},
         {"precision": "fp16x3", "centre": True, "stats": "gram"},
@@ -228,6 +238,8 @@ def test_the_text_can_stand_in_a_kernelbench_file():
         ({**FLOAT8, "promote_k": 0}, "takes the centre"),
         ({**FLOAT8, "promote_k": 0, "centre": True, "finalise": "fused"}, "before y is normal"),
         ({"prepare": "behind", "block_n": 192, "block_k": 32}, "fit in its registers"),
+        ({**INT8, "promote_into": "float32"}, "become float32 ones"),
+        ({**INT8, "guard": False}, "only what is guarded"),
         ({"precision": "fp16", "order": "sweeps"}, "has no order"),
         ({"precision": "tf32", "order": "sweeps"}, "has no order"),
         ({"precision": "tf32", "block_n": 256, "promote_k": 0}, "shared memory"),
@@ -259,7 +271,8 @@ SHAPES += [(130, 4096, 512), (300, 17000, 33), (4100, 65, 257), (3, 4, 2), (257,
 
 def bounds(inputs, answer, params):
     """Bound the errors as the precision and the accumulator, promoted or truncating, allow."""
-    sums = 2**-20 if params.get("promote_k", 64) > 0 else 2**-15
+    is_long = params.get("promote_into") == "float8"
+    sums = 2**-15 if params.get("promote_k", 64) == 0 else 2**-17 if is_long else 2**-20
     return gemm.bounds(inputs, answer, PRODUCT_ERROR[params["precision"]], sums)
 
 
@@ -273,8 +286,10 @@ def refusal(params, shape) -> str:
 
 
 def is_guarded(params) -> bool:
-    is_float8 = params["precision"] == "fp16_fp8x2" and params.get("template") != "wgmma_convert"
-    return is_float8 and params.get("guard", True)
+    is_narrow = params["precision"] in ("fp16_fp8x2", "fp16_int8x2")
+    return (
+        is_narrow and params.get("template") != "wgmma_convert" and params.get("guard", True)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -338,7 +353,7 @@ def test_promoted_three_products_are_as_accurate_as_float32(case, shape, operato
             continue
         found = errors(operators[label(params)](*inputs, EPS)[0], exact)
         print(f"  {label(params):70s} {found[0]:.2e} {found[1]:.2e}")
-        if params["precision"] == "fp16x3":
+        if params["precision"] in ("fp16x3", "fp16_int8x2"):
             rms_floor = floor / float(exact.square().mean().sqrt())
             assert found[0] <= max(2 * own[0], rms_floor), label(params)
             assert found[1] <= max(2 * own[1], floor), label(params)
@@ -364,7 +379,8 @@ def test_eval_mode_applies_stored_statistics(shape, operators):
                     run(*arguments)
                 continue
             precision = "fp16x3" if is_guarded(params) else params["precision"]
-            sums = 2**-20 if is_guarded(params) or params.get("promote_k", 64) else 2**-14
+            is_long = not params.get("promote_k", 64) or "promote_into" in params
+            sums = 2**-20 if is_guarded(params) or not is_long else 2**-14
             exact, bound = gemm.eval_oracle(
                 inputs, running_mean, running_var, PRODUCT_ERROR[precision], sums
             )
@@ -461,6 +477,7 @@ def test_calls_on_several_streams_at_once_wait_for_themselves_alone(operators):
     "params",
     [
         {**FLOAT8, "promote_k": 0, "centre": True, "prepare": "behind"},
+        {**INT8, "prepare": "behind"},
         {"template": "wgmma_convert", "precision": "fp16", "rescale": "row"},
     ],
     ids=label,
@@ -509,7 +526,7 @@ def test_all_is_computed_again_where_float8_corrections_are_too_coarse(shape, op
     scale = normal(columns).abs() + 0.5
     ones = torch.ones(columns, device="cuda")
     for params in CONFIGURATIONS:
-        if not is_guarded(params):
+        if not is_guarded(params) or params["precision"] != "fp16_fp8x2":
             continue
         run, plain = operators[label(params)], operators.get(label({**params, "guard": False}))
         for name, change in {**TOO_COARSE, **NOT_TOO_COARSE}.items():
@@ -530,3 +547,65 @@ def test_all_is_computed_again_where_float8_corrections_are_too_coarse(shape, op
                     assert not torch.equal(y, again[0]), where
                 if plain is not None and params.get("stats") != "atomics":
                     assert torch.equal(y, plain(*inputs, EPS)[0]), where
+
+
+# The same of integers, which are to be as good as float32: what they leave of rows counts.
+TOO_COARSE_FOR_INTEGERS = {
+    "one large element of x": lambda x, weight, gamma: x[-1, 5:6].fill_(30.0),
+    "one large element of the weight": lambda x, weight, gamma: weight[7, 9:10].fill_(30.0),
+    "a row of x is NaN": lambda x, weight, gamma: x[77].fill_(float("nan")),
+    "a row of x is infinite": lambda x, weight, gamma: x[77, 3:4].fill_(float("inf")),
+    "a weight is NaN": lambda x, weight, gamma: weight[7, 9:10].fill_(float("nan")),
+    "squares that overflow": lambda x, weight, gamma: x.mul_(1e25),
+    "squares that underflow": lambda x, weight, gamma: x.mul_(1e-30),
+    "as given, less its mean": lambda x, weight, gamma: x.sub_(0.5),
+}
+NOT_TOO_COARSE_FOR_INTEGERS = {
+    "as given": lambda x, weight, gamma: None,
+    "a large gamma": lambda x, weight, gamma: gamma[3:4].fill_(-4.0),
+    "a long row of x": lambda x, weight, gamma: x[77].mul_(8.0),
+    "long rows of the weight": lambda x, weight, gamma: weight[5:7].mul_(1e4),
+    "zero rows of the weight": lambda x, weight, gamma: weight[5:7].zero_(),
+    "x + 100": lambda x, weight, gamma: x.add_(100.0),
+    "a large x": lambda x, weight, gamma: x.mul_(1e15),
+}
+
+
+@needs_nvcc
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1024, 4096, 512), (1000, 4104, 388), (520, 8192, 130)])
+def test_all_is_computed_again_where_integers_are_coarser_than_float32(shape, operators):
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    rows, length, columns = shape
+
+    def uniform(*size):
+        return torch.rand(*size, device="cuda", generator=generator)
+
+    x, weight, bias = uniform(rows, length), 2 * uniform(columns, length) - 1, uniform(columns)
+    scale, ones = uniform(columns) + 0.5, torch.ones(columns, device="cuda")
+    for params in CONFIGURATIONS:
+        if params["precision"] != "fp16_int8x2":
+            continue
+        run = operators[label(params)]
+        for name, change in {**TOO_COARSE_FOR_INTEGERS, **NOT_TOO_COARSE_FOR_INTEGERS}.items():
+            inputs = [tensor.clone() for tensor in (x, weight, bias, scale, ones, bias)]
+            change(inputs[0], inputs[1], inputs[4])
+            outputs = run(*inputs, EPS)
+            again = operators[label(THREE_PRODUCTS)](*inputs, EPS)
+            where = f"{label(params)}, {name}"
+            if name in TOO_COARSE_FOR_INTEGERS:
+                for got, want in zip(outputs, again, strict=True):
+                    torch.testing.assert_close(
+                        got, want, rtol=1e-5, atol=1e-5, equal_nan=True, msg=where
+                    )
+                continue
+            exact = oracle(inputs)[0]
+            floor = 16 * 2**-24 * float(exact.abs().max())
+            found, own = errors(outputs[0], exact), errors(gemm.eager(inputs), exact)
+            print(f"{where}: {found[0]:.2e} {found[1]:.2e}; PyTorch's {own[0]:.2e} {own[1]:.2e}")
+            rms_floor = floor / float(exact.square().mean().sqrt())
+            assert found[0] <= max(2 * own[0], rms_floor), where
+            assert found[1] <= max(2 * own[1], floor), where
+            assert not torch.equal(outputs[0], again[0]), where

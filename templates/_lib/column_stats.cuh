@@ -82,18 +82,34 @@ struct ShiftedSums {
   }
 };
 
-// A watch on columns that may come out too coarse: what products were rounded to shows in y as
-// |slope| times the norms of a row of x and of the column's row of W.
+// A watch on columns that may come out too coarse. Either what products were rounded to shows in y
+// as |slope| times the norms of a row of x and of the column's row of W; or, where `column_norm` is
+// null, the largest errors to expect of h are given, over those of a float32 product.
 struct Watch {
-  const float* column_norm = nullptr;      // [columns]: of rows of W
-  const unsigned* largest_norm = nullptr;  // of rows of x, as bits
+  const float* column_norm = nullptr;  // [columns]: of rows of W
+  const unsigned* largest = nullptr;   // of rows of x, its norm, as bits; or see Rests
   double limit = 0.0;
   int* is_coarse = nullptr;  // becomes 1 where a column exceeds the limit; null: nobody watches
 
+  // Lengths over those of the rows as they are given: of what is neglected or rounded away.
+  enum Rests { kXOff, kXLeft, kXLeftOff, kXLength, kWOff, kWLeft, kWLeftOff };
+
+  __device__ __forceinline__ double rest(Rests which) const {
+    return double(__uint_as_float(__ldcg(largest + which)));
+  }
+
   __device__ __forceinline__ void look_at(int64_t column, float slope) const {
-    const double norms = double(__ldcg(column_norm + column)) *
-                         double(__uint_as_float(__ldcg(largest_norm)));
-    if (!(fabs(double(slope)) * norms <= limit)) *is_coarse = 1;  // NaN, too
+    double found;
+    if (column_norm != nullptr) {
+      found = fabs(double(slope)) * double(__ldcg(column_norm + column)) * rest(kXOff);
+    } else {  // four roundings, independent of each other
+      const double of_x = rest(kXOff) * rest(kWLeft);
+      const double of_w = rest(kXLeft) * rest(kWOff);
+      const double of_x_rest = rest(kXLeftOff);
+      const double of_w_rest = rest(kXLength) * rest(kWLeftOff);
+      found = sqrt(of_x * of_x + of_w * of_w + of_x_rest * of_x_rest + of_w_rest * of_w_rest);
+    }
+    if (!(found <= limit)) *is_coarse = 1;  // NaN, too
   }
 };
 

@@ -5,7 +5,7 @@
 //
 // Expects column_stats.cuh, launch.cuh, mma_range.cuh, wgmma_operands.cuh, wgmma_tensor_map.cuh,
 // wgmma_pipeline.cuh and wgmma_tickets.cuh before it, and the parameters
-// run ("only", "first", "second"), precision, order, promote_k, stats, block_m, block_n, block_k,
+// run ("only", "first", "second"), precision, order, promote_k, promote_into, stats, block_m, block_n, block_k,
 // stages, consumers, min_blocks, cluster_m, cluster_n, raster_rows, centre, prepare, ahead.
 {% include "_lib/wgmma_products.cuh" %}
 
@@ -22,8 +22,9 @@ constexpr bool kCentres = {{ centre | lower }};
 constexpr int kAhead = {{ ahead }};
 constexpr bool kPreparesBehind = {{ (prepare == "behind") | lower }};
 constexpr bool kSweeps = {{ (order == "sweeps") | lower }};
-constexpr bool kPromotes = {{ (promote_k > 0) | lower }};
-constexpr int kPromoteStages = {{ promote_k // block_k }};
+constexpr bool kCarries = {{ (promote_k > 0 and order == "sweeps" and promote_into == "float8") | lower }};
+[[maybe_unused]] constexpr bool kPromotes = {{ (promote_k > 0) | lower }} && !kCarries;
+[[maybe_unused]] constexpr int kPromoteStages = {{ promote_k // block_k }};
 constexpr bool kIsFirst = {{ (run == "first") | lower }};
 constexpr bool kIsSecond = {{ (run == "second") | lower }};
 constexpr Stats kTileStats = Stats::k{{ stats.title().replace("_", "") }};
@@ -33,6 +34,7 @@ constexpr bool kExchanges = kTileStats == Stats::kCluster;
 [[maybe_unused]] constexpr int kStatsRows = kExchanges ? kBlockM * kClusterM : kBlockM;
 constexpr auto kPrecision = wgmma_operands::Precision::{{ precision }};
 constexpr bool kScales = wgmma_operands::is_scaled(kPrecision);
+constexpr bool kHoldsInverses = kPrecision == wgmma_operands::Precision::fp16_int8x2;  // of scales
 
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kConsumerThreads = 128 * kConsumers;
@@ -52,9 +54,9 @@ struct Product {  // of one part of x and one of the weight
   wgmma_products::Type type;
 };
 
-{% if precision == "fp16_fp8x2" %}
+{% if precision in ["fp16_fp8x2", "fp16_int8x2"] %}
 constexpr auto kType = wgmma_products::Type::kFloat16;
-constexpr auto kSmallType = wgmma_products::Type::kFloat8;
+constexpr auto kSmallType = wgmma_products::Type::{{ "kFloat8" if precision == "fp16_fp8x2" else "kInt8" }};
 constexpr Product kProducts[] = { {1, 2, kSmallType}, {2, 1, kSmallType}, {0, 0, kType} };
 {% else %}
 constexpr auto kType = wgmma_products::Type::{{ {"bf16": "kBfloat16", "bf16x3": "kBfloat16", "tf32": "kTf32", "tf32x3": "kTf32"}.get(precision, "kFloat16") }};
@@ -137,13 +139,13 @@ struct Operands {
   const float* bias;
   unsigned char* x_parts;
   unsigned char* w_parts;
-  float* row_scale;     // [batch]: powers of two
+  float* row_scale;     // [batch]: powers of two; kHoldsInverses: what undoes any factor
   float* column_scale;  // [out_features]
   const unsigned short* centre;  // see wgmma_operands; subtracted from each row of x
   float* shifted_bias;  // [out_features]: what the reported mean lacks then
   int* counters;        // see below
   float* column_norm;      // [out_features] of the weight's rows; of x's, the largest, as bits: what
-  unsigned* largest_norm;  // tells whether a second run is needed
+  unsigned* largest;       // tells whether a second run is needed; see Watch
   const int* is_called;    // two runs: whether the second one computes y, and not the first
   int64_t batch, out_features, in_features;
   int64_t pitch;               // elements of a row of a part
@@ -173,11 +175,28 @@ struct Operands {
 
   // By one thread, what was found of a row.
   __device__ __forceinline__ void keep_x(wgmma_operands::Found found) const {
-    if constexpr (kIsFirst) atomicMax(largest_norm, __float_as_uint(found.norm) & 0x7fffffffu);
+    if constexpr (kIsFirst && kHoldsInverses) {
+      keep_largest(Watch::kXOff, found.off);
+      keep_largest(Watch::kXLeft, found.left);
+      keep_largest(Watch::kXLeftOff, found.left_off);
+      keep_largest(Watch::kXLength, found.length);
+    } else if constexpr (kIsFirst) {
+      keep_largest(Watch::kXOff, found.norm);
+    }
+  }
+  __device__ __forceinline__ void keep_largest(Watch::Rests which, float value) const {
+    const unsigned bits = __float_as_uint(value) & 0x7fffffffu;
+    if (bits > __ldcg(largest + which)) atomicMax(largest + which, bits);
   }
   __device__ __forceinline__ void keep_w(int64_t row, wgmma_operands::Found found) const {
     shifted_bias[row] = bias[row] + found.dot;
-    if constexpr (kIsFirst) column_norm[row] = found.norm;
+    if constexpr (kIsFirst && kHoldsInverses) {
+      keep_largest(Watch::kWOff, found.off);
+      keep_largest(Watch::kWLeft, found.left);
+      keep_largest(Watch::kWLeftOff, found.left_off);
+    } else if constexpr (kIsFirst) {
+      column_norm[row] = found.norm;
+    }
   }
 
   // By one thread: the rows of both tiles were prepared, and the copy engine sees them.
@@ -301,11 +320,13 @@ __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipelin
 
 // ---- the multiplying warpgroups -------------------------------------------------------------
 
-using Sums = float[kRowTiles][kSums];
+template <class Sum>
+using SumsOf = Sum[kRowTiles][kSums];
+using Sums = SumsOf<float>;
 
 // Adds one product of one stage; the sums start at zero unless `accumulate`.
-template <int kProduct>
-__device__ __forceinline__ void multiply_part(Sums& sums, unsigned x_tile, unsigned w_tile,
+template <int kProduct, class Sum>
+__device__ __forceinline__ void multiply_part(SumsOf<Sum>& sums, unsigned x_tile, unsigned w_tile,
                                               int first_row, int accumulate) {
   constexpr Product kWhich = kProducts[kProduct];
   constexpr int kXPart = kSweeps ? 0 : kWhich.x;
@@ -333,8 +354,8 @@ __device__ __forceinline__ void multiply_part(Sums& sums, unsigned x_tile, unsig
 
 // Adds `num_stages` stages' products for the rows of this consumer, from `first_row` on; in a
 // sweep, product kProduct alone. The sums start at zero unless `accumulate`.
-template <int kProduct>
-__device__ __forceinline__ void multiply_stages(Sums& sums, const Pipeline& pipeline, Ring& ring,
+template <int kProduct, class Sum>
+__device__ __forceinline__ void multiply_stages(SumsOf<Sum>& sums, const Pipeline& pipeline, Ring& ring,
                                                 int first_row, int num_stages, bool accumulate) {
   int last = 0;
 #pragma unroll 1
@@ -394,13 +415,129 @@ __device__ __forceinline__ void multiply_sweep(Sums& totals, const Pipeline& pip
   }
 }
 
+{% set carries = promote_k > 0 and order == "sweeps" and promote_into == "float8" %}
+{% if carries %}
+// The upper bits of each sum, four to a register: what is left in an accumulator is small again, so
+// that it loses little when a tensor core cuts it off, and nothing is lost here.
+using Carried = unsigned[kRowTiles][kSums / 4];
+constexpr float kCarriedUnit = 67108864.0f;  // 2^26: sums of up to 2^41, and from 2^10 on
+
+__device__ __forceinline__ void unpack_carried(float (&value)[4], unsigned packed) {
+  // e5m2 is the upper byte of a float16.
+  wgmma_operands::unpack_fp16(__byte_perm(packed, 0, 0x1404), value + 0, value + 1);
+  wgmma_operands::unpack_fp16(__byte_perm(packed, 0, 0x3424), value + 2, value + 3);
+}
+
+__device__ __forceinline__ unsigned pack_carried(const float (&value)[4]) {
+  unsigned packed;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e5m2x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n"
+      "}\n"
+      : "=r"(packed)
+      : "f"(value[0] * (1.0f / kCarriedUnit)), "f"(value[1] * (1.0f / kCarriedUnit)),
+        "f"(value[2] * (1.0f / kCarriedUnit)), "f"(value[3] * (1.0f / kCarriedUnit)));
+  return packed;
+}
+
+__device__ __forceinline__ float value_of(float sum) { return sum; }
+__device__ __forceinline__ float value_of(int bits) { return __int_as_float(bits); }
+__device__ __forceinline__ void set(float& sum, float value) { sum = value; }
+__device__ __forceinline__ void set(int& bits, float value) { bits = __float_as_int(value); }
+
+// Moves what is carried into the sums, and, unless it is the last time, their upper bits out again.
+template <bool kIsLast, class Sum>
+__device__ __forceinline__ void carry(SumsOf<Sum>& sums, Carried& carried) {
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4) {
+      float upper[4], value[4];
+      unpack_carried(upper, carried[j][i / 4]);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        value[c] = fmaf(upper[c], kCarriedUnit, value_of(sums[j][i + c]));
+      }
+      if constexpr (!kIsLast) {
+        carried[j][i / 4] = pack_carried(value);
+        unpack_carried(upper, carried[j][i / 4]);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) value[c] = fmaf(upper[c], -kCarriedUnit, value[c]);
+      }
+#pragma unroll
+      for (int c = 0; c < 4; ++c) set(sums[j][i + c], value[c]);
+    }
+  }
+}
+
+{% endif %}
+// The large product's sweep; `sums` holds the small ones'.
+template <class Sum>
+__device__ __forceinline__ void multiply_large(SumsOf<Sum>& sums, const Pipeline& pipeline,
+                                               Ring& ring, int first_row, int num_stages) {
+{% if carries %}
+  Carried carried;
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) carried[j][i] = 0;
+  }
+#pragma unroll 1
+  for (int done = 0; done < num_stages; done += kPromoteStages) {
+    if (done > 0) carry<false>(sums, carried);
+    multiply_stages<2>(sums, pipeline, ring, first_row, min(kPromoteStages, num_stages - done),
+                       true);
+  }
+  carry<true>(sums, carried);
+{% elif precision == "fp16_int8x2" %}
+  multiply_stages<2>(sums, pipeline, ring, first_row, num_stages, true);
+{% else %}
+  multiply_sweep<2>(sums, pipeline, ring, first_row, num_stages, true);
+{% endif %}
+}
+{% if precision == "fp16_int8x2" %}
+
+// Two sweeps of integers, exact, then the large product's. All sums are in the same registers, as
+// bits: as numbers of two kinds they would need twice as many.
+__device__ __forceinline__ void multiply_integers(Sums& totals, const Pipeline& pipeline,
+                                                  Ring& ring, int first_row, int in_features) {
+  constexpr float kWeight = wgmma_operands::kIntegerStep * wgmma_operands::kIntegerRestStep;
+  SumsOf<int> sums;
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[j][i] = 0;
+  }
+  multiply_stages<0>(sums, pipeline, ring, first_row, 2 * num_stages<0>(in_features), true);
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sums[j][i] = __float_as_int(__int2float_rn(sums[j][i]) * kWeight);
+    }
+  }
+  multiply_large(sums, pipeline, ring, first_row, num_stages<2>(in_features));
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) totals[j][i] = __int_as_float(sums[j][i]);
+  }
+}
+{% endif %}
+
 __device__ __forceinline__ void multiply_tile(Sums& totals, const Pipeline& pipeline, Ring& ring,
                                               int first_row, int in_features) {
   if constexpr (!kSweeps) {
     multiply_sweep<0>(totals, pipeline, ring, first_row, num_stages<0>(in_features), false);
   } else {  // two of one type, then the large one
+{% if precision == "fp16_int8x2" %}
+    multiply_integers(totals, pipeline, ring, first_row, in_features);
+{% else %}
     multiply_sweep<0>(totals, pipeline, ring, first_row, 2 * num_stages<0>(in_features), false);
-    multiply_sweep<2>(totals, pipeline, ring, first_row, num_stages<2>(in_features), true);
+    multiply_large(totals, pipeline, ring, first_row, num_stages<2>(in_features));
+{% endif %}
   }
 }
 
@@ -427,6 +564,7 @@ __device__ __forceinline__ int rows_inside(int first, int count, int num_rows) {
 
 // 1 / scale, for a power of two.
 __device__ __forceinline__ float inverse_of(float scale) {
+  if constexpr (kHoldsInverses) return scale;
   return __int_as_float((254 << 23) - __float_as_int(scale));
 }
 
@@ -506,9 +644,13 @@ __device__ __forceinline__ void undo_scales(float (&value)[2 * kRowTiles][2], co
       const float scale = scale_at(column_scale, column + c, num_columns);
 #pragma unroll
       for (int i = 0; i < 2 * kRowTiles; ++i) {
-        float first, second;
-        mma_range::undo_factors(rows.scale[i], scale, &first, &second);
-        value[i][c] = value[i][c] * first * second;
+        if constexpr (kHoldsInverses) {
+          value[i][c] = float(double(value[i][c]) * double(rows.scale[i]) * double(scale));
+        } else {
+          float first, second;
+          mma_range::undo_factors(rows.scale[i], scale, &first, &second);
+          value[i][c] = value[i][c] * first * second;
+        }
       }
     }
   }
@@ -834,7 +976,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
   sync_all();
   if constexpr (!kIsSecond) await_previous();
   if constexpr (kIsFirst) {
-    if (__ldcg(operands.is_called) != 0) return;
+    if (operands.is_called != nullptr && __ldcg(operands.is_called) != 0) return;
   }
 
   if (threadIdx.x < 128) {

@@ -1,17 +1,26 @@
-// Whether one float16 product and two float8 corrections are within 1e-4, from norms, on the device.
+// Whether one float16 product and two corrections in 8 bits are good enough, from norms, on the device.
 //
-// An element's rms error is about 1e-5 times its weight, |slope| |row of x| |row of W| / sqrt(k),
-// on data with and without heavy tails; a few elements in 10^7 are off by 5 times that. Up to a
-// weight of 1.25 at most half of the tolerance is used (benchmarks/precision.py emulates it).
-// Expects column_stats.cuh before it.
+// float8, for 1e-4: an element's rms error is about 1e-5 times its weight, |slope| |row of x| |row of
+// W| / sqrt(k), on data with and without heavy tails; a few elements in 10^7 are off by 5 times that.
+// Up to a weight of 1.25 at most half of the tolerance is used (benchmarks/precision.py emulates it).
+//
+// Integers, for float32: what is rounded away is measured, so that the error to expect is known. It may
+// be as large as that of float32 sums: each of k additions rounds by 2^-23 of the sum so far, times
+// 0.29 (uniform) and 0.72 (mantissas); with sums that grow as a random walk does, 0.147 2^-23 sqrt(k)
+// of |row of x| |row of W| / sqrt(k) remains. (PyTorch's float32 product: 3.3e-6 at k = 8192, where
+// this says 3.2e-6, and 2.3e-6 at 4096, 2.2e-6.)
+// Expects column_stats.cuh and wgmma_operands.cuh before it.
 namespace wgmma_guard {
 
+constexpr bool kIsRelative = {{ (precision == "fp16_int8x2") | lower }};
 constexpr float kLargestWeight = 1.25f;
+constexpr double kFloat32Error = 0.147 / 8388608.0;  // times sqrt(k)
+constexpr double kLargestShare = 1.5;  // of it; a class allows twice PyTorch's own error
 
 struct Verdict {
-  unsigned largest_norm;  // of x's rows, as bits
-  int skips_first;        // some gamma alone says that the first run would be too coarse
-  int is_coarse;          // the second run is needed
+  unsigned largest[wgmma_operands::kNumLargest];  // as bits; see Watch
+  int skips_first;  // some gamma alone says that the first run would be too coarse
+  int is_coarse;    // the second run is needed
 };
 
 __host__ __device__ __forceinline__ Verdict* verdict_at(int* workspace) {
@@ -24,7 +33,7 @@ template <int kThreads>
 __device__ __forceinline__ void begin(Verdict* verdict, const float* __restrict__ gamma,
                                       int64_t columns) {
   int is_large = 0;
-  for (int64_t i = threadIdx.x; i < columns; i += kThreads) {
+  for (int64_t i = threadIdx.x; i < columns && !kIsRelative; i += kThreads) {
     if (!(fabsf(__ldg(gamma + i)) <= kLargestWeight)) is_large = 1;
   }
   is_large = __syncthreads_or(is_large);
@@ -36,10 +45,11 @@ __device__ __forceinline__ void begin(Verdict* verdict, const float* __restrict_
 
 static Watch watch(const float* column_norm, int* workspace, int64_t in_features) {
   Verdict* verdict = verdict_at(workspace);
+  const double root = sqrt(double(in_features));
   Watch watch;
-  watch.column_norm = column_norm;
-  watch.largest_norm = &verdict->largest_norm;
-  watch.limit = double(kLargestWeight) * sqrt(double(in_features));
+  watch.column_norm = kIsRelative ? nullptr : column_norm;
+  watch.largest = verdict->largest;
+  watch.limit = (kIsRelative ? kLargestShare * kFloat32Error : double(kLargestWeight)) * root;
   watch.is_coarse = &verdict->is_coarse;
   return watch;
 }

@@ -5,13 +5,18 @@
 //   fp16, bf16, tf32         the value
 //   fp16x3, bf16x3, tf32x3   the value; what its rounding left
 //   fp16_fp8x2               the value in float16; the value, and what its rounding left, in e4m3
+//   fp16_int8x2              the same in 8-bit integers
 // Expects mma_range.cuh and launch.cuh before it.
 namespace wgmma_operands {
 
-enum class Precision { fp16, bf16, tf32, fp16x3, bf16x3, tf32x3, fp16_fp8x2 };
+enum class Precision { fp16, bf16, tf32, fp16x3, bf16x3, tf32x3, fp16_fp8x2, fp16_int8x2 };
 
 __host__ __device__ constexpr bool is_tf32(Precision precision) {
   return precision == Precision::tf32 || precision == Precision::tf32x3;
+}
+
+__host__ __device__ constexpr bool has_bytes(Precision precision) {  // in its small parts
+  return precision == Precision::fp16_fp8x2 || precision == Precision::fp16_int8x2;
 }
 
 __host__ __device__ constexpr bool is_scaled(Precision precision) {
@@ -20,7 +25,7 @@ __host__ __device__ constexpr bool is_scaled(Precision precision) {
 }
 
 __host__ __device__ constexpr int num_parts(Precision precision) {
-  return precision == Precision::fp16_fp8x2 ? 3
+  return has_bytes(precision) ? 3
          : precision == Precision::fp16x3 || precision == Precision::bf16x3 ||
                  precision == Precision::tf32x3
              ? 2
@@ -28,17 +33,22 @@ __host__ __device__ constexpr int num_parts(Precision precision) {
 }
 
 __host__ __device__ constexpr int part_bytes(Precision precision, int part) {  // of an element
-  return is_tf32(precision)                               ? 4
-         : precision == Precision::fp16_fp8x2 && part > 0 ? 1
-                                                          : 2;
+  return is_tf32(precision) ? 4 : has_bytes(precision) && part > 0 ? 1 : 2;
 }
 
 // With the largest element of a row in [2^13, 2^14), float16 leaves at most 4 of it. Times 2^-6
 // and 2^6 both fit e4m3 (448), and a product of the two has the weight of a float16 product.
 [[maybe_unused]] constexpr int kFloat8Shift = 6;
 
+// Integers have steps, so a row fills their range: its factor is no power of two, and rounds by
+// 2^-24. The largest element becomes 127 times 2^7, of which float16 leaves at most 4 = 128 / 2^5; a
+// product of the two weighs 2^7 / 2^5 float16 ones. float16 has room for elements 4 times as large.
+[[maybe_unused]] constexpr float kIntegerStep = 128.0f;
+[[maybe_unused]] constexpr float kIntegerRestStep = 1.0f / 32.0f;
+[[maybe_unused]] constexpr float kIntegerRoom = 3.9f;
+
 __host__ __device__ constexpr int largest_exponent(Precision precision) {
-  return precision == Precision::fp16_fp8x2 ? 13 : 14;
+  return has_bytes(precision) ? 13 : 14;
 }
 
 __device__ __forceinline__ unsigned pack_fp16(float low, float high) {
@@ -89,7 +99,64 @@ __device__ __forceinline__ unsigned pack_fp8(float a, float b, float c, float d)
   return packed;
 }
 
+// value / kStep to the nearest of -127 .. 127: in the low byte of what is returned. (1.5 * 2^23 has a
+// last place of 1.) `left` becomes what that leaves.
+template <class Step>
+__device__ __forceinline__ unsigned round_int8(float value, Step, float* left) {
+  constexpr float kOne = 12582912.0f;
+  const float rounded = fminf(fmaxf(value * (1.0f / Step::size), -127.0f), 127.0f) + kOne;
+  *left = fmaf(rounded - kOne, -Step::size, value);
+  return __float_as_uint(rounded);
+}
+
+struct WholeStep {
+  static constexpr float size = kIntegerStep;
+};
+
+struct RestStep {
+  static constexpr float size = kIntegerRestStep;
+};
+
+__device__ __forceinline__ unsigned pack_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
+  return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
+}
+
 constexpr int kChunk = 8;  // elements of a row that a thread handles at once
+
+// Sums over a row, whose parts the lanes of a warp hold.
+struct RowSums {
+  float dot = 0.0f;     // the product with the centre
+  float square = 0.0f;  // of the row as it is stored: scaled, and less the centre
+  // fp16_int8x2, squares again:
+  float given = 0.0f;     // of the row as it is given: neither scaled nor less the centre
+  float off = 0.0f;       // of what the integers leave of the stored row
+  float left = 0.0f;      // of what float16 leaves of it
+  float left_off = 0.0f;  // of what the integers leave of that
+
+  template <bool kHasRests>
+  __device__ __forceinline__ void add_lanes() {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+      dot += __shfl_xor_sync(0xffffffffu, dot, mask);
+      square += __shfl_xor_sync(0xffffffffu, square, mask);
+      if constexpr (kHasRests) {
+        given += __shfl_xor_sync(0xffffffffu, given, mask);
+        off += __shfl_xor_sync(0xffffffffu, off, mask);
+        left += __shfl_xor_sync(0xffffffffu, left, mask);
+        left_off += __shfl_xor_sync(0xffffffffu, left_off, mask);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add(const RowSums& other) {
+    dot += other.dot;
+    square += other.square;
+    given += other.given;
+    off += other.off;
+    left += other.left;
+    left_off += other.left_off;
+  }
+};
 
 // A chunk of 16-bit elements at `place`. kInPairs: of each 16 elements, pairs 0 2 4 6 1 3 5 7, so
 // that a thread's four consecutive elements of the other operand are those an instruction wants.
@@ -127,10 +194,10 @@ __device__ __forceinline__ void store_tf32(const float (&value)[kChunk], unsigne
   if constexpr (kIsSplit) store_words(parts + 4 * part_elements, first, low);
 }
 
-template <Precision kPrecision, bool kInPairs>
+template <Precision kPrecision, bool kInPairs, bool kMeasures>
 __device__ __forceinline__ void store_narrow(const float (&value)[kChunk], float scale,
                                              unsigned char* parts, int64_t first,
-                                             int64_t part_elements) {
+                                             int64_t part_elements, RowSums& sums) {
   constexpr bool kIsBfloat16 =
       kPrecision == Precision::bf16 || kPrecision == Precision::bf16x3;
   float v[kChunk], rest[kChunk];
@@ -168,19 +235,38 @@ __device__ __forceinline__ void store_narrow(const float (&value)[kChunk], float
     left.y = pack_fp8(rest[4] * kUp, rest[5] * kUp, rest[6] * kUp, rest[7] * kUp);
     *reinterpret_cast<uint2*>(parts + 2 * part_elements + first) = whole;
     *reinterpret_cast<uint2*>(parts + 3 * part_elements + first) = left;
+  } else if constexpr (kPrecision == Precision::fp16_int8x2) {
+    unsigned whole[kChunk], left[kChunk];
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      float off, left_off;
+      whole[i] = round_int8(v[i], WholeStep(), &off);
+      left[i] = round_int8(rest[i], RestStep(), &left_off);
+      if constexpr (kMeasures) {
+        sums.off = fmaf(off, off, sums.off);
+        sums.left = fmaf(rest[i], rest[i], sums.left);
+        sums.left_off = fmaf(left_off, left_off, sums.left_off);
+      }
+    }
+    *reinterpret_cast<uint2*>(parts + 2 * part_elements + first) =
+        make_uint2(pack_bytes(whole[0], whole[1], whole[2], whole[3]),
+                   pack_bytes(whole[4], whole[5], whole[6], whole[7]));
+    *reinterpret_cast<uint2*>(parts + 3 * part_elements + first) =
+        make_uint2(pack_bytes(left[0], left[1], left[2], left[3]),
+                   pack_bytes(left[4], left[5], left[6], left[7]));
   }
 }
 
 // `first` is the chunk's place in the first part; `part_elements` the size of a part.
-template <Precision kPrecision, bool kInPairs>
+template <Precision kPrecision, bool kInPairs, bool kMeasures>
 __device__ __forceinline__ void store_chunk(const float (&value)[kChunk], float scale,
                                             unsigned char* parts, int64_t first,
-                                            int64_t part_elements) {
+                                            int64_t part_elements, RowSums& sums) {
   if constexpr (is_tf32(kPrecision)) {
     static_assert(!kInPairs, "pairs are of 16-bit elements");
     store_tf32<kPrecision == Precision::tf32x3>(value, parts, first, part_elements);
   } else {
-    store_narrow<kPrecision, kInPairs>(value, scale, parts, first, part_elements);
+    store_narrow<kPrecision, kInPairs, kMeasures>(value, scale, parts, first, part_elements, sums);
   }
 }
 
@@ -215,36 +301,20 @@ __device__ __forceinline__ unsigned largest_in_block(unsigned largest) {
   return __reduce_max_sync(0xffffffffu, of_warps[threadIdx.x % (kThreads / 32)]);
 }
 
-// Sums over a row, whose parts the lanes of a warp hold.
-struct RowSums {
-  float dot = 0.0f;     // the product with the centre
-  float square = 0.0f;  // of the row as it is stored: scaled, and less the centre
-
-  __device__ __forceinline__ void add_lanes() {
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-      dot += __shfl_xor_sync(0xffffffffu, dot, mask);
-      square += __shfl_xor_sync(0xffffffffu, square, mask);
-    }
-  }
-};
-
 // The result is thread 0's alone.
-template <int kThreads>
+template <int kThreads, bool kHasRests>
 __device__ __forceinline__ RowSums sum_in_block(RowSums sums) {
-  __shared__ float of_warps[2][kThreads / 32];
-  sums.add_lanes();
+  __shared__ alignas(16) char of_warps[kThreads / 32][sizeof(RowSums)];
+  sums.template add_lanes<kHasRests>();
   if (threadIdx.x % 32 == 0) {
-    of_warps[0][threadIdx.x / 32] = sums.dot;
-    of_warps[1][threadIdx.x / 32] = sums.square;
+    *reinterpret_cast<RowSums*>(of_warps[threadIdx.x / 32]) = sums;
   }
   __syncthreads();
   RowSums total;
   if (threadIdx.x == 0) {
 #pragma unroll
     for (int warp = 0; warp < kThreads / 32; ++warp) {
-      total.dot += of_warps[0][warp];
-      total.square += of_warps[1][warp];
+      total.add(*reinterpret_cast<const RowSums*>(of_warps[warp]));
     }
   }
   return total;
@@ -254,6 +324,26 @@ __device__ __forceinline__ float scale_of(unsigned largest, int target) {
   const int exponent = static_cast<int>(largest >> 23) - 127;
   return mma_range::power_of_two(
       max(mma_range::kMinExponent, min(mma_range::kMaxExponent, target - exponent)));
+}
+
+// Of fp16_int8x2: the largest element becomes 127 kIntegerStep.
+__device__ __forceinline__ float filling_scale_of(unsigned largest) {
+  const int exponent = static_cast<int>(largest >> 23) - 127;
+  const float mantissa = __uint_as_float((largest & 0x7fffffu) | 0x3f800000u);  // in [1, 2)
+  const int shift = max(-120, min(113, 7 - exponent));  // the inverse is no subnormal number
+  return __fdiv_rn(127.0f, mantissa) * mma_range::power_of_two(shift);
+}
+
+template <Precision kPrecision>
+__device__ __forceinline__ float scale_for(unsigned largest, int target) {
+  if constexpr (kPrecision == Precision::fp16_int8x2) return filling_scale_of(largest);
+  return scale_of(largest, target);
+}
+
+// What undoes a row's factor later: a power of two is kept, of any other number the inverse.
+template <Precision kPrecision>
+__device__ __forceinline__ float kept_scale(float scale) {
+  return kPrecision == Precision::fp16_int8x2 ? __frcp_rn(scale) : scale;
 }
 
 // A chunk of the centre, and its elements.
@@ -275,11 +365,35 @@ enum class Role {
   kDotted    // its product with `centre` is asked for
 };
 
-// What is found of a row while it is prepared.
+// What is found of a row while it is prepared. `kNumLargest` numbers are gathered of all rows.
+constexpr int kNumLargest = 7;
+
 struct Found {
   float dot;   // its product with the centre (kDotted)
   float norm;  // its length, as a vector (where it is measured)
+  // fp16_int8x2, where it is measured: lengths over that of the row as it is given (0 of 0 is 0), of
+  // what the integers leave, what float16 leaves, what the integers leave of that, the row itself.
+  float off, left, left_off, length;
 };
+
+template <Precision kPrecision, Role kRole, bool kMeasures>
+__device__ __forceinline__ Found found_of(const RowSums& sums, float scale) {
+  Found found = {sums.dot, sqrtf(sums.square) / scale, 0.0f, 0.0f, 0.0f, 0.0f};
+  if constexpr (kMeasures && kPrecision == Precision::fp16_int8x2) {
+    const float given =
+        kRole == Role::kCentred ? sqrtf(sums.given) * scale : sqrtf(sums.square);
+    const auto over_given = [given](float square) {
+      if (square == 0.0f) return 0.0f;
+      const float share = sqrtf(square) / given;
+      return given < INFINITY ? share : INFINITY;
+    };
+    found.off = over_given(sums.off);
+    found.left = over_given(sums.left);
+    found.left_off = over_given(sums.left_off);
+    found.length = over_given(sums.square);
+  }
+  return found;
+}
 
 // Row `row` of a matrix [.., length], into `parts` from element `first` on. Parts have
 // `part_elements` elements each, rows `pitch`.
@@ -306,7 +420,7 @@ __device__ __forceinline__ void load_batch(float (&held)[kBatch][kChunk], const 
 }
 
 // Does what the role asks for, and returns the largest magnitude with `largest_so_far`.
-template <Role kRole, int kBatch>
+template <Role kRole, bool kMeasuresGiven, int kBatch>
 __device__ __forceinline__ unsigned take_batch(float (&held)[kBatch][kChunk], const Row& row,
                                                int64_t k, int step, unsigned largest_so_far,
                                                RowSums& sums) {
@@ -318,6 +432,7 @@ __device__ __forceinline__ unsigned take_batch(float (&held)[kBatch][kChunk], co
 #pragma unroll
       for (int c = 0; c < kChunk; ++c) {
         if constexpr (kRole == Role::kCentred) {
+          if constexpr (kMeasuresGiven) sums.given = fmaf(held[i][c], held[i][c], sums.given);
           held[i][c] -= centre[c];  // both are 0 past the end
         } else {
           sums.dot = fmaf(held[i][c], centre[c], sums.dot);
@@ -345,8 +460,9 @@ __device__ __forceinline__ void store_batch(const float (&held)[kBatch][kChunk],
   for (int i = 0; i < kBatch; ++i) {
     if (k + i * step < row.pitch) {
       if constexpr (kMeasures) add_squares(sums, held[i], scale);
-      store_chunk<kPrecision, kInPairs>(held[i], scale, row.parts, row.first + k + i * step,
-                                        row.part_elements);
+      store_chunk<kPrecision, kInPairs, kMeasures>(held[i], scale, row.parts,
+                                                   row.first + k + i * step, row.part_elements,
+                                                   sums);
     }
   }
 }
@@ -359,6 +475,7 @@ template <Precision kPrecision, bool kInPairs, int kThreads, int kHeld, Role kRo
 __device__ __forceinline__ Found prepare_row(const Row& row) {
   constexpr int kStep = kThreads * kChunk;
   constexpr int kBatch = kHeld > 0 ? kHeld : 4;
+  constexpr bool kHasRests = kMeasures && kPrecision == Precision::fp16_int8x2;
   const int64_t start = threadIdx.x * kChunk;
   RowSums sums;
   float held[kBatch][kChunk];
@@ -366,18 +483,18 @@ __device__ __forceinline__ Found prepare_row(const Row& row) {
   if constexpr (kHeld > 0) {
     load_batch(held, row, start, kStep);
     await_previous();
-    found = take_batch<kRole>(held, row, start, kStep, found, sums);
+    found = take_batch<kRole, kHasRests>(held, row, start, kStep, found, sums);
   } else {
     await_previous();
     for (int64_t k = start; k < row.length; k += kBatch * kStep) {
       load_batch(held, row, k, kStep);
-      found = take_batch<kRole>(held, row, k, kStep, found, sums);
+      found = take_batch<kRole, kHasRests>(held, row, k, kStep, found, sums);
     }
   }
   float scale = 1.0f;
   if constexpr (is_scaled(kPrecision)) {
-    scale = scale_of(largest_in_block<kThreads>(found), largest_exponent(kPrecision));
-    if (threadIdx.x == 0) *row.scale = scale;
+    scale = scale_for<kPrecision>(largest_in_block<kThreads>(found), largest_exponent(kPrecision));
+    if (threadIdx.x == 0) *row.scale = kept_scale<kPrecision>(scale);
   }
   if constexpr (kHeld > 0) {
     store_batch<kPrecision, kInPairs, kMeasures>(held, row, start, kStep, scale, sums);
@@ -385,12 +502,14 @@ __device__ __forceinline__ Found prepare_row(const Row& row) {
     constexpr Role kAgain = kRole == Role::kDotted ? Role::kPlain : kRole;
     for (int64_t k = start; k < row.pitch; k += kBatch * kStep) {
       load_batch(held, row, k, kStep);
-      take_batch<kAgain>(held, row, k, kStep, 0, sums);
+      take_batch<kAgain, false>(held, row, k, kStep, 0, sums);
       store_batch<kPrecision, kInPairs, kMeasures>(held, row, k, kStep, scale, sums);
     }
   }
-  if constexpr (kRole == Role::kDotted || kMeasures) sums = sum_in_block<kThreads>(sums);
-  return {sums.dot, sqrtf(sums.square) / scale};
+  if constexpr (kRole == Role::kDotted || kMeasures) {
+    sums = sum_in_block<kThreads, kHasRests>(sums);
+  }
+  return found_of<kPrecision, kRole, kMeasures>(sums, scale);
 }
 
 // Chunks on their way: of a row, and of the centre.
@@ -417,13 +536,15 @@ __device__ __forceinline__ void load_ahead(Ahead<kBatch>& ahead, const Row& row,
 
 // One row by a warp, beside work that matters more: few registers, and each value is read once.
 // The power of two is guessed from the row's beginning, with room for values kRoom binades larger;
-// a row that has still larger ones is done again. Rows are whole chunks.
+// a row that has still larger ones is done again. Rows are whole chunks. (fp16_int8x2: without room;
+// larger ones are at the end of the integers' range, which shows in what is measured.)
 template <Precision kPrecision, Role kRole, bool kMeasures = false>
 __device__ __forceinline__ Found prepare_row_by_warp(const Row& row) {
   constexpr int kRoom = 2;
   constexpr int kStep = 32 * kChunk;
   constexpr int kBatch = 2;
   constexpr int kTarget = largest_exponent(kPrecision);
+  constexpr bool kHasRests = kMeasures && kPrecision == Precision::fp16_int8x2;
   const int start = threadIdx.x % 32 * kChunk;
   const int length = static_cast<int>(row.length);
   const int pitch = static_cast<int>(row.pitch);
@@ -447,6 +568,9 @@ __device__ __forceinline__ Found prepare_row_by_warp(const Row& row) {
         for (int c = 0; c < kChunk; ++c) {
           const float4 four = ahead.values[i][c / 4];
           float value = c % 4 == 0 ? four.x : c % 4 == 1 ? four.y : c % 4 == 2 ? four.z : four.w;
+          if (kHasRests && kRole == Role::kCentred && is_inside) {
+            sums.given = fmaf(value, value, sums.given);
+          }
           if constexpr (kRole == Role::kCentred) value -= centre[c];
           held[i][c] = is_inside ? value : 0.0f;
           if (kRole == Role::kDotted && is_inside) sums.dot = fmaf(value, centre[c], sums.dot);
@@ -455,25 +579,28 @@ __device__ __forceinline__ Found prepare_row_by_warp(const Row& row) {
       }
       load_ahead<kRole>(ahead, row, k + kBatch * kStep, kStep, length);
       if (is_scaled(kPrecision) && !is_again && k == start) {
-        scale = scale_of(__reduce_max_sync(0xffffffffu, found), kTarget - kRoom);
+        scale = scale_for<kPrecision>(__reduce_max_sync(0xffffffffu, found), kTarget - kRoom);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (k + i * kStep < pitch) {
           if constexpr (kMeasures) add_squares(sums, held[i], scale);
-          store_chunk<kPrecision, false>(held[i], scale, row.parts, row.first + k + i * kStep,
-                                         row.part_elements);
+          store_chunk<kPrecision, false, kMeasures>(held[i], scale, row.parts,
+                                                    row.first + k + i * kStep, row.part_elements,
+                                                    sums);
         }
       }
     }
     if constexpr (!is_scaled(kPrecision)) break;
-    const float largest_scale = scale_of(__reduce_max_sync(0xffffffffu, found), kTarget);
-    is_again = !is_again && scale > largest_scale;
+    constexpr float kSpare = kPrecision == Precision::fp16_int8x2 ? kIntegerRoom : 1.0f;
+    const float largest_scale =
+        scale_for<kPrecision>(__reduce_max_sync(0xffffffffu, found), kTarget);
+    is_again = !is_again && scale > largest_scale * kSpare;
     if (is_again) scale = largest_scale;
   } while (is_again);
-  if (is_scaled(kPrecision) && start == 0) *row.scale = scale;
-  if constexpr (kRole == Role::kDotted || kMeasures) sums.add_lanes();
-  return {sums.dot, sqrtf(sums.square) / scale};
+  if (is_scaled(kPrecision) && start == 0) *row.scale = kept_scale<kPrecision>(scale);
+  if constexpr (kRole == Role::kDotted || kMeasures) sums.template add_lanes<kHasRests>();
+  return found_of<kPrecision, kRole, kMeasures>(sums, scale);
 }
 
 // A vector near the middle of the rows of x [rows, length]: the mean of at most kSampleRows rows,
@@ -486,10 +613,10 @@ constexpr int kSampleColumns = 32;  // of one block
 __global__ void __launch_bounds__(kSampleThreads)
     fused_gemm_scale_bn_centre_kernel(const float* __restrict__ x,
                                       unsigned short* __restrict__ centre,
-                                      unsigned* __restrict__ largest_norm, int64_t rows,
+                                      unsigned* __restrict__ largest, int64_t rows,
                                       int64_t length, int64_t pitch) {
   await_previous();
-  if (blockIdx.x == 0 && threadIdx.x == 0 && largest_norm != nullptr) *largest_norm = 0;
+  if (blockIdx.x == 0 && threadIdx.x < kNumLargest && largest != nullptr) largest[threadIdx.x] = 0;
   constexpr int kGroups = kSampleThreads / kSampleColumns;
   __shared__ float sums[kGroups][kSampleColumns];
   const int64_t column = int64_t{blockIdx.x} * kSampleColumns + threadIdx.x % kSampleColumns;
@@ -513,12 +640,12 @@ __global__ void __launch_bounds__(kSampleThreads)
   }
 }
 
-// `largest_norm`, if not null, is cleared: it gathers what the next kernel finds of the rows.
-inline const char* launch_centre(const float* x, unsigned short* centre, unsigned* largest_norm,
+// `largest` [kNumLargest], if not null, is cleared: it gathers what the next kernel finds of the rows.
+inline const char* launch_centre(const float* x, unsigned short* centre, unsigned* largest,
                                  int64_t rows, int64_t length, int64_t pitch, void* stream) {
   const unsigned blocks = static_cast<unsigned>((pitch + kSampleColumns - 1) / kSampleColumns);
   return launch(fused_gemm_scale_bn_centre_kernel, {blocks, kSampleThreads, 0, true}, stream, x,
-                centre, largest_norm, rows, length, pitch);
+                centre, largest, rows, length, pitch);
 }
 
 }  // namespace wgmma_operands

@@ -1,9 +1,10 @@
 // Warpgroup matrix products (sm_90a): 64 rows times block_n columns, both operands K-major in
-// shared memory as the copy engine swizzles them, float32 sums in registers.
+// shared memory as the copy engine swizzles them, float32 sums (of 8-bit integers, int32) in
+// registers.
 namespace wgmma_products {
 
 // What one element of an operand in shared memory is.
-enum class Type { kFloat16, kBfloat16, kTf32, kFloat8 };
+enum class Type { kFloat16, kBfloat16, kTf32, kFloat8, kInt8 };
 
 constexpr int kColumns = {{ block_n }};
 constexpr int kStepBytes = 32;  // bytes of a row that one instruction reads
@@ -39,19 +40,24 @@ __device__ __forceinline__ void pin(float (&sums)[kSums]) {
   for (int i = 0; i < kSums; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
+__device__ __forceinline__ void pin(int (&sums)[kSums]) {
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) asm volatile("" : "+r"(sums[i])::"memory");
+}
+
 {% set num_sums = block_n // 2 %}
-{% macro instruction(shape, types, transposes) -%}
+{% macro instruction(shape, types, flags, sum="f") -%}
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
         "setp.ne.b32 p, %{{ num_sums + 2 }}, 0;\n"
-        "wgmma.mma_async.sync.aligned.{{ shape }}.f32.{{ types }} {"
+        "wgmma.mma_async.sync.aligned.{{ shape }}.{{ types }} {"
 {% for row in range(0, num_sums, 16) %}
         "{% for i in range(row, [row + 16, num_sums] | min) %}%{{ i }}{{ ", " if i + 1 < num_sums }}{% endfor %}"
 {% endfor %}
-        "}, %{{ num_sums }}, %{{ num_sums + 1 }}, p, 1, 1{{ transposes }};\n"
+        "}, %{{ num_sums }}, %{{ num_sums + 1 }}, p{{ flags }};\n"
         "}\n"
-        : {% for i in range(num_sums) %}"+f"(sums[{{ i }}]){{ ", " if i + 1 < num_sums }}{{ "\n          " if i % 6 == 5 }}{% endfor %}
+        : {% for i in range(num_sums) %}"+{{ sum }}"(sums[{{ i }}]){{ ", " if i + 1 < num_sums }}{{ "\n          " if i % 6 == 5 }}{% endfor %}
 
         : "l"(left), "l"(right), "r"(accumulate));
 {%- endmacro %}
@@ -60,15 +66,29 @@ template <Type kType>
 __device__ __forceinline__ void multiply(float (&sums)[kSums], uint64_t left, uint64_t right,
                                          int accumulate) {
   if constexpr (kType == Type::kFloat16) {
-    {{ instruction("m64n%dk16" % block_n, "f16.f16", ", 0, 0") }}
+    {{ instruction("m64n%dk16" % block_n, "f32.f16.f16", ", 1, 1, 0, 0") }}
   } else if constexpr (kType == Type::kBfloat16) {
-    {{ instruction("m64n%dk16" % block_n, "bf16.bf16", ", 0, 0") }}
+    {{ instruction("m64n%dk16" % block_n, "f32.bf16.bf16", ", 1, 1, 0, 0") }}
   } else if constexpr (kType == Type::kTf32) {
-    {{ instruction("m64n%dk8" % block_n, "tf32.tf32", "") }}
+    {{ instruction("m64n%dk8" % block_n, "f32.tf32.tf32", ", 1, 1") }}
   } else {
-    {{ instruction("m64n%dk32" % block_n, "e4m3.e4m3", "") }}
+    {{ instruction("m64n%dk32" % block_n, "f32.e4m3.e4m3", ", 1, 1") }}
   }
 }
+{% if block_n % 16 == 0 %}
+
+// The same with the bits of sums: int32 ones of 8-bit integers, float32 ones otherwise.
+template <Type kType>
+__device__ __forceinline__ void multiply(int (&sums)[kSums], uint64_t left, uint64_t right,
+                                         int accumulate) {
+  static_assert(kType == Type::kInt8 || kType == Type::kFloat16, "not needed");
+  if constexpr (kType == Type::kInt8) {
+    {{ instruction("m64n%dk32" % block_n, "s32.s8.s8", "", "r") }}
+  } else {
+    {{ instruction("m64n%dk16" % block_n, "f32.f16.f16", ", 1, 1, 0, 0", "r") }}
+  }
+}
+{% endif %}
 
 {% macro register_instruction(shape, types, transpose) -%}
     asm volatile(
@@ -92,7 +112,7 @@ template <Type kType>
 __device__ __forceinline__ void multiply_registers(float (&sums)[kSums],
                                                    const unsigned (&left)[4], uint64_t right,
                                                    int accumulate) {
-  static_assert(kType != Type::kTf32, "TF32 operands are both in shared memory");
+  static_assert(kType != Type::kTf32 && kType != Type::kInt8, "not from registers");
   if constexpr (kType == Type::kFloat16) {
     {{ register_instruction("m64n%dk16" % block_n, "f16.f16", ", 0") }}
   } else if constexpr (kType == Type::kBfloat16) {
