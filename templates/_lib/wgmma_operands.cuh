@@ -42,9 +42,11 @@ __host__ __device__ constexpr int part_bytes(Precision precision, int part) {  /
 
 // Integers have steps, so a row fills their range: its factor is no power of two, and rounds by
 // 2^-24. The largest element becomes 127 times 2^7, of which float16 leaves at most 4 = 128 / 2^5; a
-// product of the two weighs 2^7 / 2^5 float16 ones. float16 has room for elements 4 times as large.
+// product of the two weighs 2^7 / 2^5 float16 ones. Beyond 2^14 float16 leaves more than that, so a
+// guessed factor keeps some distance; beyond 4 times that it is infinite.
 [[maybe_unused]] constexpr float kIntegerStep = 128.0f;
 [[maybe_unused]] constexpr float kIntegerRestStep = 1.0f / 32.0f;
+[[maybe_unused]] constexpr float kIntegerDistance = 0.92f;
 [[maybe_unused]] constexpr float kIntegerRoom = 3.9f;
 
 __host__ __device__ constexpr int largest_exponent(Precision precision) {
@@ -536,8 +538,8 @@ __device__ __forceinline__ void load_ahead(Ahead<kBatch>& ahead, const Row& row,
 
 // One row by a warp, beside work that matters more: few registers, and each value is read once.
 // The power of two is guessed from the row's beginning, with room for values kRoom binades larger;
-// a row that has still larger ones is done again. Rows are whole chunks. (fp16_int8x2: without room;
-// larger ones are at the end of the integers' range, which shows in what is measured.)
+// a row that has still larger ones is done again. Rows are whole chunks. (fp16_int8x2: with little
+// room; larger ones stay at the end of the integers' range, which shows in what is measured.)
 template <Precision kPrecision, Role kRole, bool kMeasures = false>
 __device__ __forceinline__ Found prepare_row_by_warp(const Row& row) {
   constexpr int kRoom = 2;
@@ -580,6 +582,7 @@ __device__ __forceinline__ Found prepare_row_by_warp(const Row& row) {
       load_ahead<kRole>(ahead, row, k + kBatch * kStep, kStep, length);
       if (is_scaled(kPrecision) && !is_again && k == start) {
         scale = scale_for<kPrecision>(__reduce_max_sync(0xffffffffu, found), kTarget - kRoom);
+        if constexpr (kPrecision == Precision::fp16_int8x2) scale *= kIntegerDistance;
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
