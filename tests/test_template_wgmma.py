@@ -287,9 +287,7 @@ def refusal(params, shape) -> str:
 
 def is_guarded(params) -> bool:
     is_narrow = params["precision"] in ("fp16_fp8x2", "fp16_int8x2")
-    return (
-        is_narrow and params.get("template") != "wgmma_convert" and params.get("guard", True)
-    )
+    return is_narrow and params.get("template") != "wgmma_convert" and params.get("guard", True)
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,10 @@ class SearchSpace:
     facts: Mapping[str, Value]
     rejections: Mapping[str, int]
     _set: Diagram | Listed = field(repr=False)
+    _steps: Sequence[tuple[Parameter, Sequence[Constraint]]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_steps", _steps_of(self.parameters, self.constraints))
 
     @classmethod
     def build(
@@ -317,13 +321,12 @@ class SearchSpace:
         the order of declaration, that are feasible.
         """
         names = {parameter.name for parameter in self.parameters}
-        order = _by_condition(self.parameters)
 
         def complete(depth: int, env: dict[str, Value]) -> Iterator[Params]:
-            if depth == len(order):
+            if depth == len(self._steps):
                 yield {p.name: env[p.name] for p in self.parameters if p.name in env}
                 return
-            parameter = order[depth]
+            parameter, judges = self._steps[depth]
             if not condition_holds(parameter.when, env):
                 values: Sequence[Value] = ()
                 yield from complete(depth + 1, env)
@@ -332,7 +335,9 @@ class SearchSpace:
             else:
                 values = parameter.values
             for value in values:
-                yield from complete(depth + 1, {**env, parameter.name: value})
+                given = {**env, parameter.name: value}
+                if all(is_obeyed(constraint, given) for constraint in judges):
+                    yield from complete(depth + 1, given)
 
         facts = {name: value for name, value in self.facts.items() if name not in names}
         tries = itertools.islice(complete(0, facts), 1000)  # enough, and bounded
@@ -377,6 +382,24 @@ def _scaled(values: Sequence[Value]) -> NDArray[np.float64]:
         logarithms = np.sign(numbers) * np.log2(1 + np.abs(numbers) / smallest)
     low, high = logarithms.min(), logarithms.max()
     return (logarithms - low) / (high - low) if high > low else np.full(len(numbers), 0.5)
+
+
+def _steps_of(
+    parameters: Sequence[Parameter], constraints: Sequence[Constraint]
+) -> list[tuple[Parameter, list[Constraint]]]:
+    """Return parameters in the order in which values can be given, and what is judged then.
+
+    A constraint is judged at the last of its names: before that, it does not hold for certain.
+    """
+    order = _by_condition(parameters)
+    places = {parameter.name: place for place, parameter in enumerate(order)}
+    judges: list[list[Constraint]] = [[] for _ in order]
+    for constraint in constraints:
+        names = constraint.names | (constraint.when.names if constraint.when else frozenset())
+        used = [places[name] for name in names if name in places]
+        if used:
+            judges[max(used)].append(constraint)
+    return list(zip(order, judges, strict=True))
 
 
 def _by_condition(parameters: Sequence[Parameter]) -> list[Parameter]:
