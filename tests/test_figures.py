@@ -22,7 +22,7 @@ from tuner.machine.ceilings import occupancy
 from tuner.machine.datasheets import known_device
 from tuner.review import figures, parameters, timeline
 from tuner.review.charts import charts_of
-from tuner.review.facts import Facts
+from tuner.review.facts import UNITS, Facts
 from tuner.review.figures import (
     accuracy_figure,
     hover_words,
@@ -102,7 +102,7 @@ def test_stages_add_up_to_the_working_time():
     stages = {stage.name: stage.seconds for stage in stages_of(trials)}
     assert stages["build"] == pytest.approx(150.0)
     assert stages["check"] == pytest.approx(1.0) and stages["around"] == pytest.approx(1.5)
-    serial = sum(seconds for name, seconds in stages.items() if name != "build")
+    serial = sum(seconds for name, seconds in stages.items() if name not in ("build", "render"))
     assert serial == pytest.approx(trials[-1].elapsed_s)
     assert len(stage_figure(trials).data[0].x) == len(stages)
 
@@ -201,9 +201,10 @@ def test_how_sure_the_search_was_is_drawn_over_its_trials(tmp_path):
 
 def test_roofs_are_bandwidth_and_then_arithmetic():
     device = known_device("H200")
-    assert roofs_of(device, 1.0) == dict.fromkeys(("fp32", "fp16x3", "tf32", "fp16"), 4.8)
+    assert roofs_of(device, 1.0) == dict.fromkeys(UNITS, 4.8)
     far = roofs_of(device, 1e6)
     assert far["fp32"] == 67.0 and far["fp16x3"] == pytest.approx(far["fp16"] / 3)
+    assert far["fp16x2"] == pytest.approx(far["fp16"] / 2) and far["tf32"] < far["fp16"]
     assert roofs_of(None, 1.0) == {}
 
 

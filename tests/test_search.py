@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from tuner.errors import WorkerError
 from tuner.search import study as room
 from tuner.search.drawn import ABSENT, encoded
 from tuner.search.study import SearchBudget, search
@@ -73,6 +76,7 @@ class FakeEvaluator:
 
     fails: Callable[[Params], Status | None] = never
     ahead: int = 3
+    overlaps: bool = False
     is_slow: Callable[[Params], bool] = lambda params: False
     events: list[tuple[str, object]] = field(default_factory=list)
     flying: list[Flying] = field(default_factory=list)
@@ -87,7 +91,7 @@ class FakeEvaluator:
         return pending
 
     def first_ready(self, pending: Sequence[Flying]) -> int:
-        assert list(pending) == self.flying
+        assert self.overlaps or list(pending) == self.flying
         places = [i for i, one in enumerate(pending) if not self.is_slow(one.params)]
         return places[0] if places else 0
 
@@ -183,8 +187,11 @@ def test_every_outcome_is_recorded_before_the_next_question(bench):
             assert evaluator.events[place][1] == evaluator.events[place + 1][1]
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_what_is_built_is_finished_first_and_told_in_the_order_of_asking(tmp_path, sampler):
+def test_what_is_built_is_finished_first_and_told_in_the_order_of_asking(
+    tmp_path, sampler, overlaps
+):
     def is_scalar(params: Params) -> bool:
         return params["vector"] == 1
 
@@ -192,11 +199,11 @@ def test_what_is_built_is_finished_first_and_told_in_the_order_of_asking(tmp_pat
     for name, is_slow in (("slow", is_scalar), ("equal", lambda params: False)):
         (folder := tmp_path / name).mkdir()
         bench = Bench(folder)
-        evaluator = FakeEvaluator(by_region, ahead=4, is_slow=is_slow)
+        evaluator = FakeEvaluator(by_region, 4, overlaps, is_slow)
         bench.search(evaluator, sampler=sampler, trials=30)
         finished = [params for what, params in evaluator.events if what == "finish"]
         assert [t.params for t in bench.trials] == evaluator.submitted
-        assert (finished == evaluator.submitted) == (name == "equal")
+        assert overlaps or (finished == evaluator.submitted) == (name == "equal")
         assert all(t.outcome.seconds.get("held", 0.0) >= 0.0 for t in bench.trials)
         told.append([(t.number, t.params, t.outcome.status) for t in bench.trials])
     assert told[0] == told[1]
@@ -254,6 +261,77 @@ def test_the_evaluator_is_told_the_best_latency_so_far(bench):
     again = FakeEvaluator(by_region)
     bench.search(again, trials=21)
     assert again.bests == [best]  # a resumed search knows it from the start
+
+
+# ---- a device that works while the sampler thinks -------------------------------------------
+
+
+class Meeting(FakeEvaluator):
+    """Its second question ends when its first candidate is being finished, and the reverse."""
+
+    def __init__(self) -> None:
+        super().__init__(by_region, overlaps=True)
+        self._met = threading.Barrier(2, timeout=20.0)
+
+    def submit(self, params: Params) -> Flying:
+        pending = super().submit(params)
+        if len(self.submitted) == 2:
+            self._met.wait()
+        return pending
+
+    def finish(self, pending: Flying, number: int, best_us: float | None) -> Outcome:
+        if number == 0:
+            self._met.wait()
+        return super().finish(pending, number, best_us)
+
+
+def test_the_device_works_while_a_question_is_thought_out(bench):
+    evaluator = Meeting()
+    bench.search(evaluator, trials=15)
+    assert [t.params for t in bench.trials] == evaluator.submitted and not evaluator.flying
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_it_asks_what_it_would_ask_of_a_device_that_waits(tmp_path, sampler):
+    told = []
+    for overlaps in (False, True):
+        (folder := tmp_path / str(overlaps)).mkdir()
+        bench = Bench(folder)
+        for trials in (7, 24):  # resumed, too
+            bench.search(FakeEvaluator(by_region, 4, overlaps), sampler=sampler, trials=trials)
+        told.append([(t.number, t.params, t.outcome.status) for t in bench.trials])
+    assert told[0] == told[1] and len(told[0]) == 24
+
+
+class Lost(FakeEvaluator):
+    """A device that is lost at its sixth candidate."""
+
+    def finish(self, pending: Flying, number: int, best_us: float | None) -> Outcome:
+        if number == 5:
+            raise WorkerError("the device is gone")
+        return super().finish(pending, number, best_us)
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_what_came_before_a_lost_device_is_recorded(bench, overlaps):
+    with pytest.raises(WorkerError, match="the device is gone"):
+        bench.search(Lost(by_region, 4, overlaps), trials=20)
+    assert [t.number for t in bench.trials] == list(range(5))
+    bench.search(FakeEvaluator(by_region, 4, overlaps), trials=20)
+    assert [t.number for t in bench.trials] == list(range(20)) and is_listed_once(bench.trials)
+
+
+def test_a_search_that_ends_drops_what_the_device_works_on(bench):
+    evaluator = FakeEvaluator(never, 4, overlaps=True)
+    before = threading.active_count()
+    why = bench.search(evaluator, should_stop=lambda: len(bench.trials) >= 6)
+    assert why == "stopped by the user after 6 trials" and len(bench.trials) == 6
+    deadline = time.monotonic() + 20.0
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+    states = [t.state for t in bench.study().trials]
+    assert states == [TrialState.COMPLETE] * 6 + [TrialState.FAIL] * (len(states) - 6)
 
 
 # ---- the budget -----------------------------------------------------------------------------

@@ -82,6 +82,7 @@ def test_summary_takes_its_figures_from_the_exported_file(finished):
     assert told.throughput.startswith(f"{tflops:.3g} TFLOPS")
     assert told.roofline.startswith(f"{100 * tflops / 67:.0f} % of the fp32 roofline")
     assert f"{100 * tflops / 330:.0f} % of the fp16x3 roofline" in told.roofline
+    assert f"{100 * tflops / 495:.0f} % of the fp16x2 roofline" in told.roofline
 
 
 def test_near_misses_that_were_drawn_again_are_counted(tmp_path):

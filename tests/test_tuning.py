@@ -13,6 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 import tuner
 from tuner import session as session_room
 from tuner.errors import RunLockedError
+from tuner.evaluate import evaluator as evaluator_room
+from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.export.certificate import code_sha256, read_certificate
 from tuner.kernel.builder import Toolchain
 from tuner.review.summary import format_summary, summary
@@ -185,6 +188,31 @@ def test_a_search_writes_down_what_it_expects_of_the_rest(tmp_path):
     assert said.number % 10 == 0 and 20 <= said.number <= len(run.trials())
     assert said.improvement >= 0 and said.within.keys() == {"0.01", "0.05"}
     assert 0 <= said.within["0.01"] <= said.within["0.05"] <= 1
+
+
+def test_accidents_are_told_in_order_where_the_device_works_while_the_search_thinks(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(DeviceEvaluator, "overlaps", True)
+    monkeypatch.setattr(evaluator_room, "SCREEN_TIMEOUT_S", 2.0)
+    family = write_family(tmp_path / "families")
+    config = config_text(family, space={"mode": MODES}, search={"sampler": "surrogate"})
+    (tmp_path / "config.yaml").write_text(config)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    threads = threading.active_count()
+    run = tuner.tune(
+        tuner.load_config(tmp_path / "config.yaml"), runs_dir=tmp_path / "runs", proves=False
+    )
+    assert [t.number for t in run.trials()] == list(range(len(MODES)))
+    found = {t.params["mode"]: (t.outcome.status, t.outcome.reason) for t in run.trials()}
+    for mode, (status, reason) in BAD.items():
+        assert found[mode][0] == status and reason in found[mode][1]
+    assert found["ok"][0] is found["prints"][0] is Status.CORRECT
+    elapsed = [t.elapsed_s for t in run.trials()]
+    assert elapsed == sorted(elapsed)
+    wait_for(lambda: threading.active_count() <= threads, 10)
+    children = psutil.Process().children(recursive=True)
+    assert {child.pid for child in children if is_worker(child)} <= before
 
 
 def test_a_kill_loses_no_outcome_and_leaves_no_worker(life):
@@ -379,7 +407,10 @@ def test_another_toolchain_is_refused_unless_told(life, tmp_path):
 # ---- Ctrl-C ---------------------------------------------------------------------------------
 
 
-def test_ctrl_c_twice_ends_at_once_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_ctrl_c_twice_ends_at_once_and_leaves_no_process(tmp_path, monkeypatch, overlaps):
+    if overlaps:
+        monkeypatch.setenv("OVERLAPS", "1")
     family = write_family(tmp_path / "families")
     space = {"mode": ["ok", "hang"], "step": list(range(1, 30))}
     (tmp_path / "config.yaml").write_text(config_text(family, space=space, search={"trials": 58}))

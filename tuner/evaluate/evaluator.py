@@ -118,6 +118,11 @@ class DeviceEvaluator:
         return self._ahead
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the search may go on meanwhile: not on the processor that is being timed."""
+        return self._quiet is nullcontext
+
+    @property
     def num_building(self) -> int:
         """How many candidates are being compiled or wait for it."""
         return self._builder.pending

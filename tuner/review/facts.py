@@ -33,12 +33,13 @@ DEFAULT_MAX_NOISE = 0.005  # the config's own default for measure.max_noise
 UNITS = {
     "fp32": "plain float32 cores",
     "fp16x3": "three float16 products",
+    "fp16x2": "one float16 product, two of 8 bits at half its time",
     "tf32": "TF32 tensor cores",
     "fp16": "float16 tensor cores",
 }
 # What an accuracy class allows at best; any other class allows float16.
 _ALLOWED = {
-    "float32": ("fp32", "fp16x3"),
+    "float32": ("fp32", "fp16x3", "fp16x2"),
     "tf32": ("tf32", "fp16"),  # float16 keeps as many bits, at twice the rate
 }
 

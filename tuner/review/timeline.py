@@ -57,7 +57,7 @@ class Stage:
 
 
 def stages_of(trials: Sequence[Trial]) -> list[Stage]:
-    """Return the seconds of each stage; all but the first are one after another."""
+    """Return the seconds of each stage; all but the first two are one after another."""
     total: dict[str, float] = defaultdict(float)
     for trial in trials:
         for stage, seconds in trial.outcome.seconds.items():
@@ -67,10 +67,10 @@ def stages_of(trials: Sequence[Trial]) -> list[Stage]:
     others = {name: seconds for name, seconds in total.items() if name not in known}
     around = max(0.0, total["device"] - total["check"] - total["measure"])
     device_s = total["check"] + total["measure"] + around
-    serial = total["render"] + total["wait"] + device_s + sum(others.values())
+    serial = total["wait"] + device_s + sum(others.values())
     return [
         Stage("build", total["build"], "in the builders, in parallel with all that follows"),
-        Stage("render", total["render"], "from template to source text"),
+        Stage("render", total["render"], "from template to source text, before a build"),
         Stage("wait", total["wait"], "the device idle, waiting for a build"),
         Stage("check", total["check"], "asking for answers and judging them"),
         Stage("measure", total["measure"], "timing"),

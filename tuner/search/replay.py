@@ -118,6 +118,7 @@ class _Lookup:
     """The evaluator that knows every outcome; keeps one configuration in flight."""
 
     ahead = 1
+    overlaps = False
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording

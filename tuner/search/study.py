@@ -2,9 +2,10 @@
 
 Knows nothing of devices or compilers: it hands parameters to an `Evaluator`, keeps several
 of them in flight so that builders work ahead of the device, and records every outcome before
-it asks again. Outcomes are told in the order of asking, so that the sequence of questions depends
-on the seed and the outcomes alone; while the next one still builds, the device works on those that
-are built. A resumed search asks the questions of the earlier
+it asks again. Outcomes are told in the order of asking, and each question is asked when just as
+many are told, so that the sequence of questions depends on the seed and the outcomes alone; while
+the next one still builds, and while a question is thought out, the device works on those that are
+built. A resumed search asks the questions of the earlier
 sessions again and takes the recorded outcomes for answers; it then goes on exactly as it would
 have without the interruption.
 """
@@ -12,6 +13,7 @@ have without the interruption.
 from __future__ import annotations
 
 import json
+import threading
 import time
 import warnings
 from collections import deque
@@ -69,6 +71,10 @@ class Evaluator(Protocol[P]):
     def ahead(self) -> int:
         """How many submitted configurations keep the builders busy."""
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the search may think, in another thread, while a configuration is finished."""
+
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
@@ -96,7 +102,7 @@ class _InFlight(Generic[P]):
     started_at: str
     pending: P | None = None  # None for a trial of an earlier session
     outcome: Outcome | None = None  # once there is one
-    ended_s: float = 0.0  # when that was, of the search
+    ended: float = 0.0  # when that was, by `time.monotonic`
 
 
 class _Diverged(Exception):
@@ -207,68 +213,134 @@ def _loop(
     tried = {space.index(trial.params) for trial in previous[:asked]} - {None}
     most, end = max(budget.trials, len(previous)), ""
     flying: deque[_InFlight[P]] = deque()
-    while True:
-        if number == len(previous):
-            start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
-        if number >= len(previous):
-            if store is not None:  # once an outcome
-                store.write()
-            elapsed_s = time.monotonic() - start_s
-            if should_stop():
-                return _dropped(study, flying, f"stopped by the user after {number} trials")
-            if elapsed_s >= budget.timeout_s:
-                end = f"{number} trials in {elapsed_s:.0f} s: the time is used up"
-                return _dropped(study, flying, end)
-        while not end and len(flying) < evaluator.ahead:
-            if asked >= most:
-                end = f"{budget.trials} trials: the budget is used up"
-                break
-            # Counted here as well: where every parameter has one value, Optuna takes these
-            # without asking the sampler, again and again.
-            if len(tried) == space.num_feasible:
-                end = f"all {space.num_feasible} feasible configurations were tried"
-                break
-            flying.append(_ask(study, space, evaluator, asked, known.get(asked)))
-            tried.add(flying[-1].position)
-            asked += 1
-        if not flying:
-            if number in known:
-                raise _Diverged
-            return end
-        item = flying[0]
-        is_held = item.outcome is not None
-        if not is_held:
-            done = _finish_first_ready(flying, evaluator, best_us)
-            done.ended_s = time.monotonic() - start_s
-            if done is not item:
+    with _Finisher(evaluator, best_us) as finisher:
+        while True:
+            if number == len(previous):
+                start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
+            if number >= len(previous):
+                if store is not None:  # once an outcome
+                    store.write()
+                elapsed_s = time.monotonic() - start_s
+                if should_stop():
+                    return _dropped(study, flying, f"stopped by the user after {number} trials")
+                if elapsed_s >= budget.timeout_s:
+                    end = f"{number} trials in {elapsed_s:.0f} s: the time is used up"
+                    return _dropped(study, flying, end)
+            while not end and len(flying) < evaluator.ahead:
+                if asked >= most:
+                    end = f"{budget.trials} trials: the budget is used up"
+                    break
+                # Counted here as well: where every parameter has one value, Optuna takes these
+                # without asking the sampler, again and again.
+                if len(tried) == space.num_feasible:
+                    end = f"all {space.num_feasible} feasible configurations were tried"
+                    break
+                flying.append(_ask(study, space, evaluator, asked, known.get(asked)))
+                finisher.take(flying[-1])
+                tried.add(flying[-1].position)
+                asked += 1
+            if not flying:
+                if number in known:
+                    raise _Diverged
+                return end
+            item = flying[0]
+            is_held = item.outcome is not None
+            if not is_held:
+                finisher.wait(item)
+            outcome = item.outcome
+            if outcome is None:
                 continue
-        flying.popleft()
-        outcome = item.outcome
-        assert outcome is not None
-        if item.pending is not None:
-            record(_trial_of(item, time.monotonic() - start_s if is_held else item.ended_s))
-        _tell(study, item.trial, outcome)
-        number += 1
-        if not end and number % JUDGE_EVERY == 0:  # replayed as well: a model may learn
-            end = _stopped(study, number, budget.stop, on_remaining)
-        if outcome.latency_us is not None:
-            best_us = min(best_us or outcome.latency_us, outcome.latency_us)
+            flying.popleft()
+            if item.pending is not None:
+                ended_s = (time.monotonic() if is_held else item.ended) - start_s
+                record(_trial_of(item, outcome, ended_s, ended_s - (item.ended - start_s)))
+            _tell(study, item.trial, outcome)
+            number += 1
+            if not end and number % JUDGE_EVERY == 0:  # replayed as well: a model may learn
+                end = _stopped(study, number, budget.stop, on_remaining)
 
 
-def _finish_first_ready(
-    flying: Iterable[_InFlight[P]], evaluator: Evaluator[P], best_us: float | None
-) -> _InFlight[P]:
-    """Get one outcome, of the first in flight whose build is there; return whose it is."""
-    waiting = [(item, item.pending) for item in flying if item.pending and not item.outcome]
-    place = evaluator.first_ready([pending for _, pending in waiting])
-    item, pending = waiting[place]
-    item.outcome = evaluator.finish(pending, item.number, best_us)
-    return item
+class _Finisher(Generic[P]):
+    """Gets the outcomes of what is in flight, one after the other, of the first that is built.
+
+    Where the evaluator lets it, a thread does so, and the device works while the sampler thinks.
+    Leaving it drops what it works on: whoever owns the evaluator ends that by closing it.
+
+    Args:
+        evaluator: of the search.
+        best_us: the least time that the search knows.
+    """
+
+    def __init__(self, evaluator: Evaluator[P], best_us: float | None) -> None:
+        self._evaluator = evaluator
+        self._best_us = best_us
+        self._waiting: list[_InFlight[P]] = []  # without an outcome, in the order of asking
+        self._num_done = 0
+        self._error: BaseException | None = None
+        self._is_left = False
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
+
+    def __enter__(self) -> _Finisher[P]:
+        if self._evaluator.overlaps:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._change:
+            self._is_left = True
+            self._change.notify_all()
+
+    def take(self, item: _InFlight[P]) -> None:
+        """Get an outcome for it, unless it has one."""
+        with self._change:
+            if item.outcome is None:
+                self._waiting.append(item)
+                self._change.notify_all()
+
+    def wait(self, item: _InFlight[P]) -> None:
+        """Wait until it, or another one, has its outcome."""
+        if not self._evaluator.overlaps:
+            self._finish_first_ready(list(self._waiting))
+            return
+        with self._change:
+            before = self._num_done
+            self._change.wait_for(lambda: item.outcome or self._error or self._num_done > before)
+            if item.outcome is None and self._error is not None:
+                raise self._error
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._change:
+                    self._change.wait_for(lambda: self._waiting or self._is_left)
+                    if self._is_left:
+                        return
+                    waiting = list(self._waiting)
+                self._finish_first_ready(waiting)
+        except BaseException as error:  # told to who waits
+            with self._change:
+                self._error = error
+                self._change.notify_all()
+
+    def _finish_first_ready(self, waiting: Sequence[_InFlight[P]]) -> None:
+        place = self._evaluator.first_ready([i.pending for i in waiting if i.pending is not None])
+        item = waiting[place]
+        if self._is_left or item.pending is None:
+            return
+        outcome = self._evaluator.finish(item.pending, item.number, self._best_us)
+        with self._change:
+            item.ended = time.monotonic()
+            item.outcome = outcome
+            if outcome.latency_us is not None:
+                self._best_us = min(self._best_us or outcome.latency_us, outcome.latency_us)
+            self._waiting.remove(item)
+            self._num_done += 1
+            self._change.notify_all()
 
 
-def _trial_of(item: _InFlight[P], elapsed_s: float) -> Trial:
-    assert item.outcome is not None and item.pending is not None
-    outcome, held_s = item.outcome, elapsed_s - item.ended_s
+def _trial_of(item: _InFlight[P], outcome: Outcome, elapsed_s: float, held_s: float) -> Trial:
+    assert item.pending is not None
     if held_s > 0:
         outcome = replace(outcome, seconds={**outcome.seconds, "held": held_s})
     return Trial(
