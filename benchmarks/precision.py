@@ -3,6 +3,7 @@
     python -m benchmarks.precision                              #33, every value probe: 2 minutes
     python -m benchmarks.precision --sizes batch=2048,in_features=4096,out_features=4096
     python -m benchmarks.precision --probe heavy_tailed --strategy fp16_fp8x2 --strategy fp16x3
+    python -m benchmarks.precision --integers                   #what class float32 makes of 8 bits
 
 Operands are rounded as a template would round them; their products are summed in float64, and in
 the last table as Hopper's tensor cores sum. An error's *use* is |error| / (atol + rtol |value|) of
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +33,10 @@ RTOL = ATOL = 1e-4
 SUM_ROWS = 64  # rows whose sums are emulated: the longest
 WEIGHT_LIMIT = 1.25  # of an element, see Case; as given 1.09 are reached
 EXPECTED_LIMIT = 0.15 * ATOL  # rms: 6.7 times it is atol; of 2^26 elements one is at 5.5 times
+FLOAT32_SHARE = 1.5  # of the error of float32 sums: what the guard of fp16_int8x2 allows
+FLOAT32_ERROR = (
+    0.147 * 2.0**-23
+)  # of a float32 product, times |row of x| |row of W| (wgmma_guard.cuh)
 EDGES = (0.0, 1.0, 1.25, 1.5, 2.0, 3.0, float("inf"))  # of weights
 
 # ---- strategies -----------------------------------------------------------------------------
@@ -362,6 +367,62 @@ def report(
     )
 
 
+# ---- integers, for class float32 ------------------------------------------------------------
+
+INTEGER_INPUTS: Mapping[str, Callable[[int, int], torch.Tensor]] = {
+    "uniform in 0 to 1, as given": torch.rand,
+    "uniform in -0.5 to 0.5": lambda rows, k: torch.rand(rows, k) - 0.5,
+    "normal": torch.randn,
+    "normal + 1": lambda rows, k: torch.randn(rows, k) + 1.0,
+    "the positive part of a normal": lambda rows, k: torch.randn(rows, k).relu(),
+}
+INTEGER_WEIGHTS: Mapping[str, Callable[[int, int], torch.Tensor]] = {
+    "uniform, as nn.Linear's": lambda columns, k: (2.0 * torch.rand(columns, k) - 1.0) / k**0.5,
+    "normal": torch.randn,
+}
+INTEGER_LENGTHS = (1024, 2048, 4096, 8192, 16384)
+
+
+def share_of_float32(x: torch.Tensor, weight: torch.Tensor, scaled_by: str) -> float:
+    """Return the error to expect of `fp16_int8x2` over what its guard allows; above 1 it refuses.
+
+    Args:
+        x: [batch, k], not centred.
+        weight: [columns, k].
+        scaled_by: "filled" or "guessed" (`prepare: behind`), see `scale_of`.
+    """
+
+    def largest(values: torch.Tensor, given: torch.Tensor) -> list[float]:
+        scale = scale_of(values, scaled_by)
+        v = values * scale
+        left = v - fp16(v)
+        kept = (v, left, v - part("int8", v), left - part("int8 rest", v))
+        lengths = given.double().square().sum(1).sqrt()
+        return [float(((n / scale).double().square().sum(1).sqrt() / lengths).max()) for n in kept]
+
+    x_length, x_left, x_off, x_left_off = largest(x - centre_of(x), x)
+    _, w_left, w_off, w_left_off = largest(weight, weight)
+    squares = (x_off * w_left, x_left * w_off, x_left_off, x_length * w_left_off)
+    expected = sum(each**2 for each in squares) ** 0.5
+    return float(expected / (FLOAT32_SHARE * FLOAT32_ERROR * x.shape[1] ** 0.5))
+
+
+def integers_report(num_rows: int, num_columns: int, seed: int) -> str:
+    """Return a table of `share_of_float32`, by operands and lengths of rows."""
+    lines = []
+    for (x_name, draw_x), (w_name, draw_w) in itertools.product(
+        INTEGER_INPUTS.items(), INTEGER_WEIGHTS.items()
+    ):
+        cells = []
+        for k in INTEGER_LENGTHS:
+            torch.manual_seed(seed)
+            x, weight = draw_x(num_rows, k), draw_w(num_columns, k)
+            shares = [share_of_float32(x, weight, by) for by in ("filled", "guessed")]
+            cells.append("; ".join(f"**{s:.2f}**" if s > 1.0 else f"{s:.2f}" for s in shares))
+        lines.append([x_name, w_name, *cells])
+    return table(["x", "W", *(f"k = {k}" for k in INTEGER_LENGTHS)], lines)
+
+
 def main() -> None:
     """Parse the command line and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
@@ -372,8 +433,12 @@ def main() -> None:
     parser.add_argument("--strategy", action="append", choices=[s.name for s in STRATEGIES])
     parser.add_argument("--columns", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--integers", action="store_true", help="of fp16_int8x2's guard alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.integers:
+        print(integers_report(1024, options.columns, options.seed))
+        return
     problem = load_problem(load_family("gemm_scale_batchnorm").reference, options.sizes)
     probes = value_probes(problem.num_rows(), options.seed)
     chosen = [p for p in probes if not options.probe or p.distribution in options.probe]

@@ -15,6 +15,8 @@ import torch
 LARGEST_EXPONENT = 13  # of a row once it is scaled, as wgmma_operands.cuh has it
 FLOAT8_SHIFT = 6  # e4m3 holds rows times 2^-6 and rests times 2^6
 STAGE_K = 64  # elements of k with one power of two of their own, and between promotions
+INTEGER_DISTANCE = 0.8  # of a factor that is guessed from the first GUESSED_K elements of a row
+GUESSED_K = 512
 
 # ---- formats --------------------------------------------------------------------------------
 
@@ -88,10 +90,19 @@ def part(name: str, v: torch.Tensor) -> torch.Tensor:
 def scale_of(values: torch.Tensor, scaled_by: str) -> torch.Tensor:
     """Return powers of two that bring `values` [rows, k] below 2^(LARGEST_EXPONENT + 1).
 
-    One for the matrix, one a row, or one for each STAGE_K elements of a row; of a shape that
-    broadcasts to that of `values`.
+    One for the "matrix", one a "row", or one for each "stage", STAGE_K elements of a row; of a
+    shape that broadcasts to that of `values`. Or factors that are no powers of two: "filled" makes
+    the largest element of a row 127 of the steps of "int8"; "guessed" guesses that from the row's
+    beginning, at a distance, and takes the other where the guess is too large.
     """
     size = values.abs()
+    if scaled_by in ("filled", "guessed"):
+        filled = 127.0 / INT8_DOWN / size.amax(1, keepdim=True).clamp_min(1e-30)
+        if scaled_by == "filled":
+            return filled
+        begun = size[:, :GUESSED_K].amax(1, keepdim=True).clamp_min(1e-30)
+        guess = INTEGER_DISTANCE * 127.0 / INT8_DOWN / begun
+        return torch.where(guess > filled, filled, guess)
     if scaled_by == "matrix":
         size = size.amax().reshape(1, 1)
     elif scaled_by == "row":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 import torch
@@ -114,6 +115,53 @@ def test_int8_is_finer_than_float8_unless_few_elements_make_a_row_long():
     int8, float8 = BY_NAME["fp16 + 2 int8"], BY_NAME["fp16_fp8x2"]
     assert use(cases()["as given"], int8) < use(cases()["as given"], float8)
     assert use(cases()["heavy-tailed"], int8) > use(cases()["heavy-tailed"], float8)
+
+
+# ---- integers, for class float32 ------------------------------------------------------------
+
+
+def test_the_emulated_guard_of_integers_has_the_kernels_numbers():
+    params = {"template": "wgmma", "precision": "fp16_int8x2", "order": "sweeps", "promote_k": 0}
+    text = load_family("gemm_scale_batchnorm").render({**params, "centre": True}).source
+
+    def number(name: str) -> float:
+        (found,) = re.findall(rf"constexpr \w+ {name} = ([\d. /]+)f?;", text)
+        top, _, below = found.partition("/")
+        return float(top) / float(below or 1)
+
+    assert number("kIntegerDistance") == rounding.INTEGER_DISTANCE
+    assert number("kIntegerStep") == 1 / rounding.INT8_DOWN
+    assert number("kIntegerRestStep") == 1 / rounding.INT8_UP
+    assert number("kLargestShare") == precision.FLOAT32_SHARE
+    assert number("kFloat32Error") == precision.FLOAT32_ERROR
+
+
+@pytest.mark.parametrize("k", [4096, 8192])
+def test_integers_are_as_good_as_float32_on_kernelbenchs_operands_also_where_factors_are_guessed(
+    k,
+):
+    torch.manual_seed(0)
+    x, weight = torch.rand(2048, k), (2 * torch.rand(64, k) - 1) / k**0.5
+    filled = precision.share_of_float32(x, weight, "filled")
+    assert filled < precision.share_of_float32(x, weight, "guessed") < 0.9
+    assert precision.share_of_float32(x[:, :512], weight[:, :512], "filled") > 1.0
+    row = x - precision.centre_of(x)
+    full, guess = (rounding.scale_of(row, by) for by in ("filled", "guessed"))
+    again = (guess == full).double().mean()
+    assert again < 0.001  # else rows are read twice
+
+
+def test_a_row_that_grows_after_its_beginning_keeps_all_of_its_integers():
+    row = torch.cat([torch.full((1, 600), 0.1), torch.ones(1, 400)], dim=1)
+    scale = rounding.scale_of(row, "guessed")
+    assert float((row * scale).max()) == 127 / rounding.INT8_DOWN
+    assert torch.equal(scale, rounding.scale_of(row, "filled"))
+
+
+def test_the_table_of_integers_has_every_pair_of_operands():
+    text = precision.integers_report(64, 16, 0)
+    pairs = len(precision.INTEGER_INPUTS) * len(precision.INTEGER_WEIGHTS)
+    assert len(text.splitlines()) == 2 + pairs and "**" in text
 
 
 def test_a_part_and_its_rest_leave_less_than_the_part_alone():
