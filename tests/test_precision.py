@@ -125,8 +125,8 @@ def test_the_emulated_guard_of_integers_has_the_kernels_numbers():
     text = load_family("gemm_scale_batchnorm").render({**params, "centre": True}).source
 
     def number(name: str) -> float:
-        (found,) = re.findall(rf"constexpr \w+ {name} = ([\d. /]+)f?;", text)
-        top, _, below = found.partition("/")
+        (found,) = re.findall(rf"constexpr \w+ {name} = ([\d. /f]+);", text)
+        top, _, below = found.replace("f", "").partition("/")
         return float(top) / float(below or 1)
 
     assert number("kIntegerDistance") == rounding.INTEGER_DISTANCE
