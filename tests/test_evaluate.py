@@ -380,22 +380,26 @@ class {name}(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(64, 32)]
+    return [torch.rand(64, 32)]
 
 
 def get_init_inputs():
     return []
 """
-SLOW_ELSEWHERE = "time.sleep(0 if bool((self.bn.weight == 1).all()) else 0.02)"
+SLOW_ELSEWHERE = {
+    "weights": "time.sleep(0 if bool((self.bn.weight == 1).all()) else 0.02)",
+    "inputs": "time.sleep(0.02 if bool((x < 0).any()) else 0)",
+}
 
 
-def test_a_time_that_depends_on_the_weights_is_told(checker, tmp_path):
+@pytest.mark.parametrize("what", SLOW_ELSEWHERE)
+def test_a_time_that_depends_on_the_values_is_told(checker, tmp_path, what):
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=""))
-    subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE))
+    subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE[what]))
     task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
     prover = OneJudge(task, seed=SEED, kept=checker.kept)
-    race = prover.race([subject], num_processes=1, seconds=0.02, has_other_weights=True)
+    race = prover.race([subject], num_processes=1, seconds=0.02, has_other_values=True)
     slept_us = 20_000.0
     assert race.elsewhere is not None
     assert min(race[1][0]) < slept_us <= min(race.elsewhere[1][0])
@@ -423,18 +427,18 @@ def interval(low, high):
 def test_speed_ups_that_differ_beyond_chance_and_by_5_percent_depend(here, elsewhere, depends):
     check = Check(True, "float32", "", (), is_thorough=True)
     entry = Finalist(3, check, here, elsewhere=elsewhere)
-    assert entry.depends_on_weights is depends
+    assert entry.depends_on_values is depends
 
 
-def test_a_file_whose_time_depends_on_the_weights_is_noted():
+def test_a_file_whose_time_depends_on_the_values_is_noted():
     check = Check(True, "float32", "", (), is_thorough=True)
     raced = Finalist(3, check, interval(4.9, 5.1))
     same = replace(raced, elsewhere=interval(4.9, 5.1))
     other = replace(raced, elsewhere=interval(2.4, 2.6))
     assert compared(raced, same) == []
     assert compared(raced, other) == [
-        "with random weights in place of the constructor's it runs at 2.50x, not 5.00x: its time "
-        "depends on them"
+        "with random weights and normal inputs in place of the reference's own it runs at 2.50x, "
+        "not 5.00x: its time depends on them"
     ]
 
 

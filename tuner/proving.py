@@ -161,7 +161,7 @@ def proved_file(
             [contender],
             num_processes=measure.num_processes,
             seconds=measure.finalists_s,
-            has_other_weights=True,
+            has_other_values=True,
         )
     except WorkerError as error:
         _, reason = blamed(error, [contender.name])
@@ -241,12 +241,12 @@ def _provenance(
             f"cold caches)"
         )
         lines.append(f"  latency: {raced.latency_us:.1f} us, baseline {raced.baseline_us:.1f} us")
-        if raced.depends_on_weights:
+        if raced.depends_on_values:
             e = raced.elsewhere
             assert e is not None
             lines.append(
-                f"  speed-up with random weights in place of the constructor's: {e.speedup:.3f}x "
-                f"[{e.low:.3f}, {e.high:.3f}]: its time depends on them"
+                "  speed-up with random weights and normal inputs in place of the reference's "
+                f"own: {e.speedup:.3f}x [{e.low:.3f}, {e.high:.3f}]: its time depends on them"
             )
     if raced is not None:
         lines += [

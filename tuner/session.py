@@ -316,17 +316,17 @@ def _is_slower(entry: Finalist) -> bool:
 
 
 def compared(raced: Finalist, exported: Finalist) -> list[str]:
-    """Say so when the file's speed is not its candidate's, or not the same on other weights."""
+    """Say so when the file's speed is not its candidate's, or not the same on other values."""
     one, other, notes = raced.interval, exported.interval, []
     if one is not None and other is not None and not one.overlaps(other):
         notes.append(
             f"the exported file runs at {other.speedup:.2f}x where the candidate ran at "
             f"{one.speedup:.2f}x: the way it is called differs (launch work, allocations)"
         )
-    if exported.depends_on_weights:
+    if exported.depends_on_values:
         assert other is not None and exported.elsewhere is not None
         notes.append(
-            f"with random weights in place of the constructor's it runs at "
+            f"with random weights and normal inputs in place of the reference's own it runs at "
             f"{exported.elsewhere.speedup:.2f}x, not {other.speedup:.2f}x: its time depends on "
             f"them"
         )

@@ -311,8 +311,8 @@ class Finalist:
     `latency_us` and `baseline_us` are medians over all rounds of all processes. Every sample is
     kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
     `num_throttled` more were dropped in that race, since the device was throttled. All of this is
-    told of the reference's weights as it is constructed; `elsewhere` is the speed-up on random
-    ones, where that was asked for.
+    told of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
+    speed-up on random weights and normal inputs, where that was asked for.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -330,8 +330,8 @@ class Finalist:
     elsewhere: Interval | None = None
 
     @property
-    def depends_on_weights(self) -> bool:
-        """Whether random weights change the speed-up, by more than another process would."""
+    def depends_on_values(self) -> bool:
+        """Whether other values change the speed-up, by more than another process would."""
         here, there = self.interval, self.elsewhere
         if here is None or there is None or here.overlaps(there):
             return False

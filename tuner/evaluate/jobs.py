@@ -333,15 +333,19 @@ class _Session:
             result = verdict.judge(expected, probes.Answer(report, tensors), self.accuracy)
         return {"result": json.loads(to_json(result))}, ()
 
-    def timing_set(self, has_other_weights: bool = False) -> Answer:
+    def timing_set(self, has_other_values: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.
 
-        The weights are as the reference's constructor leaves them, or others, all of them random:
-        what a call costs may depend on them.
+        They are as the reference makes them, or others: weights all of them random, inputs from a
+        normal distribution. What a call costs may depend on them.
         """
         assert self.problem is not None and self.model is not None
-        if has_other_weights:
+        if has_other_values:
             self.problem.randomise(self.model, WEIGHT_SEED)
+            others = self.problem.make_inputs(
+                WEIGHT_SEED, distribution="normal", device=self.device
+            )
+            self.inputs = RotatingInputs(others)
         tensors = {f"state.{n}": t for n, t in self.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self.inputs.given)}
         text, blobs = probes.pack(probes.Script(), tensors)

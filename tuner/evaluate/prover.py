@@ -50,7 +50,7 @@ WARM_UP_SAMPLES = 5
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
 CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
 CLOCK_US = 50.0  # what a process's clock need not see of a call on a CPU
-SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other weights
+SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other values
 STEADY = 0.05  # relative difference of two medians that agree
 
 
@@ -102,7 +102,7 @@ class Race:
 
     `bursts` are samples in us, [lane][process][round][sample]. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped.
-    `elsewhere` is the same race on other weights, if that was asked for.
+    `elsewhere` is the same race on other values, if that was asked for.
     """
 
     bursts: list[list[list[list[float]]]]
@@ -174,11 +174,11 @@ class Prover:
         *,
         num_processes: int,
         seconds: float,
-        has_other_weights: bool = False,
+        has_other_values: bool = False,
     ) -> Race:
         """Time the baseline and contenders in turn, in that many fresh sets of processes.
 
-        They are timed on the reference's weights as it is constructed.
+        They are timed on the reference's weights as it is constructed, and on its inputs.
 
         What a contender's process tells of its times is compared with this process's clock, and
         with the physical floor; one output of calls that this process timed is judged, in a set
@@ -188,14 +188,15 @@ class Prover:
             contenders: all that are not ours must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
-            has_other_weights: whether to race on random weights as well, for a shorter time.
+            has_other_values: whether to race on random weights and normal inputs as
+                well, for a shorter time.
 
         Raises:
             WorkerError: a process failed, or what it told cannot be believed; the message starts
                 with the contender's name.
         """
         race = Race([[] for _ in range(len(contenders) + 1)])
-        if has_other_weights:
+        if has_other_values:
             race.elsewhere = Race([[] for _ in race])
         for contender in contenders:
             self._remember(contender)
@@ -222,7 +223,7 @@ class Prover:
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
                 if race.elsewhere is not None:
-                    self._give_timing_set(racers, has_other_weights=True)
+                    self._give_timing_set(racers, has_other_values=True)
                     seconds_elsewhere = seconds * SHARE_ELSEWHERE
                     rounds_elsewhere = self._rounds(racers, seconds_elsewhere, FEW_WARM_UPS)
                     for lane, rounds in zip(race.elsewhere.bursts, rounds_elsewhere, strict=True):
@@ -234,9 +235,9 @@ class Prover:
         race.num_throttled = self._num_throttled
         return race
 
-    def _give_timing_set(self, racers: Sequence[Worker], has_other_weights: bool = False) -> None:
+    def _give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
         """Let the baseline's process share its weights and inputs with the others."""
-        asked = {"has_other_weights": has_other_weights}
+        asked = {"has_other_values": has_other_values}
         reply = self._call(racers[0], "timing_set", asked)
         for racer in racers[1:]:
             self._call(racer, "take_timing_set", reply.data, reply.blobs)
