@@ -2,11 +2,12 @@
 
     python -m benchmarks.guard [--sizes batch=1024,in_features=8192,out_features=8192] [--out G.md]
 
-Prints a markdown table: the `fp16_fp8x2` GEMM with and without its guard, and three float16
-products, on the reference's own weights, with one gamma of 2, and with one row of x 8 times as
-long. Of each: the time of the operator (cold L2, median), the ratio to PyTorch eager float32 in
-the same process, and the largest share of 1e-4 + 1e-4 |y| that an element uses. Needs an NVIDIA
-GPU of compute capability 9.0.
+Prints a markdown table: the `fp16_fp8x2` GEMM with and without its guard, `fp16_int8x2` prepared
+before the GEMM and behind it, and three float16 products, on the reference's own weights and
+inputs, with one gamma of 2, with one row of x 8 times as long, and with a normal x. Of each: the
+time of the operator (cold L2, median), the ratio to PyTorch eager float32 in the same process, and
+the largest share of 1e-4 + 1e-4 |y| that an element uses. Needs an NVIDIA GPU of compute
+capability 9.0.
 """
 
 from __future__ import annotations
@@ -30,9 +31,14 @@ FLOAT8: Params = {
     "template": "wgmma", "precision": "fp16_fp8x2", "order": "sweeps", "block_n": 256,
     "promote_k": 0, "stages": 4, "centre": True, "prepare": "behind", "ahead": 100,
 }  # fmt: skip
+INT8: Params = {
+    **FLOAT8, "precision": "fp16_int8x2", "promote_k": 1024, "promote_into": "float8",
+}  # fmt: skip
 CONFIGURATIONS: Sequence[Params] = (
     FLOAT8,
     {**FLOAT8, "guard": False},
+    INT8,
+    {**INT8, "prepare": "before"},
     {
         "template": "wgmma",
         "precision": "fp16x3",
@@ -45,15 +51,19 @@ COLUMNS = ("configuration", "inputs", "time", "of eager float32", "use of 1e-4")
 
 
 def questions(arguments: Sequence[Any]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return inputs by name: as given, and two that two float8 corrections are too coarse for."""
+    """Return inputs by name: as given, and such as corrections in 8 bits are too coarse for."""
+    import torch
+
     x, weight, bias, scale, gamma, beta, eps = arguments
     large, long = gamma.clone(), x.clone()
     large[5] = 2.0
     long[7] *= 8.0
+    normal = torch.empty_like(x).normal_(generator=torch.Generator(x.device).manual_seed(0))
     return [
         ("as given", (x, weight, bias, scale, gamma, beta, eps)),
         ("one gamma of 2", (x, weight, bias, scale, large, beta, eps)),
         ("one row 8 times as long", (long, weight, bias, scale, gamma, beta, eps)),
+        ("a normal x", (normal, weight, bias, scale, gamma, beta, eps)),
     ]
 
 

@@ -86,30 +86,50 @@ struct ShiftedSums {
 // as |slope| times the norms of a row of x and of the column's row of W; or, where `column_norm` is
 // null, the largest errors to expect of h are given, over those of a float32 product.
 struct Watch {
+  // Lengths over those of the rows as they are given: of what is neglected or rounded away.
+  enum Rests { kXOff, kXLeft, kXLeftOff, kXLength, kWOff, kWLeft, kWLeftOff, kNumRests };
+
   const float* column_norm = nullptr;  // [columns]: of rows of W
-  const unsigned* largest = nullptr;   // of rows of x, its norm, as bits; or see Rests
+  // [2, kNumRests], as bits: of rows prepared before the GEMM, and of those prepared behind it. Of
+  // rows of x, the norm at kXOff; or see Rests.
+  const unsigned* largest = nullptr;
   double limit = 0.0;
+  int* skips_first = nullptr;  // becomes 1 where the rows before say so; see is_refused
   int* is_coarse = nullptr;  // becomes 1 where a column exceeds the limit; null: nobody watches
 
-  // Lengths over those of the rows as they are given: of what is neglected or rounded away.
-  enum Rests { kXOff, kXLeft, kXLeftOff, kXLength, kWOff, kWLeft, kWLeftOff };
-
+  template <bool kAll>
   __device__ __forceinline__ double rest(Rests which) const {
-    return double(__uint_as_float(__ldcg(largest + which)));
+    unsigned bits = __ldcg(largest + which);
+    if constexpr (kAll) bits = max(bits, __ldcg(largest + kNumRests + which));
+    return double(__uint_as_float(bits));
+  }
+
+  template <bool kAll>
+  __device__ __forceinline__ double expected() const {  // four roundings, independent of each other
+    const double of_x = rest<kAll>(kXOff) * rest<kAll>(kWLeft);
+    const double of_w = rest<kAll>(kXLeft) * rest<kAll>(kWOff);
+    const double of_x_rest = rest<kAll>(kXLeftOff);
+    const double of_w_rest = rest<kAll>(kXLength) * rest<kAll>(kWLeftOff);
+    return sqrt(of_x * of_x + of_w * of_w + of_x_rest * of_x_rest + of_w_rest * of_w_rest);
   }
 
   __device__ __forceinline__ void look_at(int64_t column, float slope) const {
-    double found;
-    if (column_norm != nullptr) {
-      found = fabs(double(slope)) * double(__ldcg(column_norm + column)) * rest(kXOff);
-    } else {  // four roundings, independent of each other
-      const double of_x = rest(kXOff) * rest(kWLeft);
-      const double of_w = rest(kXLeft) * rest(kWOff);
-      const double of_x_rest = rest(kXLeftOff);
-      const double of_w_rest = rest(kXLength) * rest(kWLeftOff);
-      found = sqrt(of_x * of_x + of_w * of_w + of_x_rest * of_x_rest + of_w_rest * of_w_rest);
-    }
+    const double found =
+        column_norm == nullptr
+            ? expected<true>()
+            : fabs(double(slope)) * double(__ldcg(column_norm + column)) * rest<true>(kXOff);
     if (!(found <= limit)) *is_coarse = 1;  // NaN, too
+  }
+
+  // Whether the rows prepared before the GEMM are too coarse already: then it need not begin. By
+  // all threads of its grid, which must agree while other rows are being prepared.
+  __device__ __forceinline__ bool is_refused() const {
+    if (expected<false>() <= limit) return false;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      *skips_first = 1;
+      *is_coarse = 1;
+    }
+    return true;
   }
 };
 

@@ -144,8 +144,8 @@ struct Operands {
   const unsigned short* centre;  // see wgmma_operands; subtracted from each row of x
   float* shifted_bias;  // [out_features]: what the reported mean lacks then
   int* counters;        // see below
-  float* column_norm;      // [out_features] of the weight's rows; of x's, the largest, as bits: what
-  unsigned* largest;       // tells whether a second run is needed; see Watch
+  float* column_norm;      // [out_features] of the weight's rows; and the largest of what is found
+  unsigned* largest;       // of rows: tells whether a second run is needed; see Watch
   const int* is_called;    // two runs: whether the second one computes y, and not the first
   int64_t batch, out_features, in_features;
   int64_t pitch;               // elements of a row of a part
@@ -174,26 +174,30 @@ struct Operands {
   __device__ __forceinline__ int* rows_begun() const { return rows_of_w(num_column_tiles()); }
 
   // By one thread, what was found of a row.
+  template <bool kIsBehind>
   __device__ __forceinline__ void keep_x(wgmma_operands::Found found) const {
     if constexpr (kIsFirst && kHoldsInverses) {
-      keep_largest(Watch::kXOff, found.off);
-      keep_largest(Watch::kXLeft, found.left);
-      keep_largest(Watch::kXLeftOff, found.left_off);
-      keep_largest(Watch::kXLength, found.length);
+      keep_largest<kIsBehind>(Watch::kXOff, found.off);
+      keep_largest<kIsBehind>(Watch::kXLeft, found.left);
+      keep_largest<kIsBehind>(Watch::kXLeftOff, found.left_off);
+      keep_largest<kIsBehind>(Watch::kXLength, found.length);
     } else if constexpr (kIsFirst) {
-      keep_largest(Watch::kXOff, found.norm);
+      keep_largest<kIsBehind>(Watch::kXOff, found.norm);
     }
   }
+  template <bool kIsBehind>
   __device__ __forceinline__ void keep_largest(Watch::Rests which, float value) const {
+    unsigned* place = largest + (kIsBehind ? Watch::kNumRests : 0) + which;
     const unsigned bits = __float_as_uint(value) & 0x7fffffffu;
-    if (bits > __ldcg(largest + which)) atomicMax(largest + which, bits);
+    if (bits > __ldcg(place)) atomicMax(place, bits);
   }
+  template <bool kIsBehind>
   __device__ __forceinline__ void keep_w(int64_t row, wgmma_operands::Found found) const {
     shifted_bias[row] = bias[row] + found.dot;
     if constexpr (kIsFirst && kHoldsInverses) {
-      keep_largest(Watch::kWOff, found.off);
-      keep_largest(Watch::kWLeft, found.left);
-      keep_largest(Watch::kWLeftOff, found.left_off);
+      keep_largest<kIsBehind>(Watch::kWOff, found.off);
+      keep_largest<kIsBehind>(Watch::kWLeft, found.left);
+      keep_largest<kIsBehind>(Watch::kWLeftOff, found.left_off);
     } else if constexpr (kIsFirst) {
       column_norm[row] = found.norm;
     }
@@ -244,12 +248,12 @@ __device__ __forceinline__ void prepare_behind(const Operands& operands) {
     if (taken < w_rows) {
       const int64_t row = operands.w_before + taken;
       const auto found = prepare_row_by_warp<kPrecision, kWRole, kIsFirst>(operands.row_of_w(row));
-      if (threadIdx.x % 32 == 0) operands.keep_w(row, found);
+      if (threadIdx.x % 32 == 0) operands.keep_w<true>(row, found);
       count = operands.rows_of_w(row / kBlockN);
     } else {
       const int64_t row = operands.x_before + taken - w_rows;
       const auto found = prepare_row_by_warp<kPrecision, kXRole, kIsFirst>(operands.row_of_x(row));
-      if (threadIdx.x % 32 == 0) operands.keep_x(found);
+      if (threadIdx.x % 32 == 0) operands.keep_x<true>(found);
       count = operands.rows_of_x(row / kBlockM);
     }
     wgmma_pipeline::fence_copies();
@@ -975,7 +979,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
   if (threadIdx.x == 0) pipeline.init_barriers(kConsumerWarps);
   sync_all();
   if constexpr (!kIsSecond) await_previous();
-  if constexpr (kIsFirst) {
+  if constexpr (kIsFirst && kHoldsInverses) {
+    if (stats.watch.is_refused()) return;
+  } else if constexpr (kIsFirst) {
     if (operands.is_called != nullptr && __ldcg(operands.is_called) != 0) return;
   }
 

@@ -17,9 +17,11 @@ constexpr float kLargestWeight = 1.25f;
 constexpr double kFloat32Error = 0.147 / 8388608.0;  // times sqrt(k)
 constexpr double kLargestShare = 1.5;  // of it; a class allows twice PyTorch's own error
 
+static_assert(2 * Watch::kNumRests == wgmma_operands::kNumLargest, "before and behind");
+
 struct Verdict {
   unsigned largest[wgmma_operands::kNumLargest];  // as bits; see Watch
-  int skips_first;  // some gamma alone says that the first run would be too coarse
+  int skips_first;  // what is known before the first run says that it would be too coarse
   int is_coarse;    // the second run is needed
 };
 
@@ -50,6 +52,7 @@ static Watch watch(const float* column_norm, int* workspace, int64_t in_features
   watch.column_norm = kIsRelative ? nullptr : column_norm;
   watch.largest = verdict->largest;
   watch.limit = (kIsRelative ? kLargestShare * kFloat32Error : double(kLargestWeight)) * root;
+  watch.skips_first = &verdict->skips_first;
   watch.is_coarse = &verdict->is_coarse;
   return watch;
 }

@@ -367,8 +367,9 @@ enum class Role {
   kDotted    // its product with `centre` is asked for
 };
 
-// What is found of a row while it is prepared. `kNumLargest` numbers are gathered of all rows.
-constexpr int kNumLargest = 7;
+// What is found of a row while it is prepared. The largest are gathered of the rows prepared before
+// the GEMM and of those prepared behind it: `kNumLargest` numbers (see Watch).
+constexpr int kNumLargest = 14;
 
 struct Found {
   float dot;   // its product with the centre (kDotted)
