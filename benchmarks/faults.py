@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -167,7 +167,7 @@ def killed_search(
 
 def compared(trials: list[Trial]) -> list[object]:
     """Return what two runs must share: all but the clock's readings."""
-    return [(t.number, t.params, t.candidate_key, t.outcome) for t in trials]
+    return [(t.number, t.params, t.candidate_key, replace(t.outcome, seconds={})) for t in trials]
 
 
 def kill_searches(folder: Path, kills: int, draw: random.Random) -> bool:

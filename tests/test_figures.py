@@ -320,7 +320,7 @@ def test_what_was_held_for_an_earlier_trial_lies_where_the_device_did_it():
         ("measure", 8.0, 10.0, 0),
     ]
     assert next(s.seconds for s in stages_of([late, early]) if s.name == "rest") == pytest.approx(
-        0.8
+        1.0
     )
 
 

@@ -16,22 +16,16 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from benchmarks.faults import Deterministic, killed_search, searched, small_space
+from benchmarks.faults import Deterministic, compared, killed_search, searched, small_space
 from tuner.run import Run, create_run, open_run
 from tuner.search.samplers import SAMPLERS
 from tuner.search.study import STUDY_NAME
-from tuner.trial import Trial
 
 TRIALS = 18
 
 
 def new_run(folder: Path) -> Run:
     return create_run(folder, "op", "cpu", "x", {})
-
-
-def words(trials: list[Trial]) -> list[object]:
-    """What must be equal: all but the clock's readings."""
-    return [(t.number, t.params, t.candidate_key, t.outcome) for t in trials]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +35,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
     for sampler in SAMPLERS:
         run = new_run(tmp_path_factory.mktemp(sampler))
         searched(run, Deterministic(), sampler, seed=3, trials=TRIALS)
-        found[sampler] = words(run.trials())
+        found[sampler] = compared(run.trials())
     return found
 
 
@@ -75,7 +69,7 @@ def test_interrupted_anywhere_the_sequence_is_that_of_an_uninterrupted_run(
                 searched(run, doomed, sampler, seed=3, trials=TRIALS)
             except PowerCut:
                 num_cuts += 1
-        assert num_cuts >= 2 and words(run.trials()) == whole[sampler]
+        assert num_cuts >= 2 and compared(run.trials()) == whole[sampler]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -83,7 +77,7 @@ def test_a_larger_budget_goes_on_as_if_it_had_been_so_from_the_start(whole, tmp_
     run = new_run(tmp_path)
     for trials in (1, 9, 10, TRIALS):
         searched(run, Deterministic(), sampler, seed=3, trials=trials)
-    assert words(run.trials()) == whole[sampler]
+    assert compared(run.trials()) == whole[sampler]
 
 
 def test_the_journal_of_a_resumed_search_is_that_of_an_uninterrupted_one(tmp_path):
@@ -126,7 +120,7 @@ def test_a_damaged_journal_costs_nothing(whole, tmp_path, damage):
         }
         journal.write_bytes(made[damage])
     searched(run, Deterministic(), "tpe", seed=3, trials=TRIALS)
-    assert words(run.trials()) == whole["tpe"]
+    assert compared(run.trials()) == whole["tpe"]
 
 
 def test_kill_9_at_random_moments_changes_nothing(whole, tmp_path):
@@ -134,7 +128,7 @@ def test_kill_9_at_random_moments_changes_nothing(whole, tmp_path):
     run = new_run(tmp_path)
     seen = killed_search(run.path, "tpe", seed=3, trials=TRIALS, kills=5, draw=random.Random(11))
     assert seen.kills == 5
-    assert words(open_run(run.path).trials()) == whole["tpe"]
+    assert compared(open_run(run.path).trials()) == whole["tpe"]
 
 
 def test_the_same_program_is_what_is_killed(tmp_path):
