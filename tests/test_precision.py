@@ -125,7 +125,7 @@ def test_the_emulated_guard_of_integers_has_the_kernels_numbers():
     text = load_family("gemm_scale_batchnorm").render({**params, "centre": True}).source
 
     def number(name: str) -> float:
-        (found,) = re.findall(rf"constexpr \w+ {name} = ([\d. /f]+);", text)
+        (found,) = re.findall(rf"constexpr \w+ {name} = ([-\d. /ef]+);", text)
         top, _, below = found.replace("f", "").partition("/")
         return float(top) / float(below or 1)
 
@@ -134,6 +134,7 @@ def test_the_emulated_guard_of_integers_has_the_kernels_numbers():
     assert number("kIntegerRestStep") == 1 / rounding.INT8_UP
     assert number("kLargestShare") == precision.FLOAT32_SHARE
     assert number("kFloat32Error") == precision.FLOAT32_ERROR
+    assert number("kCutOff") == precision.CUT_OFF
 
 
 @pytest.mark.parametrize("k", [4096, 8192])
@@ -149,6 +150,51 @@ def test_integers_are_as_good_as_float32_on_kernelbenchs_operands_also_where_fac
     full, guess = (rounding.scale_of(row, by) for by in ("filled", "guessed"))
     again = (guess == full).double().mean()
     assert again < 0.001  # else rows are read twice
+
+
+FEW = {
+    "one in a hundred": lambda rows, k: (torch.rand(rows, k) < 0.01).float(),
+    "one in ten": lambda rows, k: (torch.rand(rows, k) < 0.1).float(),
+    "integers": lambda rows, k: torch.randint(0, 16, (rows, k)).float(),
+    "uniform": torch.rand,
+}
+# Where x has two values and W one sign, roundings are all alike: their errors add up, to as much as
+# 16 times float32's, which are few there (docs/kernels.md).
+ALIKE = {"two values", "two values, both rounded"}, {"of one sign", "nearly constant"}
+
+
+@pytest.mark.parametrize("scaled_by", ["filled", "guessed"])
+@pytest.mark.parametrize("inputs", {**STRUCTURED_X, **FEW})
+def test_what_the_guard_of_integers_lets_through_is_as_good_as_float32(inputs, scaled_by):
+    k, is_let_through = 4096, []
+    for weights, draw in STRUCTURED_WEIGHTS.items():
+        torch.manual_seed(0)
+        x, weight = {**STRUCTURED_X, **FEW}[inputs](128, k).float(), draw(32, k).float() / 32
+        if precision.share_of_float32(x, weight, scaled_by) > 1.0:
+            continue
+        is_let_through.append(weights)
+        if inputs in ALIKE[0] and weights in ALIKE[1]:
+            continue
+        centred = (x - precision.centre_of(x)).double()
+        h, own = torch.zeros(128, 32).double(), torch.zeros(128, 32)
+        scales = [rounding.scale_of(each, scaled_by) for each in (centred.float(), weight)]
+        for parts in precision.INT8X2:
+            operands = zip(parts, (centred.float(), weight), scales, strict=True)
+            x_part, w_part = (
+                rounding.part(p, t * s).double() / s.double() for p, t, s in operands
+            )
+            h += x_part @ w_part.T
+        for i in range(k):  # one after the other, as PyTorch's product on a GPU
+            own = torch.addcmul(own, x[:, i : i + 1], weight[:, i])
+        found = h - centred @ weight.double().T
+        theirs = own.double() - x.double() @ weight.double().T
+        for error in (found, theirs):
+            error -= error.mean(0)  # which changes no y
+        floor = 16 * 2.0**-24 * float((x.double() @ weight.double().T).std(0).max())
+        for size in (lambda error: error.abs().max(), lambda error: error.square().mean().sqrt()):
+            assert float(size(found)) <= max(2 * float(size(theirs)), floor), weights
+    assert is_let_through or inputs not in ("uniform", "bytes", "integers")
+    assert not is_let_through or "one in" not in inputs
 
 
 def test_a_row_that_grows_after_its_beginning_keeps_all_of_its_integers():

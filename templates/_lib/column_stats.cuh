@@ -86,7 +86,7 @@ struct ShiftedSums {
 // as |slope| times the norms of a row of x and of the column's row of W; or, where `column_norm` is
 // null, the largest errors to expect of h are given, over those of a float32 product.
 struct Watch {
-  // Lengths over those of the rows as they are given: of what is neglected or rounded away.
+  // Lengths over the sizes of the rows as they are given: of what is neglected or rounded away.
   enum Rests { kXOff, kXLeft, kXLeftOff, kXLength, kWOff, kWLeft, kWLeftOff, kNumRests };
 
   const float* column_norm = nullptr;  // [columns]: of rows of W
@@ -94,6 +94,7 @@ struct Watch {
   // rows of x, the norm at kXOff; or see Rests.
   const unsigned* largest = nullptr;
   double limit = 0.0;
+  double cut_off = 0.0;  // what sums lose, over the lengths of both rows
   int* skips_first = nullptr;  // becomes 1 where the rows before say so; see is_refused
   int* is_coarse = nullptr;  // becomes 1 where a column exceeds the limit; null: nobody watches
 
@@ -105,12 +106,14 @@ struct Watch {
   }
 
   template <bool kAll>
-  __device__ __forceinline__ double expected() const {  // four roundings, independent of each other
+  __device__ __forceinline__ double expected() const {  // independent of each other
     const double of_x = rest<kAll>(kXOff) * rest<kAll>(kWLeft);
     const double of_w = rest<kAll>(kXLeft) * rest<kAll>(kWOff);
     const double of_x_rest = rest<kAll>(kXLeftOff);
     const double of_w_rest = rest<kAll>(kXLength) * rest<kAll>(kWLeftOff);
-    return sqrt(of_x * of_x + of_w * of_w + of_x_rest * of_x_rest + of_w_rest * of_w_rest);
+    const double of_sums = rest<kAll>(kXLength) * cut_off;
+    return sqrt(of_x * of_x + of_w * of_w + of_x_rest * of_x_rest + of_w_rest * of_w_rest +
+                of_sums * of_sums);
   }
 
   __device__ __forceinline__ void look_at(int64_t column, float slope) const {

@@ -395,7 +395,7 @@ __device__ __forceinline__ void multiply_sweep(Sums& totals, const Pipeline& pip
                                                int first_row, int num_stages, bool accumulate) {
   // Zeroed here, where an epilogue serves eval mode as well: the first product would read them, so
   // that they held their registers while the last tile is written, and others would spill.
-  constexpr bool kZeroes = kPromotes || !kIsFirst;
+  constexpr bool kZeroes = kPromotes || kCarries || !kIsFirst;
 #pragma unroll
   for (int j = 0; j < kRowTiles && kZeroes; ++j) {
 #pragma unroll

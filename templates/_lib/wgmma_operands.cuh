@@ -129,9 +129,9 @@ constexpr int kChunk = 8;  // elements of a row that a thread handles at once
 struct RowSums {
   float dot = 0.0f;     // the product with the centre
   float square = 0.0f;  // of the row as it is stored: scaled, and less the centre
-  // fp16_int8x2, squares again:
-  float given = 0.0f;     // of the row as it is given: neither scaled nor less the centre
-  float off = 0.0f;       // of what the integers leave of the stored row
+  // fp16_int8x2:
+  float given = 0.0f;     // magnitudes of the row as it is given: neither scaled nor less the centre
+  float off = 0.0f;       // squares, of what the integers leave of the stored row
   float left = 0.0f;      // of what float16 leaves of it
   float left_off = 0.0f;  // of what the integers leave of that
 
@@ -374,17 +374,18 @@ constexpr int kNumLargest = 14;
 struct Found {
   float dot;   // its product with the centre (kDotted)
   float norm;  // its length, as a vector (where it is measured)
-  // fp16_int8x2, where it is measured: lengths over that of the row as it is given (0 of 0 is 0), of
-  // what the integers leave, what float16 leaves, what the integers leave of that, the row itself.
+  // fp16_int8x2, where it is measured: lengths over the size of the row as it is given (0 of 0 is 0), of
+  // what the integers leave, what float16 leaves, what the integers leave of that, the row itself. The
+  // size is the sum of magnitudes over sqrt(length), which is less than the row's length where few
+  // elements are all of it: float32 rounds few sums then.
   float off, left, left_off, length;
 };
 
-template <Precision kPrecision, Role kRole, bool kMeasures>
-__device__ __forceinline__ Found found_of(const RowSums& sums, float scale) {
+template <Precision kPrecision, bool kMeasures>
+__device__ __forceinline__ Found found_of(const RowSums& sums, float scale, int64_t length) {
   Found found = {sums.dot, sqrtf(sums.square) / scale, 0.0f, 0.0f, 0.0f, 0.0f};
   if constexpr (kMeasures && kPrecision == Precision::fp16_int8x2) {
-    const float given =
-        kRole == Role::kCentred ? sqrtf(sums.given) * scale : sqrtf(sums.square);
+    const float given = sums.given * rsqrtf(static_cast<float>(length)) * scale;
     const auto over_given = [given](float square) {
       if (square == 0.0f) return 0.0f;
       const float share = sqrtf(square) / given;
@@ -429,13 +430,16 @@ __device__ __forceinline__ unsigned take_batch(float (&held)[kBatch][kChunk], co
                                                RowSums& sums) {
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
+    if constexpr (kMeasuresGiven) {
+#pragma unroll
+      for (int c = 0; c < kChunk; ++c) sums.given += fabsf(held[i][c]);
+    }
     if (kRole != Role::kPlain && k + i * step < row.pitch) {
       float centre[kChunk];
       unpack_centre(centre, load_centre(row.centre, k + i * step));
 #pragma unroll
       for (int c = 0; c < kChunk; ++c) {
         if constexpr (kRole == Role::kCentred) {
-          if constexpr (kMeasuresGiven) sums.given = fmaf(held[i][c], held[i][c], sums.given);
           held[i][c] -= centre[c];  // both are 0 past the end
         } else {
           sums.dot = fmaf(held[i][c], centre[c], sums.dot);
@@ -512,7 +516,7 @@ __device__ __forceinline__ Found prepare_row(const Row& row) {
   if constexpr (kRole == Role::kDotted || kMeasures) {
     sums = sum_in_block<kThreads, kHasRests>(sums);
   }
-  return found_of<kPrecision, kRole, kMeasures>(sums, scale);
+  return found_of<kPrecision, kMeasures>(sums, scale, row.length);
 }
 
 // Chunks on their way: of a row, and of the centre.
@@ -571,9 +575,7 @@ __device__ __forceinline__ Found prepare_row_by_warp(const Row& row) {
         for (int c = 0; c < kChunk; ++c) {
           const float4 four = ahead.values[i][c / 4];
           float value = c % 4 == 0 ? four.x : c % 4 == 1 ? four.y : c % 4 == 2 ? four.z : four.w;
-          if (kHasRests && kRole == Role::kCentred && is_inside) {
-            sums.given = fmaf(value, value, sums.given);
-          }
+          if (kHasRests && is_inside) sums.given += fabsf(value);
           if constexpr (kRole == Role::kCentred) value -= centre[c];
           held[i][c] = is_inside ? value : 0.0f;
           if (kRole == Role::kDotted && is_inside) sums.dot = fmaf(value, centre[c], sums.dot);
@@ -603,7 +605,7 @@ __device__ __forceinline__ Found prepare_row_by_warp(const Row& row) {
   } while (is_again);
   if (is_scaled(kPrecision) && start == 0) *row.scale = kept_scale<kPrecision>(scale);
   if constexpr (kRole == Role::kDotted || kMeasures) sums.template add_lanes<kHasRests>();
-  return found_of<kPrecision, kRole, kMeasures>(sums, scale);
+  return found_of<kPrecision, kMeasures>(sums, scale, row.length);
 }
 
 // A vector near the middle of the rows of x [rows, length]: the mean of at most kSampleRows rows,
