@@ -158,8 +158,8 @@ FEW = {
     "integers": lambda rows, k: torch.randint(0, 16, (rows, k)).float(),
     "uniform": torch.rand,
 }
-# Where x has two values and W one sign, roundings are all alike: their errors add up, to as much as
-# 16 times float32's, which are few there (docs/kernels.md).
+# Where x has two values and W one sign, roundings are all alike: errors add up, to as much as 16
+# times float32's, which are few there (docs/kernels.md).
 ALIKE = {"two values", "two values, both rounded"}, {"of one sign", "nearly constant"}
 
 
