@@ -101,7 +101,7 @@ class Deterministic:
         """Take a configuration."""
         return Flying(params, hashlib.sha256(repr(sorted(params.items())).encode()).hexdigest())
 
-    def first_ready(self, pending: Sequence[Flying]) -> int:
+    def first_ready(self, pending: Sequence[Flying], timeout_s: float | None = None) -> int:
         """All are: the first."""
         return 0
 

@@ -23,8 +23,19 @@ from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.problem.accuracy import Accuracy
-from tuner.session import compared
-from tuner.trial import Build, Candidate, Check, Finalist, Interval, Outcome, Params, Status
+from tuner.session import _ranked, compared
+from tuner.trial import (
+    Build,
+    Candidate,
+    Check,
+    Finalist,
+    Interval,
+    Measurement,
+    Outcome,
+    Params,
+    Status,
+    Trial,
+)
 from tuner.tuning import Planned, plan
 
 SEED = 7
@@ -409,6 +420,17 @@ def test_a_time_that_depends_on_the_values_is_told(checker, tmp_path, what):
     assert finalist(3, check, Race(race.bursts), 1).elsewhere is None
 
 
+def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(checker, tmp_path):
+    refuses = "assert not bool((x < 0).any())"
+    reference = tmp_path / "reference.py"
+    reference.write_text(NORMALISED.format(name="Model", first=refuses))
+    subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=refuses))
+    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    prover = OneJudge(task, seed=SEED, kept=checker.kept)
+    race = prover.race([subject], num_processes=1, seconds=0.02, has_other_values=True)
+    assert race.elsewhere is not None and min(race.elsewhere[1][0]) > 0
+
+
 def interval(low, high):
     return Interval((low * high) ** 0.5, low, high, 0.95, 5)
 
@@ -428,6 +450,17 @@ def test_speed_ups_that_differ_beyond_chance_and_by_5_percent_depend(here, elsew
     check = Check(True, "float32", "", (), is_thorough=True)
     entry = Finalist(3, check, here, elsewhere=elsewhere)
     assert entry.depends_on_values is depends
+
+
+def test_a_candidate_like_a_later_one_that_was_never_told_can_be_proved():
+    measured = Measurement(75.0, 0.01, (75.0,), is_cold=True)
+
+    def trial(number, same_as):
+        outcome = Outcome(Status.CORRECT, measurement=measured, same_as=same_as)
+        return Trial(number, "cpu", {}, f"key{number}", outcome)
+
+    assert [t.number for t in _ranked([trial(0, 1)])] == [0]
+    assert [t.number for t in _ranked([trial(0, 1), trial(1, None)])] == [1]
 
 
 def test_a_file_whose_time_depends_on_the_values_is_noted():

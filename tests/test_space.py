@@ -144,6 +144,35 @@ def test_reject_says_why_a_configuration_is_none():
     assert tile_space().index({**wide, "stages": 3, "more": 1}) is None
 
 
+WHEN = Expression.parse("kind == 'b'")
+
+
+def test_completing_stops_at_constraints_that_cannot_be_computed_yet():
+    values = [Parameter("a", range(1, 9)), Parameter("b", (0, 1, 2)), Parameter("c", (1, 2))]
+    built = SearchSpace.build(
+        [Parameter(p.name, tuple(p.values)) for p in values],
+        [rule("a % b == 0"), rule("b >= c")],  # the second one excludes a division by zero
+        {},
+    )
+    assert built.complete({"a": 3, "b": 0}) is None
+    assert built.complete({"a": 3}) == {"a": 3, "b": 1, "c": 1}
+
+
+def test_completing_what_nothing_completes_ends_soon():
+    """Free values come before the one that is impossible, 4^14 of them."""
+    free = [Parameter(f"p{i}", (0, 1, 2, 3), WHEN) for i in range(14)]
+    last = Parameter("stages", (2, 3, 4), WHEN)
+    built = SearchSpace.build(
+        [Parameter("kind", ("a", "b")), Parameter("tile", (64, 256)), *free, last],
+        [rule("tile * stages <= 256")],
+        {},
+    )
+    start_s = time.process_time()
+    assert built.complete({"kind": "b", "tile": 256}) is None
+    assert time.process_time() - start_s < 10.0  # 0.1 s; without an end, an hour
+    assert built.complete({"kind": "b", "tile": 64})["stages"] == 2
+
+
 def test_neighbours_differ_in_one_parameter_and_what_depends_on_it():
     built = tile_space()
     assert built.neighbours({"template": "wgmma", "block_m": 64, "stages": 2}) == [

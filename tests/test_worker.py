@@ -435,6 +435,39 @@ def test_closed_worker_refuses_calls_and_is_gone(worker):
         worker.call("echo", timeout_s=10)
 
 
+def test_a_closed_worker_is_gone_though_another_thread_was_in_a_call(worker):
+    worker.start()
+    pid, told = worker.pid, []
+
+    def call() -> None:
+        with pytest.raises(WorkerCrashed):
+            worker.call("hang", timeout_s=60)
+        told.append("crashed")
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    time.sleep(0.3)
+    worker.close()
+    assert not psutil.pid_exists(pid)
+    thread.join(10)
+    assert told == ["crashed"]
+
+
+def test_a_child_that_is_born_while_its_worker_is_closed_is_ended(worker, monkeypatch):
+    born, child_of = [], room.Child
+
+    def late(*arguments):
+        child = child_of(*arguments)
+        born.append(child.process.pid)
+        worker._is_closed = True  # as `close` in another thread leaves it, with no child to end
+        return child
+
+    monkeypatch.setattr(room, "Child", late)
+    with pytest.raises(WorkerError, match="closed"):
+        worker.call("echo", timeout_s=10)
+    assert born and is_gone(born[0])
+
+
 def test_no_descriptor_leaks_over_respawns(worker):
     worker.start()
     before = len(os.listdir("/proc/self/fd"))

@@ -335,7 +335,8 @@ def compared(raced: Finalist, exported: Finalist) -> list[str]:
 
 def _ranked(trials: Sequence[Trial]) -> list[Trial]:
     """Return correct trials, fastest first; of those with the same machine code, one."""
-    correct = [t for t in trials if t.outcome.latency_us and t.outcome.same_as is None]
+    known = {t.number for t in trials}  # one may be like a later one, which a stop dropped
+    correct = [t for t in trials if t.outcome.latency_us and t.outcome.same_as not in known]
     return sorted(correct, key=lambda t: t.outcome.latency_us or 0.0)
 
 

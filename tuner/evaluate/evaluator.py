@@ -110,6 +110,7 @@ class DeviceEvaluator:
         self._impossible_us = task.impossible_us
         self._seen: dict[str, tuple[int, Outcome]] = {}
         self._num_since_anchor = 0
+        self._waited_s = 0.0  # for a build, since the last one
         self.baseline: Measurement | None = None
 
     @property
@@ -147,12 +148,20 @@ class DeviceEvaluator:
         seconds = {"render": time.perf_counter() - start_s}
         return _Pending(candidate.key, candidate, self._builder.submit(candidate), seconds)
 
-    def first_ready(self, pending: Sequence[_Pending]) -> int:
-        """Wait until one of them is built; return the place of the first that is."""
+    def first_ready(
+        self, pending: Sequence[_Pending], timeout_s: float | None = None
+    ) -> int | None:
+        """Wait until one of them is built; return the place of the first that is.
+
+        None where that takes longer than `timeout_s`.
+        """
         start_s = time.perf_counter()
-        built, _ = wait([item.build for item in pending], return_when=FIRST_COMPLETED)
-        place = next(i for i, item in enumerate(pending) if item.build in built)
-        pending[place].seconds["wait"] = time.perf_counter() - start_s
+        built, _ = wait([item.build for item in pending], timeout_s, FIRST_COMPLETED)
+        self._waited_s += time.perf_counter() - start_s
+        place = next((i for i, item in enumerate(pending) if item.build in built), None)
+        if place is not None:
+            pending[place].seconds["wait"] = self._waited_s
+            self._waited_s = 0.0
         return place
 
     def finish(self, pending: _Pending, number: int, best_us: float | None) -> Outcome:

@@ -36,7 +36,8 @@ class RotatingInputs:
 
         if not self.given:
             return  # nothing is timed yet
-        factor = 0.5 + (call * _GOLDEN) % 1.0  # never the same twice
+        # Never the same twice, nor above 1: larger numbers than were given may cost more.
+        factor = 1.0 - 0.5 * ((call * _GOLDEN) % 1.0)
         place = call % len(self._sets)
         for row, kept in zip(self._rows[place], self._kept[place], strict=True):
             if row is not None:

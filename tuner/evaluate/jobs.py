@@ -17,6 +17,7 @@ Payloads and answers are JSON; tensors travel as raw bytes beside it.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import time
@@ -342,14 +343,25 @@ class _Session:
         assert self.problem is not None and self.model is not None
         if has_other_values:
             self.problem.randomise(self.model, WEIGHT_SEED)
-            others = self.problem.make_inputs(
-                WEIGHT_SEED, distribution="normal", device=self.device
-            )
-            self.inputs = RotatingInputs(others)
+            self.inputs = RotatingInputs([])  # first, since there may be no memory for both
+            self.inputs = RotatingInputs(self._other_inputs())
         tensors = {f"state.{n}": t for n, t in self.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self.inputs.given)}
         text, blobs = probes.pack(probes.Script(), tensors)
         return {"question": text}, blobs
+
+    def _other_inputs(self) -> list[Any]:
+        """Return normal inputs, or the reference's own where it refuses them."""
+        import torch
+
+        assert self.problem is not None and self.model is not None
+        others = self.problem.make_inputs(WEIGHT_SEED, distribution="normal", device=self.device)
+        try:
+            with torch.no_grad():
+                self.problem.call(copy.deepcopy(self.model), others)
+        except ProblemError:
+            return self.problem.make_inputs(WEIGHT_SEED, device=self.device)
+        return others
 
     def judge_timed(self, call: int, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on the output that a contender gave to its timed call `call`."""

@@ -27,7 +27,7 @@ from typing import Any
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Blob, Closed, Expired, Garbled
 from tuner.evaluate.child import Fault
-from tuner.evaluate.process import Child, describe_exit
+from tuner.evaluate.process import KILL_WAIT_S, Child, describe_exit
 
 __all__ = ["Blob", "Fault", "JobFailed", "Reply", "Worker", "WorkerCrashed", "WorkerTimeout"]
 
@@ -195,6 +195,9 @@ class Worker:
             self._child = Child({**path, **self._limits}, {**os.environ, **self._env})
             self._generation += 1
             self._number = 0
+            if self._is_closed:  # meanwhile, by another thread, which saw no child to end
+                self._bury()
+                raise WorkerError(f"worker {self.name} is closed")
             try:
                 self._exchange("start", None, (), self._start_timeout_s)
                 for job, payload in self._on_start:
@@ -353,3 +356,5 @@ class Worker:
             child.has_exited(EXIT_WAIT_S)
             self._lock.release()
         self.kill()
+        if self._lock.acquire(timeout=KILL_WAIT_S):  # by then a call in flight has buried it
+            self._lock.release()

@@ -133,7 +133,7 @@ class _Lookup:
         self.order.append(position)
         return _Known(position)
 
-    def first_ready(self, pending: Sequence[_Known]) -> int:
+    def first_ready(self, pending: Sequence[_Known], timeout_s: float | None = None) -> int:
         return 0
 
     def finish(self, pending: _Known, number: int, best_us: float | None) -> Outcome:

@@ -41,6 +41,7 @@ from tuner.trial import Outcome, Params, Status, Trial
 __all__ = ["Evaluator", "Pending", "SearchBudget", "StopRule", "search"]
 
 STUDY_NAME = "tune"
+LOOK_AGAIN_S = 0.05  # at what else was asked for, while nothing is built
 SHARES = (0.01, 0.05)  # of the optimum, for which the chance to be there is told
 
 
@@ -61,8 +62,11 @@ class Evaluator(Protocol[P]):
     def submit(self, params: Params) -> P:
         """Start working on a configuration; must not wait for it."""
 
-    def first_ready(self, pending: Sequence[P]) -> int:
-        """Wait until one of them can be finished; return the place of the first that can."""
+    def first_ready(self, pending: Sequence[P], timeout_s: float | None = None) -> int | None:
+        """Wait until one of them can be finished; return the place of the first that can.
+
+        None where that takes longer than `timeout_s`: others may have been submitted meanwhile.
+        """
 
     def finish(self, pending: P, number: int, best_us: float | None) -> Outcome:
         """Wait for a configuration and return what became of it."""
@@ -206,26 +210,28 @@ def _loop(
         _Diverged: the study asks for another configuration than the one recorded; nothing was
             evaluated yet.
     """
-    start_s = 0.0  # set once all that is known was asked for
     known = {trial.number: trial for trial in replayed}
     number = asked = len(previous) - len(replayed)
     best_us = min((t.outcome.latency_us for t in previous if t.outcome.latency_us), default=None)
     tried = {space.index(trial.params) for trial in previous[:asked]} - {None}
     most, end = max(budget.trials, len(previous)), ""
     flying: deque[_InFlight[P]] = deque()
+    clock = _WorkingTime(previous[-1].elapsed_s if previous else 0.0)
     with _Finisher(evaluator, best_us) as finisher:
+        is_over = False  # what is finished, and next in order, is still told; the rest is dropped
         while True:
-            if number == len(previous):
-                start_s = time.monotonic() - (previous[-1].elapsed_s if previous else 0.0)
-            if number >= len(previous):
+            if number >= len(previous) and not is_over:
                 if store is not None:  # once an outcome
                     store.write()
-                elapsed_s = time.monotonic() - start_s
+                elapsed_s = clock.seconds()
                 if should_stop():
-                    return _dropped(study, flying, f"stopped by the user after {number} trials")
-                if elapsed_s >= budget.timeout_s:
-                    end = f"{number} trials in {elapsed_s:.0f} s: the time is used up"
-                    return _dropped(study, flying, end)
+                    is_over, end = True, "stopped by the user after {} trials"
+                elif elapsed_s >= budget.timeout_s:
+                    is_over, end = True, f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
+            if is_over:
+                finisher.leave()
+            if is_over and not (flying and flying[0].outcome is not None):
+                return _dropped(study, flying, end.format(number))
             while not end and len(flying) < evaluator.ahead:
                 if asked >= most:
                     end = f"{budget.trials} trials: the budget is used up"
@@ -235,6 +241,8 @@ def _loop(
                 if len(tried) == space.num_feasible:
                     end = f"all {space.num_feasible} feasible configurations were tried"
                     break
+                if asked not in known:
+                    clock.start()
                 flying.append(_ask(study, space, evaluator, asked, known.get(asked)))
                 finisher.take(flying[-1])
                 tried.add(flying[-1].position)
@@ -252,12 +260,37 @@ def _loop(
                 continue
             flying.popleft()
             if item.pending is not None:
-                ended_s = (time.monotonic() if is_held else item.ended) - start_s
-                record(_trial_of(item, outcome, ended_s, ended_s - (item.ended - start_s)))
+                ended_s = clock.seconds(item.ended)
+                elapsed_s = clock.seconds() if is_held else ended_s
+                record(_trial_of(item, outcome, elapsed_s, elapsed_s - ended_s))
             _tell(study, item.trial, outcome)
             number += 1
             if not end and number % JUDGE_EVERY == 0:  # replayed as well: a model may learn
                 end = _stopped(study, number, budget.stop, on_remaining)
+
+
+class _WorkingTime:
+    """Seconds of a search's work, over all sittings: of this one, from its first question on.
+
+    Args:
+        before_s: of the earlier sittings.
+    """
+
+    def __init__(self, before_s: float) -> None:
+        self._before_s = before_s
+        self._started: float | None = None
+
+    def start(self) -> None:
+        """Begin to count, unless it does."""
+        if self._started is None:
+            self._started = time.monotonic()
+
+    def seconds(self, moment: float | None = None) -> float:
+        """Return what was worked until now, or until a moment of `time.monotonic`."""
+        self.start()
+        assert self._started is not None
+        now = time.monotonic() if moment is None else moment
+        return self._before_s + now - self._started
 
 
 class _Finisher(Generic[P]):
@@ -287,6 +320,10 @@ class _Finisher(Generic[P]):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Begin with no more of what waits."""
         with self._change:
             self._is_left = True
             self._change.notify_all()
@@ -317,17 +354,21 @@ class _Finisher(Generic[P]):
                     if self._is_left:
                         return
                     waiting = list(self._waiting)
-                self._finish_first_ready(waiting)
+                self._finish_first_ready(waiting, LOOK_AGAIN_S)
         except BaseException as error:  # told to who waits
             with self._change:
                 self._error = error
                 self._change.notify_all()
 
-    def _finish_first_ready(self, waiting: Sequence[_InFlight[P]]) -> None:
-        place = self._evaluator.first_ready([i.pending for i in waiting if i.pending is not None])
-        item = waiting[place]
-        if self._is_left or item.pending is None:
+    def _finish_first_ready(
+        self, waiting: Sequence[_InFlight[P]], timeout_s: float | None = None
+    ) -> None:
+        pending = [item.pending for item in waiting if item.pending is not None]
+        place = self._evaluator.first_ready(pending, timeout_s)
+        if place is None or self._is_left:
             return
+        item = waiting[place]
+        assert item.pending is not None  # or it had an outcome
         outcome = self._evaluator.finish(item.pending, item.number, self._best_us)
         with self._change:
             item.ended = time.monotonic()

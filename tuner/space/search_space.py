@@ -17,7 +17,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.errors import InputError
+from tuner.errors import ExpressionError, InputError
 from tuner.space.constraints import (
     Bools,
     Constraint,
@@ -37,6 +37,8 @@ from tuner.trial import Params, Value
 
 __all__ = ["SearchSpace"]
 
+MAX_COMPLETIONS = 1000  # that are looked up, to find what missing values may be
+MAX_LOOKED_AT = 20_000  # values, on the way to these
 MAX_LISTED = 2_000_000  # configurations held as a list; more are found through the diagram
 
 Ints = NDArray[np.int64]
@@ -321,6 +323,13 @@ class SearchSpace:
         the order of declaration, that are feasible.
         """
         names = {parameter.name for parameter in self.parameters}
+        left = iter(range(MAX_LOOKED_AT))
+
+        def is_possible(constraint: Constraint, given: dict[str, Value]) -> bool:
+            try:
+                return is_obeyed(constraint, given)
+            except ExpressionError:  # what excludes these values comes later; `index` decides
+                return True
 
         def complete(depth: int, env: dict[str, Value]) -> Iterator[Params]:
             if depth == len(self._steps):
@@ -335,12 +344,14 @@ class SearchSpace:
             else:
                 values = parameter.values
             for value in values:
+                if next(left, None) is None:
+                    return
                 given = {**env, parameter.name: value}
-                if all(is_obeyed(constraint, given) for constraint in judges):
+                if all(is_possible(constraint, given) for constraint in judges):
                     yield from complete(depth + 1, given)
 
         facts = {name: value for name, value in self.facts.items() if name not in names}
-        tries = itertools.islice(complete(0, facts), 1000)  # enough, and bounded
+        tries = itertools.islice(complete(0, facts), MAX_COMPLETIONS)
         return next((params for params in tries if self.index(params) is not None), None)
 
 
