@@ -111,6 +111,16 @@ ARRANGEMENTS: Mapping[str, tuple[tuple[tuple[str, str], ...], str, bool]] = {
 }
 
 
+def lengths_of(values: torch.Tensor, strategy: Strategy) -> list[torch.Tensor]:
+    """Return the lengths of rows, of what float16 leaves, of what 8 bits leave of either."""
+    (whole, rest), *_ = strategy.products
+    scale = scale_of(values, strategy.scaled_by)
+    v = values * scale
+    left = v - fp16(v)
+    kept = (v, left, v - part(whole, v), left - part(rest, v))
+    return [(n / scale).double().square().sum(1).sqrt() for n in kept]
+
+
 @dataclass
 class Case:
     """One probe: its operands, and the exact answer for some of the columns.
@@ -182,17 +192,8 @@ class Case:
         are taken as independent, so a sum of products of two rows is their norms' product over
         sqrt(k).
         """
-        (whole, rest), *_ = strategy.products
-
-        def norms(values: torch.Tensor) -> list[torch.Tensor]:
-            scale = scale_of(values, strategy.scaled_by)
-            v = values * scale
-            left = v - fp16(v)
-            kept = (v, left, v - part(whole, v), left - part(rest, v))
-            return [(n / scale).double().square().sum(1).sqrt() for n in kept]
-
-        x, x_left, x_off, x_left_off = norms(self.x)
-        w, w_left, w_off, w_left_off = norms(self.weight)
+        x, x_left, x_off, x_left_off = lengths_of(self.x, strategy)
+        w, w_left, w_off, w_left_off = lengths_of(self.weight, strategy)
         square = torch.zeros_like(self.h)
         for a, b in ((x_off, w_left), (x, w_left_off), (x_left_off, w), (x_left, w_off)):
             square += torch.outer(a, b).square() / self.x.shape[1]
@@ -396,14 +397,11 @@ def share_of_float32(
         promote_k: elements of k between promotions.
     """
     root = x.shape[1] ** 0.5
+    strategy = Strategy("fp16_int8x2", 2.0, INT8X2, scaled_by)
 
     def largest(values: torch.Tensor, given: torch.Tensor) -> list[float]:
-        scale = scale_of(values, scaled_by)
-        v = values * scale
-        left = v - fp16(v)
-        kept = (v, left, v - part("int8", v), left - part("int8 rest", v))
         sizes = given.double().abs().sum(1) / root
-        return [float(((n / scale).double().square().sum(1).sqrt() / sizes).max()) for n in kept]
+        return [float((lengths / sizes).max()) for lengths in lengths_of(values, strategy)]
 
     x_length, x_left, x_off, x_left_off = largest(x - centre_of(x), x)
     _, w_left, w_off, w_left_off = largest(weight, weight)

@@ -175,22 +175,16 @@ def test_what_the_guard_of_integers_lets_through_is_as_good_as_float32(inputs, s
         is_let_through.append(weights)
         if inputs in ALIKE[0] and weights in ALIKE[1]:
             continue
-        centred = (x - precision.centre_of(x)).double()
-        h, own = torch.zeros(128, 32).double(), torch.zeros(128, 32)
-        scales = [rounding.scale_of(each, scaled_by) for each in (centred.float(), weight)]
-        for parts in precision.INT8X2:
-            operands = zip(parts, (centred.float(), weight), scales, strict=True)
-            x_part, w_part = (
-                rounding.part(p, t * s).double() / s.double() for p, t, s in operands
-            )
-            h += x_part @ w_part.T
+        ones, own = torch.ones(32), torch.zeros(128, 32)
+        case = Case(inputs, x - precision.centre_of(x), weight, ones, ones, ones, 1e-5, ones)
+        found = case.product(Strategy("", 2.0, precision.INT8X2, scaled_by)) - case.h
         for i in range(k):  # one after the other, as PyTorch's product on a GPU
             own = torch.addcmul(own, x[:, i : i + 1], weight[:, i])
-        found = h - centred @ weight.double().T
-        theirs = own.double() - x.double() @ weight.double().T
+        exact = x.double() @ weight.double().T
+        theirs = own.double() - exact
         for error in (found, theirs):
             error -= error.mean(0)  # which changes no y
-        floor = 16 * 2.0**-24 * float((x.double() @ weight.double().T).std(0).max())
+        floor = 16 * 2.0**-24 * float(exact.std(0).max())
         for size in (lambda error: error.abs().max(), lambda error: error.square().mean().sqrt()):
             assert float(size(found)) <= max(2 * float(size(theirs)), floor), weights
     assert is_let_through or inputs not in ("uniform", "bytes", "integers")

@@ -22,7 +22,8 @@ constexpr bool kCentres = {{ centre | lower }};
 constexpr int kAhead = {{ ahead }};
 constexpr bool kPreparesBehind = {{ (prepare == "behind") | lower }};
 constexpr bool kSweeps = {{ (order == "sweeps") | lower }};
-constexpr bool kCarries = {{ (promote_k > 0 and order == "sweeps" and promote_into == "float8") | lower }};
+{% set carries = promote_k > 0 and order == "sweeps" and promote_into == "float8" %}
+constexpr bool kCarries = {{ carries | lower }};
 [[maybe_unused]] constexpr bool kPromotes = {{ (promote_k > 0) | lower }} && !kCarries;
 [[maybe_unused]] constexpr int kPromoteStages = {{ promote_k // block_k }};
 constexpr bool kIsFirst = {{ (run == "first") | lower }};
@@ -359,8 +360,9 @@ __device__ __forceinline__ void multiply_part(SumsOf<Sum>& sums, unsigned x_tile
 // Adds `num_stages` stages' products for the rows of this consumer, from `first_row` on; in a
 // sweep, product kProduct alone. The sums start at zero unless `accumulate`.
 template <int kProduct, class Sum>
-__device__ __forceinline__ void multiply_stages(SumsOf<Sum>& sums, const Pipeline& pipeline, Ring& ring,
-                                                int first_row, int num_stages, bool accumulate) {
+__device__ __forceinline__ void multiply_stages(SumsOf<Sum>& sums, const Pipeline& pipeline,
+                                                Ring& ring, int first_row, int num_stages,
+                                                bool accumulate) {
   int last = 0;
 #pragma unroll 1
   for (int i = 0; i < num_stages; ++i) {
@@ -419,7 +421,6 @@ __device__ __forceinline__ void multiply_sweep(Sums& totals, const Pipeline& pip
   }
 }
 
-{% set carries = promote_k > 0 and order == "sweeps" and promote_into == "float8" %}
 {% if carries %}
 // The upper bits of each sum, four to a register: what is left in an accumulator is small again, so
 // that it loses little when a tensor core cuts it off, and nothing is lost here.
@@ -982,7 +983,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, kMi
   if constexpr (kIsFirst && kHoldsInverses) {
     if (stats.watch.is_refused()) return;
   } else if constexpr (kIsFirst) {
-    if (operands.is_called != nullptr && __ldcg(operands.is_called) != 0) return;
+    if (__ldcg(operands.is_called) != 0) return;
   }
 
   if (threadIdx.x < 128) {

@@ -101,23 +101,14 @@ __device__ __forceinline__ unsigned pack_fp8(float a, float b, float c, float d)
   return packed;
 }
 
-// value / kStep to the nearest of -127 .. 127: in the low byte of what is returned. (1.5 * 2^23 has a
-// last place of 1.) `left` becomes what that leaves.
-template <class Step>
-__device__ __forceinline__ unsigned round_int8(float value, Step, float* left) {
+// value / step to the nearest of -127 .. 127: in the low byte of what is returned. (1.5 * 2^23 has a
+// last place of 1.) `left` becomes what that leaves. `step` is a power of two, known to the compiler.
+__device__ __forceinline__ unsigned round_int8(float value, float step, float* left) {
   constexpr float kOne = 12582912.0f;
-  const float rounded = fminf(fmaxf(value * (1.0f / Step::size), -127.0f), 127.0f) + kOne;
-  *left = fmaf(rounded - kOne, -Step::size, value);
+  const float rounded = fminf(fmaxf(value * (1.0f / step), -127.0f), 127.0f) + kOne;
+  *left = fmaf(rounded - kOne, -step, value);
   return __float_as_uint(rounded);
 }
-
-struct WholeStep {
-  static constexpr float size = kIntegerStep;
-};
-
-struct RestStep {
-  static constexpr float size = kIntegerRestStep;
-};
 
 __device__ __forceinline__ unsigned pack_bytes(unsigned a, unsigned b, unsigned c, unsigned d) {
   return __byte_perm(__byte_perm(a, b, 0x0040), __byte_perm(c, d, 0x0040), 0x5410);
@@ -242,8 +233,8 @@ __device__ __forceinline__ void store_narrow(const float (&value)[kChunk], float
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       float off, left_off;
-      whole[i] = round_int8(v[i], WholeStep(), &off);
-      left[i] = round_int8(rest[i], RestStep(), &left_off);
+      whole[i] = round_int8(v[i], kIntegerStep, &off);
+      left[i] = round_int8(rest[i], kIntegerRestStep, &left_off);
       if constexpr (kMeasures) {
         sums.off = fmaf(off, off, sums.off);
         sums.left = fmaf(rest[i], rest[i], sums.left);

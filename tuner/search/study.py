@@ -230,8 +230,8 @@ def _loop(
                     is_over, end = True, f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
             if is_over:
                 finisher.leave()
-            if is_over and not (flying and flying[0].outcome is not None):
-                return _dropped(study, flying, end.format(number))
+                if not flying or flying[0].outcome is None:
+                    return _dropped(study, flying, end.format(number))
             while not end and len(flying) < evaluator.ahead:
                 if asked >= most:
                     end = f"{budget.trials} trials: the budget is used up"
