@@ -6,17 +6,21 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from families import built_in
 
-from tuner.kernel.binding import BoundOp
+from tuner.kernel.binding import BoundOp, bind
 from tuner.machine.datasheets import known_device
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Candidate
@@ -50,6 +54,32 @@ def compile_cuda(candidate: Candidate, folder: Path, arch: str) -> tuple[Path, s
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return library, done.stderr
+
+
+def build_all(
+    render: Callable[..., Candidate],
+    configurations: Sequence[Mapping[str, Any]],
+    arch: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, BoundOp]:
+    """Build every configuration once, however many workers of pytest-xdist ask; bind it here."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of all workers
+
+    def built(params: Mapping[str, Any]) -> tuple[str, BoundOp]:
+        candidate = render(**params)
+        own = folder / "built" / hashlib.sha256(candidate.source.encode()).hexdigest()
+        own.mkdir(parents=True, exist_ok=True)
+        library = own / "finished.so"
+        with (own / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not library.exists():
+                compile_cuda(candidate, own, arch)[0].rename(library)
+        return label(params), bind(candidate.plan, candidate.language, library)
+
+    with ThreadPoolExecutor() as pool:
+        return dict(pool.map(built, configurations))
 
 
 def ptx_of_kernels(candidate: Candidate, folder: Path, arch: str) -> dict[str, str]:

@@ -7,14 +7,13 @@ table of errors (`pytest -m gpu -s tests/test_template_mma.py`).
 from __future__ import annotations
 
 import functools
-from concurrent.futures import ThreadPoolExecutor
 
 import gemm_cases as gemm
 import pytest
 from gemm_cases import CASES, EPS, compile_cuda, errors, label, needs_nvcc, oracle
 
 from tuner.errors import InputError
-from tuner.kernel.binding import BoundOp, bind
+from tuner.kernel.binding import BoundOp
 from tuner.trial import Candidate
 
 PRECISIONS = ("tf32", "bf16", "fp16", "bf16x3", "fp16x3", "tf32x3")
@@ -140,16 +139,7 @@ def operators(tmp_path_factory) -> dict[str, BoundOp]:
         pytest.skip("needs an NVIDIA GPU of compute capability 8.0 or later")
     major, minor = torch.cuda.get_device_capability()
     arch = f"{major}{minor}" + ("a" if major >= 9 else "")
-    folder = tmp_path_factory.mktemp("mma")
-
-    def build(numbered):
-        number, params = numbered
-        candidate = render(**params)
-        library, _ = compile_cuda(candidate, folder / str(number), arch)
-        return label(params), bind(candidate.plan, candidate.language, library)
-
-    with ThreadPoolExecutor() as pool:
-        return dict(pool.map(build, enumerate(all_configurations())))
+    return gemm.build_all(render, all_configurations(), arch, tmp_path_factory)
 
 
 @functools.cache

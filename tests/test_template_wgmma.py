@@ -6,14 +6,12 @@ table of errors (`pytest -m gpu -s tests/test_template_wgmma.py`).
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import gemm_cases as gemm
 import pytest
 from gemm_cases import CASES, EPS, compile_cuda, errors, label, make_inputs, needs_nvcc, oracle
 
 from tuner.errors import InputError
-from tuner.kernel.binding import BoundOp, bind
+from tuner.kernel.binding import BoundOp
 from tuner.trial import Candidate
 
 # What one product may be off, relative to its size: what the operands round or leave out.
@@ -300,16 +298,7 @@ def operators(tmp_path_factory) -> dict[str, BoundOp]:
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs an NVIDIA GPU of compute capability 9.0")
-    folder = tmp_path_factory.mktemp("wgmma")
-
-    def build(numbered):
-        number, params = numbered
-        candidate = render(**params)
-        library, _ = compile_cuda(candidate, folder / str(number), "90a")
-        return label(params), bind(candidate.plan, candidate.language, library)
-
-    with ThreadPoolExecutor() as pool:
-        return dict(pool.map(build, enumerate(CONFIGURATIONS)))
+    return gemm.build_all(render, CONFIGURATIONS, "90a", tmp_path_factory)
 
 
 @needs_nvcc
