@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,22 @@ def test_each_template_can_be_searched_and_each_rule_rejects_something(ending):
     assert {params["template"] for params in space.feasible} == set(names)
     idle = [rule.why for rule in config.constraints if not space.rejections[rule.why]]
     assert idle == []
+
+
+@pytest.mark.parametrize("ending", CLASSES)
+def test_what_is_let_through_is_let_through_with_what_it_lacks_at_its_default(ending):
+    """A rule is not judged where one of its parameters is absent, so it must not depend on it."""
+    config = config_of("33", ending)
+    _, space = search_space(config)
+    family = load_family(config.problem.op, config.problem.templates)
+    facts = {**known_device("NVIDIA H200").facts(), **family.sizes, **config.problem.sizes}
+    for position in random.Random(0).sample(range(space.num_feasible), 100):
+        params = space.feasible[position]
+        template = str(params["template"])
+        fixed = {name: (value,) for name, value in params.items() if name != "template"}
+        parameters = family.parameters([template], fixed)
+        alone = SearchSpace.build(parameters, family.constraints([template], fixed), facts)
+        assert alone.num_feasible == 1, params
 
 
 @pytest.mark.parametrize("ending", CLASSES)
