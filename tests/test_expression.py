@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from tuner.errors import ExpressionError
 from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
-from tuner.space.vectorised import Unsure, column_of, compile_columns
+from tuner.space.vectorised import Columns, Unsure, column_of, compile_columns
 from tuner.trial import Value
 
 ENV: dict[str, Value] = {
@@ -258,23 +258,32 @@ def test_numpy_computes_what_python_computes_or_says_that_it_is_not_sure(text, v
     expression = Expression.parse(text)
     tables = {**dict(zip("abc", values, strict=True)), "word": ["w", "v"]}
     points = list(itertools.product(*tables.values()))
-    columns = {
+    values = {
         name: column_of(table)[[table.index(point[i]) for point in points]]
         for i, (name, table) in enumerate(tables.items())
     }
+    # Every other one lacks b, every third the word.
+    lacks = {"b": np.arange(len(points)) % 2 == 1, "word": np.arange(len(points)) % 3 == 2}
+    columns = Columns.of(len(points), values, lacks)
     try:
         with np.errstate(all="ignore"):
             computed = compile_columns(expression.tree, facts)(columns)
     except Unsure:
         return
     computed = np.broadcast_to(computed, len(points)).tolist()
-    for point, result in zip(points, computed, strict=True):
-        assert result == expression.evaluate({**facts, **dict(zip(tables, point, strict=True))})
+    for row, (point, result) in enumerate(zip(points, computed, strict=True)):
+        whole = dict(zip(tables, point, strict=True))
+        env = {n: v for n, v in whole.items() if n not in lacks or not lacks[n][row]}
+        if columns.asked[row]:
+            with pytest.raises(ExpressionError, match="unknown name"):
+                expression.evaluate({**facts, **env})
+        else:
+            assert result == expression.evaluate({**facts, **env})
 
 
 def test_numpy_is_sure_of_what_constraints_are_made_of():
-    columns = {"m": column_of([64, 128, 0]), "k": column_of([2.5, 8, 16])}
-    words = {"template": column_of(["mma", "simt", "mma"]), **columns}
+    values = {"m": column_of([64, 128, 0]), "k": column_of([2.5, 8, 16])}
+    words = Columns.of(3, {"template": column_of(["mma", "simt", "mma"]), **values}, {})
     for text, expected in [
         ("m * 4 <= 2 ** 8 and k > 1", [True, False, True]),
         ("m == 0 or 256 % m == 0", [True, True, True]),  # never divides by zero
@@ -287,7 +296,9 @@ def test_numpy_is_sure_of_what_constraints_are_made_of():
         computed = compile_columns(Expression.parse(text).tree, {"n": 3})(words)
         assert computed.tolist() == expected
     with pytest.raises(Unsure):
-        compile_columns(Expression.parse("m * m * m > 1").tree, {})({"m": column_of([2**40])})
+        compile_columns(Expression.parse("m * m * m > 1").tree, {})(
+            Columns.of(1, {"m": column_of([2**40])}, {})
+        )
 
 
 # ---- C++ ------------------------------------------------------------------------------------

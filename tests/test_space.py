@@ -25,10 +25,16 @@ def rule(text: str, why: str = "a reason", when: str | None = None) -> Constrain
     return Constraint(Expression.parse(text), why, "", Expression.parse(when) if when else None)
 
 
+def verdict(expression: Expression, env: Mapping[str, Value]) -> bool | None:
+    """What Python says of it; None where it asks for a name that is not there."""
+    try:
+        return bool(eval(expression.text, {}, dict(env)))
+    except NameError:
+        return None
+
+
 def exists(parameter: Parameter, params: Mapping[str, Value], facts: Mapping[str, Value]) -> bool:
-    env = {**facts, **params}
-    when = parameter.when
-    return when is None or (when.names <= env.keys() and when.holds(env))
+    return parameter.when is None or verdict(parameter.when, {**facts, **params}) is True
 
 
 def brute_force(
@@ -42,10 +48,9 @@ def brute_force(
             if exists(parameter, params, facts):
                 params[parameter.name] = value
         env = {**facts, **params}
-        judged = [c for c in constraints if c.names <= env.keys()]
-        judged = [c for c in judged if c.when is None or c.when.holds(env)]
+        judged = [c for c in constraints if c.when is None or verdict(c.when, env) is True]
         key = tuple(params.items())
-        if key not in seen and all(c.expression.holds(env) for c in judged):
+        if key not in seen and not any(verdict(c.expression, env) is False for c in judged):
             seen.add(key)
             yield params
 
@@ -58,6 +63,9 @@ RULES = [
     "p3 in [1, 3]",
     "p0 + p1 + p2 + p3 >= limit",
     "p1 >= missing if p1 > 1 else True",
+    "p0 < 3 and p1 <= p2",
+    "p0 + (p1 if p0 > 2 else p2) * 2 < 9",
+    "p0 > 1 and missing > 2",
     "device.num_sms > p0",
 ]
 WHENS = [None, None, "p0 > 1", "p0 == 2 or p0 == 3"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tuner.errors import ExpressionError, InputError
 from tuner.space.expression import Env, Expression, unknown_name
-from tuner.space.vectorised import Array, Columns, Unsure, column_of, compile_columns
+from tuner.space.vectorised import Array, Bools, Columns, Unsure, column_of, compile_columns
 from tuner.trial import Value
 
 __all__ = [
@@ -34,7 +34,6 @@ MAX_SLOW = 2_000_000  # configurations judged one by one; about 5 s
 MAX_PACKED = 2**62  # so that packed digits stay within int64
 
 Digits = NDArray[np.signedinteger]  # positions of values; after the last one: absent
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +49,9 @@ class Parameter:
 class Constraint:
     """A rule that every configuration obeys, and why there is such a rule.
 
-    It is judged only where all its names exist and `when` (if given) holds; a fact that this
-    device does not have (a CPU's `device.num_sms`) does not exist either. `origin` says who asks
-    for it, such as `gemm.yaml:12` or `template wgmma`.
+    It is judged only where `when` (if given) holds, and where neither asks for a name that does
+    not exist: an absent parameter, or a fact that this device does not have (a CPU's
+    `device.num_sms`). `origin` says who asks for it, such as `gemm.yaml:12` or `template wgmma`.
     """
 
     expression: Expression
@@ -62,7 +61,7 @@ class Constraint:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names that must exist for the constraint to be judged."""
+        """The names that it may ask for."""
         return self.expression.names | (self.when.names if self.when else frozenset())
 
 
@@ -107,14 +106,14 @@ def digit_type(bases: Iterable[int]) -> type[np.signedinteger]:
 
 def condition_holds(when: Expression | None, env: Env) -> bool:
     """Whether what has the condition `when` exists beside the named values of `env`."""
-    return when is None or (when.names <= env.keys() and when.holds(env))
+    return when is None or when.holds_where_known(env) is True
 
 
 def is_obeyed(constraint: Constraint, env: Env) -> bool:
     """Whether `env` obeys the constraint, or the constraint is not judged there."""
-    if not constraint.names <= env.keys():
+    if not condition_holds(constraint.when, env):
         return True
-    return not condition_holds(constraint.when, env) or constraint.expression.holds(env)
+    return constraint.expression.holds_where_known(env) is not False
 
 
 # ---- many at once ---------------------------------------------------------------------------
@@ -144,8 +143,8 @@ class Judge:
 
     Args:
         rule: what must hold.
-        guard: where this does not hold, and where a name is absent, the verdict is
-            `where_absent`.
+        guard: where this does not hold, and where it or the rule asks for a name that is absent,
+            the verdict is `where_absent`.
         parameters: all of them, by name.
         facts: the other names.
         where_absent: True for constraints, False for conditions.
@@ -164,7 +163,7 @@ class Judge:
         self._where_absent = where_absent
         names = rule.names | (guard.names if guard else frozenset())
         self._num_slow = 0
-        self._is_known = names <= parameters.keys() | facts.keys()
+        self._nowhere = names - parameters.keys() - facts.keys()
         self.tuned = sorted(names & parameters.keys())
         self._values = {name: column_of(parameters[name].values) for name in self.tuned}
         self._bases = [base_of(parameters[name]) for name in self.tuned]
@@ -180,8 +179,6 @@ class Judge:
             ExpressionError: the rule cannot be computed; the message says for which values.
             InputError: it has to be judged one by one for too many rows.
         """
-        if not self._is_known:
-            return np.full(num, self._where_absent)
         columns = [digits[name] for name in self.tuned]
         if self._memo is None:
             return self._judged(columns, num)
@@ -196,51 +193,57 @@ class Judge:
         return verdicts
 
     def _judged(self, columns: Sequence[Digits], num: int) -> Bools:
+        values = {name: np.zeros(num, dtype=np.int64) for name in self._nowhere}
+        lacks = {name: np.ones(num, dtype=bool) for name in self._nowhere}
+        for (name, listed), digits in zip(self._values.items(), columns, strict=True):
+            values[name] = listed[np.minimum(digits, len(listed) - 1)]
+            lacks[name] = digits == len(listed)
         verdicts = np.full(num, self._where_absent)
-        pairs = list(zip(self._values.values(), columns, strict=True))
         is_open = np.ones(num, dtype=bool)
-        for values, column in pairs:
-            is_open &= column < len(values)
-        if not is_open.any():
-            return verdicts
-        named = {
-            name: values[column[is_open]]
-            for name, (values, column) in zip(self.tuned, pairs, strict=True)
-        }
         if self._guard is not None and self._ask is not None:
-            applies = self._holds(self._guard, self._ask, named, int(is_open.sum()))
-            is_open[is_open] = applies
-            named = {name: column[applies] for name, column in named.items()}
+            applies, is_known = self._holds(self._guard, self._ask, Columns.of(num, values, lacks))
+            is_open = applies & is_known
         if is_open.any():
-            num_open = int(is_open.sum())
-            verdicts[is_open] = self._holds(self._rule, self._compute, named, num_open)
+            values = {name: column[is_open] for name, column in values.items()}
+            lacks = {name: where[is_open] for name, where in lacks.items()}
+            named = Columns.of(int(is_open.sum()), values, lacks)
+            found, is_known = self._holds(self._rule, self._compute, named)
+            verdicts[is_open] = np.where(is_known, found, self._where_absent)
         return verdicts
 
     def _holds(
-        self, rule: Expression, compute: Callable[[Columns], Array], named: Columns, num: int
-    ) -> Bools:
-        """Compute a condition: for all rows at once, or where that is not sure, row by row."""
+        self, rule: Expression, compute: Callable[[Columns], Array], named: Columns
+    ) -> tuple[Bools, Bools]:
+        """Compute a condition, and where it is known, of a row without names it has asked for.
+
+        That is for all rows at once, or where that is not sure, row by row.
+        """
         try:
             with np.errstate(all="ignore"):
                 result = compute(named)
             if result.dtype != object:
-                return np.broadcast_to(result.astype(bool), num)
+                return np.broadcast_to(result.astype(bool), named.num), ~named.asked
         except Unsure:
             pass
-        self._num_slow += num
+        self._num_slow += named.num
         if self._num_slow > MAX_SLOW:
             raise InputError(
                 f"{rule.text!r} cannot be judged for many configurations at once, and there are "
                 f"more than {MAX_SLOW:,}\n  hint: add a constraint over fewer parameters, or "
                 "write it with whole numbers below 2^63"
             )
-        rows = zip(*[column.tolist() for column in named.values()], strict=True)
-        verdicts = np.empty(num, dtype=bool)
-        for index, row in enumerate(rows if named else [()] * num):
-            at = dict(zip(named, row, strict=True))
+        lists = {name: column.tolist() for name, column in named.values.items()}
+        verdicts, is_known = np.empty((2, named.num), dtype=bool)
+        for row in range(named.num):
+            at = {
+                name: column[row]
+                for name, column in lists.items()
+                if name not in named.lacks or not named.lacks[name][row]
+            }
             try:
-                verdicts[index] = rule.holds({**self._facts, **at})
+                verdict = rule.holds_where_known({**self._facts, **at})
             except ExpressionError as error:
                 where = ", ".join(f"{name} = {value}" for name, value in at.items())
                 raise ExpressionError(f"{error}\n  where: {where}") from None
-        return verdicts
+            verdicts[row], is_known[row] = bool(verdict), verdict is not None
+        return verdicts, is_known

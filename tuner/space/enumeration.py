@@ -204,10 +204,9 @@ class Walk:
         self._first: list[int] = []  # those of facts alone
         self._needed = [-1] * len(self.order)  # by depth: the last depth that asks for the value
         for number, constraint in enumerate(self.constraints):
-            if constraint.names <= depths.keys() | facts.keys():  # else it is never judged
-                tuned = [depths[name] for name in constraint.names if name in depths]
-                (self._judged[max(tuned)] if tuned else self._first).append(number)
-                self._need(tuned)
+            tuned = [depths[name] for name in constraint.names if name in depths]
+            (self._judged[max(tuned)] if tuned else self._first).append(number)
+            self._need(tuned)
         for depth, parameter in enumerate(self.order):
             if parameter.when is not None:
                 names = parameter.when.names & depths.keys()
@@ -281,7 +280,12 @@ class Walk:
             there, gone = here[exists[here]], here[~exists[here]]
             sources = np.repeat(there, num_values)
             digits = np.tile(np.arange(num_values, dtype=self._kind), len(there))
-            self.num_visited += len(sources) + len(gone)
+            if len(gone):
+                sources = np.concatenate([sources, gone])
+                digits = np.concatenate([digits, np.full(len(gone), num_values, self._kind)])
+                by_source = np.argsort(sources, kind="stable")
+                sources, digits = sources[by_source], digits[by_source]
+            self.num_visited += len(sources)
             for number in self._judged[depth]:
                 if not len(sources):
                     break
@@ -293,11 +297,6 @@ class Walk:
                 allowed = judge.verdicts(columns, len(sources))
                 self.rejected[number] += float(weights[sources[~allowed]].sum()) * below
                 sources, digits = sources[allowed], digits[allowed]
-            if len(gone):
-                sources = np.concatenate([sources, gone])
-                digits = np.concatenate([digits, np.full(len(gone), num_values, self._kind)])
-                by_source = np.argsort(sources, kind="stable")
-                sources, digits = sources[by_source], digits[by_source]
             found.append((sources, digits))
             num_choices = self.num_choices + sum(len(s) for s, _ in found)
             if self.num_visited > MAX_VISITED or num_choices > MAX_CHOICES:

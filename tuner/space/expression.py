@@ -92,9 +92,15 @@ class Expression:
                 zero, arithmetic on words, a number beyond 64 bits).
         """
         try:
-            return self.code(env)
+            return self._compute(env)
         except KeyError as missing:
-            reason = unknown_name(str(missing.args[0]), env)
+            name = str(missing.args[0])
+        raise expression_error(self.text, unknown_name(name, env))
+
+    def _compute(self, env: Env) -> Value:
+        """Compute the value; KeyError where that asks for a name that `env` lacks."""
+        try:
+            return self.code(env)
         except ZeroDivisionError:
             reason = "division by zero"
         except (OverflowError, ValueError):
@@ -109,7 +115,23 @@ class Expression:
         Raises:
             ExpressionError: as for `evaluate`, or the value is a word.
         """
-        value = self.evaluate(env)
+        return self._condition(self.evaluate(env))
+
+    def holds_where_known(self, env: Env) -> bool | None:
+        """Compute the value as a condition; None where that asks for a name that `env` lacks.
+
+        What decides is computed from left to right, as in Python: `a or b` does not ask for `b`
+        where `a` holds, nor `b if a else c` where it does not.
+
+        Raises:
+            ExpressionError: as for `holds`, but for names.
+        """
+        try:
+            return self._condition(self._compute(env))
+        except KeyError:
+            return None
+
+    def _condition(self, value: Value) -> bool:
         if isinstance(value, str):
             raise expression_error(self.text, f"a condition is needed, got the word {value!r}")
         return bool(value)

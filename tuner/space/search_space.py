@@ -336,17 +336,16 @@ class SearchSpace:
                 yield {p.name: env[p.name] for p in self.parameters if p.name in env}
                 return
             parameter, judges = self._steps[depth]
+            name = parameter.name
             if not condition_holds(parameter.when, env):
-                values: Sequence[Value] = ()
-                yield from complete(depth + 1, env)
-            elif parameter.name in wanted:
-                values = (wanted[parameter.name],)
+                steps = [env]
+            elif name in wanted:
+                steps = [{**env, name: wanted[name]}]
             else:
-                values = parameter.values
-            for value in values:
+                steps = [{**env, name: value} for value in parameter.values]
+            for given in steps:
                 if next(left, None) is None:
                     return
-                given = {**env, parameter.name: value}
                 if all(is_possible(constraint, given) for constraint in judges):
                     yield from complete(depth + 1, given)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,17 +28,60 @@ from tuner.space.expression import (
 )
 from tuner.trial import Value
 
-__all__ = ["Array", "Columns", "Unsure", "column_of", "compile_columns"]
+__all__ = ["Array", "Bools", "Columns", "Unsure", "column_of", "compile_columns"]
 
 EXACT = 2**53  # whole numbers up to here are exact as float64
 
 Array = NDArray[Any]  # int64, float64 or object (words, or words among numbers)
-Columns = Mapping[str, Array]
-_Code = Callable[[Columns], Array]
+Bools = NDArray[np.bool_]
 
 
 class Unsure(Exception):
     """NumPy may not compute what Python would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Named values of n rows, some of which may lack some of them.
+
+    Attributes:
+        num: n.
+        values: arrays of shape (n,), by name; where a row lacks one, anything stands in.
+        lacks: where rows lack a name, bool (n,); of names that none lacks there is nothing.
+        asked: which of all rows were asked for a name that they lack, so that what comes out for
+            them means nothing. It is written to.
+        rows: where these rows are in `asked`.
+    """
+
+    num: int
+    values: Mapping[str, Array]
+    lacks: Mapping[str, Bools] = field(default_factory=dict)
+    asked: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @classmethod
+    def of(cls, num: int, values: Mapping[str, Array], lacks: Mapping[str, Bools]) -> Columns:
+        """Return all of `num` rows, none of which was asked for anything yet."""
+        lacking = {name: where for name, where in lacks.items() if where.any()}
+        return cls(num, values, lacking, np.zeros(num, dtype=bool), np.arange(num))
+
+    def __getitem__(self, name: str) -> Array:
+        if name in self.lacks:
+            self.asked[self.rows[self.lacks[name]]] = True
+        return self.values[name]
+
+    def some(self, chosen: Bools) -> Columns:
+        """Return the chosen rows alone."""
+        return Columns(
+            int(chosen.sum()),
+            {name: column[chosen] for name, column in self.values.items()},
+            {name: where[chosen] for name, where in self.lacks.items()},
+            self.asked,
+            self.rows[chosen],
+        )
+
+
+_Code = Callable[[Columns], Array]
 
 
 def column_of(values: Sequence[Value]) -> Array:
@@ -60,8 +104,8 @@ def compile_columns(tree: ast.expr, facts: Env) -> _Code:
         facts: the names that have one value for all rows.
 
     Returns:
-        A function of a mapping from the other names to arrays of one length n. It returns an
-        array of shape (n,), or () where the value is the same for all, and raises Unsure.
+        A function of n rows, which have the other names. It returns an array of shape (n,), or
+        () where the value is the same for all, and raises Unsure.
     """
     names: set[str] = set()
     scalar = compile_tree(tree, names, 0)
@@ -263,18 +307,10 @@ def _log2(array: Array) -> Array:
 # ---- conditions -----------------------------------------------------------------------------
 
 
-def _truth(array: Array) -> NDArray[np.bool_]:
+def _truth(array: Array) -> Bools:
     if array.dtype == object:
         raise Unsure
     return array.astype(bool)
-
-
-def _some(columns: Columns, chosen: NDArray[np.bool_]) -> Columns:
-    return {name: column[chosen] for name, column in columns.items()}
-
-
-def _length(columns: Columns) -> int:
-    return len(next(iter(columns.values())))
 
 
 def _connective(kind: ast.boolop, parts: list[_Code]) -> _Code:
@@ -282,11 +318,11 @@ def _connective(kind: ast.boolop, parts: list[_Code]) -> _Code:
     goes_on = isinstance(kind, ast.And)
 
     def run(columns: Columns) -> Array:
-        is_open = np.ones(_length(columns), dtype=bool)  # where the verdict is `goes_on` so far
+        is_open = np.ones(columns.num, dtype=bool)  # where the verdict is `goes_on` so far
         for part in parts:
             if not is_open.any():
                 break
-            here = columns if is_open.all() else _some(columns, is_open)
+            here = columns if is_open.all() else columns.some(is_open)
             is_open[is_open] = _truth(part(here)) == goes_on
         return is_open if goes_on else ~is_open
 
@@ -295,12 +331,12 @@ def _connective(kind: ast.boolop, parts: list[_Code]) -> _Code:
 
 def _choice(test: _Code, yes: _Code, no: _Code) -> _Code:
     def run(columns: Columns) -> Array:
-        chosen = np.broadcast_to(_truth(test(columns)), _length(columns))
+        chosen = np.broadcast_to(_truth(test(columns)), columns.num)
         if chosen.all():
             return yes(columns)
         if not chosen.any():
             return no(columns)
-        values = yes(_some(columns, chosen)), no(_some(columns, ~chosen))
+        values = yes(columns.some(chosen)), no(columns.some(~chosen))
         if all(value.dtype != object for value in values):
             values = _alike(*values)  # type: ignore[assignment]
         kind = np.result_type(*values)
