@@ -486,7 +486,18 @@ def test_every_kernel_waits_for_the_one_before_it(params, tmp_path):
 def assert_computed_again(outputs, again, where: str) -> None:
     import torch
 
-    torch.testing.assert_close(outputs, again, rtol=1e-5, atol=1e-5, equal_nan=True, msg=where)
+    # A mean is known to a share of its column's deviation: rows and warps sum it in other orders.
+    deviation = float(again[2].sqrt().nan_to_num(0.0, 0.0).max())
+    for name, got, want in zip(("y", "mean", "var"), outputs, again, strict=False):
+        atol = 1e-5 * deviation if name == "mean" else 1e-5
+        torch.testing.assert_close(
+            got,
+            want,
+            rtol=1e-5,
+            atol=atol,
+            equal_nan=True,
+            msg=lambda text, name=name: f"{where}: {name}: {text}",
+        )
 
 
 # What makes float8 corrections too coarse, done to inputs on which they are not.
@@ -557,7 +568,7 @@ TOO_COARSE_FOR_INTEGERS = {
 NOT_TOO_COARSE_FOR_INTEGERS = {
     "as given": lambda x, weight, gamma: None,
     "a large gamma": lambda x, weight, gamma: gamma[3:4].fill_(-4.0),
-    "a long row of x": lambda x, weight, gamma: x[77].mul_(8.0),
+    "a longer row of x": lambda x, weight, gamma: x[77].mul_(1.5),
     "long rows of the weight": lambda x, weight, gamma: weight[5:7].mul_(1e4),
     "zero rows of the weight": lambda x, weight, gamma: weight[5:7].zero_(),
     "x + 100": lambda x, weight, gamma: x.add_(100.0),
