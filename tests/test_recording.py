@@ -123,8 +123,8 @@ def test_the_space_to_record_on_a_gpu_is_the_flagships_thinned_out():
     assert all(space.count_by("template").values())
 
 
-# Every configuration of `benchmarks/recording_cpu.yaml`, recorded on two cores of an Intel Xeon that
-# other work was using as well: some of its times say more of that than of the kernel.
+# Every configuration of `benchmarks/recording_cpu.yaml`, recorded on two cores of an Intel Xeon
+# that other work was using as well: some of its times say more of that than of the kernel.
 CPU = ROOT / "tests" / "recordings" / "cpu_2048x64x256.json.gz"
 
 
