@@ -163,7 +163,7 @@ class Judge:
         self._where_absent = where_absent
         names = rule.names | (guard.names if guard else frozenset())
         self._num_slow = 0
-        self._nowhere = names - parameters.keys() - facts.keys()
+        self._nowhere = names - parameters.keys() - facts.keys()  # no row has these
         self.tuned = sorted(names & parameters.keys())
         self._values = {name: column_of(parameters[name].values) for name in self.tuned}
         self._bases = [base_of(parameters[name]) for name in self.tuned]
@@ -193,7 +193,7 @@ class Judge:
         return verdicts
 
     def _judged(self, columns: Sequence[Digits], num: int) -> Bools:
-        values = {name: np.zeros(num, dtype=np.int64) for name in self._nowhere}
+        values = {name: np.ones(num, dtype=np.int64) for name in self._nowhere}
         lacks = {name: np.ones(num, dtype=bool) for name in self._nowhere}
         for (name, listed), digits in zip(self._values.items(), columns, strict=True):
             values[name] = listed[np.minimum(digits, len(listed) - 1)]
@@ -214,9 +214,9 @@ class Judge:
     def _holds(
         self, rule: Expression, compute: Callable[[Columns], Array], named: Columns
     ) -> tuple[Bools, Bools]:
-        """Compute a condition, and where it is known, of a row without names it has asked for.
+        """Compute a condition; return its verdicts, and for which rows they are known.
 
-        That is for all rows at once, or where that is not sure, row by row.
+        All rows at once, or where NumPy is not sure, row by row.
         """
         try:
             with np.errstate(all="ignore"):

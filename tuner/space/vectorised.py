@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -55,9 +55,9 @@ class Columns:
 
     num: int
     values: Mapping[str, Array]
-    lacks: Mapping[str, Bools] = field(default_factory=dict)
-    asked: Bools = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    lacks: Mapping[str, Bools]
+    asked: Bools
+    rows: NDArray[np.int64]
 
     @classmethod
     def of(cls, num: int, values: Mapping[str, Array], lacks: Mapping[str, Bools]) -> Columns:
