@@ -74,7 +74,7 @@ class Bench:
             facts=self.planned.facts,
             device=self.planned.device,
             builder=self.builder,
-            screen_s=0.005,
+            screen_s=0.02,
             max_noise=0.05,
             seed=SEED,
             ahead=None,
