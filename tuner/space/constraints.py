@@ -198,15 +198,14 @@ class Judge:
         for (name, listed), digits in zip(self._values.items(), columns, strict=True):
             values[name] = listed[np.minimum(digits, len(listed) - 1)]
             lacks[name] = digits == len(listed)
+        named = Columns.of(num, values, lacks)
         verdicts = np.full(num, self._where_absent)
         is_open = np.ones(num, dtype=bool)
         if self._guard is not None and self._ask is not None:
-            applies, is_known = self._holds(self._guard, self._ask, Columns.of(num, values, lacks))
+            applies, is_known = self._holds(self._guard, self._ask, named)
             is_open = applies & is_known
+            named = named.some(is_open)
         if is_open.any():
-            values = {name: column[is_open] for name, column in values.items()}
-            lacks = {name: where[is_open] for name, where in lacks.items()}
-            named = Columns.of(int(is_open.sum()), values, lacks)
             found, is_known = self._holds(self._rule, self._compute, named)
             verdicts[is_open] = np.where(is_known, found, self._where_absent)
         return verdicts
@@ -222,7 +221,7 @@ class Judge:
             with np.errstate(all="ignore"):
                 result = compute(named)
             if result.dtype != object:
-                return np.broadcast_to(result.astype(bool), named.num), ~named.asked
+                return np.broadcast_to(result.astype(bool), named.num), ~named.asked[named.rows]
         except Unsure:
             pass
         self._num_slow += named.num
