@@ -188,14 +188,9 @@ def interrupt(payload, blobs):
     return {"survived": True}, []
 
 
-def allocate(payload, blobs):
-    return {"length": len(bytearray(payload["bytes"]))}, []
-
-
 def facts(payload, blobs):
     return {
         "variable": os.environ.get("TUNER_TEST_VARIABLE"),
-        "nice": os.nice(0),
         "is_leader": os.getpgid(0) == os.getpid() == os.getsid(0),
     }, []
 

@@ -32,16 +32,9 @@ class Fault(Exception):
     """Raised by a job to say that this process is spoilt (e.g. a sticky CUDA error)."""
 
 
-def serve(
-    *,
-    fd: int,
-    parent_pid: int,
-    entry: str,
-    memory_limit_bytes: int | None = None,
-    niceness: int = 0,
-) -> None:
+def serve(*, fd: int, parent_pid: int, entry: str) -> None:
     """Run jobs until the channel closes. The child's whole life."""
-    _settle(parent_pid, memory_limit_bytes, niceness)
+    _settle(parent_pid)
     os.set_inheritable(fd, False)
     channel = Channel(socket.socket(fileno=fd))
     with contextlib.suppress(Closed):
@@ -90,8 +83,8 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def _settle(parent_pid: int, memory_limit_bytes: int | None, niceness: int) -> None:
-    """Tie this process to its parent and set its limits."""
+def _settle(parent_pid: int) -> None:
+    """Tie this process to its parent, the fork server, which dies with the tuner."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -102,7 +95,3 @@ def _settle(parent_pid: int, memory_limit_bytes: int | None, niceness: int) -> N
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a search may crash a hundred times
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(FIRST_TO_DIE))
-    if memory_limit_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory_limit_bytes, memory_limit_bytes))
-    if niceness:
-        os.nice(niceness)

@@ -1,8 +1,8 @@
-"""One spawned child process as its parent sees it: its output, its memory, its end.
+"""One child process as its parent sees it: its output, its memory, its end.
 
     parent                                    child (own session, own process group)
     ------                                    --------------------------------------
-    Child(options, env)  ---- spawn ------->  child.serve(entry)
+    Child(options, env)  ---- fork -------->  child.serve(entry), by way of `forkserver`
         .channel         <--- frames ------>
         .log_tail        <--- what it prints, the last of it
         .kill, .bury     ---- SIGKILL ----->  it, its group, its descendants, who bears its marker
@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import re
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -34,82 +31,52 @@ import psutil
 
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Channel
+from tuner.evaluate.forkserver import MARKER, Process, start_process
 
 __all__ = ["KILL_WAIT_S", "Child", "available_bytes", "describe_exit", "kill_tree"]
 
 LOG_TAIL_BYTES = 64 * 2**10
 KILL_WAIT_S = 30.0  # the driver may need seconds to tear down a context with a running kernel
-MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
 LOOK_EVERY_S = 0.2  # at the memory that is left; 50 us each time
 RESERVE_BYTES = 1 * 2**30  # left to the machine; a runaway allocates some 0.4 GB between two looks
 
-# Not `python -m`: that would load the file a second time as `__main__`, and the `Fault` that a
-# job imports would be another class. The child gets the parent's own module path.
-_BOOTSTRAP = (
-    "import json, sys; o = json.loads(sys.argv[1]); sys.path[:] = o.pop('path'); "
-    "from tuner.evaluate.child import serve; serve(**o)"
-)
-
 
 class Child:
-    """One spawned process: its channel, its descriptor, and the tail of what it prints.
-
-    The thread that spawns it also reads its output, and lives until it is dead: Linux sends
-    the parent-death signal when the spawning *thread* ends, not the process.
-    """
+    """One process: its channel, its descriptor, and the tail of what it prints."""
 
     def __init__(self, options: Mapping[str, Any], env: Mapping[str, str]) -> None:
         self.marker = uuid.uuid4().hex
         self.is_condemned = False  # we killed it; its death is no crash
         self.sentence = "killed on request"  # why, if we did
-        self._options = options
-        # The user's filter of warnings must not turn a stranger's into errors.
-        ours = {MARKER: self.marker, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": ""}
-        self._env = {**env, **ours}
         self._tail = bytearray()
         self._is_buried = False  # the pid and the descriptor may be somebody else's by now
         self._grave = threading.Lock()
-        self._error: OSError | None = None
-        self._is_spawned = threading.Event()
-        self._thread = threading.Thread(target=self._spawn_and_read, daemon=True)
-        self._thread.start()
-        self._is_spawned.wait()
-        if self._error is not None:
-            raise WorkerError(f"cannot start a worker process: {self._error}")
-
-    def _spawn_and_read(self) -> None:
-        ours, theirs = socket.socketpair()
+        # The user's filter of warnings must not turn a stranger's into errors.
+        ours = {MARKER: self.marker, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": ""}
+        sock, theirs = socket.socketpair()
+        self._output, output = os.pipe()
         try:
-            options = {**self._options, "fd": theirs.fileno(), "parent_pid": os.getpid()}
-            command = [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP]
-            self.process = subprocess.Popen(
-                [*command, json.dumps(options)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=0,
-                env=self._env,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
+            self._process: Process = start_process(
+                options, {**env, **ours}, theirs.fileno(), output
             )
-            self.pidfd = os.pidfd_open(self.process.pid)
-            self.channel = Channel(ours, self.pidfd)
         except OSError as error:
-            self._error = error
-            ours.close()
-            return
+            sock.close()
+            os.close(self._output)
+            raise WorkerError(f"cannot start a worker process: {error}") from error
         finally:
             theirs.close()
-            self._is_spawned.set()
-        self._read_output()
+            os.close(output)
+        self.pid, self._pidfd = self._process.pid, self._process.pidfd
+        self.channel = Channel(sock, self._pidfd)
+        self._thread = threading.Thread(target=self._read_output, daemon=True)
+        self._thread.start()
 
     def _read_output(self) -> None:
-        assert self.process.stdout is not None
-        fd = self.process.stdout.fileno()
+        fd = self._output
         os.set_blocking(fd, False)
         poll = select.poll()
         poll.register(fd, select.POLLIN)
-        poll.register(self.pidfd, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
         next_look_s = time.monotonic()
         while True:
             ready = dict(poll.poll(LOOK_EVERY_S * 1e3))
@@ -118,12 +85,12 @@ class Child:
                 next_look_s = time.monotonic() + LOOK_EVERY_S
             if fd in ready and not self._read_some(fd):
                 poll.unregister(fd)  # it closed its output; we still wait for its end
-            if self.pidfd in ready:
+            if self._pidfd in ready:
                 break
         for _ in range(64):  # what is left in the pipe, unless a grandchild keeps printing
             if not self._read_some(fd):
                 break
-        self.process.stdout.close()
+        os.close(fd)
 
     def _read_some(self, fd: int) -> bool:
         try:
@@ -139,7 +106,7 @@ class Child:
         left = available_bytes()
         if left >= RESERVE_BYTES:
             return
-        used = _resident_bytes(self.process.pid)
+        used = _resident_bytes(self.pid)
         if used >= RESERVE_BYTES:
             self.sentence = (
                 f"killed: it used {used / 2**30:.1f} GiB of memory and left the machine"
@@ -151,19 +118,14 @@ class Child:
         """Whether it is dead; only the thread that may bury it may also wait."""
         if wait_s == 0:
             with self._grave:
-                return self._is_buried or self._poll_exit(0)
-        return self._poll_exit(wait_s)
-
-    def _poll_exit(self, wait_s: float) -> bool:
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(wait_s * 1e3))
+                return self._is_buried or self._process.has_exited()
+        return self._process.has_exited(wait_s)
 
     @property
     def is_idle(self) -> bool:
         """Alive, and silent: between jobs the channel has nothing to say."""
         poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
         poll.register(self.channel.sock, select.POLLIN)
         return not self.is_condemned and not poll.poll(0)
 
@@ -177,25 +139,24 @@ class Child:
         with self._grave:
             if not self._is_buried:
                 self.is_condemned = True
-                kill_tree(self.process.pid, self.marker)
+                kill_tree(self.pid, self.marker)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to it and to all that it started in its process group."""
         with self._grave, contextlib.suppress(ProcessLookupError, PermissionError):
             if not self._is_buried:
-                os.killpg(self.process.pid, number)
+                os.killpg(self.pid, number)
 
     def bury(self) -> int:
         """Kill whatever is left, wait for the process, free everything; its exit code."""
-        kill_tree(self.process.pid, self.marker)
+        kill_tree(self.pid, self.marker)
         if not self.has_exited(KILL_WAIT_S):
-            raise WorkerError(f"process {self.process.pid} cannot be killed; is the driver stuck?")
+            raise WorkerError(f"process {self.pid} cannot be killed; is the driver stuck?")
         self._thread.join()
         with self._grave:
             self._is_buried = True
-            code = self.process.wait()
+            code = self._process.reap()
             self.channel.sock.close()
-            os.close(self.pidfd)
         return code
 
 
@@ -256,13 +217,15 @@ def kill_tree(pid: int, marker: str = "") -> None:
     `pid` must lead its own process group and must not have been waited for yet, so that the
     number cannot belong to anybody else. Descendants that left the group by `setsid` are
     reached through their parents; those whose parents are gone through the environment
-    variable `TUNER_WORKER_ID` == `marker`, which they inherited.
+    variable `TUNER_WORKER_ID` == `marker`, which programs that they started inherited; other
+    orphans are killed by the fork server.
     """
     descendants: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         descendants = psutil.Process(pid).children(recursive=True)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    for kill in (os.killpg, os.kill):  # it may have no group of its own yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
     for process in descendants:
         with contextlib.suppress(psutil.Error):  # psutil checks that the pid was not reused
             process.kill()

@@ -118,9 +118,6 @@ class Worker:
             them the child is replaced before a crash or timeout is told, so that what is told
             is the job's fault and not that of a device that went away.
         start_timeout_s: for the start (imports included), and for each job of `on_start`.
-        memory_limit_bytes: bound on the child's private memory (RLIMIT_DATA). Not for a child
-            that uses CUDA, which reserves far more than it uses.
-        niceness: added to the child's.
     """
 
     def __init__(
@@ -131,15 +128,12 @@ class Worker:
         env: Mapping[str, str] | None = None,
         on_start: Sequence[tuple[str, dict[str, Any]]] = (),
         start_timeout_s: float = 120.0,
-        memory_limit_bytes: int | None = None,
-        niceness: int = 0,
     ) -> None:
         self.name = name
         self._on_start = tuple(on_start)
         self._entry = entry
         self._env = dict(env or {})
         self._start_timeout_s = start_timeout_s
-        self._limits = {"memory_limit_bytes": memory_limit_bytes, "niceness": niceness}
         self._lock = threading.RLock()
         self._child: Child | None = None
         self._generation = 0
@@ -169,7 +163,7 @@ class Worker:
     def pid(self) -> int | None:
         """Process number of the child, None before the first call and after a kill."""
         child = self._child
-        return child.process.pid if child is not None else None
+        return child.pid if child is not None else None
 
     @property
     def log_tail(self) -> str:
@@ -191,8 +185,8 @@ class Worker:
                 if self._child.is_idle:
                     return
                 self._bury()
-            path = {"path": sys.path, "entry": self._entry}
-            self._child = Child({**path, **self._limits}, {**os.environ, **self._env})
+            options = {"path": sys.path, "entry": self._entry}
+            self._child = Child(options, {**os.environ, **self._env})
             self._generation += 1
             self._number = 0
             if self._is_closed:  # meanwhile, by another thread, which saw no child to end

@@ -1,0 +1,275 @@
+"""A process that has imported what jobs need, and forks a fresh process for each request.
+
+    parent                            fork server (single-threaded, never runs a job)
+    ------                            -----------
+    start_process(options, env)  -->  fork: own session, own output, own environment
+            pid, pidfd           <--  the child goes on as `child.serve`
+    Process.reap                 -->  wait for it, kill the orphans it left; its exit code
+
+Importing PyTorch takes seconds; a fork of a process that has done so takes milliseconds, and is as
+fresh: nothing of a candidate, a problem or a device was ever in the server. Threads of OpenMP and
+contexts of CUDA do not survive a fork, so the server starts neither. What libraries read of the
+environment when they are loaded is the server's: each such environment has a server of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+__all__ = ["MARKER", "Process", "preload", "serve_forks", "start_process"]
+
+MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
+PRELOADED = ("torch", "tuner.evaluate.jobs")
+# What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
+READ_AT_LOAD = (
+    "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",
+    "OPENBLAS_", "PYTHON", "TORCH_",
+)  # fmt: skip
+_HEADER_BYTES = 4
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PR_SET_CHILD_SUBREAPER = 36
+
+# Not `python -m`: that would load the file a second time as `__main__`. A child of a fork returns
+# from `serve_forks` with what it was asked to be; the server never does.
+_BOOTSTRAP = (
+    "import json, sys; o = json.loads(sys.argv[1]); sys.path[:] = o.pop('path'); "
+    "from tuner.evaluate.forkserver import serve_forks; o = serve_forks(**o); "
+    "sys.path[:] = o.pop('path'); from tuner.evaluate.child import serve; serve(**o)"
+)
+
+
+# ---- the parent's side ----------------------------------------------------------------------
+
+
+class Process:
+    """A forked process: its number, a descriptor that becomes readable at its end, its exit."""
+
+    def __init__(self, server: _Server, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self._server = server
+
+    def has_exited(self, wait_s: float = 0.0) -> bool:
+        """Whether it is dead; it stays a zombie, so that its number remains its own."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(wait_s * 1e3))
+
+    def reap(self) -> int:
+        """Free the number of a dead process; return its exit code, negative for a signal."""
+        try:
+            reply, _ = self._server.ask({"reap": self.pid})
+            return int(reply["code"])
+        except OSError:  # the server is gone, and all that it forked was killed with it
+            return -int(signal.SIGKILL)
+        finally:
+            os.close(self.pidfd)
+
+
+def start_process(
+    options: Mapping[str, Any], env: Mapping[str, str], channel_fd: int, output_fd: int
+) -> Process:
+    """Fork a process that runs `child.serve(**options)`.
+
+    Args:
+        options: JSON-able; `path` becomes its sys.path, `fd` and `parent_pid` are added.
+        env: its whole environment.
+        channel_fd: of its channel.
+        output_fd: of what it prints.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    request = {"options": dict(options), "env": dict(env), "folder": os.getcwd()}
+    for is_last in (False, True):
+        server = _server_for(env)
+        try:
+            reply, fds = server.ask(request, (channel_fd, output_fd))
+            return Process(server, reply["pid"], fds[0])
+        except OSError:  # somebody killed it
+            server.close()
+            if is_last:
+                raise
+    raise AssertionError
+
+
+def preload(env: Mapping[str, str]) -> None:
+    """Start the server for that environment, without waiting until it is ready."""
+    _server_for(env)
+
+
+class _Server:
+    """A fork server as its parent sees it; one request at a time."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.parent_pid = os.getpid()
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair()
+        self._error: OSError | None = None
+        is_started = threading.Event()
+
+        def spawn_and_wait() -> None:
+            # Linux sends the parent-death signal when the spawning thread ends: this one lives
+            # as long as the server.
+            options = {"path": sys.path, "fd": theirs.fileno(), "parent_pid": os.getpid()}
+            command = [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP]
+            try:
+                process = subprocess.Popen(
+                    [*command, json.dumps(options)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={name: value for name, value in env.items() if name != MARKER},
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._error = error
+                return
+            finally:
+                theirs.close()
+                is_started.set()
+            process.wait()
+
+        threading.Thread(target=spawn_and_wait, daemon=True).start()
+        is_started.wait()
+        if self._error is not None:
+            raise self._error
+
+    def ask(
+        self, request: Mapping[str, Any], fds: tuple[int, ...] = ()
+    ) -> tuple[dict[str, Any], list[int]]:
+        with self._lock:
+            _send(self._socket, request, fds)
+            return _receive(self._socket)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+_SERVERS: dict[tuple[tuple[str, str], ...], _Server] = {}
+_SERVERS_LOCK = threading.Lock()
+
+
+def _server_for(env: Mapping[str, str]) -> _Server:
+    key = tuple(sorted((n, v) for n, v in env.items() if n.startswith(READ_AT_LOAD)))
+    with _SERVERS_LOCK:
+        server = _SERVERS.get(key)
+        # A fork of this process has its parent's servers in its memory, but must not speak to them.
+        if server is None or server.parent_pid != os.getpid() or server._socket.fileno() < 0:
+            server = _SERVERS[key] = _Server(env)
+        return server
+
+
+# ---- both sides -----------------------------------------------------------------------------
+
+
+def _send(sock: socket.socket, message: Mapping[str, Any], fds: tuple[int, ...] = ()) -> None:
+    body = json.dumps(message).encode()
+    header = len(body).to_bytes(_HEADER_BYTES, "little")
+    if fds:
+        socket.send_fds(sock, [header], fds)
+    else:
+        sock.sendall(header)
+    sock.sendall(body)
+
+
+def _receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    header, fds, _, _ = socket.recv_fds(sock, _HEADER_BYTES, 4)
+    body = b""
+    while len(header) < _HEADER_BYTES or len(body) < int.from_bytes(header, "little"):
+        is_header = len(header) < _HEADER_BYTES
+        wanted = _HEADER_BYTES if is_header else int.from_bytes(header, "little")
+        part = sock.recv(wanted - len(header if is_header else body))
+        if not part:
+            raise ConnectionResetError("the other side is gone")
+        header, body = (header + part, body) if is_header else (header, body + part)
+    message: dict[str, Any] = json.loads(body)
+    return message, fds
+
+
+# ---- the server's side ----------------------------------------------------------------------
+
+
+def serve_forks(*, fd: int, parent_pid: int) -> dict[str, Any]:
+    """Fork whenever asked, until the parent is gone; return, in each child, its options."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of a dead child are ours to kill
+    for name in PRELOADED:
+        with contextlib.suppress(Exception):  # the child that needs it will say what is wrong
+            importlib.import_module(name)
+    gc.freeze()  # pages that the collector never writes stay shared
+    os.set_inheritable(fd, False)
+    sock = socket.socket(fileno=fd)
+    alive: set[int] = set()
+    while True:
+        try:
+            request, fds = _receive(sock)
+        except OSError:
+            os._exit(0)
+        if "reap" in request:
+            _send(sock, {"code": _reaped(int(request["reap"]), alive)})
+            continue
+        own_pid = os.getpid()
+        with warnings.catch_warnings():
+            # Python warns of forks of processes with threads: those of NumPy's OpenBLAS, which
+            # ends them before a fork and starts them again behind it.
+            warnings.simplefilter("ignore")
+            pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            sock.close()
+            channel_fd, output_fd = fds
+            _become(request, output_fd)
+            return {**request["options"], "fd": channel_fd, "parent_pid": own_pid}
+        alive.add(pid)
+        pidfd = os.pidfd_open(pid)
+        _send(sock, {"pid": pid}, (pidfd,))
+        for each in (*fds, pidfd):
+            os.close(each)
+
+
+def _become(request: Mapping[str, Any], output_fd: int) -> None:
+    """Take on the output, the environment and the folder that were asked for."""
+    for target in (1, 2):
+        os.dup2(output_fd, target)
+    os.close(output_fd)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    with contextlib.suppress(OSError):  # it is gone, or not ours to enter
+        os.chdir(request["folder"])
+
+
+def _reaped(pid: int, alive: set[int]) -> int:
+    """Wait for a child and kill what it left behind; return its exit code."""
+    _, status = os.waitpid(pid, 0)
+    alive.discard(pid)
+    # What left its group and lost its parents is our child now. Each that dies may leave more.
+    while strays := [c.pid for c in psutil.Process().children() if c.pid not in alive]:
+        for stray in strays:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(stray, signal.SIGKILL)
+                os.waitpid(stray, 0)
+    return os.waitstatus_to_exitcode(status)
