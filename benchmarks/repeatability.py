@@ -25,8 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.shapes import sizes_of
+from tuner.evaluate.contender import Contender
 from tuner.evaluate.measure import ratio_interval
-from tuner.evaluate.prover import Contender, Prover, Race
+from tuner.evaluate.racing import Race, Racer
 from tuner.evaluate.task import Task
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Interval
@@ -106,11 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     accuracy = Accuracy.parse(options.accuracy).label
     task = Task(str(options.reference), options.sizes, options.device, accuracy, "", "[]", "")
-    prover = Prover(task, seed=0)
+    racer = Racer(task)
     own = Contender.of_file(options.export, is_deterministic=False)
 
     def race(others: Sequence[Contender], num_processes: int) -> Race:
-        return prover.race(others, num_processes=num_processes, seconds=options.seconds)
+        return racer.race(others, num_processes=num_processes, seconds=options.seconds)
 
     first = race([own], options.first)
     stated = interval_of(first, 0, 1)

@@ -219,7 +219,7 @@ def ours(config: RunConfig, runs_dir: Path) -> Rate:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         try:
-            run = tune(config, runs_dir=runs_dir, observer=Progress(), proves=False)
+            run = tune(config, runs_dir=runs_dir, observer=Progress(), verifies=False)
         finally:
             del os.environ["XDG_CACHE_HOME"]
             if before is not None:

@@ -3,7 +3,7 @@
 Exit codes: 0 done; 1 nothing correct found, or a file is rejected; 2 the user's files or
 arguments; 3 toolchain, device, disk, or a run locked by another process; 130 interrupted.
 
-The first Ctrl-C ends the search: the best candidates until then are proved, exported and
+The first Ctrl-C ends the search: the best candidates until then are verified, exported and
 reported, and the exit code is 130 all the same, since less was searched than was asked. The
 second ends at once; `tune --resume` goes on in both cases.
 """
@@ -41,7 +41,7 @@ app = typer.Typer(
     name="tune",
     help="Tune kernel templates for a PyTorch module; export the fastest one that is right.",
     epilog=(
-        "Ctrl-C ends the search; what was found is still proved and exported. Twice: at once. "
+        "Ctrl-C ends the search; what was found is still verified and exported. Twice: at once. "
         "Exit codes: 0 done; 1 nothing correct, or a file is rejected; 2 your files or arguments; "
         "3 toolchain, device, disk, or a locked run; 130 interrupted."
     ),
@@ -64,6 +64,10 @@ AccuracyOption = Annotated[
     str | None, typer.Option(help="float32, tf32 or RTOL,ATOL such as 1e-4,1e-4.")
 ]
 SamplerOption = Annotated[str | None, typer.Option(help="surrogate, tpe, random or grid.")]
+TimeOption = Annotated[
+    str | None, typer.Option(help="For everything, until the verified file, e.g. 5m.")
+]
+EffortOption = Annotated[str | None, typer.Option(help="quick, normal or thorough.")]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")
@@ -76,6 +80,8 @@ def tune(
     context: typer.Context,
     config: ConfigOption = None,
     resume: ResumeOption = None,
+    time: TimeOption = None,
+    effort: EffortOption = None,
     trials: TrialsOption = None,
     timeout: TimeoutOption = None,
     seed: SeedOption = None,
@@ -90,7 +96,7 @@ def tune(
         bool,
         typer.Option(
             "--record",
-            help="For `tune replay`: measure slow candidates to the end, too; prove nothing.",
+            help="For `tune replay`: measure slow candidates to the end, too; verify nothing.",
         ),
     ] = False,
     any_machine: Annotated[
@@ -109,6 +115,8 @@ def tune(
     from tuner.config.run_config import load_config
 
     overrides = {
+        "time": time,
+        "effort": effort,
         "trials": trials,
         "timeout": timeout,
         "seed": seed,
@@ -133,7 +141,7 @@ def tune(
                 should_stop=stop,
                 command=shlex.join(["tune", *sys.argv[1:]]),
                 overrides=given,
-                proves=not record,
+                verifies=not record,
             )
         else:
             assert resume is not None
@@ -143,7 +151,7 @@ def tune(
                 observer=view,
                 should_stop=stop,
                 may_move=any_machine,
-                proves=not record,
+                verifies=not record,
             )
     print_summary(run, is_json=json)
     if stop():
@@ -164,7 +172,7 @@ def export(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a trial of a run as a standalone module, and prove the file."""
+    """Write a trial of a run as a standalone module, and verify the file."""
     from tuner import tuning
 
     with watching(is_json=json) as view:
@@ -173,7 +181,7 @@ def export(
         print_json({"path": str(path), "check": check})
     else:
         print_verdict(check)
-        out.print(f"written: {path}", markup=False)
+        out.print(f"{'written' if check.is_accepted else 'put aside'}: {path}", markup=False)
     if not check.is_accepted:
         raise typer.Exit(1)
 
@@ -344,7 +352,7 @@ def dashboard(
 
     stopped = serve(folder, configs=configs, port=port, on_ready=ready)
     if stopped:
-        out.print(f"{stopped} run was asked to stop; it proves what it found and ends by itself")
+        out.print(f"{stopped} run was asked to stop; it verifies what it found and ends by itself")
 
 
 @app.command()

@@ -7,6 +7,7 @@ device and the sizes.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -24,15 +25,18 @@ from tuner.config.run_config import RunConfig, load_config
 from tuner.errors import (
     ConfigError,
     DeviceError,
+    TunerError,
     did_you_mean,
 )
 from tuner.evaluate.task import Task, explained, least_us, new_worker
+from tuner.evaluate.verifier import Answered
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import Family, load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
-from tuner.run import Run
+from tuner.run import Run, open_run
+from tuner.schedule import Schedule
 from tuner.search.recorded import read_recording
 from tuner.search.study import StopRule
 from tuner.search.transfer import Source
@@ -42,7 +46,6 @@ from tuner.trial import (
     Finalist,
     Measurement,
     Params,
-    ProbeResult,
     Trial,
     Value,
     from_json,
@@ -53,7 +56,9 @@ __all__ = [
     "DESCRIBE_S",
     "Observer",
     "Planned",
+    "Progress",
     "config_of",
+    "earlier_best",
     "environment_of",
     "first_of_each",
     "num_workers",
@@ -65,7 +70,22 @@ __all__ = [
 ]
 
 MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nearest to defaults
+MAX_EARLIER = 3  # configurations of earlier runs that a quick one starts from
+MAX_LOOKED_AT_RUNS = 200  # the latest
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far something that takes a while is: `done` of `total`, about `left_s` to go.
+
+    `total` is None where nobody knows; `done` are then seconds.
+    """
+
+    what: str
+    done: int
+    total: int | None
+    left_s: float
 
 
 class Observer:
@@ -88,11 +108,17 @@ class Observer:
             within: probability that the best is within each share of the optimum.
         """
 
+    def on_schedule(self, schedule: Schedule) -> None:
+        """How the time is shared is known, or known anew."""
+
     def on_stage(self, text: str) -> None:
         """Something that takes a while begins."""
 
-    def on_probe(self, result: ProbeResult) -> None:
+    def on_probe(self, answered: Answered) -> None:
         """A finalist or an export answered a probe."""
+
+    def on_progress(self, progress: Progress) -> None:
+        """Something that takes a while goes on."""
 
     def on_finalist(self, entry: Finalist) -> None:
         """A finalist was checked, or checked and raced."""
@@ -201,6 +227,37 @@ def first_of_each(space: SearchSpace, family: Family) -> list[Params]:
             distances += np.array([*differs, False])[digits]  # the last: absent
         nearest.append(space.params_of(own[int(distances.argmin())]))
     return nearest
+
+
+def earlier_best(planned: Planned, runs_dir: Path) -> list[Params]:
+    """Return what earlier runs of the same problem on the same device found, the best first.
+
+    One configuration a run, feasible in this space, at most `MAX_EARLIER`.
+    """
+    same = ("op", "sizes", "accuracy", "device_name")
+    wanted = {
+        "op": planned.family.name,
+        "sizes": dict(planned.sizes),
+        "accuracy": planned.config.accuracy.label,
+        "device_name": planned.device.name,
+    }
+    found: list[tuple[float, Params]] = []
+    for path in sorted(runs_dir.glob("*/environment.json"), reverse=True)[:MAX_LOOKED_AT_RUNS]:
+        try:
+            run = open_run(path.parent)
+            environment, result = run.environment(), run.result()
+            if {key: environment.get(key) for key in same} != wanted:
+                continue
+            best = run.best()
+            trials = {t.number: t for t in run.trials()} if result else {}
+        except TunerError:  # unreadable: another run may do
+            continue
+        chosen = trials.get(result.winner, best) if result else best
+        if chosen is not None and planned.space.index(chosen.params) is not None:
+            found.append((chosen.outcome.latency_us or math.inf, chosen.params))
+    ranked = sorted(found, key=lambda item: item[0])
+    unique = {json.dumps(params, sort_keys=True): params for _, params in ranked}
+    return list(unique.values())[:MAX_EARLIER]
 
 
 def _template_names(config: RunConfig, family: Family) -> list[str]:

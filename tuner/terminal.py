@@ -23,12 +23,14 @@ from rich.text import Text
 from tuner.errors import NothingCorrectError
 
 if TYPE_CHECKING:
+    from tuner.evaluate.verifier import Answered
     from tuner.export.repeat import Repeated
     from tuner.review.facts import Facts
     from tuner.review.shelf import Shown
     from tuner.run import Run
-    from tuner.trial import Check, Finalist, Measurement, ProbeResult, Trial
-    from tuner.tuning import Planned
+    from tuner.schedule import Schedule
+    from tuner.trial import Check, Finalist, Measurement, Trial
+    from tuner.tuning import Planned, Progress
 
 __all__ = [
     "INTERRUPTED",
@@ -53,6 +55,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 COLUMNS, LINES = 80, 20
 SHOWN_TRIALS = 8  # of the latest, in the live view
 INTERRUPTED = 130  # exit code, as shells say it
+PROGRESS_S = 3.0  # between two lines of progress where the output is no terminal
 GRACE_S = 15.0  # after the second Ctrl-C, to end by itself
 
 
@@ -144,7 +147,7 @@ def print_points(repeated: Repeated) -> None:
 
 
 def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
-    """Print a list of runs at 80 columns; a speed-up after ~ was not proved."""
+    """Print a list of runs at 80 columns; a speed-up after ~ was not verified."""
     if not runs:
         out.print(f"no runs in {folder}\n  next: tune --config X.yaml", markup=False)
         return
@@ -180,6 +183,7 @@ class _Plain:
         self.run: Run | None = None
         self.best_us: float | None = None
         self.budget: Any = None
+        self.shown_s = self.start_s
 
     def on_plan(self, planned: Planned) -> None:
         self.budget = planned.config.search
@@ -209,12 +213,33 @@ class _Plain:
     def on_remaining(self, improvement: float, within: Mapping[float, float]) -> None:
         self.line(_remaining_line(improvement, within))
 
+    def on_schedule(self, schedule: Schedule) -> None:
+        self.line(schedule.words)
+        for reduction in schedule.reductions:
+            self.line(f"  less than asked for: {reduction}")
+
     def on_stage(self, text: str) -> None:
         self.line(text)
 
-    def on_probe(self, result: ProbeResult) -> None:
+    def on_probe(self, answered: Answered) -> None:
+        result = answered.result
         if not result.is_accepted:
             self.line(f"  probe {result.probe}: {result.reason}")
+        progress = (answered.number, answered.total, answered.left_s)
+        self.progress(f"  probe {answered.number} of {answered.total}", *progress)
+
+    def on_progress(self, progress: Progress) -> None:
+        text = f"  {progress.what}: {progress.done} s"
+        if progress.total is not None:
+            text = f"  {progress.what}: {100 * progress.done // progress.total} %"
+        self.progress(text, progress.done, progress.total, progress.left_s)
+
+    def progress(self, text: str, done: int, total: int | None, left_s: float) -> None:
+        """Print how far a wait is, not more often than every few seconds."""
+        now_s = time.monotonic()
+        if now_s - self.shown_s >= PROGRESS_S and done != total:
+            self.shown_s = now_s
+            self.line(f"{text}, about {left_s:.0f} s left")
 
     def on_finalist(self, entry: Finalist) -> None:
         self.line(_finalist_line(entry))
@@ -240,7 +265,8 @@ class Screen(_Plain):
         self.facts: Facts | None = None
         self.trials: list[Trial] = []
         self.num_building = 0
-        self.stage = self.remaining = ""
+        self.stage = self.remaining = self.waiting = ""
+        self.schedule: Schedule | None = None
 
     def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
         """The run's folder is there; `trials` is what a resumed run has."""
@@ -263,7 +289,17 @@ class Screen(_Plain):
 
     def on_stage(self, text: str) -> None:
         """Something that takes a while begins."""
-        self.stage = text
+        self.stage, self.waiting = text, ""
+        self._draw()
+
+    def on_schedule(self, schedule: Schedule) -> None:
+        """How the time is shared is known, or known anew."""
+        super().on_schedule(schedule)
+        self.schedule = schedule
+
+    def progress(self, text: str, done: int, total: int | None, left_s: float) -> None:
+        """Show how far a wait is."""
+        self.waiting = f"{text.strip()}, about {left_s:.0f} s left" if done != total else ""
         self._draw()
 
     def line(self, text: str) -> None:
@@ -271,7 +307,10 @@ class Screen(_Plain):
         self.live.console.print(text, markup=False)
 
     def _draw(self) -> None:
-        below = [*self._left(), *(text for text in (self.remaining, self.stage) if text)]
+        below = [
+            *self._left(),
+            *(text for text in (self.remaining, self.stage, self.waiting) if text),
+        ]
         told = self._told()
         num_shown = max(1, min(SHOWN_TRIALS, LINES - len(told) - len(below)))
         rows = [_trial_line(trial) for trial in self.trials[-num_shown:]]
@@ -291,7 +330,8 @@ class Screen(_Plain):
         if self.budget is None:
             return []
         elapsed_s = self.trials[-1].elapsed_s if self.trials else 0.0
-        left_s = max(0.0, self.budget.timeout_s - elapsed_s)
+        search_s = self.schedule.search_s if self.schedule else self.budget.timeout_s
+        left_s = max(0.0, search_s - elapsed_s)
         return [
             f"{'left':<10}{max(0, self.budget.trials - len(self.trials))} trials,"
             f" {left_s:.0f} s; {self.num_building} builds ahead"
@@ -395,8 +435,8 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         if len(pressed) > 1:
             raise KeyboardInterrupt
         err.print(
-            "stopping the search after the trial in flight; what was found is proved and "
-            "exported; Ctrl-C again stops at once"
+            "stopping: what is in flight is finished, what was found is verified and exported; "
+            "Ctrl-C again stops at once"
         )
 
     before = signal.signal(signal.SIGINT, on_signal)

@@ -306,13 +306,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    """A candidate that was checked in full and raced against the baseline, in fresh processes.
+    """A trial's exported file, checked in full and raced against the baseline.
 
     `latency_us` and `baseline_us` are medians over all rounds of all processes. Every sample is
     kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
     `num_throttled` more were dropped in that race, since the device was throttled. All of this is
     told of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
-    speed-up on random weights and normal inputs, where that was asked for.
+    speed-up on random weights and normal inputs, where that was asked for. `key` is equal for
+    equal code on equal terms, `race_key` for all that were in one race, and `seed` is that of the
+    probes: a later sitting need not check or race again.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -328,6 +330,9 @@ class Finalist:
     baseline_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
     num_throttled: int = 0
     elsewhere: Interval | None = None
+    key: str = ""
+    race_key: str = ""
+    seed: int = 0
 
     @property
     def depends_on_values(self) -> bool:
@@ -360,7 +365,7 @@ class Result:
     `ties` are the trial numbers that cannot be told from the winner. `exported` is the
     measurement of the exported file itself, made from its file in fresh processes; with
     `is_fallback` that file holds the reference's own modules, since even the winner was slower.
-    `compiled` is there where the config asked for it.
+    `compiled` is there where the config asked for it. `effort` is how much was asked for.
     """
 
     winner: int
@@ -371,6 +376,7 @@ class Result:
     notes: tuple[str, ...] = ()
     is_fallback: bool = False
     compiled: Compiled | None = None
+    effort: str = "normal"
 
 
 # ---- to and from JSON -----------------------------------------------------------------------

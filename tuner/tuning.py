@@ -1,29 +1,41 @@
 """Wire a config into a run: what `from tuner import ...` offers and the command line calls.
 
 plan(config)            what would be searched: the family, the device, the feasible set
-tune(config)            search, prove, export, report; returns the Run
+tune(config)            search, verify, export, report; returns the Run
 resume(run)             go on with an interrupted run
-export_trial(run)       write one trial as a standalone file, and prove it
+export_trial(run)       write one trial as a standalone file, and verify it
 verify(file, reference) the verdict on anybody's ModelNew
 verify_certificate(file) whether what a file's certificate claims still holds
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tuner.config.run_config import RunConfig
 from tuner.errors import InputError, StorageError
-from tuner.planning import Observer, Planned, config_of, environment_of, plan, toolchain_of
-from tuner.proving import export_trial, verify, verify_certificate
+from tuner.planning import (
+    Observer,
+    Planned,
+    Progress,
+    config_of,
+    earlier_best,
+    environment_of,
+    first_of_each,
+    plan,
+    toolchain_of,
+)
 from tuner.run import Run, create_run, is_locked, open_run
 from tuner.session import Session
 from tuner.trial import Value
+from tuner.verifying import export_trial, verify, verify_certificate
 
 __all__ = [
     "Observer",
     "Planned",
+    "Progress",
     "export_trial",
     "plan",
     "resume",
@@ -33,6 +45,7 @@ __all__ = [
 ]
 
 DEFAULT_RUNS_DIR = Path("runs")
+MAY_CHANGE = {"trials", "timeout", "time", "effort"}  # within a run
 
 
 def tune(
@@ -43,9 +56,9 @@ def tune(
     should_stop: Callable[[], bool] = lambda: False,
     command: str = "",
     overrides: Mapping[str, Value] | None = None,
-    proves: bool = True,
+    verifies: bool = True,
 ) -> Run:
-    """Tune: search, prove the finalists, export the winner, write the report.
+    """Tune: search, verify the finalists' files, write the report.
 
     Args:
         config: as `load_config` gives it.
@@ -54,24 +67,37 @@ def tune(
         should_stop: asked between trials; True ends the search, and the rest follows.
         command: how to repeat it, for the record.
         overrides: what `config` changes in its file, so that `resume` changes it too.
-        proves: False ends after the search, with nothing proved or exported; `resume` can do
-            both later.
+        verifies: False ends after the search, with nothing verified or exported; `resume` can
+            do both later.
 
     Returns:
-        The run; `run.result()` says what was found, None where nothing was to be proved.
+        The run; `run.result()` says what was found, None where nothing was to be verified.
 
     Raises:
         InputError, MachineError: as `errors` says; what was found until then is in the run.
         NothingCorrectError: no candidate was correct.
     """
+    started_s = time.monotonic()
     observer = observer or Observer()
-    planned = plan(config)
-    observer.on_plan(planned)
+    planned = _planned(config, observer)
     toolchain = toolchain_of(planned)
     environment = environment_of(planned, toolchain, command, overrides or {})
     run = create_run(runs_dir, planned.family.name, planned.device.name, config.text, environment)
-    session = Session(planned, toolchain, run, observer, should_stop, proves=proves)
+    first = first_of_each(planned.space, planned.family)
+    if config.effort == "quick":
+        first = [*earlier_best(planned, runs_dir), *first]
+    session = Session(
+        planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
+        first=first,
+    )  # fmt: skip
     return session.work(environment)
+
+
+def _planned(config: RunConfig, observer: Observer) -> Planned:
+    observer.on_stage(f"{config.path}: asking for the device and the sizes")
+    planned = plan(config)
+    observer.on_plan(planned)
+    return planned
 
 
 def resume(
@@ -81,35 +107,39 @@ def resume(
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     may_move: bool = False,
-    proves: bool = True,
+    verifies: bool = True,
 ) -> Run:
     """Go on with a run where it stopped.
 
     Args:
         path: the run directory.
-        overrides: new totals of `trials` or `timeout`; nothing else may change.
+        overrides: new totals of `trials` or `timeout`, another `effort`, and the `time` of this
+            sitting; nothing else may change.
         observer: is told what happens.
         should_stop: as for `tune`.
         may_move: go on although the device or the toolchain is another one.
-        proves: as for `tune`.
+        verifies: as for `tune`.
 
     Raises:
         InputError: something else is to be overridden.
         StorageError: not a run, or made on another device or with another toolchain.
         RunLockedError: another process works on it.
     """
+    started_s = time.monotonic()
     given = dict(overrides or {})
-    if set(given) - {"trials", "timeout"}:
+    if set(given) - MAY_CHANGE:
         raise InputError(
-            f"--resume: {', '.join(sorted(set(given) - {'trials', 'timeout'}))} cannot change "
-            "within a run\n  next: start a new run; --trials and --timeout may change"
+            f"--resume: {', '.join(sorted(set(given) - MAY_CHANGE))} cannot change "
+            "within a run\n  next: start a new run; --trials, --timeout, --time and --effort may"
+            " change"
         )
     run = open_run(path)
     if is_locked(run):  # told at once, not when a process has imported PyTorch for the plan
         with run.locked():
             pass
     environment = run.environment()
-    planned = plan(config_of(run, given))
+    observer = observer or Observer()
+    planned = _planned(config_of(run, given), observer)
     toolchain = toolchain_of(planned)
     now = environment_of(planned, toolchain, environment["command"], {})
     moved = [
@@ -123,9 +153,9 @@ def resume(
             + "\n  ".join(moved)
             + "\n  next: `--any-machine` to mix their times, or start a new run"
         )
-    observer = observer or Observer()
-    observer.on_plan(planned)
     # The new totals hold from now on, also when this session is interrupted.
     environment["overrides"] = {**environment.get("overrides", {}), **given}
-    session = Session(planned, toolchain, run, observer, should_stop, proves=proves)
+    session = Session(
+        planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s
+    )
     return session.work(environment)

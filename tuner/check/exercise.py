@@ -7,6 +7,7 @@ for the candidate and by the judge for the reference: what differs then comes fr
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -249,10 +250,13 @@ def checksums_of(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, 
 
 
 def checksum_of(tensor: torch.Tensor) -> int:
-    """Return a sum over a tensor's bits that depends on their places, modulo 2^64."""
+    """Return 64 bits that depend on a tensor's bits and their places; equal on one device."""
     import torch
 
     bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    if bits.device.type == "cpu":  # seven times as fast as the sum below
+        memory = memoryview(bits.numpy())
+        return zlib.crc32(memory) << 32 | zlib.adler32(memory)
     words = bits[: bits.numel() // 4 * 4]
     # Copied when the storage offset is no multiple of 4 bytes, which view() refuses.
     whole = (

@@ -16,6 +16,7 @@ from pydantic import Field
 
 from tuner.config.document import Document, Places, read_document, shown
 from tuner.config.schema import (
+    Effort,
     File,
     MeasureSection,
     ProblemSection,
@@ -36,6 +37,8 @@ MAX_BYTES = 2**20  # of a config; the longest honest one is a few kilobytes
 OVERRIDES = {  # what the command line may set, and where it stands in the file
     "device": "device",
     "accuracy": "accuracy",
+    "time": "time",
+    "effort": "effort",
     "sampler": "search.sampler",
     "trials": "search.trials",
     "timeout": "search.timeout",
@@ -64,6 +67,8 @@ class RunConfig(Section):
     accuracy: Accuracy
     space: tuple[Parameter, ...]
     constraints: tuple[Constraint, ...]
+    time_s: float | None
+    effort: Effort
     search: SearchSection
     measure: MeasureSection
     places: Places = Field(repr=False)
@@ -97,7 +102,7 @@ def load_config(
 
     Args:
         path: the YAML file.
-        overrides: other values for device, accuracy, sampler, trials, timeout, seed or stop_slow,
+        overrides: other values for the keys of `OVERRIDES`, such as device, time or trials,
             as text of the command line or as numbers; None and absent mean the file's.
         base: the folder that paths in the file are relative to; the file's own by default.
 
@@ -174,6 +179,8 @@ def parse_config(
         accuracy=file.accuracy,
         space=space,
         constraints=tuple(constraints),
+        time_s=file.time_s,
+        effort=file.effort,
         search=search,
         measure=file.measure,
         places=document.places,

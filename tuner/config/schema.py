@@ -138,6 +138,7 @@ class SearchSection(Section):
     stop: StopSection | None = None
 
 
+Effort = Literal["quick", "normal", "thorough"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
@@ -168,13 +169,20 @@ class _ConstraintEntry(Section):
 
 
 class File(Section):
-    """The whole file; `space` is read by `space_section`, since its keys are the user's."""
+    """The whole file; `space` is read by `space_section`, since its keys are the user's.
+
+    `time_s` is for everything, until the verified file; None is without a limit.
+    """
 
     problem: ProblemSection
     device: Annotated[str, BeforeValidator(parse_device)] = "auto"
     accuracy: Annotated[Accuracy, BeforeValidator(parse_accuracy)] = Accuracy()
     space: dict[str, Any] = {}
     constraints: tuple[_ConstraintEntry, ...] = ()
+    time_s: Annotated[float | None, BeforeValidator(parse_duration)] = Field(
+        default=None, alias="time"
+    )
+    effort: Effort = "normal"
     search: SearchSection = SearchSection()
     measure: MeasureSection = MeasureSection()
 

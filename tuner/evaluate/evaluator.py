@@ -7,6 +7,7 @@ and times what is built.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -38,6 +39,7 @@ __all__ = ["RACE_MARGIN", "DeviceEvaluator"]
 SCREEN_TIMEOUT_S = 60.0  # one candidate, checked and measured
 ANCHOR_EVERY = 16  # candidates between two timings of the baseline
 DISTURBED = 0.02  # relative noise on a GPU beyond which a time is taken again beside idle builders
+SURPRISING = 1.6  # times as fast as the best before: the baseline is timed again beside it
 RACE_MARGIN = 1.1  # a candidate is stopped early when clearly slower than this times the best
 
 
@@ -49,11 +51,6 @@ class _Pending:
     candidate: Candidate
     build: Future[Build]
     seconds: dict[str, float]
-
-
-def disturbed(measurement: Mapping[str, Any] | None) -> bool:
-    """Return whether a time on a GPU scatters as only the host's other work makes it."""
-    return measurement is not None and float(measurement["noise"]) > DISTURBED
 
 
 class DeviceEvaluator:
@@ -208,8 +205,9 @@ class DeviceEvaluator:
                     self._time_baseline()
                 self._num_since_anchor += 1
                 data = self._screened(payload)
-            if self._quiet is nullcontext and disturbed(data.get("measurement")):
+            if self._is_doubtful(data.get("measurement"), best_us):
                 with self._builder.paused():
+                    self._time_baseline()
                     data = self._screened(payload)
         except (WorkerTimeout, WorkerCrashed, JobFailed) as error:
             status = Status.TIMEOUT if isinstance(error, WorkerTimeout) else Status.RUNTIME
@@ -233,6 +231,20 @@ class DeviceEvaluator:
         if self.baseline is not None:
             measurement = replace(measurement, anchor_us=self.baseline.latency_us)
         return Outcome(Status.CORRECT, "", build, check, measurement, seconds)
+
+    def _is_doubtful(self, measurement: Mapping[str, Any] | None, best_us: float | None) -> bool:
+        """Whether a time is taken again, beside idle builders and next to the baseline's.
+
+        On a GPU it scatters as only the host's other work makes it. On a CPU it is so much better
+        than all before that the machine may have been busy until now: 430x was seen, and the
+        baseline was to blame.
+        """
+        if measurement is None:
+            return False
+        if self._quiet is nullcontext:
+            return float(measurement["noise"]) > DISTURBED
+        before_us = best_us or (self.baseline.latency_us if self.baseline else math.inf)
+        return float(measurement["latency_us"]) * SURPRISING < before_us
 
     def _screened(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         return self._worker.call("screen", dict(payload), timeout_s=SCREEN_TIMEOUT_S).data

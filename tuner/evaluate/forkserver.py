@@ -173,7 +173,7 @@ def _server_for(env: Mapping[str, str]) -> _Server:
     key = tuple(sorted((n, v) for n, v in env.items() if n.startswith(READ_AT_LOAD)))
     with _SERVERS_LOCK:
         server = _SERVERS.get(key)
-        # A fork of this process has its parent's servers in its memory, but must not speak to them.
+        # A fork of this process has its parent's servers in its memory, and must not use them.
         if server is None or server.parent_pid != os.getpid() or server._socket.fileno() < 0:
             server = _SERVERS[key] = _Server(env)
         return server

@@ -3,13 +3,19 @@
 One child serves one role at a time, each with the jobs that belong to it:
 
     any role     describe, warm_up   the device and the machine
+    compiler     import_file         one of our own exports
     screening    prepare, screen     the user's own candidates, checked and timed in place
                  time_baseline
-    judge        prepare, ask,       holds the reference; draws inputs, gives the verdict;
-                 judge, time_model   times the baseline
+    judge        prepare, ask,       holds the reference; draws inputs, gives the verdict
+                 weights, judge
+    baseline     prepare, repeat,    holds the reference; is timed, judges timed outputs
+                 time_model,
+                 timing_set,
                  judge_timed
-    producer     load, answer,       holds one stranger; only produces tensors and times
-                 time_model, repeat,
+    producer     load, receive,      holds one stranger; only produces tensors and times
+                 answer, time_model,
+                 take_timing_set,
+                 repeat,
                  timed_output
 
 Payloads and answers are JSON; tensors travel as raw bytes beside it.
@@ -20,6 +26,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -47,6 +54,7 @@ from tuner.evaluate.modules import (
     tagged,
     untagged,
 )
+from tuner.evaluate.process import available_bytes
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.evaluate.worker import Fault
 from tuner.kernel.binding import BoundOp, bind
@@ -63,6 +71,7 @@ __all__ = ["handle"]
 
 SETTLE_S = 0.03  # until the threads of the process that had its turn before sleep
 NUM_UNTIMED = 2  # calls of each turn that are not timed
+KEPT_SHARE = 0.25  # of the memory that is free, for what a judge expects of its probes
 WEIGHT_SEED = 20_000  # of the weights that are timed; probes draw their own
 Answer = tuple[dict[str, Any], Sequence[Blob]]
 
@@ -79,7 +88,10 @@ class _Session:
         self.inputs = RotatingInputs([])  # that it is timed on
         self.last_output: tuple[int, Any] | None = None  # of `repeat`
         self.expected: dict[str, Expected] = {}
-        self.sent: dict[Any, tuple[str, torch.Tensor]] = {}  # weights that the producer has
+        self.kept: dict[probes.Probe, Expected] = {}  # for the next contender
+        self.room_bytes = 0  # left for them
+        self.tokens: dict[Any, str] = {}  # of weights that questions refer to, by their place
+        self.weights_of: dict[str, torch.Tensor] = {}  # by token
         self.received: dict[str, torch.Tensor] = {}
         self.is_own_seed = True
         self.models: dict[Any, torch.nn.Module] = {}  # the reference's, by weights
@@ -149,7 +161,8 @@ class _Session:
         """Load the reference; compute what screening probes expect; get ready to time."""
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
         self.problem = load_problem(Path(reference), sizes)
-        self.models, self.sent = {}, {}  # of an earlier contender, whose producer had them
+        self.models = {}
+        self.room_bytes = int(KEPT_SHARE * _free_bytes(device))
         if screening_seed is not None:
             num_rows = self.problem.num_rows()
             for probe in probes.screening_probes(screening_seed, num_rows):
@@ -307,24 +320,42 @@ class _Session:
     # ---- judge --------------------------------------------------------------------------------
 
     def ask(self, probe: str) -> Answer:
-        """Draw a probe's inputs and weights; return the question for the producer."""
+        """Draw a probe's inputs and weights; return the question for the producer.
+
+        Weights are the bulk of a question, and many questions share theirs: `known` refers to
+        them by tokens.
+        """
         asked = from_json(probes.Probe, probe)
-        found = self.expected[asked.name] = self._expected(asked)
+        found = self.expected[asked.name] = self._expected_once(asked)
         tensors, known = dict(found.question.tensors), {}
         for name in [n for n in tensors if n.startswith(("state.", "edit."))]:
-            # Weights are the bulk of a question, and many questions share theirs.
-            tensor = tensors[name]
+            tensor = tensors.pop(name)
             place = (tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape)
-            if place in self.sent:
-                known[name] = self.sent[place][0]
-                del tensors[name]
-            else:
-                token = f"{name}#{len(self.sent)}"
-                self.sent[place] = (token, tensor)  # kept, so that its memory stays its own
-                tensors[token] = tensors.pop(name)
-                known[name] = token
+            token = self.tokens.setdefault(place, f"{name}#{len(self.tokens)}")
+            self.weights_of[token] = tensor  # kept, so that its memory stays its own
+            known[name] = token
         text, blobs = probes.pack(found.question.script, tensors)
         return {"question": text, "known": known}, blobs
+
+    def _expected_once(self, probe: probes.Probe) -> Expected:
+        """Compute what a probe expects, or find it where an earlier contender was asked the same.
+
+        At full size a float64 oracle is most of a probe's time.
+        """
+        if probe in self.kept:
+            return self.kept[probe]
+        found = self._expected(probe)
+        tensors = {**found.question.tensors, **found.oracle}
+        size = sum(t.numel() * t.element_size() for n, t in tensors.items() if n[:5] != "state")
+        if size <= self.room_bytes:
+            self.room_bytes -= size
+            self.kept[probe] = found
+        return found
+
+    def weights(self, tokens: list[str]) -> Answer:
+        """Return the weights that questions refer to by these tokens."""
+        text, blobs = probes.pack(probes.Script(), {t: self.weights_of[t] for t in tokens})
+        return {"question": text}, blobs
 
     def judge(self, probe: str, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on a producer's answer to the probe that was asked last."""
@@ -420,12 +451,21 @@ class _Session:
         )
         return {"notes": notes}, ()
 
+    def receive(self, question: str, blobs: list[memoryview]) -> Answer:
+        """Keep weights that later questions refer to."""
+        _, tensors = probes.unpack(probes.Script, question, blobs)
+        self.received |= tensors
+        return {}, ()
+
+    def import_file(self, file: str) -> Answer:
+        """Import one of our own exported files, which compiles it."""
+        imported(Path(file))
+        return {}, ()
+
     def answer(self, question: str, known: dict[str, str], blobs: list[memoryview]) -> Answer:
-        """Answer one question of the judge; `known` names tensors that came with it or before."""
+        """Answer one question of the judge; `known` refers to weights that were received."""
         assert self.make_model is not None
         script, tensors = probes.unpack(probes.Script, question, blobs)
-        self.received |= {name: t for name, t in tensors.items() if name in known.values()}
-        tensors = {name: t for name, t in tensors.items() if name not in known.values()}
         tensors |= {name: self.received[token] for name, token in known.items()}
         # Always a copy: what the candidate does to its weights must not reach the next question.
         tensors = {name: t.to(self.device, copy=True) for name, t in tensors.items()}
@@ -465,6 +505,7 @@ class _Session:
         assert self.model is not None and self.timer is not None
         model, inputs = self.model, self.inputs
         throttled_before = self.timer.num_throttled
+        preempted_before, start_s = _num_preempted(), time.perf_counter()
         with torch.no_grad(), math_mode(self.accuracy), _spoilt_by_cuda_errors(self.device):
             time.sleep(SETTLE_S)
             self.timer.samples(lambda i: model(*inputs[i]), NUM_UNTIMED)
@@ -473,6 +514,8 @@ class _Session:
             "samples_us": samples,
             "is_cold": self.timer.is_cold,
             "num_throttled": self.timer.num_throttled - throttled_before,
+            "preempted_per_s": (_num_preempted() - preempted_before)
+            / (time.perf_counter() - start_s),
         }, ()
 
     def repeat(self, num_calls: int) -> Answer:
@@ -521,6 +564,20 @@ def _timer(device: str) -> Timer:
     return CpuTimer(l3_bytes=describe(device).l3_bytes)
 
 
+def _num_preempted() -> int:
+    """Return how often the system took the processor from a thread of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _free_bytes(device: str) -> int:
+    """Return the memory that is free where the tensors of that device live."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes()
+
+
 @contextmanager
 def _spoilt_by_cuda_errors(device: str) -> Iterator[None]:
     """Raise Fault when the device no longer answers: the context is lost with all in it."""
@@ -548,6 +605,6 @@ _SESSION = _Session()
 def handle(job: str, payload: dict[str, Any], blobs: list[memoryview]) -> Answer:
     """Run one job of this child; payload entries are the job's arguments."""
     run: Callable[..., Answer] = getattr(_SESSION, job)
-    if job in ("answer", "judge", "judge_timed", "take_timing_set"):
+    if job in ("answer", "judge", "judge_timed", "receive", "take_timing_set"):
         return run(**payload, blobs=blobs)
     return run(**payload)

@@ -13,16 +13,25 @@ from typing import Any
 from tuner import errors
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.measure import below_floor
-from tuner.evaluate.worker import JobFailed, Worker
+from tuner.evaluate.worker import JobFailed, Reply, Worker
 from tuner.kernel.family import Family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import Device
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Value, to_json
 
-__all__ = ["PREPARE_TIMEOUT_S", "Task", "explained", "least_us", "new_worker", "too_fast"]
+__all__ = [
+    "PREPARE_TIMEOUT_S",
+    "Task",
+    "asked",
+    "explained",
+    "least_us",
+    "new_worker",
+    "too_fast",
+]
 
 ENTRY = "tuner.evaluate.jobs:handle"
+JOB_TIMEOUT_S = 300.0
 PREPARE_TIMEOUT_S = 300.0  # importing PyTorch; the float64 oracle of a large problem
 
 
@@ -93,6 +102,25 @@ def new_worker(
         on_start=on_start,
         start_timeout_s=PREPARE_TIMEOUT_S,
     )
+
+
+def asked(
+    worker: Worker,
+    job: str,
+    payload: Mapping[str, Any],
+    blobs: Sequence[Any] = (),
+    timeout_s: float = JOB_TIMEOUT_S,
+) -> Reply:
+    """Run a job of ours; what it raises is explained.
+
+    Raises:
+        TunerError: as `explained`.
+        WorkerError: its process crashed or did not answer.
+    """
+    try:
+        return worker.call(job, dict(payload), blobs, timeout_s=timeout_s)
+    except JobFailed as failure:
+        raise explained(failure) from failure
 
 
 def least_us(flops: float, num_bytes: float, device: Device, accuracy: Accuracy) -> float:

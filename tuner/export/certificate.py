@@ -55,6 +55,7 @@ class Certificate:
     baseline_us: float | None = None
     num_throttled: int = 0
     seconds: float = 0.0  # of samples, for each process
+    effort: str = "normal"  # quick: few candidates were tried, the race was short
     clocks: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     origin: str = ""  # run and trial

@@ -1,7 +1,7 @@
 """Write a candidate as one Python file that needs nothing but PyTorch and a compiler.
 
 The file holds the candidate's source unchanged, the plan as a binding, the family's module
-around it, and a header that says where it comes from. Proving the file is `evaluate`'s work.
+around it, and a header that says where it comes from. Verifying the file is `evaluate`'s work.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from tuner.export.registration import cpp_binding, python_binding, schema, size_
 from tuner.kernel.family import Family
 from tuner.trial import Candidate, Plan, content_key
 
-__all__ = ["OLDEST_TORCH", "export_text", "fallback_text"]
+__all__ = ["OLDEST_TORCH", "UNVERIFIED", "VERIFIED", "export_text", "fallback_text"]
 
+VERIFIED = "verified: checked and raced from this file"
+UNVERIFIED = "unverified: not checked yet"
 OLDEST_TORCH = "2.4"  # torch.library.register_autograd and register_fake came with it
 
 
@@ -28,6 +30,7 @@ def export_text(
     sizes: Mapping[str, int],
     flags: Sequence[str],
     provenance: Sequence[str],
+    standing: str = UNVERIFIED,
 ) -> str:
     """Return the text of the standalone module.
 
@@ -39,6 +42,8 @@ def export_text(
         flags: the compiler's flags, the same that the candidate was built with.
         provenance: lines for the header (device, versions, speed-up, errors, command ...);
             whatever they contain is escaped.
+        standing: what the first line says of the file: `VERIFIED`, `UNVERIFIED`, or that it is
+            rejected, and why. The code below the header is the same.
     """
     # The version of the file's own glue is part of the name: two exports never share a library.
     key = content_key(candidate.key, family.model_new, " ".join(flags))[:8]
@@ -49,7 +54,7 @@ def export_text(
         else _compiled(candidate, namespace, flags)
     )
     parts = [
-        _header(family, candidate, provenance),
+        _header(family, candidate, provenance, standing),
         "import inspect\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n",
         operator,
         _fused(candidate, namespace),
@@ -66,7 +71,12 @@ def export_text(
 
 
 def fallback_text(
-    family: Family, *, reference: str, sizes: Mapping[str, int], provenance: Sequence[str]
+    family: Family,
+    *,
+    reference: str,
+    sizes: Mapping[str, int],
+    provenance: Sequence[str],
+    standing: str = UNVERIFIED,
 ) -> str:
     """Return the text of a standalone module that computes as the reference does.
 
@@ -77,17 +87,19 @@ def fallback_text(
         reference: the reference file's text; kept, without its comments.
         sizes: the module-level sizes in force.
         provenance: lines for the header, as for `export_text`.
+        standing: as for `export_text`.
     """
-    lines = [f"{family.title}: PyTorch's own modules, since no kernel was faster", "", *provenance]
+    title = f"{family.title}: PyTorch's own modules, since no kernel was faster"
+    lines = [f"{title}; {standing}", "", *provenance]
     head = "\n".join(f"# {escape(line)}".rstrip() for line in lines)
     body = ast.unparse(ast.fix_missing_locations(_Sizes(sizes).visit(ast.parse(reference))))
     return f"{head}\n\n{body}\n\n\nModelNew = Model\n"
 
 
-def _header(family: Family, candidate: Candidate, provenance: Sequence[str]) -> str:
+def _header(family: Family, candidate: Candidate, provenance: Sequence[str], standing: str) -> str:
     params = ", ".join(f"{k}={v}" for k, v in sorted(candidate.params.items()))
     lines = [
-        f"{family.title}: a drop-in ModelNew, found and proved by tuner",
+        f"{family.title}: ModelNew by tuner, {standing}",
         "",
         "Replaces: " + ", ".join(family.replaces),
         f"Template: {candidate.template} ({params})",

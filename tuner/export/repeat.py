@@ -20,13 +20,15 @@ from pathlib import Path
 import psutil
 
 from tuner.errors import InputError, WorkerError
-from tuner.evaluate.prover import Contender, Prover, finalist
+from tuner.evaluate.contender import Contender
+from tuner.evaluate.racing import Racer, finalist
 from tuner.evaluate.task import Task
+from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256
 from tuner.kernel.family import builtin_folder
 from tuner.problem.accuracy import Accuracy
 from tuner.run import storage_errors
-from tuner.trial import Check, Finalist, ProbeResult
+from tuner.trial import Check, Finalist
 
 __all__ = ["Point", "Repeated", "clocks_of", "repeat", "with_reference"]
 
@@ -91,7 +93,7 @@ def repeat(
     device: str,
     versions: Mapping[str, str],
     timeout_s: float,
-    on_probe: Callable[[ProbeResult], None] = lambda _: None,
+    on_probe: Callable[[Answered], None] = lambda _: None,
     on_stage: Callable[[str], None] = lambda _: None,
 ) -> Repeated:
     """Put a certificate's claims to the test, here and now.
@@ -125,19 +127,18 @@ def repeat(
     )  # its sizes replace the reference's own
     contender = Contender.of_file(file, certificate.is_deterministic)
     on_stage(f"the probes of the certificate, seed {certificate.seed}")
-    prover = Prover(task, seed=certificate.seed, timeout_s=timeout_s)
-    check = prover.check(contender, on_probe)
+    with Verifier(task, seed=certificate.seed, timeout_s=timeout_s) as verifier:
+        check = verifier.check(contender, on_probe)
     points.append(_accepted(f"right on the certified probes (seed {certificate.seed})", check))
     points.append(_errors(certificate, check))
     if check.is_accepted:
         on_stage("probes that nobody has seen")
-        fresh = Prover(task, seed=secrets.randbits(31), timeout_s=timeout_s)
-        points.append(
-            _accepted("right on probes that nobody has seen", fresh.check(contender, on_probe))
-        )
+        with Verifier(task, seed=secrets.randbits(31), timeout_s=timeout_s) as fresh:
+            again = fresh.check(contender, on_probe)
+        points.append(_accepted("right on probes that nobody has seen", again))
         if certificate.interval is not None:
             on_stage("racing the file against the baseline")
-            points.append(_speed(certificate, prover, contender, check))
+            points.append(_speed(certificate, Racer(task), contender, check))
     for name in sorted({*certificate.versions, *versions}):
         then, now = certificate.versions.get(name, "none"), versions.get(name, "none")
         if then != now:
@@ -185,12 +186,12 @@ def _growth(then: float, now: float) -> float:
     return now / then
 
 
-def _speed(certificate: Certificate, prover: Prover, contender: Contender, check: Check) -> Point:
+def _speed(certificate: Certificate, racer: Racer, contender: Contender, check: Check) -> Point:
     then = certificate.interval
     assert then is not None
     claim = f"{then.speedup:.3f}x [{then.low:.3f}, {then.high:.3f}] then"
     try:
-        race = prover.race(
+        race = racer.race(
             [contender],
             num_processes=max(2, min(then.num_processes, 20)),
             seconds=min(certificate.seconds, 60.0),

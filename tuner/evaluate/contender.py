@@ -1,0 +1,161 @@
+"""Something to be verified: what it is, and how it gets into a fresh process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tuner.evaluate.task import Task, asked, new_worker
+from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
+from tuner.trial import Build, Candidate, to_json
+
+__all__ = ["CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "loaded", "started"]
+
+CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its first
+# For processes that answer probes and are not timed. Threads that spin where they wait take the
+# cores from the other process of a check: it took four times as long. Memory that is kept spares
+# the page faults of each large temporary: half of a check on a CPU.
+QUIET = {
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "0",
+    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Something to be verified: a built candidate, or a file that holds a ModelNew.
+
+    `env` are the variables of its process: where what was built for it is found. What
+    `is_ours` is raced without being judged.
+    """
+
+    name: str
+    load: Mapping[str, Any]
+    is_deterministic: bool = True
+    env: Mapping[str, str] = field(default_factory=dict)
+    is_ours: bool = False
+
+    @classmethod
+    def of_file(cls, path: Path, is_deterministic: bool) -> Contender:
+        """Return a file as a contender; it is imported in the producer alone."""
+        return cls(path.name, {"file": str(path.resolve())}, is_deterministic)
+
+    @classmethod
+    def of_compiled(cls, task: Task, mode: str) -> Contender:
+        """Return the reference, compiled by `torch.compile` in that mode."""
+        load = {"reference": task.reference, "compile_mode": mode}
+        return cls(f"torch.compile ({mode})", load, is_ours=True)
+
+    @classmethod
+    def of_candidate(
+        cls,
+        candidate: Candidate,
+        build: Build,
+        model_new: str,
+        env: Mapping[str, str] | None = None,
+    ) -> Contender:
+        """Return a built candidate as a contender; `env` is `Builder.environment`."""
+        load = {
+            "candidate": to_json(candidate),
+            "artefact": build.artefact,
+            "model_new": model_new,
+        }
+        return cls(candidate.template, load, candidate.is_deterministic, dict(env or {}))
+
+
+class Unedited:
+    """What the files of a task and its contenders held before anything of them had run.
+
+    What was verified is what was read; the next process would read another text.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._reference = task.reference
+        self._hashes = {task.reference: _sha256(task.reference)}
+
+    def remember(self, contender: Contender) -> None:
+        """Note a contender's file as it is now, unless it is known already."""
+        path = str(contender.load.get("file", self._reference))
+        self._hashes.setdefault(path, _sha256(path))
+
+    def edited(self, contender: Contender) -> str:
+        """Return which file is another now than before a contender ran, or nothing."""
+        for path in (self._reference, str(contender.load.get("file", ""))):
+            if path and _sha256(path) != self._hashes[path]:
+                return f"{path} was rewritten while it was being verified"
+        return ""
+
+
+def _sha256(path: str) -> str:
+    """Return the hash of a file, nothing where it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def started(
+    stack: ExitStack,
+    task: Task,
+    contenders: Sequence[Contender],
+    first: str = "",
+    env: Mapping[str, str] | None = None,
+) -> list[Worker]:
+    """Start a process for each contender, side by side; none is loaded yet.
+
+    Args:
+        stack: ends them.
+        task: names the device.
+        contenders: one process each.
+        first: the name of a process of ours that comes before them, if one is wanted.
+        env: variables of all of them; a contender's own come on top.
+    """
+    ours = [new_worker(task.device, name=first, env=env)] if first else []
+    workers = [
+        *ours,
+        *(new_worker(task.device, name=c.name, env={**(env or {}), **c.env}) for c in contenders),
+    ]
+    for worker in workers:
+        stack.enter_context(worker)
+    where = {"device": task.device}
+    with ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(lambda worker: asked(worker, "warm_up", where), workers))
+    return workers
+
+
+def loaded(
+    producer: Worker,
+    task: Task,
+    contender: Contender,
+    about: Mapping[str, Any],
+    timeout_s: float,
+    notes: list[str] | None = None,
+) -> str:
+    """Load a contender into its process; return why that failed, or nothing.
+
+    `about` is what `prepare` said of the problem. What the contender's text shows is added to
+    `notes`.
+    """
+    payload = {
+        "device": task.device,
+        "accuracy": task.accuracy,
+        "init_inputs": about["init_inputs"],
+        "sizes": about["sizes"],
+        **contender.load,
+    }
+    try:
+        found = producer.call("load", payload, timeout_s=timeout_s).data
+        if notes is not None:
+            notes += [str(note) for note in found["notes"]]
+    except (WorkerCrashed, WorkerTimeout) as error:
+        return f"importing it: {error.reason}"
+    except JobFailed as failure:
+        return f"importing it: {failure.error_type.rpartition('.')[2]}: {failure.message}"
+    return ""

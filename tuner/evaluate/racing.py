@@ -1,0 +1,346 @@
+"""Finalists, exports and strangers' files: raced against the baseline, in fresh processes.
+
+The processes take turns; this one holds a second clock against what each of them reports.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from tuner.check.majority import by_majority
+from tuner.errors import WorkerError
+from tuner.evaluate.contender import CALL_TIMEOUT_S, Contender, Unedited, loaded, started
+from tuner.evaluate.measure import contradicted, ratio_interval
+from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, too_fast
+from tuner.evaluate.timers import BOUND_LAUNCH_US, USERS_LAUNCH_US
+from tuner.evaluate.worker import Worker
+from tuner.trial import Check, Compiled, Finalist, Interval, ProbeResult, from_json
+
+__all__ = ["Race", "Racer", "compared_with_compiled", "finalist"]
+
+BURST_S = 0.05  # of samples from one process before the next one's turn
+MIN_ROUNDS = 8  # turns of each process
+MIN_BURST = 3  # samples of a turn, whose median counts
+MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
+FEW_WARM_UPS = 2  # of processes that have raced before
+WARM_UP_SAMPLES = 5
+MIN_SETS = 2  # of processes, whatever the time: an interval needs two
+MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
+DISTURBED_WAIT_S = 0.2
+CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
+CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
+CLOCK_US = 50.0  # what a process's clock need not see of a call on a CPU
+SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other values
+STEADY = 0.05  # relative difference of two medians that agree
+
+
+@dataclass(slots=True)
+class Race:
+    """What processes that took turns told of their times, the baseline in lane 0.
+
+    `bursts` are samples in us, [lane][process][round][sample]. `race[lane]` is what counts of
+    them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
+    and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
+    `elsewhere` is the same race on other values, if that was asked for.
+    """
+
+    bursts: list[list[list[list[float]]]]
+    num_throttled: int = 0
+    num_disturbed: int = 0
+    elsewhere: Race | None = None
+
+    def __getitem__(self, lane: int) -> list[list[float]]:
+        return [[statistics.median(burst) for burst in rounds] for rounds in self.bursts[lane]]
+
+    def __len__(self) -> int:
+        return len(self.bursts)
+
+    @property
+    def num_processes(self) -> int:
+        """How many sets of processes raced."""
+        return len(self.bursts[0])
+
+    def __iter__(self) -> Iterator[list[list[float]]]:
+        return (self[lane] for lane in range(len(self)))
+
+
+class Racer:
+    """Races contenders in fresh processes, each with the baseline and all others beside it."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._files = Unedited(task)
+        self._num_throttled = 0
+        self._num_disturbed = 0
+        self._preempted_per_s = 0.0  # of the last burst
+
+    def race(
+        self,
+        contenders: Sequence[Contender],
+        *,
+        num_processes: int,
+        seconds: float,
+        has_other_values: bool = False,
+        on_round: Callable[[float], None] = lambda _: None,
+        until_s: float | None = None,
+    ) -> Race:
+        """Time the baseline and contenders in turn, in that many fresh sets of processes.
+
+        They are timed on the reference's weights as it is constructed, and on its inputs.
+
+        What a contender's process tells of its times is compared with this process's clock, and
+        with the physical floor; one output of calls that this process timed is judged, in a set
+        of processes that nobody can foresee.
+
+        Args:
+            contenders: all that are not ours must have been checked.
+            num_processes: how often every process is started anew.
+            seconds: of samples for each contender and set of processes.
+            has_other_values: whether to race on random weights and normal inputs as
+                well, for a shorter time.
+            on_round: is given the share of the race that is over, after each turn of all.
+            until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
+
+        Raises:
+            WorkerError: a process failed, or what it told cannot be believed; the message starts
+                with the contender's name.
+        """
+        race = Race([[] for _ in range(len(contenders) + 1)])
+        if has_other_values:
+            race.elsewhere = Race([[] for _ in race])
+        for contender in contenders:
+            self._files.remember(contender)
+        sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
+        judged = [secrets.randbelow(sure) for _ in contenders]
+        for number in range(num_processes):
+            with ExitStack() as stack:
+                racers = started(stack, self._task, contenders, "baseline")
+                self._get_ready(racers, contenders)
+                for racer in racers:
+                    racer.rest_between_calls()  # no thread of one slows the turn of another
+                self._give_timing_set(racers)
+
+                def on_turn(share: float, before: int = number) -> None:
+                    on_round((before + 0.8 * share) / num_processes)
+
+                turns = self._rounds(racers, seconds, on_round=on_turn)
+                for lane, rounds in zip(race.bursts, turns, strict=True):
+                    lane.append(rounds)
+                told = [statistics.median(lane[-1]) for lane in race]
+                for place, contender in enumerate(contenders):
+                    refusal = too_fast(told[place + 1], self._task.impossible_us)
+                    if not refusal and judged[place] == number and not contender.is_ours:
+                        is_bound_here = "file" not in contender.load
+                        refusal = self._cross_check(racers, told, place + 1, is_bound_here)
+                    if refusal:
+                        raise WorkerError(f"{contender.name}: {refusal}")
+                if race.elsewhere is not None:
+                    self._give_timing_set(racers, has_other_values=True)
+                    seconds_elsewhere = seconds * SHARE_ELSEWHERE
+                    rounds_elsewhere = self._rounds(racers, seconds_elsewhere, FEW_WARM_UPS)
+                    for lane, rounds in zip(race.elsewhere.bursts, rounds_elsewhere, strict=True):
+                        lane.append(rounds)
+                for contender in contenders:
+                    edited = self._files.edited(contender)
+                    if edited:
+                        raise WorkerError(f"{contender.name}: {edited}")
+                on_round((number + 1) / num_processes)
+                is_over = until_s is not None and time.monotonic() > until_s
+                if is_over and number + 1 >= MIN_SETS:
+                    break
+        race.num_throttled = self._num_throttled
+        race.num_disturbed = self._num_disturbed
+        return race
+
+    def _get_ready(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
+        """Let the baseline's process load the reference, and each other one its contender."""
+        payload = {**self._task.payload(), "model_new": "", "is_timed": True}
+        about = asked(racers[0], "prepare", payload, timeout_s=PREPARE_TIMEOUT_S).data
+        with ThreadPoolExecutor(len(contenders)) as pool:
+            refusals = pool.map(
+                lambda racer, contender: loaded(
+                    racer, self._task, contender, about, CALL_TIMEOUT_S
+                ),
+                racers[1:],
+                contenders,
+            )
+            for contender, refusal in zip(contenders, refusals, strict=True):
+                if refusal:
+                    raise WorkerError(f"{contender.name}: {refusal}")
+
+    def _give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
+        """Let the baseline's process share its weights and inputs with the others."""
+        reply = asked(racers[0], "timing_set", {"has_other_values": has_other_values})
+        for racer in racers[1:]:
+            asked(racer, "take_timing_set", reply.data, reply.blobs)
+
+    def _cross_check(
+        self, racers: Sequence[Worker], told: Sequence[float], lane: int, is_bound_here: bool
+    ) -> str:
+        """Return why the times that a contender told cannot be true, or its output is wrong.
+
+        A machine that does other work can be slow at any moment: the contender is asked for times
+        again right before and after the calls that this process times, the slowest counts, and
+        the clocks must disagree every time. One that lies tells the same whenever it is asked.
+
+        Args:
+            racers: all processes of this set, the baseline's first.
+            told: the median in us that each of them told in the race.
+            lane: which of them is the contender's.
+            is_bound_here: whether its launches are our own binding's, in Python.
+        """
+        host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
+        allowed_us = host_us if self._task.device.startswith("cuda") else CLOCK_US
+        refusal = ""
+        for _ in range(CROSS_CHECKS):
+            slowdown = self._wall_us(racers[0], told[0]) / told[0]
+            before = statistics.median(self._burst(racers[lane], MIN_BURST))
+            wall_us = self._wall_us(racers[lane], told[lane])
+            after = statistics.median(self._burst(racers[lane], MIN_BURST))
+            slowest = max(told[lane], before, after)
+            refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
+            if not refusal:
+                break
+        return refusal or self._timed_output(racers[0], racers[lane])
+
+    def _wall_us(self, racer: Worker, latency_us: float) -> float:
+        """Return the time of one call in a row of calls, by this process's clock."""
+
+        def seconds(count: int) -> float:
+            times = []
+            for _ in range(2):  # what else the machine does makes one of them late, never early
+                start_s = time.perf_counter()
+                asked(racer, "repeat", {"num_calls": count})
+                times.append(time.perf_counter() - start_s)
+            return min(times)
+
+        # As many as should take long enough; fewer where they do, whatever the process told.
+        empty_s = seconds(0)
+        most = max(1, round(CROSS_CHECK_S * 1e6 / max(latency_us, 1.0)))
+        num_calls = min(most, 16)
+        while num_calls < most and seconds(num_calls) - empty_s < CROSS_CHECK_S:
+            num_calls = min(most, 16 * num_calls)
+        return max(0.0, seconds(num_calls) - empty_s) * 1e6 / num_calls
+
+    def _timed_output(self, judge: Worker, racer: Worker) -> str:
+        """Judge the last output of calls that this process has just timed."""
+
+        def ask(draw: int) -> ProbeResult:
+            if draw:
+                asked(racer, "repeat", {"num_calls": 1})
+            answer = asked(racer, "timed_output", {})
+            verdict = asked(judge, "judge_timed", answer.data, answer.blobs).data["result"]
+            return from_json(ProbeResult, json.dumps(verdict))
+
+        return by_majority(ask).reason
+
+    def _burst(self, racer: Worker, num_samples: int) -> list[float]:
+        data = asked(racer, "time_model", {"num_samples": num_samples}).data
+        self._num_throttled += data["num_throttled"]
+        self._preempted_per_s = data["preempted_per_s"]
+        samples: list[float] = data["samples_us"]
+        return samples
+
+    def _rounds(
+        self,
+        racers: Sequence[Worker],
+        seconds: float,
+        max_warm_ups: int = MAX_WARM_UPS,
+        on_round: Callable[[float], None] = lambda _: None,
+    ) -> list[list[list[float]]]:
+        """Let processes take turns; a round is one burst of samples from each.
+
+        A round in which other programs took the processor is repeated after a moment, unless
+        that was so too often: then the machine is busy all the time.
+        """
+        # Warm up until two turns of each agree: allocators and huge pages settle slowly. The last
+        # turn sets the burst's length: short, so that drift hits all alike.
+        before = [0.0] * len(racers)
+        for _ in range(max_warm_ups):
+            start_s = time.perf_counter()
+            now = [statistics.median(self._burst(racer, WARM_UP_SAMPLES)) for racer in racers]
+            sample_s = (time.perf_counter() - start_s) / (WARM_UP_SAMPLES * len(racers))
+            if all(abs(n - b) <= STEADY * n for n, b in zip(now, before, strict=True)):
+                break
+            before = now
+        num_samples = max(MIN_BURST, min(20, round(BURST_S / sample_s)))
+        num_rounds = max(MIN_ROUNDS, round(seconds / (num_samples * sample_s)))
+        rounds: list[list[list[float]]] = [[] for _ in racers]
+        for number in range(num_rounds):
+            turn, is_disturbed = self._round(racers, num_samples, is_odd=number % 2 == 1)
+            while is_disturbed and self._num_disturbed < num_rounds:
+                self._num_disturbed += 1
+                time.sleep(DISTURBED_WAIT_S)
+                turn, is_disturbed = self._round(racers, num_samples, is_odd=number % 2 == 1)
+            for lane, burst in zip(rounds, turn, strict=True):
+                lane.append(burst)
+            on_round((number + 1) / num_rounds)
+        return rounds
+
+    def _round(
+        self, racers: Sequence[Worker], num_samples: int, *, is_odd: bool
+    ) -> tuple[list[list[float]], bool]:
+        """Return one burst of each, and whether one was disturbed."""
+        order = list(range(len(racers)))
+        bursts: list[list[float]] = [[] for _ in racers]
+        is_disturbed = False
+        for place in reversed(order) if is_odd else order:
+            bursts[place] = self._burst(racers[place], num_samples)
+            is_disturbed |= self._preempted_per_s > MOST_PREEMPTED_PER_S
+        return bursts, is_disturbed
+
+
+def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalist:
+    """Summarise one lane of a race against lane 0, the baseline.
+
+    Args:
+        number: the trial's number.
+        check: the verdict of all probes.
+        race: what `Racer.race` returned, None for a contender that did not race.
+        lane: which of them is the contender's.
+    """
+    if race is None:
+        return Finalist(number, check, error=check.reason)
+    baseline, own, elsewhere = race[0], race[lane], race.elsewhere
+    rounds = [value for process in own for value in process]
+    latency_us = statistics.median(rounds)
+    spread = statistics.median(abs(value - latency_us) for value in rounds)
+    return Finalist(
+        number,
+        check,
+        _ratio(baseline, own),
+        latency_us,
+        statistics.median(value for process in baseline for value in process),
+        1.4826 * spread / latency_us,
+        samples_us=_frozen(race.bursts[lane]),
+        baseline_samples_us=_frozen(race.bursts[0]),
+        num_throttled=race.num_throttled,
+        elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
+    )
+
+
+def compared_with_compiled(mode: str, race: Race) -> Compiled:
+    """Summarise a race of the baseline, the exported file and torch.compile, in that order."""
+    baseline, own, compiled = race
+    return Compiled(
+        mode,
+        interval=_ratio(baseline, compiled),
+        ours=_ratio(compiled, own),
+        latency_us=statistics.median(value for process in compiled for value in process),
+    )
+
+
+def _ratio(slow: list[list[float]], fast: list[list[float]]) -> Interval:
+    """Return the interval of slow / fast of two lanes, [process][round] in us."""
+    return ratio_interval([list(zip(s, f, strict=True)) for s, f in zip(slow, fast, strict=True)])
+
+
+def _frozen(lane: list[list[list[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    return tuple(tuple(tuple(burst) for burst in rounds) for rounds in lane)

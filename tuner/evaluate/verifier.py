@@ -1,0 +1,202 @@
+"""Finalists, exports and strangers' files: checked in fresh processes.
+
+One process judges and never imports a contender; it lives as long as the verifier, and keeps what
+it expects of each probe. Every contender has a process of its own, which only produces tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.check.majority import by_majority, redrawn
+from tuner.check.probes import Probe, thorough_probes
+from tuner.check.verdict import merge
+from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
+from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, new_worker
+from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
+from tuner.problem.accuracy import Accuracy
+from tuner.trial import Check, ProbeResult, from_json, to_json
+
+__all__ = ["Answered", "Verifier"]
+
+FIXED_COST = 0.02  # of a probe on few rows, in full-size calls: what starting and talking take
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One probe of a check is answered: the `number`-th of `total`; about `left_s` to go."""
+
+    result: ProbeResult
+    number: int
+    total: int
+    left_s: float
+
+
+class Verifier:
+    """Puts every thorough probe to contenders, one after the other.
+
+    Args:
+        task: the problem.
+        seed: of the secret probes.
+        timeout_s: seconds for each call of a contender, its import included.
+    """
+
+    def __init__(self, task: Task, *, seed: int, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._task = task
+        self._seed = seed
+        self._timeout_s = timeout_s
+        self._accuracy = Accuracy.parse(task.accuracy)
+        self._files = Unedited(task)
+        self._judge = new_worker(task.device, name="judge", env=QUIET)
+        self._about: dict[str, Any] = {}
+        self._seconds: dict[str, float] = {}  # that each probe took, the last time
+
+    def __enter__(self) -> Verifier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the judge."""
+        self._judge.close()
+
+    @property
+    def seconds(self) -> float:
+        """What all probes of the last whole check took, 0 before there was one."""
+        return sum(self._seconds.values())
+
+    def prepare(self) -> None:
+        """Start the judge, unless it is there: it loads the reference.
+
+        Raises:
+            ProblemError: the reference does not work on this device.
+        """
+        if not self._about or not self._judge.is_alive:
+            payload = {**self._task.payload(), "model_new": "", "is_timed": False}
+            self._about = asked(self._judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S).data
+
+    def check(
+        self, contender: Contender, on_probe: Callable[[Answered], None] = lambda _: None
+    ) -> Check:
+        """Put every thorough probe to a contender; stops at the first rejection.
+
+        A crash, a hang or an exit of the contender is a rejection with its reason. The probes on
+        few rows come first.
+        """
+        results: list[ProbeResult] = []
+        notes: list[str] = []
+        self._files.remember(contender)
+        with ExitStack() as stack:
+            with ThreadPoolExecutor(1) as pool:  # both processes get ready side by side
+                ready = pool.submit(self.prepare)
+                [producer] = started(stack, self._task, [contender], env=QUIET)
+                ready.result()
+            about = self._about
+            refusal = loaded(producer, self._task, contender, about, self._timeout_s, notes)
+            if refusal:
+                return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
+            probes = self._probes(contender.is_deterministic)
+            left = self._costs(probes)
+            start_s = time.monotonic()
+            for number, result in enumerate(self._answers(producer, probes), 1):
+                results.append(result)
+                spent_s, all_cost = time.monotonic() - start_s, sum(left)
+                cost = sum(left[number:])
+                left_s = cost if self._seconds else spent_s * cost / max(all_cost - cost, 1e-9)
+                on_probe(Answered(result, number, len(probes), left_s))
+        edited = self._files.edited(contender)
+        if edited:
+            return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
+        verdict = merge(results, self._accuracy, is_thorough=True)
+        return replace(verdict, notes=(*notes, *verdict.notes))
+
+    def _probes(self, is_deterministic: bool) -> list[Probe]:
+        probes = thorough_probes(
+            self._seed,
+            self._about["num_rows"],
+            is_deterministic=is_deterministic,
+            has_cuda=self._task.device.startswith("cuda"),
+            large_batch=max(self._task.also.values(), default=0),
+        )
+        # Most faults show on few rows, for a hundredth of the time.
+        first, rest = probes[:1], probes[1:]
+        return [*first, *sorted(rest, key=lambda probe: probe.batch is None)]
+
+    def _costs(self, probes: list[Probe]) -> list[float]:
+        """Return seconds of each probe where they are known, else numbers in proportion."""
+        if self._seconds:
+            return [self._seconds.get(probe.name, 0.0) for probe in probes]
+        rows = max(1, self._about["num_rows"] or 1)
+        return [
+            FIXED_COST + probe.calls * min(1.0, (rows if p is None else p) / rows)
+            for probe in probes
+            for p in [probe.batch]
+        ]
+
+    def _answers(self, producer: Worker, probes: list[Probe]) -> Any:
+        """Yield the verdict on each answer, until one is a rejection.
+
+        The next question is made while the contender answers the one before.
+        """
+        known: set[str] = set()  # weights that this producer has
+        seconds: dict[str, float] = {}
+        with ThreadPoolExecutor(1) as pool:
+            ahead = pool.submit(self._question, probes[0])
+            for number, probe in enumerate(probes):
+                start_s = time.monotonic()
+                question = ahead.result()
+                if number + 1 < len(probes):
+                    ahead = pool.submit(self._question, probes[number + 1])
+
+                def answered(
+                    draw: int, probe: Probe = probe, question: Reply = question
+                ) -> ProbeResult:
+                    drawn = redrawn(probe, draw)
+                    return self._answered(
+                        producer, drawn, self._question(drawn) if draw else question, known
+                    )
+
+                result = by_majority(answered)
+                seconds[probe.name] = time.monotonic() - start_s
+                yield result
+                if not result.is_accepted:
+                    return
+        self._seconds = seconds
+
+    def _question(self, probe: Probe) -> Reply:
+        return asked(self._judge, "ask", {"probe": to_json(probe)})
+
+    def _answered(
+        self, producer: Worker, probe: Probe, question: Reply, known: set[str]
+    ) -> ProbeResult:
+        """Put a question to the contender; return the judge's verdict on the answer."""
+        nothing = float("nan")
+        tokens: Mapping[str, str] = question.data["known"]
+        missing = sorted({*tokens.values()} - known)
+        try:
+            if missing:
+                weights = asked(self._judge, "weights", {"tokens": missing})
+                producer.call("receive", weights.data, weights.blobs, timeout_s=self._timeout_s)
+                known.update(missing)
+            answer = producer.call(
+                "answer", question.data, question.blobs, timeout_s=self._timeout_s
+            )
+        except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
+            reason = error.message if isinstance(error, JobFailed) else error.reason
+            return ProbeResult(
+                probe.name, nothing, nothing, nothing, nothing, False, f"{probe.name}: {reason}"
+            )
+        payload = {"probe": to_json(probe), **answer.data}
+        try:
+            reply = self._judge.call("judge", payload, answer.blobs, timeout_s=self._timeout_s)
+        except JobFailed as failure:  # the answer was no answer
+            reason = f"{probe.name}: unreadable answer: {failure.message}"
+            return ProbeResult(probe.name, nothing, nothing, nothing, nothing, False, reason)
+        return from_json(ProbeResult, json.dumps(reply.data["result"]))

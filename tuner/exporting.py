@@ -1,0 +1,266 @@
+"""The file of one trial: written as unverified, then accepted under its name, or rejected.
+
+    trial_17.unverified.py   while it is checked and raced
+    model_new.py             once it is accepted, with its certificate
+    trial_17.rejected.py     with the reason in its first line
+
+The first lines alone change; the code that was checked is the code that is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tuner.errors import TunerError
+from tuner.evaluate.contender import QUIET, Contender
+from tuner.evaluate.task import asked, new_worker
+from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
+from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
+from tuner.export.repeat import clocks_of
+from tuner.kernel.toolchain import Toolchain
+from tuner.planning import Planned, version_here
+from tuner.run import storage_errors, write_whole
+from tuner.trial import Finalist, Trial, content_key
+
+__all__ = ["ExportCompiler", "ExportFile", "export_of", "fallback_of"]
+
+COMPILE_TIMEOUT_S = 600.0
+EFFORTS = {
+    "quick": "  effort: quick: few candidates were tried, the race was short",
+    "normal": "  effort: normal",
+    "thorough": "  effort: thorough",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ExportFile:
+    """One trial's file on its way.
+
+    `text_of` gives its text for a standing and, once there is one, the outcome of its race.
+    `path` is where it goes once it is accepted, `name` what it is called until then.
+    """
+
+    planned: Planned
+    run_path: Path
+    name: str
+    trial: int
+    path: Path
+    is_deterministic: bool
+    text_of: Callable[[str, Finalist | None], str]
+
+    @property
+    def unverified_path(self) -> Path:
+        """Where it lies until it is accepted or rejected."""
+        return self.run_path / "export" / f"{self.name}.unverified.py"
+
+    @property
+    def rejected_path(self) -> Path:
+        """Where it lies after it was rejected."""
+        return self.path.with_name(f"{self.path.stem}.rejected.py")
+
+    @property
+    def key(self) -> str:
+        """Equal for equal code that is checked against the same reference on the same terms."""
+        config, machine = self.planned.config, self.planned.environment
+        versions = [f"{name} {machine[name]}" for name in sorted(machine) if name != "driver"]
+        return content_key(
+            code_sha256(self.text_of(UNVERIFIED, None)),
+            _sha256(self.planned.reference),
+            config.accuracy.label,
+            sorted(config.problem.sizes.items()),
+            self.planned.device.torch_name,
+            versions,
+            version_here(),
+        )
+
+    def write(self) -> None:
+        """Write it, as unverified, unless it lies there already."""
+        text = self.text_of(UNVERIFIED, None)
+        with storage_errors(self.unverified_path):
+            is_there = self.unverified_path.is_file() and code_sha256(
+                self.unverified_path.read_text(encoding="utf-8")
+            ) == code_sha256(text)
+        if not is_there:
+            write_whole(self.unverified_path, text)
+
+    @property
+    def contender(self) -> Contender:
+        """The file as a contender: imported in processes of its own, never here."""
+        found = Contender.of_file(self.unverified_path, self.is_deterministic)
+        return replace(found, name=self.name.replace("_", " "))
+
+    def accept(self, entry: Finalist, samples_s: float) -> None:
+        """Put it under its name, with what was found in its header, and certify it."""
+        with storage_errors(self.path):
+            whole_path(self.path).unlink(missing_ok=True)  # of an earlier file
+        write_whole(self.path, self.text_of(VERIFIED, entry))
+        certify(self.path, self._certificate(entry, samples_s))
+        with storage_errors(self.unverified_path):
+            self.rejected_path.unlink(missing_ok=True)
+            self.unverified_path.unlink(missing_ok=True)
+
+    def reject(self, entry: Finalist) -> None:
+        """Keep it to be looked at, with the reason in its first line."""
+        reason = " ".join(entry.check.reason.split())
+        write_whole(self.rejected_path, self.text_of(f"REJECTED: {reason}", entry))
+        with storage_errors(self.unverified_path):
+            self.unverified_path.unlink(missing_ok=True)
+
+    def _certificate(self, entry: Finalist, samples_s: float) -> Certificate:
+        planned, check = self.planned, entry.check
+        return Certificate(
+            code_sha256="",  # of the file as it will be
+            reference_sha256=_sha256(planned.reference),
+            device=planned.device.torch_name,
+            accuracy=check.accuracy,
+            seed=entry.seed,
+            num_probes=len(check.probes),
+            is_deterministic=self.is_deterministic,
+            sizes=dict(planned.config.problem.sizes),
+            interval=entry.interval,
+            latency_us=entry.latency_us,
+            baseline_us=entry.baseline_us,
+            num_throttled=entry.num_throttled,
+            seconds=samples_s,
+            effort=planned.config.effort,
+            clocks=clocks_of(planned.device.torch_name),
+            versions={**planned.environment, "tuner": version_here()},
+            origin=f"run {self.run_path.name}, trial {self.trial}",
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=f"tune verify {self.path.name} --certificate",
+            probes=check.probes,
+            reference=planned.reference.read_bytes().decode(),
+            samples_us=tuple(
+                tuple(tuple(statistics.median(b) for b in rounds) for rounds in lane)
+                for lane in (entry.baseline_samples_us, entry.samples_us)
+            ),
+        )
+
+
+class ExportCompiler:
+    """Compiles exported files ahead, in throwaway processes: PyTorch keeps what they build.
+
+    What goes wrong there goes wrong again where the file is checked, and is reported there.
+    """
+
+    def __init__(self, device: str, num_workers: int) -> None:
+        self._device = device
+        self._pool = ThreadPoolExecutor(max(1, num_workers))
+        self._compiled: dict[str, Future[None]] = {}
+
+    def submit(self, file: ExportFile) -> Future[None]:
+        """Write the file and compile it, unless that is under way already."""
+        path = str(file.unverified_path)
+        if path not in self._compiled:
+            file.write()
+            self._compiled[path] = self._pool.submit(self._compile, path)
+        return self._compiled[path]
+
+    def _compile(self, path: str) -> None:
+        with new_worker(self._device, name="compile", env=QUIET) as worker:
+            try:
+                asked(worker, "import_file", {"file": path}, timeout_s=COMPILE_TIMEOUT_S)
+            except TunerError:
+                return
+
+    def close(self) -> None:
+        """Wait for nothing more; what is being compiled ends."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def export_of(
+    planned: Planned, toolchain: Toolchain, trial: Trial, path: Path, run_path: Path
+) -> ExportFile:
+    """Return the file of a trial; nothing is written yet."""
+    candidate = planned.family.render(trial.params, planned.facts)
+    flags = {"cuda": toolchain.cuda_flags, "cpp": toolchain.cpp_flags, "triton": ()}
+    reference = planned.reference.read_text(encoding="utf-8")
+
+    def text_of(standing: str, entry: Finalist | None) -> str:
+        return export_text(
+            planned.family,
+            candidate,
+            reference=reference,
+            sizes=planned.config.problem.sizes,
+            flags=flags[candidate.language],
+            provenance=_provenance(planned, toolchain, trial.number, entry, run_path),
+            standing=standing,
+        )
+
+    name = f"trial_{trial.number}"
+    return ExportFile(
+        planned, run_path, name, trial.number, path, candidate.is_deterministic, text_of
+    )
+
+
+def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) -> ExportFile:
+    """Return a file of the reference's own modules, in place of a winner that is slower."""
+    assert slower.interval is not None
+    found = f"{slower.interval.speedup:.3f}x [{slower.interval.low:.3f}, "
+    found += f"{slower.interval.high:.3f}]"
+    again = f"tune export {run_path} --trial {slower.trial}"
+    lines = [f"The best kernel, trial {slower.trial}: {found}", f"To see it: {again}"]
+    reference = planned.reference.read_text(encoding="utf-8")
+
+    def text_of(standing: str, entry: Finalist | None) -> str:
+        return fallback_text(
+            planned.family,
+            reference=reference,
+            sizes=planned.config.problem.sizes,
+            provenance=lines,
+            standing=standing,
+        )
+
+    return ExportFile(planned, run_path, "pytorch", slower.trial, path, False, text_of)
+
+
+def _provenance(
+    planned: Planned, toolchain: Toolchain, number: int, raced: Finalist | None, run_path: Path
+) -> list[str]:
+    sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
+    machine: Mapping[str, str] = planned.environment
+    versions = ", ".join(
+        f"{k} {machine[k]}" for k in ("python", "torch", "triton") if k in machine
+    )
+    lines = [
+        "Provenance:",
+        f"  tuner {version_here()}, run {run_path.name}, trial {number}, "
+        f"{datetime.now(UTC).isoformat(timespec='seconds')}",
+        f"  device: {planned.device.name}; {versions}",
+        f"  compiler: {'; '.join(text for _, text in toolchain.versions)}",
+        f"  tuned for: {sizes}; accuracy class {planned.config.accuracy.label}",
+        EFFORTS[planned.config.effort],
+    ]
+    if raced is not None and raced.interval is not None:
+        i = raced.interval
+        lines.append(
+            f"  speed-up over PyTorch eager: {i.speedup:.3f}x, {i.confidence:.0%} of processes "
+            f"in [{i.low:.3f}, {i.high:.3f}] ({i.verdict}; {i.num_processes} processes, "
+            f"cold caches)"
+        )
+        lines.append(f"  latency: {raced.latency_us:.1f} us, baseline {raced.baseline_us:.1f} us")
+        if raced.depends_on_values:
+            e = raced.elsewhere
+            assert e is not None
+            lines.append(
+                "  speed-up with random weights and normal inputs in place of the reference's "
+                f"own: {e.speedup:.3f}x [{e.low:.3f}, {e.high:.3f}]: its time depends on them"
+            )
+    if raced is not None:
+        lines += [
+            f"  error on probe '{p.probe}': rms {p.rms_rel:.2e}, max {p.max_abs:.2e} "
+            f"(PyTorch's own: {p.baseline_rms_rel:.2e}, {p.baseline_max_abs:.2e})"
+            for p in raced.check.probes[:3]
+        ]
+    return [*lines, f"  to reproduce: tune export {run_path} --trial {number}"]
+
+
+def _sha256(path: Path) -> str:
+    with storage_errors(path):
+        return hashlib.sha256(path.read_bytes()).hexdigest()

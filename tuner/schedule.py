@@ -1,0 +1,140 @@
+"""How the time of a run is shared: search, checks, exports and races, in one plan that is shown.
+
+A run without `time:` takes what its effort says. With it, what would not fit is made smaller in
+this order: fewer finalists, fewer processes of the race, less time of samples in each; then the
+search gets the rest. No probe of a check is ever left out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from tuner.config.run_config import RunConfig
+from tuner.trial import Language
+
+__all__ = ["Costs", "Schedule", "scheduled"]
+
+MIN_PROCESSES = 2  # an interval over processes needs two
+MIN_SAMPLES_S = 0.2  # of samples from each process of a race
+MAX_VERIFICATION = 0.6  # of the time, before finalists and processes become fewer
+MIN_SEARCH_S = 2.0
+REPORT_S = 3.0
+# Compiling an exported file with PyTorch's headers: 12 s to 20 s of one core for C++, up to 40 s
+# for a CUDA kernel of Hopper's instructions; Triton compiles at its first call.
+COMPILE_S: dict[Language, float] = {"cpp": 16.0, "cuda": 30.0, "triton": 4.0}
+CHECK_S = 8.0  # until one was seen
+START_S = 1.5  # of a set of processes: forks, contexts, what they load
+WARM_UP_S = 1.0  # of each process of a set, before its samples count
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What the parts of a verification take, as far as they are known.
+
+    `check_s` is that of all probes of one contender; `num_cores` compile side by side.
+    """
+
+    compile_s: float = COMPILE_S["cpp"]
+    check_s: float = CHECK_S
+    num_cores: int = 1
+
+    def set_s(self, num_finalists: int, samples_s: float) -> float:
+        """Return the seconds of one set of processes of a race, the baseline's among them."""
+        return START_S + (num_finalists + 1) * (samples_s * 1.25 + WARM_UP_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What a run is going to do, and what that takes by the `costs`.
+
+    `search_s` is the search's time (None: as the config's `search.timeout` says); `time_s` what
+    was asked for in all, None without a limit. `reductions` say what was made smaller, and why.
+    """
+
+    effort: str
+    num_finalists: int
+    num_processes: int
+    samples_s: float
+    costs: Costs
+    search_s: float
+    time_s: float | None = None
+    reductions: tuple[str, ...] = ()
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds in which the finalists' files are compiled."""
+        waves = math.ceil(self.num_finalists / max(1, self.costs.num_cores))
+        return waves * self.costs.compile_s
+
+    @property
+    def race_s(self) -> float:
+        """Seconds of the race of all finalists."""
+        return self.num_processes * self.costs.set_s(self.num_finalists, self.samples_s)
+
+    @property
+    def verification_s(self) -> float:
+        """Seconds from the search's end to the verified file."""
+        return self.compile_s + self.num_finalists * self.costs.check_s + self.race_s
+
+    @property
+    def words(self) -> str:
+        """The plan in one line, for whoever waits."""
+        s = "s" if self.num_finalists > 1 else ""
+        total_s = self.search_s + self.verification_s + REPORT_S
+        parts = [
+            f"{self.num_finalists} finalist{s}: compile about {self.compile_s:.0f} s",
+            f"check {self.num_finalists} x {self.costs.check_s:.0f} s",
+            f"race {self.num_processes} sets of processes, {self.race_s:.0f} s",
+            f"about {total_s:.0f} s from here",
+        ]
+        search = [f"search {self.search_s:.0f} s"] if self.search_s else []
+        return f"plan ({self.effort}): {', '.join([*search, *parts])}"
+
+    def fitted(self, left_s: float, *, is_searched: bool = False) -> Schedule:
+        """Return the schedule for the time that is left.
+
+        Args:
+            left_s: seconds until the verified file should be there.
+            is_searched: the search is over, so that all of it is for the verification.
+        """
+        left_s = max(0.0, left_s - REPORT_S)
+        most_s = left_s if is_searched else MAX_VERIFICATION * left_s
+        now, reductions = self, list(self.reductions)
+        num_finalists = now.num_finalists
+        while now.verification_s > most_s and num_finalists > 1:
+            num_finalists -= 1
+            now = replace(now, num_finalists=num_finalists)
+        if now.num_finalists != self.num_finalists:
+            reductions.append(f"{num_finalists} of {self.num_finalists} finalists")
+        num_processes = now.num_processes
+        while now.verification_s > most_s and num_processes > MIN_PROCESSES:
+            num_processes -= 1
+            now = replace(now, num_processes=num_processes)
+        if now.num_processes != self.num_processes:
+            reductions.append(f"{num_processes} of {self.num_processes} sets of processes")
+        if now.verification_s > most_s and now.samples_s > MIN_SAMPLES_S:
+            now = replace(now, samples_s=MIN_SAMPLES_S)
+            reductions.append(f"{MIN_SAMPLES_S:g} s of samples of {self.samples_s:g} s")
+        search_s = min(self.search_s, max(MIN_SEARCH_S, left_s - now.verification_s))
+        return replace(
+            now,
+            search_s=0.0 if is_searched else search_s,
+            reductions=tuple(dict.fromkeys(reductions)),
+        )
+
+
+def scheduled(config: RunConfig, costs: Costs) -> Schedule:
+    """Return what a config asks for, before any time has passed."""
+    measure, search_s = config.measure, config.search.timeout_s
+    num_finalists, num_processes = measure.num_finalists, measure.num_processes
+    samples_s = measure.finalists_s
+    if config.effort == "quick":
+        num_finalists, num_processes = 1, MIN_PROCESSES
+        samples_s, search_s = min(samples_s, 0.5), min(search_s, 20.0)
+    if config.effort == "thorough":
+        num_finalists, num_processes = max(num_finalists, 5), max(num_processes, 9)
+        samples_s = max(samples_s, 1.0)
+    return Schedule(
+        config.effort, num_finalists, num_processes, samples_s, costs, search_s, config.time_s
+    )

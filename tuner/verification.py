@@ -1,0 +1,348 @@
+"""From ranked trials to a verified file: compile, check, race, and put the winner under its name.
+
+What is checked and raced is each finalist's exported file itself. Every verdict is on disk before
+the next question, in `checks.jsonl`: a later sitting repeats none of them.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+
+from tuner.errors import WorkerError
+from tuner.evaluate.contender import Contender
+from tuner.evaluate.measure import tie_set
+from tuner.evaluate.racing import Race, Racer, compared_with_compiled, finalist
+from tuner.evaluate.verifier import Verifier
+from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
+from tuner.exporting import ExportCompiler, ExportFile, export_of, fallback_of
+from tuner.kernel.toolchain import Toolchain
+from tuner.planning import Observer, Planned, Progress
+from tuner.run import Run, RunWriter
+from tuner.schedule import MIN_PROCESSES, Schedule
+from tuner.trial import Compiled, Finalist, Result, Trial, content_key
+
+__all__ = ["Verification", "blamed"]
+
+MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
+SEEN_SHARE = 0.2  # of a race, from which on its own speed tells what is left
+HEARTBEAT_S = 2.0  # between two signs of life while a compiler works
+
+
+@dataclass(slots=True)
+class Verification:
+    """The verification of one sitting.
+
+    `deadline_s` is when it should be over, by `time.monotonic`; None: it takes its time.
+    `is_hurried` says whether the user wants no more than what was begun (Ctrl-C).
+    """
+
+    planned: Planned
+    toolchain: Toolchain
+    run: Run
+    writer: RunWriter
+    verifier: Verifier
+    seed: int
+    compiler: ExportCompiler
+    observer: Observer
+    schedule: Schedule
+    deadline_s: float | None = None
+    is_hurried: Callable[[], bool] = lambda: False
+
+    def result(self, trials: Sequence[Trial]) -> tuple[Result | None, list[Finalist]]:
+        """Check and race the best trials' files; put the winner under its name.
+
+        Returns:
+            The result, None where no file was accepted; and all that had their turn.
+        """
+        ranked = ranked_trials(trials)
+        files = {t.number: self._file(t, is_winner=False) for t in ranked}
+        entries: dict[int, Finalist] = {}
+        believed: dict[int, list[list[float]]] = {}
+        while not believed:
+            chosen = self._checked(ranked, files, entries)
+            if not chosen:
+                return None, list(entries.values())
+            self._raced(chosen, files, entries)
+            believed = {
+                n: rounds_of(entries[n]) for n in chosen if entries[n].interval is not None
+            }
+        ties = tie_set(believed)
+        winner = ties[0]
+        exported, notes = entries[winner], list(self.schedule.reductions)
+        is_fallback = exported.interval is not None and exported.interval.verdict == "slower"
+        for number in believed:
+            is_winner = number == winner and not is_fallback
+            trial = next(t for t in ranked if t.number == number)
+            self._file(trial, is_winner).accept(entries[number], self.schedule.samples_s)
+        if is_fallback:
+            exported, more = self._fallen_back(exported)
+            notes += more
+        else:
+            notes += _on_values(exported)
+        compiled = self._beside_compiled() if exported.check.is_accepted else None
+        result = Result(
+            winner=winner,
+            finalists=tuple(entries.values()),
+            ties=tuple(ties),
+            exported=exported,
+            export_path=str(self.run.export_path),
+            notes=tuple(notes),
+            is_fallback=is_fallback,
+            compiled=compiled,
+            effort=self.schedule.effort,
+        )
+        return result, list(entries.values())
+
+    def export(self, file: ExportFile) -> Finalist:
+        """Check and race one file alone, and put it under its name, or beside it as rejected."""
+        entry = self._check(file)
+        if entry.check.is_accepted and entry.interval is None:
+            entries = {file.trial: entry}
+            self._raced([file.trial], {file.trial: file}, entries)
+            entry = entries[file.trial]
+        if entry.check.is_accepted:
+            file.accept(entry, self.schedule.samples_s)
+        else:
+            file.reject(entry)
+        return entry
+
+    def compile_ahead(self, trial: Trial) -> None:
+        """Compile a trial's file while the search goes on."""
+        self.compiler.submit(self._file(trial, is_winner=False))
+
+    # ---- checks -------------------------------------------------------------------------------
+
+    def _file(self, trial: Trial, is_winner: bool) -> ExportFile:
+        path = self.run.path / "export" / f"trial_{trial.number}.py"
+        chosen = self.run.export_path if is_winner else path
+        return export_of(self.planned, self.toolchain, trial, chosen, self.run.path)
+
+    def _checked(
+        self,
+        ranked: Sequence[Trial],
+        files: dict[int, ExportFile],
+        entries: dict[int, Finalist],
+    ) -> list[int]:
+        """Put all probes to the best trials until enough of them are accepted.
+
+        What one probe rejects it mostly rejects in its likes, too, so those of another structure
+        get their turn first. `entries` are those that had their turn; more are added.
+        """
+        wanted = self.schedule.num_finalists
+        accepted: list[int] = []
+        rejected = {structure(t) for t in ranked if t.number in entries}
+        left = [trial for trial in ranked if trial.number not in entries]
+        for trial in left[:wanted]:
+            self.compiler.submit(files[trial.number])
+        while left and len(entries) < MAX_CHECKED * wanted and len(accepted) < wanted:
+            if accepted and (self.is_hurried() or self._is_late(len(accepted))):
+                self._reduce(f"{len(accepted)} of {wanted} finalists: the time was up")
+                break
+            trial = next((t for t in left if structure(t) not in rejected), left[0])
+            left.remove(trial)
+            entry = entries[trial.number] = self._check(files[trial.number])
+            if entry.check.is_accepted:
+                accepted.append(trial.number)
+            else:
+                files[trial.number].reject(entry)
+                rejected.add(structure(trial))
+        return accepted
+
+    def _check(self, file: ExportFile) -> Finalist:
+        """Return the verdict on a file: that of an earlier sitting where there is one."""
+        known = [e for e in self.run.checks() if e.key == file.key and e.check.is_thorough]
+        if known:
+            self.observer.on_stage(f"{file.name}: verified by an earlier sitting")
+            if known[-1].check.is_accepted and known[-1].interval is None:
+                file.write()
+            return known[-1]
+        compiled = self.compiler.submit(file)
+        if not compiled.done():
+            self.observer.on_stage(f"compiling {file.unverified_path.name}")
+            self._wait(compiled)
+        self.observer.on_stage(f"checking {file.unverified_path.name} on every probe")
+        check = self.verifier.check(file.contender, self.observer.on_probe)
+        entry = replace(finalist(file.trial, check, None, 0), key=file.key, seed=self.seed)
+        self.writer.append_check(entry)
+        self.observer.on_finalist(entry)
+        return entry
+
+    def _wait(self, compiled: Future[None]) -> None:
+        start_s = time.monotonic()
+        expected_s = self.schedule.costs.compile_s
+        while not wait([compiled], HEARTBEAT_S).done:
+            spent_s = time.monotonic() - start_s
+            self.observer.on_progress(
+                Progress("compiling", round(spent_s), None, max(0.0, expected_s - spent_s))
+            )
+
+    def _is_late(self, num_accepted: int) -> bool:
+        """Whether there is no time for one more check and the race behind it."""
+        if self.deadline_s is None:
+            return False
+        one_more = replace(self.schedule, num_finalists=num_accepted + 1)
+        needed_s = one_more.race_s + (self.verifier.seconds or one_more.costs.check_s)
+        return time.monotonic() + needed_s > self.deadline_s
+
+    def _reduce(self, what: str) -> None:
+        self.schedule = replace(self.schedule, reductions=(*self.schedule.reductions, what))
+        self.observer.on_stage(what)
+
+    # ---- races --------------------------------------------------------------------------------
+
+    def _raced(
+        self, chosen: list[int], files: dict[int, ExportFile], entries: dict[int, Finalist]
+    ) -> None:
+        """Race files that were accepted; who crashes or hangs is out, and the others start again.
+
+        `chosen` and `entries` are brought up to date.
+        """
+        keys = {entries[number].race_key for number in chosen}
+        if len(keys) == 1 and "" not in keys and all(entries[n].interval for n in chosen):
+            self.observer.on_stage("raced by an earlier sitting")
+            return
+        while chosen:
+            contenders = [files[number].contender for number in chosen]
+            try:
+                race = self._race(contenders)
+            except WorkerError as error:
+                name, reason = blamed(error, [c.name for c in contenders])
+                number = next(n for n in chosen if files[n].contender.name == name)
+                chosen.remove(number)
+                check = replace(entries[number].check, is_accepted=False, reason=reason)
+                self._record(files[number], finalist(number, check, None, 0), "", entries)
+                files[number].reject(entries[number])
+                continue
+            race_key = content_key(secrets.token_hex(8))
+            for lane, number in enumerate(chosen, 1):
+                entry = finalist(number, entries[number].check, race, lane)
+                self._record(files[number], entry, race_key, entries)
+            return
+
+    def _record(
+        self, file: ExportFile, entry: Finalist, race_key: str, entries: dict[int, Finalist]
+    ) -> None:
+        seed = entries[entry.trial].seed
+        entry = replace(entry, key=file.key, seed=seed, race_key=race_key)
+        self.writer.append_check(entry)
+        entries[entry.trial] = entry
+        self.observer.on_finalist(entry)
+
+    def _race(self, contenders: Sequence[Contender]) -> Race:
+        num_processes = MIN_PROCESSES if self.is_hurried() else self.schedule.num_processes
+        s = "s" if len(contenders) > 1 else ""
+        self.observer.on_stage(f"racing {len(contenders)} file{s} against the baseline")
+        start_s = time.monotonic()
+
+        def on_round(share: float) -> None:
+            spent_s = time.monotonic() - start_s
+            planned_s, found_s = self.schedule.race_s, spent_s / max(share, 1e-3)
+            left_s = (1.0 - share) * (found_s if share > SEEN_SHARE else max(planned_s, spent_s))
+            done = round(100 * share)
+            self.observer.on_progress(Progress("racing", done, 100, left_s))
+
+        race = Racer(self.planned.task).race(
+            contenders,
+            num_processes=num_processes,
+            seconds=self.schedule.samples_s,
+            has_other_values=True,
+            on_round=on_round,
+            until_s=self.deadline_s,
+        )
+        if race.num_processes < num_processes:
+            self._reduce(
+                f"{race.num_processes} of {num_processes} sets of processes: the time was up"
+            )
+        if race.num_disturbed:
+            self.observer.on_stage(
+                f"{race.num_disturbed} turns of the race were repeated: other programs took the"
+                " processor meanwhile"
+            )
+        return race
+
+    def _fallen_back(self, slower: Finalist) -> tuple[Finalist, list[str]]:
+        """Export the reference's own modules in place of a winner that is slower; verify them.
+
+        The winner was the best of all raced, a template around PyTorch's own product included
+        where the space has one.
+        """
+        assert slower.interval is not None
+        self.observer.on_stage("slower than PyTorch: exporting PyTorch's own modules instead")
+        i = slower.interval
+        note = (
+            f"every kernel is slower than PyTorch, the best one at {i.speedup:.3f}x "
+            f"[{i.low:.3f}, {i.high:.3f}]; it is in trial_{slower.trial}.py"
+        )
+        file = fallback_of(self.planned, slower, self.run.export_path, self.run.path)
+        exported = self.export(file)
+        if not exported.check.is_accepted:  # the reference's calls differ from each other, say
+            note = f"{note}; PyTorch's own modules were rejected: {exported.check.reason}"
+        return exported, [note]
+
+    def _beside_compiled(self) -> Compiled | None:
+        """Race the exported file with torch.compile, where the config asks for that."""
+        mode = self.planned.config.measure.torch_compile
+        if mode is None:
+            return None
+        self.observer.on_stage(f"racing the exported file and torch.compile ({mode})")
+        file = Contender.of_file(self.run.export_path, is_deterministic=False)
+        rival = Contender.of_compiled(self.planned.task, mode)
+        try:
+            race = Racer(self.planned.task).race(
+                [file, rival],
+                num_processes=self.schedule.num_processes,
+                seconds=self.schedule.samples_s,
+            )
+        except WorkerError as error:  # the file was verified already, and stays so
+            return Compiled(mode, error=str(error).strip().splitlines()[0])
+        return compared_with_compiled(mode, race)
+
+
+def rounds_of(entry: Finalist) -> list[list[float]]:
+    """Return what counts of a race, [process][round] in us."""
+    return [[statistics.median(burst) for burst in rounds] for rounds in entry.samples_us]
+
+
+def _on_values(exported: Finalist) -> list[str]:
+    """Say so when the file's speed is not the same on other values."""
+    if not exported.depends_on_values:
+        return []
+    assert exported.interval is not None and exported.elsewhere is not None
+    return [
+        f"with random weights and normal inputs in place of the reference's own it runs at "
+        f"{exported.elsewhere.speedup:.2f}x, not {exported.interval.speedup:.2f}x: its time "
+        "depends on them"
+    ]
+
+
+def ranked_trials(trials: Sequence[Trial]) -> list[Trial]:
+    """Return correct trials, fastest first; of those with the same machine code, one."""
+    known = {t.number for t in trials}  # one may be like a later one, which a stop dropped
+    correct = [t for t in trials if t.outcome.latency_us and t.outcome.same_as not in known]
+    return sorted(correct, key=lambda t: t.outcome.latency_us or 0.0)
+
+
+def structure(trial: Trial) -> str:
+    """Return what a candidate is, beside its sizes: the template and all that is a word."""
+    words = {k: v for k, v in trial.params.items() if isinstance(v, str)}
+    return json.dumps(words, sort_keys=True)
+
+
+def blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
+    """Return which of the contenders failed in a race, and how; raise the error if none did."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, WorkerCrashed | WorkerTimeout | JobFailed) and cause.worker in names:
+            reason = cause.message if isinstance(cause, JobFailed) else cause.reason
+            return cause.worker, f"in the race: {reason}"
+        cause = cause.__cause__
+    for name in names:  # it could not even be loaded
+        if str(error).startswith(f"{name}: "):
+            return name, f"in the race: {str(error).removeprefix(f'{name}: ')}"
+    raise error

@@ -1,0 +1,185 @@
+"""Files that hold a ModelNew, ours and strangers': export a trial, verify anybody's file.
+
+A file is imported in processes of its own, never here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import InputError, NothingCorrectError
+from tuner.evaluate.contender import QUIET, Contender
+from tuner.evaluate.task import Task, asked, new_worker
+from tuner.evaluate.verifier import Verifier
+from tuner.export.certificate import read_certificate
+from tuner.export.repeat import Repeated, repeat, with_reference
+from tuner.exporting import ExportCompiler, export_of
+from tuner.planning import (
+    DESCRIBE_S,
+    Observer,
+    config_of,
+    num_workers,
+    plan,
+    toolchain_of,
+    version_here,
+)
+from tuner.problem.accuracy import Accuracy
+from tuner.run import Run, open_run
+from tuner.schedule import Costs, scheduled
+from tuner.trial import Check, Status, Trial
+from tuner.verification import Verification
+
+__all__ = ["export_trial", "verify", "verify_certificate"]
+
+
+def export_trial(
+    path: Path,
+    *,
+    trial: int | None = None,
+    output: Path | None = None,
+    observer: Observer | None = None,
+) -> tuple[Path, Check]:
+    """Write one trial of a run as a standalone module, and verify the file.
+
+    Args:
+        path: the run directory.
+        trial: its number; by default the run's winner, or its fastest correct trial.
+        output: where to write; by default `export/model_new.py` of the run for the winner,
+            `export/trial_<number>.py` for another.
+        observer: is told of probes.
+
+    Returns:
+        Where it is (where it was put aside, if it is rejected), and the verdict on it.
+
+    Raises:
+        InputError: there is no such trial, or it was not correct.
+        StorageError: not a run.
+        RunLockedError: another process works on the run.
+    """
+    observer = observer or Observer()
+    run = open_run(path)
+    with run.locked() as writer:
+        chosen = _chosen(run, trial)
+        observer.on_stage(f"exporting trial {chosen.number}: asking for the device and the sizes")
+        planned = plan(config_of(run))
+        result = run.result()
+        is_winner = result is not None and chosen.number == result.winner
+        usual = run.path / "export" / f"trial_{chosen.number}.py"
+        target = output or (run.export_path if is_winner else usual)
+        file = export_of(planned, toolchain_of(planned), chosen, target, run.path)
+        compiler = ExportCompiler(planned.task.device, num_workers(planned))
+        compiler.submit(file)
+        seed = secrets.randbits(31)
+        with Verifier(planned.task, seed=seed) as verifier:
+            verification = Verification(
+                planned, toolchain_of(planned), run, writer, verifier, seed, compiler, observer,
+                scheduled(planned.config, Costs()),
+            )  # fmt: skip
+            entry = verification.export(file)
+    return (target if entry.check.is_accepted else file.rejected_path), entry.check
+
+
+def _chosen(run: Run, number: int | None) -> Trial:
+    trials = {trial.number: trial for trial in run.trials()}
+    result = run.result()
+    if number is None:
+        best = run.best()
+        number = result.winner if result else best.number if best else None
+    if number is None:
+        raise NothingCorrectError(f"{run.path}: no trial is correct")
+    if number not in trials:
+        raise InputError(f"{run.path}: no trial {number}\n  known: 0 to {len(trials) - 1}")
+    trial = trials[number]
+    if trial.outcome.status is not Status.CORRECT:
+        raise InputError(
+            f"{run.path}: trial {number} is not correct: {trial.outcome.status.value}: "
+            f"{trial.outcome.reason}"
+        )
+    return trial
+
+
+def verify(
+    file: Path,
+    reference: Path,
+    *,
+    accuracy: Accuracy | None = None,
+    device: str = "auto",
+    timeout_s: float = 30.0,
+    observer: Observer | None = None,
+) -> Check:
+    """Return the verdict on a file that holds a `ModelNew`, ours or a stranger's.
+
+    Args:
+        file: is imported in a process of its own, never here.
+        reference: a KernelBench-format file; trusted like code.
+        accuracy: the class to hold it to; float32 by default.
+        device: auto, cpu, cuda or cuda:N.
+        timeout_s: seconds for each call; importing (which compiles) gets ten times that.
+        observer: is told of each probe.
+
+    Raises:
+        InputError: a file is missing, or the reference cannot be used.
+        DeviceError: the device does not exist.
+    """
+    observer = observer or Observer()
+    for path in (file, reference):
+        if not path.is_file():
+            raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+    observer.on_stage(f"checking {file} beside {reference}")
+    torch_name = device if device == "cpu" else _described(device)["torch_name"]
+    chosen = accuracy or Accuracy()
+    task = Task(str(reference.resolve()), {}, torch_name, chosen.label, "", "[]", "")
+    with Verifier(task, seed=secrets.randbits(31), timeout_s=timeout_s) as verifier:
+        return verifier.check(Contender.of_file(file, is_deterministic=False), observer.on_probe)
+
+
+def _described(device: str) -> dict[str, Any]:
+    """Ask a child process what a device is; the parent imports no PyTorch."""
+    with new_worker("cpu", name="describe", env=QUIET) as worker:
+        return asked(worker, "describe", {"device": device}, timeout_s=DESCRIBE_S).data
+
+
+def verify_certificate(
+    file: Path,
+    *,
+    reference: Path | None = None,
+    device: str = "auto",
+    timeout_s: float = 30.0,
+    observer: Observer | None = None,
+) -> Repeated:
+    """Repeat what a file's certificate claims, and say point by point what still holds.
+
+    Args:
+        file: an exported file; imported in processes of its own, never here.
+        reference: a KernelBench-format file; by default the one that the certificate names.
+        device: auto (the kind of the certificate's), cpu, cuda or cuda:N.
+        timeout_s: seconds for each call of the file.
+        observer: is told of each probe and stage.
+
+    Raises:
+        InputError: no file, no certificate in it, or no reference at hand.
+        DeviceError: the device does not exist.
+    """
+    observer = observer or Observer()
+    for path in (file, *([reference] if reference else [])):
+        if not path.is_file():
+            raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+    certificate = read_certificate(file)
+    wanted = device
+    if device == "auto":
+        wanted = "cpu" if certificate.device == "cpu" else "cuda"
+    observer.on_stage(f"repeating what the certificate of {file} claims")
+    found = _described(wanted)
+    with with_reference(certificate, reference) as at:
+        return repeat(
+            file,
+            certificate,
+            at,
+            device=found["torch_name"],
+            versions={**found["environment"], "tuner": version_here()},
+            timeout_s=timeout_s,
+            on_probe=observer.on_probe,
+            on_stage=observer.on_stage,
+        )
