@@ -19,8 +19,10 @@ from test_problem import FLAGSHIP
 from tuner.errors import WorkerError
 from tuner.evaluate import process
 from tuner.evaluate.modules import imported
-from tuner.evaluate.prover import Contender, Prover
+from tuner.evaluate.contender import Contender
+from tuner.evaluate.racing import Racer
 from tuner.evaluate.task import Task, least_us
+from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import Worker
 from tuner.machine.device import describe
 from tuner.problem.accuracy import Accuracy
@@ -59,26 +61,6 @@ ON_CUDA = {
 }
 
 
-class OneJudge(Prover):
-    """A prover that keeps its judge, or baseline, for the next contender, as one may be kept.
-
-    `kept` may be another's, also of another task: each check and race prepares it anew.
-    """
-
-    def __init__(self, task: Task, *, kept: list[Worker] | None = None, **settings) -> None:
-        super().__init__(task, **settings)
-        self.kept: list[Worker] = [] if kept is None else kept
-
-    def _started(self, stack, first, contenders):
-        if not self.kept:
-            self.kept += super()._started(ExitStack(), first, [])
-        return [*self.kept, *super()._started(stack, contenders[0].name, [])]
-
-    def close(self) -> None:
-        for worker in self.kept:
-            worker.close()
-
-
 def task_of(folder: Path, device: str = "cpu") -> Task:
     reference = folder / "reference.py"
     reference.write_text(FLAGSHIP)
@@ -87,10 +69,10 @@ def task_of(folder: Path, device: str = "cpu") -> Task:
 
 
 @pytest.fixture(scope="module")
-def prover(tmp_path_factory) -> Iterator[OneJudge]:
-    prover = OneJudge(task_of(tmp_path_factory.mktemp("cheats")), seed=SEED, timeout_s=60.0)
-    yield prover
-    prover.close()
+def verifier(tmp_path_factory) -> Iterator[Verifier]:
+    task = task_of(tmp_path_factory.mktemp("cheats"))
+    with Verifier(task, seed=SEED, timeout_s=60.0) as verifier:
+        yield verifier
 
 
 def cheat(name: str) -> Contender:
@@ -98,45 +80,45 @@ def cheat(name: str) -> Contender:
 
 
 @pytest.mark.parametrize("name", sorted(REJECTED))
-def test_the_process_that_cheats_is_rejected_and_named(name, prover, monkeypatch):
+def test_the_process_that_cheats_is_rejected_and_named(name, verifier, monkeypatch):
     if "no answer" in REJECTED[name]:
-        monkeypatch.setattr(prover, "_timeout_s", 3.0)
-    check = prover.check(cheat(name))
+        monkeypatch.setattr(verifier, "_timeout_s", 3.0)
+    check = verifier.check(cheat(name))
     assert not check.is_accepted and not check.probes[-1].is_accepted
     assert check.reason.startswith(REJECTED[name]), check.reason
 
 
-def test_a_process_that_takes_all_memory_is_killed_and_named(prover, monkeypatch):
+def test_a_process_that_takes_all_memory_is_killed_and_named(verifier, monkeypatch):
     # As if the machine had 700 MB left: what it takes is real, the rest of the machine is hidden.
     hidden = process.available_bytes() - process.RESERVE_BYTES - 700 * 2**20
     real = process.available_bytes
     monkeypatch.setattr(process, "available_bytes", lambda: real() - hidden)
-    check = prover.check(cheat("exhausts_memory"))
+    check = verifier.check(cheat("exhausts_memory"))
     assert not check.is_accepted and "GiB of memory" in check.reason
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))
-def test_a_right_answer_by_means_worth_nothing_is_accepted_and_named(name, prover):
-    check = prover.check(cheat(name))
+def test_a_right_answer_by_means_worth_nothing_is_accepted_and_named(name, verifier):
+    check = verifier.check(cheat(name))
     assert check.is_accepted, check.reason
     for words in NAMED[name]:
         assert words in " | ".join(check.notes)
 
 
 @pytest.mark.parametrize("name", sorted(TIMED))
-def test_a_cheat_on_the_clock_is_refused_in_the_race(name, prover):
+def test_a_cheat_on_the_clock_is_refused_in_the_race(name, tmp_path):
     with pytest.raises(WorkerError, match=rf"^{name}\.py: {TIMED[name]}"):
-        prover.race([cheat(name)], num_processes=1, seconds=0.01)
+        Racer(task_of(tmp_path)).race([cheat(name)], num_processes=1, seconds=0.01)
 
 
-def test_a_cheat_that_rewrites_its_file_is_rejected(prover, tmp_path):
+def test_a_cheat_that_rewrites_its_file_is_rejected(verifier, tmp_path):
     path = tmp_path / "rewrites_itself.py"
     text = (CHEATS / "holds_the_reference.py").read_text()
     more = "\nfrom pathlib import Path\nPath(__file__).write_text('ModelNew = None')\n"
     path.write_text(text + more)
-    check = prover.check(Contender.of_file(path, is_deterministic=True))
+    check = verifier.check(Contender.of_file(path, is_deterministic=True))
     assert not check.is_accepted
-    assert check.reason == f"{path} was rewritten while it was being proved"
+    assert check.reason == f"{path} was rewritten while it was being verified"
 
 
 def test_bytecode_of_another_text_beside_a_file_is_not_what_runs(tmp_path, monkeypatch):
@@ -151,7 +133,7 @@ def test_bytecode_of_another_text_beside_a_file_is_not_what_runs(tmp_path, monke
     assert imported(path).told == "the text" and kept.read_bytes() == before
 
 
-def test_what_pytorchs_compiler_replaces_is_no_cheat(prover, tmp_path):
+def test_what_pytorchs_compiler_replaces_is_no_cheat(verifier, tmp_path):
     path = tmp_path / "compiled_inside.py"
     text = (CHEATS / "holds_the_reference.py").read_text()
     text = (
@@ -163,7 +145,7 @@ compiled(torch.ones(3))
 """
     )
     path.write_text(text)
-    check = prover.check(Contender.of_file(path, is_deterministic=True))
+    check = verifier.check(Contender.of_file(path, is_deterministic=True))
     assert check.is_accepted, check.reason
 
 
@@ -181,7 +163,8 @@ def test_every_cheat_is_tried_somewhere():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(ON_CUDA))
 def test_the_cheat_on_cuda_is_rejected_and_named(name, tmp_path):
-    check = Prover(task_of(tmp_path, "cuda:0"), seed=SEED).check(cheat(name))
+    with Verifier(task_of(tmp_path, "cuda:0"), seed=SEED) as verifier:
+        check = verifier.check(cheat(name))
     assert not check.is_accepted and ON_CUDA[name] in check.reason, check.reason
 
 

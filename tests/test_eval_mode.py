@@ -18,12 +18,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from families import built_in
-from test_cheats import OneJudge
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from tuner.config.run_config import load_config
-from tuner.evaluate.prover import Contender
+from tuner.evaluate.contender import Contender
+from tuner.evaluate.verifier import Verifier
 from tuner.export.module import export_text
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.problem.reference import load_problem
@@ -234,10 +234,9 @@ def planned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def prover(planned: Planned) -> Iterator[OneJudge]:
-    prover = OneJudge(planned.task, seed=5, timeout_s=60.0)
-    yield prover
-    prover.close()
+def verifier(planned: Planned) -> Iterator[Verifier]:
+    with Verifier(planned.task, seed=5, timeout_s=60.0) as verifier:
+        yield verifier
 
 
 @pytest.fixture(scope="module")
@@ -246,22 +245,23 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Builder]:
         yield made
 
 
-def proof(candidate: Candidate, builder: Builder, prover: OneJudge) -> Check:
+def checked(candidate: Candidate, builder: Builder, verifier: Verifier) -> Check:
     build = builder.submit(candidate).result()
     contender = Contender.of_candidate(candidate, build, FAMILY.model_new, builder.environment)
-    return prover.check(contender)
+    return verifier.check(contender)
 
 
-def test_a_kernel_for_eval_mode_is_proved_where_it_is_used(planned, builder, prover):
+def test_a_kernel_for_eval_mode_is_checked_where_it_is_used(planned, builder, verifier):
     right, wrong = "s * bias[j] - mean[j]", "s * bias[j] + mean[j]"
     candidate = planned.example()
     assert candidate.source.count(right) == 1
     planted = replace(candidate, source=candidate.source.replace(right, wrong))
-    check = proof(planted, builder, prover)
+    check = checked(planted, builder, verifier)
     assert not check.is_accepted
     if planned.sizes["batch"] > 2**20 / 30:
         assert check.reason.startswith(("NaN row, eval: ", "eval mode: ")), check.reason
         return
     assert check.reason.startswith("many rows, one of NaN, eval: "), check.reason
-    check = proof(candidate, builder, prover)
-    assert check.is_accepted and check.probes[-1].probe == "many rows, one of NaN, eval"
+    check = checked(candidate, builder, verifier)
+    assert check.is_accepted
+    assert "many rows, one of NaN, eval" in [probe.probe for probe in check.probes]

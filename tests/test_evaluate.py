@@ -9,21 +9,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from test_cheats import OneJudge
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
 from tuner.config.run_config import load_config
 from tuner.errors import DeviceError, ProblemError, WorkerError
-from tuner.evaluate import evaluator as room, prover as prover_room
+from tuner.evaluate import evaluator as room, racing
 from tuner.evaluate.evaluator import DeviceEvaluator
-from tuner.evaluate.prover import Contender, Prover, Race, compared_with_compiled, finalist
+from tuner.evaluate.contender import Contender
+from tuner.evaluate.racing import Race, Racer, compared_with_compiled, finalist
+from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.task import Task, explained, least_us
 from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.problem.accuracy import Accuracy
-from tuner.session import _ranked, compared
+from tuner.verification import on_values, ranked_trials
 from tuner.trial import (
     Build,
     Candidate,
@@ -202,7 +203,8 @@ def test_builders_stand_still_while_a_candidate_is_on_the_device(bench, monkeypa
     monkeypatch.setattr(bench.evaluator, "_num_since_anchor", room.ANCHOR_EVERY)
     before = bench.evaluator.baseline
     assert bench.outcome(step=32).status is Status.CORRECT
-    assert seen == [("time_baseline", True), ("screen", True)]
+    assert seen[:2] == [("time_baseline", True), ("screen", True)]
+    assert all(is_paused for _, is_paused in seen)  # also where it was surprising, and timed again
     assert bench.evaluator.baseline is not before  # the anchor was timed anew
     assert builder._num_pauses == 0
 
@@ -236,16 +238,9 @@ def test_errors_of_ours_keep_their_kind_and_others_their_traceback():
 
 
 @pytest.fixture(scope="module")
-def prover(planned: Planned) -> Prover:
-    return Prover(planned.task, seed=SEED, timeout_s=60.0)
-
-
-@pytest.fixture(scope="module")
-def checker(planned: Planned) -> Iterator[OneJudge]:
-    """A prover that keeps its judge: a start of PyTorch less for each check or race."""
-    checker = OneJudge(planned.task, seed=SEED, timeout_s=60.0)
-    yield checker
-    checker.close()
+def verifier(planned: Planned) -> Iterator[Verifier]:
+    with Verifier(planned.task, seed=SEED, timeout_s=60.0) as verifier:
+        yield verifier
 
 
 def contender(planned: Planned, builder: Builder, **params: object) -> Contender:
@@ -255,12 +250,12 @@ def contender(planned: Planned, builder: Builder, **params: object) -> Contender
     return Contender.of_candidate(candidate, build, planned.family.model_new, builder.environment)
 
 
-def test_a_right_candidate_passes_every_probe_then_races(prover, planned, builder, tmp_path):
+def test_a_right_candidate_passes_every_probe_then_races(verifier, planned, builder, tmp_path):
     subject = contender(planned, builder)
     told = []
-    check = prover.check(subject, told.append)
+    check = verifier.check(subject, told.append)
     assert check.is_accepted and check.is_thorough, check.reason
-    assert list(check.probes) == told and len(told) > 20
+    assert list(check.probes) == [answered.result for answered in told] and len(told) > 20
     where = tmp_path / "where"
     with_variables = file_of(
         tmp_path,
@@ -269,16 +264,16 @@ def test_a_right_candidate_passes_every_probe_then_races(prover, planned, builde
         + DOUBLED,
     )
     with_variables = replace(with_variables, env={"WHERE_BUILT": "there"})
-    race = prover.race([subject, with_variables], num_processes=2, seconds=0.02)
+    race = Racer(planned.task).race([subject, with_variables], num_processes=2, seconds=0.02)
     assert where.read_text() == "there\nthere\n"  # each contender has its own
     assert [len(lane) for lane in race] == [2, 2, 2]
     rounds = [[len(process) for process in lane] for lane in race]
-    assert rounds[0] == rounds[1] == rounds[2] and min(rounds[0]) >= prover_room.MIN_ROUNDS
+    assert rounds[0] == rounds[1] == rounds[2] and min(rounds[0]) >= racing.MIN_ROUNDS
     assert all(us > 0 for lane in race for process in lane for us in process)
     entry = finalist(3, check, race, 1)
     assert entry.num_throttled == 0
     assert [len(process) for process in entry.samples_us] == rounds[1]
-    assert all(len(burst) >= prover_room.MIN_BURST for p in entry.samples_us for burst in p)
+    assert all(len(burst) >= racing.MIN_BURST for p in entry.samples_us for burst in p)
     assert statistics.median(entry.samples_us[0][0]) == race[1][0][0]
     assert [len(process) for process in entry.baseline_samples_us] == rounds[0]
     assert entry.trial == 3 and entry.interval is not None and entry.interval.num_processes == 2
@@ -294,23 +289,23 @@ def test_torch_compile_is_compared_with_the_baseline_and_with_the_exported_file(
     assert found.ours is not None and found.ours.speedup == pytest.approx(2.0)
 
 
-def test_the_compiled_reference_races_like_any_other(checker, tmp_path):
+def test_the_compiled_reference_races_like_any_other(tmp_path):
     # Few operations, and weights to be given: the tiny operator's 200 compile for 10 s.
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=""))
     task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
-    race = OneJudge(task, seed=SEED, kept=checker.kept).race(
+    race = Racer(task).race(
         [Contender.of_compiled(task, "default")], num_processes=1, seconds=0.01
     )
     rounds = [len(process) for lane in race for process in lane]
-    assert rounds[0] == rounds[1] >= prover_room.MIN_ROUNDS
+    assert rounds[0] == rounds[1] >= racing.MIN_ROUNDS
     assert all(us > 0 for us in race[1][0])
 
 
-def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(checker, planned):
+def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(planned):
     rival = Contender.of_compiled(planned.task, "no such mode")
     with pytest.raises(WorkerError) as error:
-        checker.race([rival], num_processes=1, seconds=0.01)
+        Racer(planned.task).race([rival], num_processes=1, seconds=0.01)
     assert "no such mode" in str(error.value)
 
 
@@ -318,36 +313,36 @@ def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(checker, plan
     ("mode", "reason"),
     [("wrong", "as given: output of call 1"), ("segfault", "as given: killed by signal 11")],
 )
-def test_a_bad_candidate_is_rejected_by_the_first_probe(checker, planned, builder, mode, reason):
-    check = checker.check(contender(planned, builder, mode=mode))
+def test_a_bad_candidate_is_rejected_by_the_first_probe(verifier, planned, builder, mode, reason):
+    check = verifier.check(contender(planned, builder, mode=mode))
     assert not check.is_accepted and reason in check.reason
     assert [probe.is_accepted for probe in check.probes] == [False]
     entry = finalist(1, check, None, 0)
     assert entry.interval is None and reason in entry.error
 
 
-def test_a_file_is_checked_like_a_candidate(checker, tmp_path):
+def test_a_file_is_checked_like_a_candidate(verifier, tmp_path):
     good = tmp_path / "good.py"
     good.write_text(MODULE + "    def forward(self, x):\n        return x + x\n")
-    check = checker.check(Contender.of_file(good, is_deterministic=True))
+    check = verifier.check(Contender.of_file(good, is_deterministic=True))
     assert check.is_accepted, check.reason
     names = [probe.probe for probe in check.probes]
     assert "called twice" in names and "as given" in names
 
 
-def test_a_file_that_is_right_only_at_first_is_rejected(checker, tmp_path):
+def test_a_file_that_is_right_only_at_first_is_rejected(verifier, tmp_path):
     bad = tmp_path / "bad.py"
     body = "        self.y = getattr(self, 'y', x + x)\n        return self.y\n"
     bad.write_text(MODULE + "    def forward(self, x):\n" + body)
-    check = checker.check(Contender.of_file(bad, is_deterministic=True))
+    check = verifier.check(Contender.of_file(bad, is_deterministic=True))
     assert not check.is_accepted and len(check.probes) > 1
     assert math.isfinite(check.probes[0].rms_rel) and check.probes[0].is_accepted
 
 
-def test_a_file_that_cannot_be_imported_is_rejected_with_its_error(checker, tmp_path):
+def test_a_file_that_cannot_be_imported_is_rejected_with_its_error(verifier, tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("import there_is_no_such_module\n")
-    check = checker.check(Contender.of_file(bad, is_deterministic=True))
+    check = verifier.check(Contender.of_file(bad, is_deterministic=True))
     assert check == Check(
         False,
         "float32",
@@ -357,11 +352,11 @@ def test_a_file_that_cannot_be_imported_is_rejected_with_its_error(checker, tmp_
     )
 
 
-def test_a_contender_that_fails_in_the_race_is_named(checker, tmp_path):
+def test_a_contender_that_fails_in_the_race_is_named(planned, tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("raise RuntimeError('not today')\n")
     with pytest.raises(WorkerError, match=r"bad.py: importing it: RuntimeError: not today"):
-        checker.race([Contender.of_file(bad, True)], num_processes=1, seconds=0.01)
+        Racer(planned.task).race([Contender.of_file(bad, True)], num_processes=1, seconds=0.01)
 
 
 # ---- times and outputs that cannot be true --------------------------------------------------
@@ -404,13 +399,12 @@ SLOW_ELSEWHERE = {
 
 
 @pytest.mark.parametrize("what", SLOW_ELSEWHERE)
-def test_a_time_that_depends_on_the_values_is_told(checker, tmp_path, what):
+def test_a_time_that_depends_on_the_values_is_told(tmp_path, what):
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=""))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE[what]))
     task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
-    prover = OneJudge(task, seed=SEED, kept=checker.kept)
-    race = prover.race([subject], num_processes=1, seconds=0.02, has_other_values=True)
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
     slept_us = 20_000.0
     assert race.elsewhere is not None
     assert min(race[1][0]) < slept_us <= min(race.elsewhere[1][0])
@@ -420,14 +414,13 @@ def test_a_time_that_depends_on_the_values_is_told(checker, tmp_path, what):
     assert finalist(3, check, Race(race.bursts), 1).elsewhere is None
 
 
-def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(checker, tmp_path):
+def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(tmp_path):
     refuses = "assert not bool((x < 0).any())"
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=refuses))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=refuses))
     task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
-    prover = OneJudge(task, seed=SEED, kept=checker.kept)
-    race = prover.race([subject], num_processes=1, seconds=0.02, has_other_values=True)
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
     assert race.elsewhere is not None and min(race.elsewhere[1][0]) > 0
 
 
@@ -459,8 +452,8 @@ def test_a_candidate_like_a_later_one_that_was_never_told_can_be_proved():
         outcome = Outcome(Status.CORRECT, measurement=measured, same_as=same_as)
         return Trial(number, "cpu", {}, f"key{number}", outcome)
 
-    assert [t.number for t in _ranked([trial(0, 1)])] == [0]
-    assert [t.number for t in _ranked([trial(0, 1), trial(1, None)])] == [1]
+    assert [t.number for t in ranked_trials([trial(0, 1)])] == [0]
+    assert [t.number for t in ranked_trials([trial(0, 1), trial(1, None)])] == [1]
 
 
 def test_a_file_whose_time_depends_on_the_values_is_noted():
@@ -468,8 +461,8 @@ def test_a_file_whose_time_depends_on_the_values_is_noted():
     raced = Finalist(3, check, interval(4.9, 5.1))
     same = replace(raced, elsewhere=interval(4.9, 5.1))
     other = replace(raced, elsewhere=interval(2.4, 2.6))
-    assert compared(raced, same) == []
-    assert compared(raced, other) == [
+    assert on_values(same) == []
+    assert on_values(other) == [
         "with random weights and normal inputs in place of the reference's own it runs at 2.50x, "
         "not 5.00x: its time depends on them"
     ]
@@ -484,11 +477,10 @@ def test_a_host_that_is_held_up_gets_a_longer_lead_than_one_that_is_slow_by_itse
     assert lead_of_call_us([700, 650], 600, hidden_us=3000) == 700  # but not for our binding
 
 
-def test_a_finalist_below_the_physical_floor_is_refused(checker, planned, tmp_path):
+def test_a_finalist_below_the_physical_floor_is_refused(planned, tmp_path):
     floor = replace(planned.task, impossible_us=1e9)
-    prover = OneJudge(floor, seed=SEED, timeout_s=60.0, kept=checker.kept)
     with pytest.raises(WorkerError, match=r"module.py: .* is below the physical floor of 1000000"):
-        prover.race([file_of(tmp_path, MODULE + DOUBLED)], num_processes=1, seconds=0.01)
+        Racer(floor).race([file_of(tmp_path, MODULE + DOUBLED)], num_processes=1, seconds=0.01)
 
 
 @pytest.mark.parametrize(

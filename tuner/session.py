@@ -28,15 +28,17 @@ from tuner.schedule import COMPILE_S, Costs, scheduled
 from tuner.search.recorded import to_t4
 from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
-from tuner.trial import Build, Candidate, Check, Finalist, Params, Status, Trial
-from tuner.verification import Verification
+from tuner.trial import Build, Candidate, Check, Finalist, Outcome, Params, Status, Trial
+from tuner.verification import Verification, ranked_trials
 
 __all__ = ["Session"]
 
 MAX_FIRST_CHECKS = 3  # configurations that are put to all probes before the search
 NOISY = 0.15  # of a baseline's samples: a quiet machine has 0.01 to 0.05
 BUSY_SHARE = 0.6  # of the cores in use before a run begins
-AHEAD_FROM = 0.5  # of the search's time: from then on the best trial's file is compiled ahead
+# From these shares of the search's time on, that many of the best trials' files are compiled
+# ahead. Not on the processor that is being timed.
+AHEAD = {0.5: 1, 0.8: 3}
 
 
 class Session:
@@ -119,6 +121,8 @@ class Session:
             planned, self.toolchain, self.run, writer, verifier, seed, compiler, self.observer,
             self.schedule, self._deadline_s,
         )  # fmt: skip
+        if self.schedule.effort == "quick":  # the best until now is likely to stay the best
+            verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
         self._search(writer, builder, environment, verification)
         was_stopped = self.should_stop()
         self._fit(is_searched=True)
@@ -232,7 +236,7 @@ class Session:
                 self.trials.append(trial)
                 self.observer.on_trial(trial, evaluator.num_building)
                 if verification is not None and evaluator.overlaps:
-                    self._compile_ahead(verification, trial)
+                    self._compile_ahead(verification)
 
             def told(number: int, remaining: Remaining) -> None:
                 if number >= len(self.trials):  # not of a time that is only repeated
@@ -266,11 +270,15 @@ class Session:
         spent_s = self.trials[-1].elapsed_s if self.trials else 0.0
         return min(self.planned.config.search.timeout_s, spent_s + self.schedule.search_s)
 
-    def _compile_ahead(self, verification: Verification, trial: Trial) -> None:
-        """Compile the file of a new best trial while the search goes on, late in the search."""
-        best = min((t.outcome.latency_us or float("inf") for t in self.trials), default=0.0)
-        if trial.outcome.latency_us == best and trial.elapsed_s > AHEAD_FROM * self._search_s():
-            verification.compile_ahead(trial)
+    def _compile_ahead(self, verification: Verification) -> None:
+        """Compile the files of the best trials while the search goes on, late in the search."""
+        elapsed_s, search_s = self.trials[-1].elapsed_s, self._search_s()
+        for share, num_files in AHEAD.items():
+            if elapsed_s > share * search_s:
+                for trial in ranked_trials(self.trials)[
+                    : min(num_files, self.schedule.num_finalists)
+                ]:
+                    verification.compile_ahead(trial)
 
     def _keep(self, candidate: Candidate, build: Build) -> None:
         """Keep what was compiled and what the compiler said."""
@@ -291,8 +299,8 @@ def busy_words(load: float, num_cores: int, noise: float) -> str:
         return ""
     return (
         f"this machine is busy: load {load:.1f} on {num_cores} cores at the start, the baseline's"
-        f" times scatter by {100 * noise:.0f} %; speed-ups found now are rough; end other programs,"
-        " or raise measure.finalists"
+        f" times scatter by {100 * noise:.0f} %; speed-ups found now are rough; end other"
+        " programs, or raise measure.finalists"
     )
 
 

@@ -27,7 +27,7 @@ from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
 from tuner.trial import Compiled, Finalist, Result, Trial, content_key
 
-__all__ = ["Verification", "blamed"]
+__all__ = ["Verification", "blamed", "on_values", "ranked_trials"]
 
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
 SEEN_SHARE = 0.2  # of a race, from which on its own speed tells what is left
@@ -84,7 +84,7 @@ class Verification:
             exported, more = self._fallen_back(exported)
             notes += more
         else:
-            notes += _on_values(exported)
+            notes += on_values(exported)
         compiled = self._beside_compiled() if exported.check.is_accepted else None
         result = Result(
             winner=winner,
@@ -309,7 +309,7 @@ def rounds_of(entry: Finalist) -> list[list[float]]:
     return [[statistics.median(burst) for burst in rounds] for rounds in entry.samples_us]
 
 
-def _on_values(exported: Finalist) -> list[str]:
+def on_values(exported: Finalist) -> list[str]:
     """Say so when the file's speed is not the same on other values."""
     if not exported.depends_on_values:
         return []

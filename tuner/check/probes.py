@@ -414,16 +414,20 @@ class Answer:
 R = TypeVar("R")
 
 
-def pack(record: Script | Report, tensors: Mapping[str, torch.Tensor]) -> tuple[str, list[bytes]]:
+def pack(
+    record: Script | Report, tensors: Mapping[str, torch.Tensor]
+) -> tuple[str, list[bytes | memoryview]]:
     """Return a record and its tensors as JSON and raw bytes, one blob a tensor."""
     import torch
 
-    heads, blobs = [], []
+    heads: list[dict[str, Any]] = []
+    blobs: list[bytes | memoryview] = []
     for name, tensor in tensors.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
         heads.append({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        blobs.append(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        # Not a copy: the memory stays the tensor's, which must not change until it is sent.
+        blobs.append(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
     return json.dumps({"record": json.loads(to_json(record)), "tensors": heads}), blobs
 
 

@@ -514,8 +514,9 @@ class _Session:
             "samples_us": samples,
             "is_cold": self.timer.is_cold,
             "num_throttled": self.timer.num_throttled - throttled_before,
+            # A stranger may have patched the clock: no time is no reason to fail here.
             "preempted_per_s": (_num_preempted() - preempted_before)
-            / (time.perf_counter() - start_s),
+            / max(time.perf_counter() - start_s, SETTLE_S),
         }, ()
 
     def repeat(self, num_calls: int) -> Answer:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from tuner.check.majority import by_majority
 from tuner.errors import WorkerError
@@ -79,6 +80,7 @@ class Racer:
         self._files = Unedited(task)
         self._num_throttled = 0
         self._num_disturbed = 0
+        self._about: dict[str, Any] = {}  # the problem, as the baseline's process prepared it
         self._preempted_per_s = 0.0  # of the last burst
 
     def race(
@@ -103,7 +105,7 @@ class Racer:
             contenders: all that are not ours must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
-            has_other_values: whether to race on random weights and normal inputs as
+            has_other_values: whether the first sets race on random weights and normal inputs as
                 well, for a shorter time.
             on_round: is given the share of the race that is over, after each turn of all.
             until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
@@ -141,7 +143,7 @@ class Racer:
                         refusal = self._cross_check(racers, told, place + 1, is_bound_here)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
-                if race.elsewhere is not None:
+                if race.elsewhere is not None and number < MIN_SETS:
                     self._give_timing_set(racers, has_other_values=True)
                     seconds_elsewhere = seconds * SHARE_ELSEWHERE
                     rounds_elsewhere = self._rounds(racers, seconds_elsewhere, FEW_WARM_UPS)
@@ -162,24 +164,33 @@ class Racer:
     def _get_ready(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
         """Let the baseline's process load the reference, and each other one its contender."""
         payload = {**self._task.payload(), "model_new": "", "is_timed": True}
-        about = asked(racers[0], "prepare", payload, timeout_s=PREPARE_TIMEOUT_S).data
-        with ThreadPoolExecutor(len(contenders)) as pool:
-            refusals = pool.map(
-                lambda racer, contender: loaded(
-                    racer, self._task, contender, about, CALL_TIMEOUT_S
-                ),
-                racers[1:],
-                contenders,
-            )
-            for contender, refusal in zip(contenders, refusals, strict=True):
-                if refusal:
-                    raise WorkerError(f"{contender.name}: {refusal}")
+
+        def prepare() -> dict[str, Any]:
+            return asked(racers[0], "prepare", payload, timeout_s=PREPARE_TIMEOUT_S).data
+
+        def load(racer: Worker, contender: Contender) -> str:
+            return loaded(racer, self._task, contender, self._about, CALL_TIMEOUT_S)
+
+        with ThreadPoolExecutor(len(racers)) as pool:
+            prepared = pool.submit(prepare)
+            if not self._about:
+                self._about = prepared.result()
+            refusals = list(pool.map(load, racers[1:], contenders))
+            prepared.result()
+        for contender, refusal in zip(contenders, refusals, strict=True):
+            if refusal:
+                raise WorkerError(f"{contender.name}: {refusal}")
 
     def _give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
         """Let the baseline's process share its weights and inputs with the others."""
         reply = asked(racers[0], "timing_set", {"has_other_values": has_other_values})
-        for racer in racers[1:]:
-            asked(racer, "take_timing_set", reply.data, reply.blobs)
+        with ThreadPoolExecutor(len(racers)) as pool:
+            list(
+                pool.map(
+                    lambda racer: asked(racer, "take_timing_set", reply.data, reply.blobs),
+                    racers[1:],
+                )
+            )
 
     def _cross_check(
         self, racers: Sequence[Worker], told: Sequence[float], lane: int, is_bound_here: bool
