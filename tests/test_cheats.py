@@ -9,7 +9,6 @@ import importlib.util
 import py_compile
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,11 @@ from test_problem import FLAGSHIP
 
 from tuner.errors import WorkerError
 from tuner.evaluate import process
-from tuner.evaluate.modules import imported
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.modules import imported
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.task import Task, least_us
 from tuner.evaluate.verifier import Verifier
-from tuner.evaluate.worker import Worker
 from tuner.machine.device import describe
 from tuner.problem.accuracy import Accuracy
 

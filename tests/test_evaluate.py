@@ -14,17 +14,16 @@ from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 from tuner.config.run_config import load_config
 from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import evaluator as room, racing
-from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.racing import Race, Racer, compared_with_compiled, finalist
-from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.task import Task, explained, least_us
 from tuner.evaluate.timers import lead_of_call_us
+from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.problem.accuracy import Accuracy
-from tuner.verification import on_values, ranked_trials
 from tuner.trial import (
     Build,
     Candidate,
@@ -38,6 +37,7 @@ from tuner.trial import (
     Trial,
 )
 from tuner.tuning import Planned, plan
+from tuner.verification import on_values, ranked_trials
 
 SEED = 7
 MODULE = "import torch, torch.nn as nn\n\n\nclass ModelNew(nn.Module):\n"

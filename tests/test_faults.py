@@ -20,11 +20,11 @@ import psutil
 import pytest
 from command_line import Said, environment, wait_for
 from tiny_operator import NAME, REFERENCE, TEMPLATE, config_text, write_family
+from tuner.evaluate.prover import Contender, Prover
 
 import tuner
 from tuner import proving, session as session_room
 from tuner.errors import StorageError, WorkerError
-from tuner.evaluate.prover import Contender, Prover
 from tuner.evaluate.task import explained
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.run import Run, create_run, open_run

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ import pytest
 
 from tuner.errors import WorkerError
 from tuner.evaluate import process, worker as room
+from tuner.evaluate.channel import Channel, Garbled
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
 
 ENTRY = "jobs_for_worker:run"
@@ -59,7 +62,37 @@ def test_payload_and_blobs_come_back_unchanged(worker):
 def test_200_megabytes_go_both_ways_unchanged(worker):
     blob = bytes(range(256)) * (200 * 2**20 // 256)
     reply = worker.call("echo", {}, [blob], timeout_s=60)  # 0.2 s on a quiet machine
-    assert reply.blobs[0] == blob
+    assert memoryview(reply.blobs[0]) == blob
+    again = worker.call("echo", {}, reply.blobs, timeout_s=60)  # shared memory is passed on
+    assert memoryview(again.blobs[0]) == blob
+
+
+def test_shared_memory_that_somebody_could_still_change_is_refused():
+    ours, theirs = socket.socketpair()
+    fd = os.memfd_create("open", os.MFD_ALLOW_SEALING)
+    os.write(fd, bytes(2**20))
+    head = struct.pack("<8sQIIQ", b"tunerwk1", 0, 2, 1, 2**20 | 1 << 63)
+    theirs.sendall(head + b"{}")
+    socket.send_fds(theirs, [b"s"], [fd])
+    with pytest.raises(Garbled, match="not sealed"):
+        Channel(ours).receive()
+    for each in (ours, theirs):
+        each.close()
+    os.close(fd)
+
+
+def test_what_a_receiver_writes_into_shared_memory_reaches_nobody():
+    ours, theirs = socket.socketpair()
+    blob = bytearray(2**20)
+    Channel(theirs).send(0, {}, [blob])
+    blob[0] = 1
+    _, _, [first] = Channel(ours).receive()
+    Channel(theirs).send(1, {}, [first])
+    memoryview(first)[5] = 7
+    _, _, [second] = Channel(ours).receive()
+    assert (first[0], first[5], second[5]) == (0, 7, 0)
+    for each in (ours, theirs):
+        each.close()
 
 
 def test_many_small_calls_reuse_one_process(worker):

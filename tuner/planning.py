@@ -29,24 +29,19 @@ from tuner.errors import (
     did_you_mean,
 )
 from tuner.evaluate.task import Task, explained, least_us, new_worker
-from tuner.evaluate.verifier import Answered
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import Family, load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
 from tuner.run import Run, open_run
-from tuner.schedule import Schedule
 from tuner.search.recorded import read_recording
 from tuner.search.study import StopRule
 from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
 from tuner.trial import (
     Candidate,
-    Finalist,
-    Measurement,
     Params,
-    Trial,
     Value,
     from_json,
     to_json,
@@ -54,9 +49,7 @@ from tuner.trial import (
 
 __all__ = [
     "DESCRIBE_S",
-    "Observer",
     "Planned",
-    "Progress",
     "config_of",
     "earlier_best",
     "environment_of",
@@ -73,55 +66,6 @@ MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nea
 MAX_EARLIER = 3  # configurations of earlier runs that a quick one starts from
 MAX_LOOKED_AT_RUNS = 200  # the latest
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far something that takes a while is: `done` of `total`, about `left_s` to go.
-
-    `total` is None where nobody knows; `done` are then seconds.
-    """
-
-    what: str
-    done: int
-    total: int | None
-    left_s: float
-
-
-class Observer:
-    """What happens during a run, told to whoever shows it; every method may be overridden."""
-
-    def on_plan(self, planned: Planned) -> None:
-        """The space is enumerated; nothing was compiled yet."""
-
-    def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
-        """The run directory exists, the baseline was timed; `trials` is what a resumed run has."""
-
-    def on_trial(self, trial: Trial, num_building: int) -> None:
-        """One more outcome is on disk."""
-
-    def on_remaining(self, improvement: float, within: Mapping[float, float]) -> None:
-        """What the rest of the search is expected to bring, where its sampler knows.
-
-        Args:
-            improvement: expected share by which the best time would fall if all were tried.
-            within: probability that the best is within each share of the optimum.
-        """
-
-    def on_schedule(self, schedule: Schedule) -> None:
-        """How the time is shared is known, or known anew."""
-
-    def on_stage(self, text: str) -> None:
-        """Something that takes a while begins."""
-
-    def on_probe(self, answered: Answered) -> None:
-        """A finalist or an export answered a probe."""
-
-    def on_progress(self, progress: Progress) -> None:
-        """Something that takes a while goes on."""
-
-    def on_finalist(self, entry: Finalist) -> None:
-        """A finalist was checked, or checked and raced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir
 from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
 from tuner.machine.host import usable_cores
-from tuner.planning import Observer, Planned, first_of_each, num_workers, sources_of, stop_rule_of
+from tuner.observing import Observer, Recorder
+from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop_rule_of
 from tuner.review.report import write_report
 from tuner.run import Outlook, Run, RunWriter, storage_errors, write_whole
 from tuner.schedule import COMPILE_S, Costs, scheduled
@@ -62,7 +63,7 @@ class Session:
         self.planned = planned
         self.toolchain = toolchain
         self.run = run
-        self.observer = observer
+        self.observer = Recorder(observer, run)
         self.should_stop = should_stop
         self.verifies = verifies
         self.started_s = time.monotonic() if started_s is None else started_s

@@ -5,6 +5,7 @@ Colour and width come from the terminal. A pipe gets plain lines of any length, 
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -253,6 +254,25 @@ class _Plain:
             self.best_us = min(self.best_us or latency_us, latency_us)
 
 
+class _JsonLines(_Plain):
+    """The view where a program reads: every event is a line of JSON."""
+
+    def line(self, text: str) -> None:
+        self._write({"text": text.strip()})
+
+    def progress(self, text: str, done: int, total: int | None, left_s: float) -> None:
+        now_s = time.monotonic()
+        if now_s - self.shown_s >= PROGRESS_S and done != total:
+            self.shown_s = now_s
+            left = {"done": done, "total": total, "left_s": round(left_s, 1)}
+            self._write({"text": text.strip(), **left})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        elapsed_s = round(time.monotonic() - self.start_s, 1)
+        sys.stderr.write(json.dumps({"elapsed_s": elapsed_s, **event}) + "\n")
+        sys.stderr.flush()
+
+
 class Screen(_Plain):
     """The live view of a terminal: what the summary would say now, and the latest trials.
 
@@ -386,18 +406,17 @@ def watching(
 ) -> Iterator[Any]:
     """Yield what shows progress: live in a terminal, plain lines elsewhere.
 
-    With `is_json` it all goes to stderr, since stdout is for a program.
+    With `is_json` it is lines of JSON on stderr; stdout is for the result.
     """
     from tuner.tuning import Observer
 
     view: Any = None
     try:
-        console = err if is_json else out
-        if not console.is_terminal:
-            view = type("View", (_Plain, Observer), {"console": console})()
+        if is_json or not out.is_terminal:
+            view = type("View", (_JsonLines if is_json else _Plain, Observer), {})()
             yield view
             return
-        with Live(console=console, refresh_per_second=8, transient=True) as live:
+        with Live(console=out, refresh_per_second=8, transient=True) as live:
             view = type("View", (Screen, Observer), {})(live)
             yield view
     except KeyboardInterrupt as interrupt:

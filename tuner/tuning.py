@@ -16,10 +16,9 @@ from pathlib import Path
 
 from tuner.config.run_config import RunConfig
 from tuner.errors import InputError, StorageError
+from tuner.observing import Observer, Progress
 from tuner.planning import (
-    Observer,
     Planned,
-    Progress,
     config_of,
     earlier_best,
     environment_of,

@@ -22,7 +22,8 @@ from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.exporting import ExportCompiler, ExportFile, export_of, fallback_of
 from tuner.kernel.toolchain import Toolchain
-from tuner.planning import Observer, Planned, Progress
+from tuner.observing import Observer, Progress
+from tuner.planning import Planned
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
 from tuner.trial import Compiled, Finalist, Result, Trial, content_key

@@ -16,15 +16,8 @@ from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
 from tuner.export.repeat import Repeated, repeat, with_reference
 from tuner.exporting import ExportCompiler, export_of
-from tuner.planning import (
-    DESCRIBE_S,
-    Observer,
-    config_of,
-    num_workers,
-    plan,
-    toolchain_of,
-    version_here,
-)
+from tuner.observing import Observer
+from tuner.planning import DESCRIBE_S, config_of, num_workers, plan, toolchain_of, version_here
 from tuner.problem.accuracy import Accuracy
 from tuner.run import Run, open_run
 from tuner.schedule import Costs, scheduled

@@ -2,13 +2,19 @@
 
     header: magic, number, bytes of JSON, number of blobs | blob lengths | JSON | blobs
 
-Never pickles, so that whoever holds the other end can send garbage but not code; every size is
-bounded before memory is taken for it.
+A large blob does not go through the socket: it is written into memory that is then sealed, so that
+nobody can change it any more, and the socket carries its descriptor. Never pickles, so that
+whoever holds the other end can send garbage but not code; every size is bounded before memory is
+taken for it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import mmap
+import os
 import select
 import socket
 import struct
@@ -18,11 +24,16 @@ from typing import Any
 
 __all__ = ["Blob", "Channel", "Closed", "Expired", "Garbled"]
 
-Blob = bytes | bytearray | memoryview
+Blob = bytes | bytearray | memoryview | mmap.mmap
 
 MAX_JSON_BYTES = 256 * 2**20  # thousands of samples are 1 MB; more than this is garbage
 MAX_BLOBS = 4096
 MAX_FRAME_BYTES = 64 * 2**30  # all blobs of a frame; the largest tensor in sight is 9 GB
+
+SHARED_FROM_BYTES = 2**20  # smaller ones are copied as fast as memory is mapped
+_IS_SHARED = 1 << 63  # in a blob's length: a descriptor comes in its place
+_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034  # <linux/fcntl.h>; Python 3.11 does not name them all
+_SEALS = 0x1 | 0x2 | 0x4 | 0x8  # no more seals, no shrinking, no growing, no writing
 
 _HEADER = struct.Struct("<8sQII")  # magic, request number, bytes of JSON, number of blobs
 _MAGIC = b"tunerwk1"
@@ -38,6 +49,22 @@ class Expired(Exception):
 
 class Garbled(Exception):
     """What came is not a frame of ours."""
+
+
+class _Shared(mmap.mmap):
+    """Sealed memory of the sender's, mapped here: whoever writes into it writes into a copy."""
+
+    fd: int
+
+    @classmethod
+    def of(cls, fd: int, num_bytes: int) -> _Shared:
+        found = cls(fd, num_bytes, access=mmap.ACCESS_COPY)
+        found.fd = fd
+        return found
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
 
 
 class Channel:
@@ -75,6 +102,38 @@ class Channel:
             except (ConnectionError, BrokenPipeError):
                 raise Closed from None
 
+    def _send_fd(self, fd: int, deadline: float | None) -> None:
+        while True:
+            try:
+                socket.send_fds(self.sock, [b"s"], [fd], socket.MSG_NOSIGNAL)
+                return
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline)
+            except (ConnectionError, BrokenPipeError):
+                raise Closed from None
+
+    def _receive_shared(self, num_bytes: int, deadline: float | None) -> _Shared:
+        while True:
+            try:
+                mark, fds, _, _ = socket.recv_fds(self.sock, 1, 1)
+                break
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline)
+            except ConnectionError:
+                raise Closed from None
+        if not mark:
+            raise Closed
+        if not fds:
+            raise Garbled("no descriptor came where one was announced")
+        try:
+            is_sealed = fcntl.fcntl(fds[0], _F_GET_SEALS) == _SEALS
+            if not is_sealed or os.fstat(fds[0]).st_size != num_bytes:
+                raise Garbled(f"shared memory that is not sealed, or not of {num_bytes} bytes")
+            return _Shared.of(fds[0], num_bytes)
+        except OSError as error:
+            os.close(fds[0])
+            raise Garbled(f"shared memory that cannot be mapped: {error}") from None
+
     def _receive_into(self, view: memoryview, deadline: float | None) -> None:
         while view:
             try:
@@ -108,16 +167,25 @@ class Channel:
         views = [_flat(blob) for blob in blobs]
         lengths = [len(view) for view in views]
         _refuse_absurd(len(text), lengths)
-        head = _HEADER.pack(_MAGIC, number, len(text), len(views))
-        head += struct.pack(f"<{len(views)}Q", *lengths) + text
-        self._send_bytes(memoryview(head), deadline)
-        for view in views:
-            self._send_bytes(view, deadline)
+        with contextlib.ExitStack() as stack:
+            fds = [_shared_fd(blob, view, stack) for blob, view in zip(blobs, views, strict=True)]
+            flagged = [
+                length if fd is None else length | _IS_SHARED
+                for length, fd in zip(lengths, fds, strict=True)
+            ]
+            head = _HEADER.pack(_MAGIC, number, len(text), len(views))
+            head += struct.pack(f"<{len(views)}Q", *flagged) + text
+            self._send_bytes(memoryview(head), deadline)
+            for view, fd in zip(views, fds, strict=True):
+                if fd is None:
+                    self._send_bytes(view, deadline)
+                else:
+                    self._send_fd(fd, deadline)
 
     def receive(
         self, deadline: float | None = None
-    ) -> tuple[int, dict[str, Any], list[bytearray]]:
-        """Wait for one frame: its number, its data, its blobs."""
+    ) -> tuple[int, dict[str, Any], list[bytearray | mmap.mmap]]:
+        """Wait for one frame: its number, its data, its blobs (writable, and the caller's own)."""
         head = self._receive(_HEADER.size, deadline)
         magic, number, num_json, num_blobs = _HEADER.unpack(head)
         if magic != _MAGIC:
@@ -125,7 +193,8 @@ class Channel:
         if num_blobs > MAX_BLOBS:
             raise Garbled(f"a frame of {num_blobs} blobs; at most {MAX_BLOBS} are allowed")
         packed = self._receive(8 * num_blobs, deadline)
-        lengths = struct.unpack(f"<{num_blobs}Q", packed)
+        flagged = struct.unpack(f"<{num_blobs}Q", packed)
+        lengths = [length & ~_IS_SHARED for length in flagged]
         try:
             _refuse_absurd(num_json, lengths)
             data = json.loads(self._receive(num_json, deadline))
@@ -133,7 +202,33 @@ class Channel:
             raise Garbled(str(error)) from None
         if not isinstance(data, dict):
             raise Garbled("the JSON of a frame is not an object")
-        return number, data, [self._receive(length, deadline) for length in lengths]
+        blobs: list[bytearray | mmap.mmap] = [
+            self._receive_shared(length, deadline)
+            if flag & _IS_SHARED
+            else self._receive(length, deadline)
+            for length, flag in zip(lengths, flagged, strict=True)
+        ]
+        return number, data, blobs
+
+
+def _shared_fd(blob: Blob, view: memoryview, stack: contextlib.ExitStack) -> int | None:
+    """Return a descriptor of sealed memory that holds a large blob, None for a small one.
+
+    What came as such is passed on as it is.
+    """
+    if isinstance(blob, _Shared):
+        return blob.fd
+    if len(view) < SHARED_FROM_BYTES:
+        return None
+    try:
+        fd = os.memfd_create("tuner", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError:  # a kernel or a sandbox without it
+        return None
+    stack.callback(os.close, fd)
+    while view:
+        view = view[os.write(fd, view) :]
+    fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+    return fd
 
 
 def _flat(blob: Blob) -> memoryview:

@@ -14,6 +14,7 @@ the next call. Linux only (process descriptors, parent-death signal).
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import socket
@@ -93,7 +94,7 @@ class Reply:
     """What a job returned: JSON data, and raw bytes (buffers of the parent, writable)."""
 
     data: dict[str, Any]
-    blobs: list[bytearray]
+    blobs: list[bytearray | mmap.mmap]
 
 
 def _quote(log: str, num_lines: int = 12) -> str:
