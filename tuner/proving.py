@@ -230,7 +230,7 @@ def _provenance(
         f"  tuner {version_here()}, run {Path(run).name}, trial {trial.number}, "
         f"{datetime.now(UTC).isoformat(timespec='seconds')}",
         f"  device: {planned.device.name}; {versions}",
-        f"  compiler: {'; '.join(text for _, text in toolchain.versions)}",
+        f"  compiler: {toolchain.label}",
         f"  tuned for: {sizes}; accuracy class {planned.config.accuracy.label}",
     ]
     if raced is not None and raced.interval is not None:

@@ -132,7 +132,7 @@ class Session:
                     journal=self.run.journal_path,
                     previous=list(self.trials),
                     record=record,
-                    first=first_of_each(planned.space, planned.family),
+                    first=first_of_each(planned.space, planned.family, planned.facts),
                     should_stop=self.should_stop,
                     on_remaining=told,
                 )
