@@ -248,7 +248,7 @@ TEMPLATES = [
 @pytest.mark.parametrize(("name", "template"), TEMPLATES)
 def test_every_template_obeys_kernelbenchs_static_rules(name, template):
     family = load_family(name)
-    candidate = family.render({"template": template}, FACTS)
+    candidate = family.render({"template": template}, {**CPU_FACTS, **FACTS})
     text = export_text(
         family,
         candidate,
