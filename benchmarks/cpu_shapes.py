@@ -25,13 +25,14 @@ space:
   template: [cpu]
   stats: [gram, shared_memory, two_pass, atomics]
   gemm: [library, own]
-  width: [8, 16]
+  width: [4, 8, 16]
   rows_per_block: [32, 64, 128, 256]
   col_tile: [32, 64, 128]
   tile_rows: [6, 8, 12, 14]
   tile_vectors: [1, 2, 3, 4]
   huge_pages: [true, false]
 constraints:
+  - {{expr: "width >= min(8, device.simd_bits // 32)", why: "4 are for 128-bit registers"}}
   - {{expr: "stats != 'gram' or in_features <= 2048", why: "stats=gram refuses more features"}}
 search: {{trials: {trials}, timeout: {timeout}, seed: 0}}
 measure: {{num_finalists: 1, num_processes: 4}}

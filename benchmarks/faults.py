@@ -53,7 +53,7 @@ space:
   template: [cpu]
   stats: [shared_memory, two_pass, atomics]
   split: [1, 2, 8, 64]
-  width: [8, 16]
+  width: [4, 8, 16]
   piece: [512, 1024, 2048, 4096]
   stream_output: [true, false]
   huge_pages: [true, false]

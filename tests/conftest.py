@@ -27,6 +27,8 @@ for _variable, _folder in {
     "TRITON_CACHE_DIR": "triton",
 }.items():
     os.environ[_variable] = str(_CACHES / _folder)
+# What the tests of templates compile, for all workers: theirs is the folder of who started them.
+os.environ.setdefault("TUNER_TESTS_BUILDS", str(_CACHES / "builds"))
 # Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
 # others, for whole time slices at each of OpenMP's barriers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

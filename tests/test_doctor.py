@@ -34,7 +34,7 @@ def test_doctor_runs_what_it_vouches_for(tmp_path):
     findings = {finding.name: finding for finding in doctor(tmp_path / "not" / "there" / "yet")}
     assert set(findings) == {
         "Python headers", "C++ compiler", "OpenMP", "make", "git", "ninja", "nvcc", "GPU",
-        "Triton", "disk space", "CPU cores",
+        "Triton", "disk space", "CPU cores", "CPU vectors",
     }  # fmt: skip
     assert findings["GPU"].is_ok == has_gpu()
     assert findings["C++ compiler"].is_ok == (shutil.which("c++") is not None)

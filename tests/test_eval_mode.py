@@ -26,6 +26,7 @@ from tuner.evaluate.contender import Contender
 from tuner.evaluate.verifier import Verifier
 from tuner.export.module import export_text
 from tuner.kernel.builder import Builder, Toolchain
+from tuner.machine.device import describe
 from tuner.problem.reference import load_problem
 from tuner.trial import Candidate, Check
 from tuner.tuning import Planned, plan
@@ -49,7 +50,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The module of an exported file whose template offers the call for eval mode."""
     text = export_text(
         FAMILY,
-        FAMILY.render({"template": "cpu"}),
+        FAMILY.render({"template": "cpu"}, describe("cpu").facts()),
         reference=FAMILY.reference.read_text(),
         sizes=SIZES,
         flags=Toolchain.find("cpu").cpp_flags,

@@ -17,6 +17,7 @@ from tuner.errors import TemplateError
 from tuner.export.module import export_text, fallback_text
 from tuner.kernel.builder import Toolchain
 from tuner.kernel.family import family_names, load_family
+from tuner.machine.device import describe
 from tuner.problem.reference import load_problem
 
 OP = "gemm_scale_batchnorm"
@@ -33,6 +34,7 @@ HOSTILE = (
     "import os; os.abort()",
     "tune pass --try: 1 /data/pass/x except",
 )
+CPU_FACTS = describe("cpu").facts()
 FACTS = {
     "device.kind": "cuda",
     "device.capability": 90,
@@ -50,7 +52,7 @@ def text_of(**changes) -> str:
         "provenance": [],
         **changes,
     }
-    return export_text(family, family.render({"template": "cpu"}), **options)
+    return export_text(family, family.render({"template": "cpu"}, CPU_FACTS), **options)
 
 
 @pytest.fixture(scope="session")
@@ -209,7 +211,7 @@ def test_a_family_that_cannot_be_exported_is_refused(tmp_path):
         with pytest.raises(TemplateError, match=reason):
             export_text(
                 family,
-                family.render({"template": "cpu"}),
+                family.render({"template": "cpu"}, CPU_FACTS),
                 reference="",
                 sizes={},
                 flags=[],
@@ -246,7 +248,7 @@ TEMPLATES = [
 @pytest.mark.parametrize(("name", "template"), TEMPLATES)
 def test_every_template_obeys_kernelbenchs_static_rules(name, template):
     family = load_family(name)
-    candidate = family.render({"template": template}, FACTS)
+    candidate = family.render({"template": template}, {**CPU_FACTS, **FACTS})
     text = export_text(
         family,
         candidate,

@@ -57,15 +57,38 @@ WRONG = FAULTY.replace('{% if mode == "wrong" %}', "{% if true %}")
 
 # ---- one run: memory, forks, output, a lost device, a clock that jumps ----------------------
 
-# The real command line, in less of a hurry: on a machine with half a GiB to spare.
+# The real command line on a machine of which only this tuner uses memory, so that what others take
+# or give back meanwhile neither kills nor spares a candidate: its processes may have 1.5 GiB. Who
+# prints for ever has 6 s; the others have minutes, however busy the machine is.
 PROGRAM = """
-import tuner.evaluate.evaluator, tuner.evaluate.process, tuner.evaluate.worker
+import json, os
+from pathlib import Path
+import psutil
 from tuner.cli import main
-tuner.evaluate.evaluator.SCREEN_TIMEOUT_S = 6.0
-tuner.evaluate.worker.RESTART_WAITS_S = (0.1,)
-available = tuner.evaluate.process.available_bytes
-hidden = available() - tuner.evaluate.process.RESERVE_BYTES - 2**29
-tuner.evaluate.process.available_bytes = lambda: available() - hidden
+from tuner.evaluate import evaluator, process, worker
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+def left():
+    ours, used = b"TEST_ARMED=" + os.environ["TEST_ARMED"].encode(), 0
+    for pid in psutil.pids():  # not by age: the wall clock jumps
+        try:
+            if ours in Path(f"/proc/{pid}/environ").read_bytes():
+                used += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+        except OSError:
+            pass
+    return process.RESERVE_BYTES + 3 * 2**29 - used
+
+screened = evaluator.DeviceEvaluator._screened
+
+def impatient(self, payload):
+    mode = json.loads(payload["candidate"])["params"]["mode"]
+    evaluator.SCREEN_TIMEOUT_S = 6.0 if mode == "floods" else 600.0
+    return screened(self, payload)
+
+process.available_bytes = left
+evaluator.DeviceEvaluator._screened = impatient
+worker.RESTART_WAITS_S = (0.1,)
 main()
 """
 
@@ -97,6 +120,9 @@ time_t time(time_t* out) {
   return s.tv_sec;
 }
 """
+# Two tunings before the first test; the limit ends what hangs, and asks nothing of the machine.
+pytestmark = pytest.mark.timeout(3600)
+
 MODES = ["eats_memory", "forks", "floods", "loses_the_device"]
 
 
@@ -141,7 +167,7 @@ def accidents(tmp_path_factory: pytest.TempPathFactory) -> Accidents:
             cwd=folder,
             env=environment(env),
             capture_output=True,
-            timeout=240,
+            timeout=1200,
         )
         return Said(done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -172,7 +198,7 @@ def test_a_candidate_that_forks_leaves_no_process(accidents):
         except psutil.Error:
             return False
 
-    wait_for(lambda: not any(map(is_left, psutil.process_iter())), 10)
+    wait_for(lambda: not any(map(is_left, psutil.process_iter())))
 
 
 def test_a_candidate_that_prints_for_ever_is_a_timeout(accidents):
@@ -205,9 +231,10 @@ def test_no_time_is_taken_from_the_wall_clock(accidents):
     starts = [datetime.fromisoformat(t.started_at) for t in trials]
     assert max(starts) - min(starts) > timedelta(hours=2), "the clock did not jump"
     elapsed = [t.elapsed_s for t in trials]
-    assert elapsed == sorted(elapsed) and elapsed[0] > 0 and elapsed[-1] < 240
+    hour_s = 3600.0  # less than the clock jumps by, more than any machine takes
+    assert elapsed == sorted(elapsed) and elapsed[0] > 0 and elapsed[-1] < hour_s
     for trial in trials:
-        assert all(0 <= seconds < 240 for seconds in trial.outcome.seconds.values())
+        assert all(0 <= seconds < hour_s for seconds in trial.outcome.seconds.values())
 
 
 # ---- contenders that fail in the final race -------------------------------------------------

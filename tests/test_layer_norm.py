@@ -11,15 +11,15 @@ import functools
 import itertools
 import re
 import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from cpu_machine import FACTS, NARROW, compiled
 from families import built_in
+from shared_builds import built_once
 from torch import Tensor, nn
 
 from tuner.kernel.binding import BoundOp, bind
@@ -32,8 +32,8 @@ FLOOR = 16 * 2.0**-24  # of the largest output
 CPU_CONFIGS: list[Params] = [
     {"template": "cpu"},
     {"template": "cpu", "stats": "two_pass", "split": 4, "stream_output": True, "piece": 64},
-    {"template": "cpu", "stats": "two_pass", "split": 3, "width": 8, "huge_pages": False},
-    {"template": "cpu", "stats": "shared_memory", "width": 8, "stream_output": True},
+    {"template": "cpu", "stats": "two_pass", "split": 3, "width": NARROW, "huge_pages": False},
+    {"template": "cpu", "stats": "shared_memory", "width": NARROW, "stream_output": True},
     {"template": "cpu", "stats": "shared_memory", "max_threads": 1},
     {"template": "cpu", "stats": "atomics"},
     {"template": "cpu", "stats": "atomics", "split": 5, "stream_output": True},
@@ -64,19 +64,6 @@ def _family() -> Family:
     return built_in("layer_norm")
 
 
-@functools.cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="tuner-test-layer-norm-"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _clean_up() -> Iterator[None]:
-    yield
-    shutil.rmtree(_folder())
-    for cached in (_folder, _cpu_op, _cuda_op, _family):
-        cached.cache_clear()
-
-
 # ---- building -------------------------------------------------------------------------------
 
 
@@ -87,29 +74,15 @@ def _nvcc() -> str:
     return nvcc
 
 
-def _compile(candidate: Candidate, ending: str, command: list[str]) -> tuple[Path, str]:
-    source = _folder() / f"{candidate.key}{ending}"
-    source.write_text(candidate.source, encoding="utf-8")
-    place = source.with_suffix(".so")
-    done = subprocess.run([*command, "-o", place, source], capture_output=True, text=True)
-    assert done.returncode == 0 and "warning" not in done.stderr, done.stderr
-    return place, done.stderr
-
-
 def _compile_cuda(candidate: Candidate, arch: str) -> tuple[Path, str]:
     command = [_nvcc(), "-O3", "-std=c++17", f"-arch={arch}", "-Xptxas", "-v"]
-    return _compile(candidate, ".cu", [*command, "-Xcompiler", "-fPIC", "-shared"])
+    return built_once(candidate.source, ".cu", [*command, "-Xcompiler", "-fPIC", "-shared"])
 
 
 @functools.cache
 def _cpu_op(index: int) -> BoundOp:
-    gpp = shutil.which("g++")
-    if gpp is None:
-        pytest.skip("needs g++, which is not on the PATH")
-    candidate = _family().render(CPU_CONFIGS[index])
-    flags = ["-O3", "-march=native", "-fopenmp", "-std=c++17", "-shared", "-fPIC"]
-    warnings = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
-    return bind(candidate.plan, "cpp", _compile(candidate, ".cpp", [gpp, *flags, *warnings])[0])
+    candidate = _family().render(CPU_CONFIGS[index], FACTS)
+    return bind(candidate.plan, "cpp", compiled(candidate))
 
 
 @functools.cache
@@ -234,7 +207,7 @@ def test_cpu_bad_values_poison_their_row_alone(op: Op) -> None:
 def test_cpu_repeats_give_the_same_bits_unless_declared(index: int) -> None:
     params = CPU_CONFIGS[index]
     is_split_by_atomics = params.get("stats") == "atomics" and params.get("split", 1) != 1
-    assert _family().render(params).is_deterministic == (not is_split_by_atomics)
+    assert _family().render(params, FACTS).is_deterministic == (not is_split_by_atomics)
     if not is_split_by_atomics:
         _check_repeats(_cpu_op(index), "cpu")
 
@@ -270,7 +243,7 @@ def test_configurations_of_the_gpu_tests_obey_the_constraints(params: Params) ->
 
 @pytest.mark.parametrize("params", [*CPU_CONFIGS, *CUDA_CONFIGS], ids=_name)
 def test_text_may_stand_in_an_exported_file(params: Params) -> None:
-    source = _family().render(params, H200).source
+    source = _family().render(params, {**FACTS, **H200}).source
     for word in (r"\bpass\b", r"\btry\s*:", r"\bexcept\b", '"""', "torch", "use_fast_math"):
         assert not re.search(word, source), word
     assert not source.endswith("\\")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import gemm_cases as gemm
 import pytest
 
-from tuner.config.run_config import RunConfig, load_config
+from tuner.config.run_config import RunConfig, load_config, parse_config
+from tuner.errors import InputError
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 from tuner.space.search_space import SearchSpace
+from tuner.trial import Value
 
 FOLDER = Path(__file__).parent.parent / "search_spaces"
 CLASSES = {"": "float32", "_1e-4": "rtol=1e-4,atol=1e-4", "_tf32": "tf32"}
@@ -25,12 +28,15 @@ def config_of(problem: str, ending: str) -> RunConfig:
     return load_config(FOLDER / f"gemm_scale_batchnorm_{problem}{ending}.yaml")
 
 
-def search_space(config: RunConfig) -> tuple[list[str], SearchSpace]:
-    """Return the templates that a config names and its space, on an H200."""
+def search_space(
+    config: RunConfig, device: Mapping[str, Value] | None = None
+) -> tuple[list[str], SearchSpace]:
+    """Return the templates that a config names and its space, by default on an H200."""
     family = load_family(config.problem.op, config.problem.templates)
     varied = {p.name: p.values for p in config.space}
     names = [str(name) for name in varied.pop("template")]
-    facts = {**known_device("NVIDIA H200").facts(), **family.sizes, **config.problem.sizes}
+    device = known_device("NVIDIA H200").facts() if device is None else device
+    facts = {**device, **family.sizes, **config.problem.sizes}
     whens = {p.name: p.when for p in config.space if p.when}
     rules = [*family.constraints(names, varied), *config.constraints]
     return names, SearchSpace.build(family.parameters(names, varied, whens), rules, facts)
@@ -65,3 +71,64 @@ def test_both_shapes_have_every_class_and_differ_in_sizes_alone(ending):
         assert config.problem.sizes == SIZES[problem]
     texts = [config.text.split("device:", 1)[1] for config in configs.values()]
     assert texts[0] == texts[1]
+
+
+# ---- on a CPU -------------------------------------------------------------------------------
+
+
+def cpu_with(simd_bits: int, simd_registers: int) -> dict[str, Value]:
+    return {
+        "device.kind": "cpu",
+        "device.num_cores": 4,
+        "device.simd_bits": simd_bits,
+        "device.simd_registers": simd_registers,
+    }
+
+
+CPUS = {
+    "SSE": (cpu_with(128, 16), {4}),
+    "NEON": (cpu_with(128, 32), {4}),
+    "AVX2": (cpu_with(256, 16), {8}),
+    "AVX-512": (cpu_with(512, 32), {8, 16}),
+}
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize("name", ["quickstart", "layer_norm"])
+def test_vectors_are_those_that_the_cpu_has(name, cpu):
+    facts, widths = CPUS[cpu]
+    _, space = search_space(load_config(FOLDER / f"{name}.yaml"), facts)
+    assert {params["width"] for params in space.feasible} == widths
+    assert {params["template"] for params in space.feasible} == {"cpu"}
+    stats = {"two_pass", "atomics", "shared_memory"} | (
+        {"gram"} if name == "quickstart" else set()
+    )
+    assert {params["stats"] for params in space.feasible} == stats
+    # The tile of our own GEMM, two more registers that feed it, and no more.
+    tiles = [p for p in space.feasible if p.get("gemm") == "own"]
+    assert bool(tiles) == (name == "quickstart")
+    for tile in tiles:
+        used = int(tile["tile_vectors"]) * (int(tile["tile_rows"]) + 1) + 2
+        assert used <= facts["device.simd_registers"]
+
+
+@pytest.mark.parametrize("cpu", CPUS)
+@pytest.mark.parametrize("op", ["gemm_scale_batchnorm", "layer_norm"])
+def test_a_config_that_lists_no_widths_gets_the_machines_own(op, cpu):
+    facts, widths = CPUS[cpu]
+    family = load_family(op)
+    template = family.template("cpu")
+    # Neither is anything else listed: all defaults together are a configuration that is allowed.
+    space = SearchSpace.build(
+        family.parameters(["cpu"], {}), family.constraints(["cpu"], {}), {**facts, **family.sizes}
+    )
+    assert space.num_feasible == 1
+    assert template.filled({}, facts)["width"] == max(widths)
+    width = max(widths)
+    assert f"kWidth = {width};" in family.render({"template": "cpu"}, facts).source
+
+
+def test_a_config_that_lists_only_wider_vectors_is_told_why_nothing_is_feasible():
+    text = "problem: {op: layer_norm}\ndevice: cpu\nspace: {template: [cpu], width: [16]}\n"
+    with pytest.raises(InputError, match=r"(?s)wider than this machine's registers.*width"):
+        search_space(parse_config(text, Path("x.yaml")), CPUS["AVX2"][0])

@@ -516,7 +516,11 @@ def test_a_users_template_joins_a_family_that_comes_with_the_tuner(tmp_path):
 
 def test_every_family_that_comes_with_the_tuner_loads_and_renders():
     facts = {"device.kind": "cuda", "device.num_sms": 132, "device.capability": 90}
-    facts |= {"device.smem_bytes_max": 232448}
+    facts |= {
+        "device.smem_bytes_max": 232448,
+        "device.simd_bits": 256,
+        "device.simd_registers": 16,
+    }
     assert len(family_names()) >= 2
     for name in family_names():
         family = load_family(name)

@@ -7,38 +7,35 @@ import functools
 import itertools
 import random
 import re
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from cpu_machine import FACTS, GPP, NARROW, VECTORS, compiled
 from families import built_in
 from torch import Tensor
 
 from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.family import Family
-from tuner.trial import Candidate, Params
+from tuner.trial import Params
 
-CPU = {"device.kind": "cpu"}
 STATS = ("gram", "shared_memory", "two_pass", "atomics")
 CONFIGS: list[Params] = [
     *({"stats": stats} for stats in STATS),
     {"stats": "gram", "gemm": "own"},
-    {"stats": "gram", "gemm": "own", "width": 8, "tile_rows": 6, "tile_vectors": 4, "depth": 32,
-     "rows_per_block": 16, "slices": 3, "huge_pages": False},
-    {"stats": "gram", "width": 8, "max_threads": 1, "slices": 1},
-    {"stats": "shared_memory", "width": 8, "col_tile": 8, "max_threads": 1},
-    {"stats": "two_pass", "width": 8, "col_tile": 256, "rows_per_block": 7},
+    {"stats": "gram", "gemm": "own", "width": NARROW, "tile_rows": 6,
+     "tile_vectors": 4 if VECTORS.num_registers >= 32 else 2, "depth": 32, "rows_per_block": 16,
+     "slices": 3, "huge_pages": False},
+    {"stats": "gram", "width": NARROW, "max_threads": 1, "slices": 1},
+    {"stats": "shared_memory", "width": NARROW, "col_tile": 8, "max_threads": 1},
+    {"stats": "two_pass", "width": NARROW, "col_tile": 256, "rows_per_block": 7},
     {"stats": "gram", "gemm": "own", "tile_rows": 12, "tile_vectors": 1, "depth": 100},
     {"stats": "atomics", "col_tile": 32, "rows_per_block": 1024, "huge_pages": False},
 ]  # fmt: skip
 # batch, in_features, out_features: tiny, odd, whole vectors, more rows than a block, many features
 SHAPES = [(2, 1, 1), (3, 5, 7), (2, 64, 33), (130, 64, 128), (1000, 33, 129), (257, 300, 70)]
 FLOOR = 16 * 2.0**-24  # of the largest output
-GPP = shutil.which("g++")
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 
@@ -53,35 +50,9 @@ def family() -> Family:
 
 
 @functools.cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="tuner-test-cpu-"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _clean_up() -> Iterator[None]:
-    yield
-    shutil.rmtree(_folder())
-    _folder.cache_clear()
-    _built.cache_clear()
-
-
-def _compile(candidate: Candidate) -> Path:
-    place = _folder() / f"{candidate.key}.so"
-    if not place.exists():
-        source = place.with_suffix(".cpp")
-        source.write_text(candidate.source, encoding="utf-8")
-        flags = ["-O3", "-march=native", "-fopenmp", "-std=c++17", "-shared", "-fPIC"]
-        warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]
-        command = [str(GPP), *flags, *warnings, "-o", str(place), str(source)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    return place
-
-
-@functools.cache
 def _built(items: tuple[tuple[str, object], ...]) -> BoundOp:
-    candidate = built_in("gemm_scale_batchnorm").render({"template": "cpu", **dict(items)})
-    return bind(candidate.plan, "cpp", _compile(candidate))
+    candidate = built_in("gemm_scale_batchnorm").render({"template": "cpu", **dict(items)}, FACTS)
+    return bind(candidate.plan, "cpp", compiled(candidate))
 
 
 def _op(params: Params) -> BoundOp:
@@ -266,7 +237,7 @@ def test_eval_mode_poisons_rows_and_columns_as_pytorch_does(params: Params) -> N
 
 @pytest.mark.parametrize("params", CONFIGS, ids=_name)
 def test_same_input_gives_the_same_bits_unless_declared(params: Params, family: Family) -> None:
-    candidate = family.render({"template": "cpu", **params})
+    candidate = family.render({"template": "cpu", **params}, FACTS)
     assert candidate.is_deterministic == (params["stats"] != "atomics")
     if candidate.is_deterministic:
         arguments = _arguments(513, 40, 100)
@@ -325,14 +296,14 @@ def test_random_feasible_configurations_compile_without_warnings(family: Family)
     while tried < 6:
         params: Params = {name: rng.choice(values) for name, values in choices.items()}
         params["template"] = "cpu"
-        if all(c.expression.evaluate({**CPU, **params}) for c in constraints):
+        if all(c.expression.evaluate({**FACTS, **params}) for c in constraints):
             tried += 1
-            _compile(family.render(params))
+            compiled(family.render(params, FACTS))
 
 
 @pytest.mark.parametrize("params", CONFIGS, ids=_name)
 def test_text_may_stand_in_an_exported_file(params: Params, family: Family) -> None:
-    source = family.render({"template": "cpu", **params}).source
+    source = family.render({"template": "cpu", **params}, FACTS).source
     for word in (r"\bpass\b", r"\btry\s*:", r"\bexcept\b", '"""', r"torch", r"ATen"):
         assert not re.search(word, source), word
     assert not source.endswith("\\")

@@ -233,7 +233,7 @@ def _provenance(
         f"  tuner {version_here()}, run {run_path.name}, trial {number}, "
         f"{datetime.now(UTC).isoformat(timespec='seconds')}",
         f"  device: {planned.device.name}; {versions}",
-        f"  compiler: {'; '.join(text for _, text in toolchain.versions)}",
+        f"  compiler: {toolchain.label}",
         f"  tuned for: {sizes}; accuracy class {planned.config.accuracy.label}",
         EFFORTS[planned.config.effort],
     ]

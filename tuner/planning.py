@@ -132,7 +132,7 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     planned = Planned(
         config, family, device, is_assumed, sizes, facts, machine, space, reference, screening
     )
-    for params in first_of_each(space, family):  # a text that does not render is found now
+    for params in first_of_each(space, family, facts):  # a text that does not render is found now
         family.render(params, facts)
     return planned
 
@@ -149,7 +149,7 @@ def sources_of(config: RunConfig) -> list[Source]:
     return [Source(r.name, r.space, r.latency_us, r.is_bound) for r in recordings]
 
 
-def first_of_each(space: SearchSpace, family: Family) -> list[Params]:
+def first_of_each(space: SearchSpace, family: Family, facts: Mapping[str, Value]) -> list[Params]:
     """Return, for each template with a feasible configuration, that nearest to its defaults.
 
     A search starts from them: their authors chose them, and every template gets its turn.
@@ -164,7 +164,7 @@ def first_of_each(space: SearchSpace, family: Family) -> list[Params]:
         own = rows[rows[:, column] == digit]
         if not len(own):
             continue
-        defaults = family.templates[str(name)].filled({})
+        defaults = family.templates[str(name)].filled({}, facts)
         distances = np.zeros(len(own), dtype=np.int64)
         for parameter, digits in zip(space.parameters, own.T, strict=True):
             differs = [defaults.get(parameter.name, value) != value for value in parameter.values]
@@ -262,7 +262,10 @@ def config_of(run: Run, overrides: Mapping[str, Value] | None = None) -> RunConf
 
 def toolchain_of(planned: Planned) -> Toolchain:
     """Find the compilers that the templates of a plan need."""
-    names = {str(params["template"]) for params in first_of_each(planned.space, planned.family)}
+    names = {
+        str(params["template"])
+        for params in first_of_each(planned.space, planned.family, planned.facts)
+    }
     languages = {planned.family.templates[name].language for name in names}
     return Toolchain.find(planned.device.kind, planned.device.capability, sorted(languages))
 
@@ -286,7 +289,7 @@ def environment_of(
         "torch_name": planned.device.torch_name,
         "facts": dict(planned.facts),
         "machine": dict(planned.environment),
-        "toolchain": "; ".join(text for _, text in toolchain.versions),
+        "toolchain": toolchain.label,
         "op": family.name,
         "title": family.title,
         "sizes": dict(planned.sizes),

@@ -67,7 +67,7 @@ class Session:
         self.should_stop = should_stop
         self.verifies = verifies
         self.started_s = time.monotonic() if started_s is None else started_s
-        self.first = list(first) or first_of_each(planned.space, planned.family)
+        self.first = list(first) or first_of_each(planned.space, planned.family, planned.facts)
         self.trials = list(run.trials())
         self.notes: list[str] = []
         self._load = os.getloadavg()[0]  # before we load it

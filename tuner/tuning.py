@@ -82,7 +82,7 @@ def tune(
     toolchain = toolchain_of(planned)
     environment = environment_of(planned, toolchain, command, overrides or {})
     run = create_run(runs_dir, planned.family.name, planned.device.name, config.text, environment)
-    first = first_of_each(planned.space, planned.family)
+    first = first_of_each(planned.space, planned.family, planned.facts)
     if config.effort == "quick":
         first = [*earlier_best(planned, runs_dir), *first]
     session = Session(

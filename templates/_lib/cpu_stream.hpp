@@ -1,6 +1,6 @@
-// Stores that go past the caches: a line that is written whole need not be read first. They exist
-// on x86 only; elsewhere these are plain stores.
-#if defined(__AVX512F__) || defined(__AVX__)
+// Stores that go past the caches: a line that is written whole need not be read first. Where the
+// compiler offers none for this machine, these are plain stores.
+#if defined(__SSE__)
 #include <immintrin.h>
 #endif
 
@@ -18,9 +18,14 @@ static inline void store(float* to, simd::Floats value) {  // `to` is aligned
   _mm512_stream_ps(to, reinterpret_cast<__m512>(value));
   return;
 #endif
-{% else %}
+{% elif width == 8 %}
 #if defined(__AVX__)
   _mm256_stream_ps(to, reinterpret_cast<__m256>(value));
+  return;
+#endif
+{% else %}
+#if defined(__SSE__)
+  _mm_stream_ps(to, reinterpret_cast<__m128>(value));
   return;
 #endif
 {% endif %}
@@ -29,7 +34,7 @@ static inline void store(float* to, simd::Floats value) {  // `to` is aligned
 
 // The stores of the calling thread become visible to all: in each thread, before it is done.
 static inline void finish() {
-#if defined(__AVX512F__) || defined(__AVX__)
+#if defined(__SSE__)
   _mm_sfence();
 #endif
 }

@@ -25,6 +25,7 @@ DEVICE_FACTS = (  # of any kind of device; each device has those of its kind
     "device.has_triton",
     "device.num_cores",
     "device.simd_bits",
+    "device.simd_registers",
     "device.l3_bytes",
 )
 

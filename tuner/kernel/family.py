@@ -54,13 +54,14 @@ class Family:
 
         Args:
             params: one feasible configuration; parameters it lacks take their defaults.
-            facts: device facts (`device.num_sms`, ...) that shapes and steps may use.
+            facts: device facts (`device.num_sms`, ...) that shapes, steps and defaults may use.
 
         Raises:
-            TemplateError: the text does not render, or an expression cannot be read.
+            TemplateError: the text does not render, an expression cannot be read, or a default
+                needs a fact that is missing.
         """
         template = self.template(str(params["template"]))
-        filled = template.filled(params)
+        filled = template.filled(params, facts)
         constants = {**(facts or {}), **filled}
         head = template.head
         return Candidate(

@@ -5,22 +5,21 @@ Read as records, or refused with every error of a file at once, each with its li
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tuner.errors import ExpressionError, TemplateError, did_you_mean
-from tuner.space.expression import Expression, unknown_name
+from tuner.errors import TemplateError, did_you_mean
+from tuner.kernel.findings import Findings, Place, line_of
 from tuner.trial import DType, Language, Value
 
 __all__ = [
     "FLOAT_ARGUMENTS",
     "FREE_NAMES",
     "CallHead",
-    "Findings",
+    "DefaultHead",
     "Head",
     "OpFile",
     "ParameterHead",
@@ -86,11 +85,17 @@ class _RequirementHead(_Strict):
     why: str
 
 
+class DefaultHead(_Strict):
+    """A default that follows from the device: an expression over its facts."""
+
+    expr: str
+
+
 class ParameterHead(_Strict):
     """What a template says of one of its parameters."""
 
     about: str
-    default: Value
+    default: Value | DefaultHead
     values: tuple[Value, ...] | None = None
     when: str | None = None
 
@@ -190,7 +195,7 @@ def read_head(path: Path, op: OpFile) -> tuple[str, Head, str, Findings]:
     ending = _FILE_NAME[head.language]
     if not path.name.endswith(ending):
         raise TemplateError(
-            f"{path}:{_line(head_text, ['language'])}: language: {head.language}\n"
+            f"{path}:{line_of(head_text, ['language'])}: language: {head.language}\n"
             f"  expected: a file name that ends in {ending}"
         )
     # Blank lines in place of the head keep Jinja's line numbers those of the file.
@@ -219,7 +224,7 @@ def _validated(model: type[_M], path: Path, text: str) -> _M:
         lines = []
         for item in error.errors():
             place = ".".join(map(str, item["loc"]))
-            lines.append(f"{path}:{_line(text, item['loc'])}: {place}: {item['msg']}")
+            lines.append(f"{path}:{line_of(text, item['loc'])}: {place}: {item['msg']}")
             if item["type"] in ("extra_forbidden", "missing"):
                 known_here = sorted(_model_at(model, item["loc"]).model_fields)
                 hint = did_you_mean(str(item["loc"][-1]), known_here)
@@ -229,26 +234,7 @@ def _validated(model: type[_M], path: Path, text: str) -> _M:
         raise TemplateError("\n".join(lines)) from error
 
 
-_Place = Sequence[str | int]  # keys and positions, from the top of a YAML text
-
-
-def _line(text: str, place: _Place) -> int:
-    """Return the line of a YAML text where the entry at `place`, or what holds it, begins."""
-    node = yaml.compose(text, yaml.SafeLoader)
-    line = 0
-    for step in place:
-        if isinstance(node, yaml.MappingNode):
-            inside = [(key, value) for key, value in node.value if key.value == str(step)]
-            if not inside:
-                break
-            line, node = inside[0][0].start_mark.line, inside[0][1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
-            node = node.value[step]
-            line = node.start_mark.line
-    return line + 1
-
-
-def _model_at(model: type[BaseModel], place: _Place) -> type[BaseModel]:
+def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
     """Return the model of the mapping that holds the entry at `place`."""
     for key in place[:-1]:
         field = model.model_fields.get(str(key))
@@ -281,7 +267,7 @@ def _check_op(op: OpFile, name: str, findings: Findings) -> None:
             )
 
 
-def _check_call(findings: Findings, place: _Place, call: OpFile | CallHead) -> None:
+def _check_call(findings: Findings, place: Place, call: OpFile | CallHead) -> None:
     for number, argument in enumerate(call.arguments):
         if (argument.dtype == "float32") is (argument.shape is None):
             findings.add(
@@ -304,43 +290,6 @@ def _tensors(call: OpFile | CallHead) -> set[str]:
     return tensors | {output.name for output in call.outputs}
 
 
-class Findings:
-    """What is wrong with one YAML text, each with its line.
-
-    Attributes:
-        lines: the messages until now; a reader of the text below the head adds its own.
-    """
-
-    def __init__(self, path: Path, text: str) -> None:
-        self.path = path
-        self.text = text
-        self.lines: list[str] = []
-
-    def add(self, place: _Place, reason: str, hint: str = "") -> None:
-        """Add what is wrong with the entry at `place`."""
-        name = ".".join(map(str, place))
-        self.lines.append(f"{self.path}:{_line(self.text, place)}: {name}: {reason}")
-        self.lines += [f"  {hint}"] if hint else []
-
-    def judge(self, place: _Place, text: str | None, known: Collection[str]) -> None:
-        """Refuse an expression outside the grammar, or one with a name that is not known."""
-        if text is None:
-            return
-        try:
-            expression = Expression.parse(text)
-        except ExpressionError as error:
-            self.add(place, str(error))
-            return
-        for name in sorted(expression.names - set(known)):
-            if not name.startswith("device."):
-                self.add(place, f"{text!r}: {unknown_name(name, sorted(known))}")
-
-    def report(self) -> None:
-        """Raise a TemplateError with all of it, if there is any."""
-        if self.lines:
-            raise TemplateError("\n".join(self.lines))
-
-
 def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
     sizes = _run_time_sizes(op)
     calls: list[OpFile | CallHead] = [op, *op.also.values()]
@@ -358,7 +307,9 @@ def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
         findings.judge(["requires", number], requirement.expr, {*tuned, *sizes, *op.sizes})
     for name, parameter in head.parameters.items():
         findings.judge(["parameters", name], parameter.when, {*tuned, *sizes, *op.sizes})
-        if parameter.values is not None and parameter.default not in parameter.values:
+        if isinstance(parameter.default, DefaultHead):
+            findings.judge(["parameters", name], parameter.default.expr, ())
+        elif parameter.values is not None and parameter.default not in parameter.values:
             findings.add(["parameters", name], "its default is not one of its values")
     for name, item in head.workspace.items():
         findings.judge(["workspace", name], item.when, tuned)
@@ -384,7 +335,7 @@ def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
 
 
 def _check_step(
-    findings: Findings, place: _Place, step: StepHead, head: Head, call: OpFile | CallHead
+    findings: Findings, place: Place, step: StepHead, head: Head, call: OpFile | CallHead
 ) -> None:
     findings.judge(place, step.when, set(head.parameters))
     tensors = _tensors(call) | set(head.workspace)

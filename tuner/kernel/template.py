@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import ExpressionError, TemplateError, did_you_mean
+from tuner.kernel.findings import Findings
 from tuner.kernel.head import (
     FLOAT_ARGUMENTS,
     FREE_NAMES,
-    Findings,
+    DefaultHead,
     Head,
     OpFile,
     ParameterHead,
@@ -67,9 +68,40 @@ class Template:
         """Every parameter that the text uses, with its default."""
         return self.head.parameters
 
-    def filled(self, params: Params) -> Params:
-        """Return the template's parameters: from `params`, else the defaults."""
-        return {name: params.get(name, head.default) for name, head in self.parameters.items()}
+    def filled(self, params: Params, facts: Mapping[str, Value] | None = None) -> Params:
+        """Return the template's parameters: from `params`, else the defaults.
+
+        Args:
+            params: some of the parameters.
+            facts: of the device, from which some defaults follow.
+
+        Raises:
+            TemplateError: a default cannot be computed from the facts, or is not allowed.
+        """
+        return {
+            name: params[name] if name in params else self._default(name, facts or {})
+            for name in self.parameters
+        }
+
+    def _default(self, name: str, facts: Mapping[str, Value]) -> Value:
+        head = self.parameters[name]
+        if not isinstance(head.default, DefaultHead):
+            return head.default
+        place = f"{self.path}: parameters.{name}: its default"
+        try:
+            value = Expression.parse(head.default.expr).evaluate(facts)
+        except ExpressionError as error:
+            raise TemplateError(
+                f"{place} cannot be computed here: {error}\n"
+                f"  expected: a device that has these facts\n  next: give {name} a value"
+            ) from error
+        if head.values is not None and value not in head.values:
+            known = ", ".join(map(str, head.values))
+            raise TemplateError(
+                f"{place} {head.default.expr!r}: got {value!r}\n  expected: one of {known}\n"
+                f"  next: give {name} a value"
+            )
+        return value
 
     def text(self, filled: Params, op: str, roots: Sequence[Path]) -> str:
         """Render the text.
@@ -170,7 +202,7 @@ class Template:
                 result.append(self._guarded(f"{parameter} in {known!r}", why))
         return result
 
-    def _fixed(self, varied: Mapping[str, tuple[Value, ...]]) -> Params:
+    def _fixed(self, varied: Mapping[str, tuple[Value, ...]]) -> dict[str, Value | DefaultHead]:
         """Return the defaults of the parameters that a search does not vary."""
         return {n: head.default for n, head in self.parameters.items() if n not in varied}
 
@@ -183,7 +215,7 @@ class Template:
             raise TemplateError(f"{self.path}: requires {text!r}: {error}") from error
         return Constraint(expression, why, f"template {self.name}", when)
 
-    def _substitute(self, text: str, values: Mapping[str, Value]) -> str:
+    def _substitute(self, text: str, values: Mapping[str, Value | DefaultHead]) -> str:
         try:
             Expression.parse(text)  # refuses whatever is outside the grammar
         except ExpressionError as error:
@@ -192,9 +224,9 @@ class Template:
 
 
 class _Constants(ast.NodeTransformer):
-    """Replace names (and dotted `device.x`) that have a value by that value."""
+    """Replace names (and dotted `device.x`) that have a value by what they stand for."""
 
-    def __init__(self, values: Mapping[str, Value]) -> None:
+    def __init__(self, values: Mapping[str, Value | DefaultHead]) -> None:
         self.values = values
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -207,6 +239,8 @@ class _Constants(ast.NodeTransformer):
         if name not in self.values:
             return node
         value = self.values[name]
+        if isinstance(value, DefaultHead):
+            return ast.parse(value.expr, mode="eval").body
         if isinstance(value, (int, float)) and value < 0:  # so that (-2) ** 2 keeps its brackets
             return ast.UnaryOp(ast.USub(), ast.Constant(-value))
         return ast.Constant(value)

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from tuner.errors import ToolchainError
-from tuner.machine.host import find_host_compiler, find_nvcc
+from tuner.machine.host import ask_program, find_host_compiler, find_nvcc
+from tuner.machine.vectors import NATIVE, vectors
 from tuner.trial import Language, content_key
 
 __all__ = ["CPP_FLAGS", "CUDA_FLAGS", "SOURCE_NAMES", "Toolchain"]
@@ -57,12 +58,13 @@ class Toolchain:
 
     Attributes:
         capability: of the GPU, 90 for 9.0; None for kind "cpu".
-        cpp_flags: what shapes the code of `.cpp` text (an export's `extra_cflags`).
+        cpp_flags: what shapes the code of `.cpp` text (an export's `extra_cflags`); its
+            `-march` follows $TUNER_MARCH.
         cuda_flags: what shapes the code of `.cu` text (an export's `extra_cuda_cflags`).
         link_flags: for both, as the host compiler spells them.
         versions: (compiler, version text) pairs, for the record and for cache keys.
         variables: environment variables that these compilers obey, and their values.
-        cpu: model and instruction sets, which `-march=native` depends on.
+        cpu: model and instruction sets, which code for the `native` processor depends on.
         demangler: path of c++filt or cu++filt; None leaves kernel names as they are.
         triton: version of the Triton that is installed; None where there is none.
     """
@@ -97,6 +99,7 @@ class Toolchain:
         Raises:
             ToolchainError: a compiler is missing, does not run, or is too old for the GPU; the
                 message says what to install.
+            InputError: $TUNER_MARCH names no level that this processor has.
         """
         host = find_host_compiler()
         nvcc = find_nvcc() if kind == "cuda" else None
@@ -110,6 +113,7 @@ class Toolchain:
             host_compiler=host,
             nvcc=nvcc,
             capability=capability,
+            cpp_flags=_cpp_flags(host),
             cuda_flags=flags,
             versions=tuple((path, _version(path)) for path in (host, nvcc) if path),
             variables=tuple((v, os.environ[v]) for v in _OBEYED if v in os.environ),
@@ -146,11 +150,19 @@ class Toolchain:
         """Key of all that shapes the machine code of `language` besides the text."""
         if language == "triton":
             return content_key(LAYOUT_VERSION, "triton", self.triton, self.capability)
-        cpu = self.cpu if "-march=native" in self.cpp_flags and language == "cpp" else ""
+        is_native = any(flag.endswith(f"={NATIVE}") for flag in self.cpp_flags)
+        cpu = self.cpu if is_native and language == "cpp" else ""
         flags = self.cpp_flags if language == "cpp" else self.cuda_flags
         versions = [version for path, version in self.versions if self._uses(path, language)]
         machine = (platform.machine(), cpu, self.variables)
         return content_key(LAYOUT_VERSION, language, flags, self.link_flags, versions, machine)
+
+    @property
+    def label(self) -> str:
+        """The compilers' versions in one line, and what their code was left of the processor."""
+        named = next((f for f in self.cpp_flags if f.startswith("-march=")), "")
+        narrowed = [named] if named and not named.endswith(f"={NATIVE}") else []
+        return "; ".join([*(text for _, text in self.versions), *narrowed])
 
     def _uses(self, path: str, language: Language) -> bool:
         return path == self.host_compiler or language == "cuda"
@@ -193,6 +205,19 @@ except SyntaxError as error:
 except (ValueError, RecursionError, MemoryError) as error:
     sys.exit(f"{name}: error: {type(error).__name__}: {error}")
 """
+
+
+def _cpp_flags(host: str | None) -> tuple[str, ...]:
+    """Return CPP_FLAGS with `-march=native` as $TUNER_MARCH and this compiler want it."""
+    march = vectors().march
+    wanted = [f"-march={march}"]
+    if march == NATIVE and host is not None and platform.machine() not in ("x86_64", "AMD64"):
+        # Elsewhere some compilers spell it `-mcpu`, and some know no native processor at all.
+        spellings = [f"-march={NATIVE}", f"-mcpu={NATIVE}"]
+        question = ["-E", "-x", "c++", os.devnull]
+        wanted = [flag for flag in spellings if ask_program([host, flag, *question]).is_ok][:1]
+    at = CPP_FLAGS.index(f"-march={NATIVE}")
+    return (*CPP_FLAGS[:at], *wanted, *CPP_FLAGS[at + 1 :])
 
 
 def _gencode(capability: int) -> str:

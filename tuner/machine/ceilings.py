@@ -65,10 +65,12 @@ def impossible_us(flops: float, num_bytes: float, device: Device, precision: str
     """
     if device.kind != "cpu":
         return floor_us(flops, num_bytes, device, precision)
-    lanes, cores = (device.simd_bits or 0) // 32, device.num_cores or 0
+    # PyTorch's operations, which a candidate may call, use all that the processor has.
+    simd_bits = device.machine_simd_bits or device.simd_bits or 0
+    lanes, cores = simd_bits // 32, device.num_cores or 0
     match = re.fullmatch(r"fp16(?:x([1-9]))?", precision)
     factor = 1.0
-    if match is not None and (device.simd_bits or 0) >= 512:
+    if match is not None and simd_bits >= 512:
         factor = _CPU_MATRIX_FACTOR / int(match.group(1) or 1)
     per_us = 2 * lanes * _CPU_FMA_UNITS * cores * _CPU_CLOCK_GHZ * 1e3 * factor
     return flops / per_us if per_us else 0.0

@@ -12,10 +12,10 @@ from tuner.machine.host import (
     cpu_cache_bytes,
     cpu_name,
     driver_version,
-    simd_bits,
     usable_cores,
     usable_memory_bytes,
 )
+from tuner.machine.vectors import vectors
 
 __all__ = ["Device", "describe"]
 
@@ -26,8 +26,10 @@ class Device:
 
     `capability` is 90 for compute capability 9.0. `smem_bytes_max` is the shared memory that one
     block may opt in to, `smem_bytes_sm` what one multiprocessor has. `num_cores` are the CPU
-    cores that this process may use, `simd_bits` the width of their vector registers. `l2_bytes`
-    is the whole L2 of a GPU, but one core's L2 on a CPU.
+    cores that this process may use, `simd_bits` and `simd_registers` the width and the number of
+    the vector registers that generated code may use, `machine_simd_bits` the widest that the
+    processor has and PyTorch may use. `l2_bytes` is the whole L2 of a GPU, but one core's L2 on a
+    CPU.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -49,6 +51,8 @@ class Device:
     # cpu
     num_cores: int | None = None
     simd_bits: int | None = None
+    simd_registers: int | None = None
+    machine_simd_bits: int | None = None
     l3_bytes: int | None = None
 
     @property
@@ -58,7 +62,8 @@ class Device:
 
     def facts(self) -> dict[str, bool | int | float | str]:
         """Return what constraints may use: `device.kind` and the numbers known of this kind."""
-        unfit = {"index", "name", "driver"}  # not numbers that a kernel's shape could depend on
+        # not numbers that a kernel's shape could depend on
+        unfit = {"index", "name", "driver", "machine_simd_bits"}
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in unfit}
         return {f"device.{name}": value for name, value in values.items() if value is not None}
 
@@ -122,7 +127,7 @@ def _describe_cuda(index: int, properties: Any) -> Device:
 
 
 def _describe_cpu() -> Device:
-    caches = cpu_cache_bytes()
+    caches, registers = cpu_cache_bytes(), vectors()
     return Device(
         kind="cpu",
         index=0,
@@ -131,5 +136,7 @@ def _describe_cpu() -> Device:
         l2_bytes=caches.get(2),
         l3_bytes=caches.get(3),
         num_cores=usable_cores(),
-        simd_bits=simd_bits(),
+        simd_bits=registers.bits,
+        simd_registers=registers.num_registers,
+        machine_simd_bits=registers.machine_bits,
     )

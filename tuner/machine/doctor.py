@@ -17,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.errors import InputError
 from tuner.machine.device import Device
 from tuner.machine.host import (
     ask_program,
@@ -24,9 +25,9 @@ from tuner.machine.host import (
     driver_version,
     find_host_compiler,
     find_nvcc,
-    simd_bits,
     usable_cores,
 )
+from tuner.machine.vectors import MARCH_VARIABLE, NATIVE, vectors
 
 __all__ = ["Finding", "doctor", "environment"]
 
@@ -76,13 +77,14 @@ def environment(device: Device) -> dict[str, str]:
     """
     import torch
 
-    compiler, nvcc = find_host_compiler(), find_nvcc()
+    compiler, nvcc, march = find_host_compiler(), find_nvcc(), vectors().march
     first_line = ask_program([compiler, "--version"]).text.splitlines()[:1] if compiler else []
     found: dict[str, str | None] = {
         "device": device.name,
         "driver": device.driver,
         "cpu": cpu_name(),
         "num_cores": str(usable_cores()),
+        "march": None if march == NATIVE else march,  # where the user left code fewer sets
         "os": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -139,8 +141,17 @@ def doctor(folder: Path | None = None) -> list[Finding]:
         _gpu_finding(),
         _triton_finding(),
         _disk_finding(folder or Path.cwd()),
-        Finding("CPU cores", True, f"{usable_cores()} usable, {simd_bits()}-bit vectors"),
+        Finding("CPU cores", True, f"{usable_cores()} usable"),
+        _vectors_finding(),
     ]
+
+
+def _vectors_finding() -> Finding:
+    try:
+        return Finding("CPU vectors", True, str(vectors()))
+    except InputError as error:
+        remedy = f"unset {MARCH_VARIABLE}, or give it a level that the processor has"
+        return Finding("CPU vectors", False, str(error).splitlines()[0], remedy)
 
 
 def _python_headers() -> Finding:

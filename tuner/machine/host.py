@@ -24,7 +24,7 @@ __all__ = [
     "driver_version",
     "find_host_compiler",
     "find_nvcc",
-    "simd_bits",
+    "instruction_sets",
     "usable_cores",
     "usable_memory_bytes",
 ]
@@ -94,13 +94,11 @@ def cpu_name() -> str:
     return match.group(1).strip() if match else platform.processor() or platform.machine()
 
 
-def simd_bits() -> int:
-    """Return the width of a vector register in bits."""
-    match = re.search(r"^flags\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    flags = match.group(1).split() if match else []
-    if "avx512f" in flags:
-        return 512
-    return 256 if "avx2" in flags else 128  # SSE and NEON are 128 wide
+def instruction_sets() -> frozenset[str]:
+    """Return what the processor says it can do, in Linux's words; nothing where none tells."""
+    text = _read("/proc/cpuinfo")
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    return frozenset(match.group(1).split() if match else ())
 
 
 def cpu_cache_bytes() -> dict[int, int]:
