@@ -22,6 +22,7 @@ from tuner.errors import InputError, TunerError
 from tuner.review.facts import MAX_SOURCE_CHARS, Facts, text_of
 from tuner.run import Run, is_locked, parsed_trials, storage_errors
 from tuner.trial import Interval, Result, Trial
+from tuner.wording import one_line
 
 __all__ = ["Shelf", "Shown", "State", "age_words"]
 
@@ -198,7 +199,7 @@ class Shelf:
             tally.result = run.result()
             _count(run.path / "trials.jsonl", tally)
         except TunerError as error:
-            tally.problem = str(error).splitlines()[0]
+            tally.problem = one_line(str(error))
 
 
 class _Reader:

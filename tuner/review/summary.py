@@ -24,6 +24,7 @@ from tuner.review.words import (
 )
 from tuner.run import Outlook, Run
 from tuner.trial import Compiled, Interval, ProbeResult, Status, Trial
+from tuner.wording import percent
 
 __all__ = [
     "Advice",
@@ -185,7 +186,7 @@ def _verdict(
 
 def _interval_words(interval: Interval) -> str:
     ends = f"{ratio_words(interval.low)} to {ratio_words(interval.high)}"
-    share = f"{100 * interval.confidence:.3g} %"
+    share = percent(interval.confidence, 3)
     if interval.num_processes == 1:
         return f"{ends} in {share} of rounds, seen in 1 process alone"
     return f"{ends} in {share} of processes; {interval.num_processes} were raced"

@@ -21,6 +21,7 @@ from tuner.machine.device import Device
 from tuner.review.facts import Facts, correct_trials, latency_us_of
 from tuner.review.words import NONE, number_words
 from tuner.trial import Status, Trial, Value
+from tuner.wording import one_line
 
 __all__ = [
     "ABSENT",
@@ -331,7 +332,7 @@ def failures(facts: Facts) -> list[Failure]:
     groups: dict[tuple[Status, str], list[Trial]] = defaultdict(list)
     for trial in facts.trials:
         if trial.outcome.status is not Status.CORRECT:
-            first = (trial.outcome.reason.strip() or "no reason was recorded").splitlines()[0]
+            first = one_line(trial.outcome.reason) or "no reason was recorded"
             groups[trial.outcome.status, re.sub(r"\d[\d.e+-]*", "#", first)].append(trial)
     ranked = sorted(groups.values(), key=len, reverse=True)
     return [_failure(facts, group) for group in ranked[:MAX_FAILURE_GROUPS]]

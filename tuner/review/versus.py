@@ -20,6 +20,7 @@ from tuner.review.facts import Facts
 from tuner.review.summary import Summary, summary_of
 from tuner.review.words import params_words, percent_words, ratio_words, us_words
 from tuner.trial import Interval
+from tuner.wording import percent
 
 __all__ = [
     "Comparison",
@@ -387,4 +388,4 @@ def lettered(text: str, names: Sequence[str]) -> str:
 
 def confidence_words(confidence: float) -> str:
     """Return a chance as a percentage that never claims to be certain."""
-    return f"{100 * confidence:.3g} %" if confidence < 0.9995 else "above 99.9 %"
+    return percent(confidence, 3) if confidence < 0.9995 else "above 99.9 %"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tuner.run import Outlook
 from tuner.trial import ProbeResult, Trial
+from tuner.wording import percent
 
 __all__ = [
     "NONE",
@@ -51,7 +52,7 @@ def ratio_words(value: float) -> str:
 
 def percent_words(value: float | None) -> str:
     """Return a share of 1 as a percentage."""
-    return NONE if value is None or not math.isfinite(value) else f"{100 * value:.2g} %"
+    return NONE if value is None or not math.isfinite(value) else percent(value)
 
 
 def count_words(number: int, noun: str) -> str:
@@ -88,10 +89,10 @@ def outlook_words(outlook: Outlook | None) -> str:
     if outlook is None:
         return ""
     sure = ", ".join(
-        f"{100 * float(share):.3g} %: {100 * chance:.0f} %"
+        f"{percent(float(share), 3)}: {100 * chance:.0f} %"
         for share, chance in sorted(outlook.within.items(), key=lambda pair: float(pair[0]))
     )
     return (
-        f"{100 * outlook.improvement:.2g} % expected; chance that the best is within {sure} "
+        f"{percent(outlook.improvement)} expected; chance that the best is within {sure} "
         f"(after {outlook.number} trials)"
     )
