@@ -12,8 +12,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from tuner.errors import ProblemError
-from tuner.kernel.binding import BoundOp, match_sizes
-from tuner.trial import Argument
+from tuner.kernel.binding import BoundOp
 
 __all__ = [
     "constructed",
@@ -22,44 +21,12 @@ __all__ = [
     "imported",
     "module_of",
     "notes_on",
-    "sizes_seen",
-    "spy",
     "tagged",
     "untagged",
 ]
 
 
-class _Seen(Exception):
-    """Carries the arguments that a module passed to its operator."""
-
-
-def spy(*args: Any) -> Any:
-    """Stand in for a module's operator; `sizes_seen` learns what it was given."""
-    raise _Seen(*args)
-
-
-def sizes_seen(
-    model: Any, inputs: Sequence[Any], declared: Sequence[Argument], reference: str
-) -> dict[str, int]:
-    """Return the sizes with which a module calls the spy in place of its operator."""
-    try:
-        model(*inputs)
-    except _Seen as seen:
-        given = zip(declared, seen.args, strict=True)
-        shapes = {a.name: tuple(v.shape) for a, v in given if a.shape is not None}
-        try:
-            return match_sizes(declared, shapes)
-        except ValueError as error:
-            raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
-    raise ProblemError(
-        f"{reference}: the operator's module never called its operator on these inputs\n"
-        "  expected: inputs that the family's templates handle (dtype, rank, training mode)"
-    )
-
-
-def module_of(model_new: str) -> dict[str, Any]:
+def module_of(model_new: str, file: str = "model_new.py") -> dict[str, Any]:
     """Execute a family's module text in the namespace that an exported file gives it."""
     import torch
 
@@ -69,7 +36,7 @@ def module_of(model_new: str) -> dict[str, Any]:
         "F": torch.nn.functional,
         "__name__": "model_new",
     }
-    exec(compile(model_new, "model_new.py", "exec"), module)
+    exec(compile(model_new, file, "exec"), module)
     return module
 
 
@@ -79,7 +46,7 @@ def fused(operator: BoundOp) -> dict[str, Any]:
     return {"fused_op": operator, "fused_device": operator.device, **further}
 
 
-def differentiable(operator: BoundOp, module: dict[str, Any]) -> Callable[..., Any]:
+def differentiable(operator: Callable[..., Any], module: dict[str, Any]) -> Callable[..., Any]:
     """Give an operator its family's autograd formula, as an exported file registers it."""
     import torch
 

@@ -46,6 +46,7 @@ class Family:
     bytes: Expression
     reference: Path
     model_new: str
+    model_file: Path
     templates: Mapping[str, Template]
     roots: tuple[Path, ...]
 
@@ -203,6 +204,7 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
         bytes=Expression.parse(op.bytes),
         reference=files["reference.py"],
         model_new=read_text(files["model_new.py"]),
+        model_file=files["model_new.py"],
         templates=templates,
         roots=roots,
     )
