@@ -270,7 +270,11 @@ def test_the_right_module_passes(tmp_path):
     [
         ("return [cols, 1e-5]", "return [cols]", ["model_new.py:2: ModelNew(100) raised TypeErr"]),
         ("self.weight", "self.gain", ["'gain' float32[100] is missing; 'weight'"]),
-        ("randn(rows, cols)", "randn(rows, cols + 1)", ["weight has shape [100], expected [cols] with cols = 101"]),
+        (
+            "randn(rows, cols)",
+            "randn(rows, cols + 1)",
+            ["weight has shape [100], expected [cols] with cols = 101"],
+        ),
         (
             "return [torch.randn(rows, cols)]",
             "return [torch.randn(rows, cols), 1]",

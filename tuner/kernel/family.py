@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tuner.errors import TemplateError, did_you_mean
 from tuner.kernel.head import CallHead, OpFile, read_op, read_text
+from tuner.kernel.places import in_template
 from tuner.kernel.template import Signature, Template, load_template
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
@@ -78,6 +79,19 @@ class Family:
             ),
             is_deterministic=template.holds(str(head.deterministic), constants),
         )
+
+    def places(self, candidate: Candidate) -> list[str]:
+        """Return the template's `file:line` for each line of a candidate's source.
+
+        Empty where that cannot be told.
+        """
+        template = self.template(candidate.template)
+        filled = template.filled(candidate.params)
+        return template.places(candidate.source, filled, self.name, self.roots)
+
+    def explained(self, candidate: Candidate, message: str) -> str:
+        """Return a compiler's message on a candidate with the template's own files and lines."""
+        return in_template(message, self.places(candidate)) if "source." in message else message
 
     def template(self, name: str) -> Template:
         """Return the template of that name, or raise a TemplateError that lists those there."""
