@@ -81,12 +81,15 @@ def print_plan(planned: Planned, *, is_json: bool = False) -> None:
                 "num_cartesian": space.num_cartesian,
                 "num_feasible_by_template": by_template,
                 "num_rejected_by_reason": rejected,
+                "warnings": list(planned.warnings),
                 "example": {"params": candidate.params, "source": candidate.source},
             }
         )
         return
     if planned.is_assumed:
         out.print(f"no GPU here: assuming {planned.device.name}", markup=False)
+    for warning in planned.warnings:
+        out.print(f"warning: {warning}", markup=False)
     sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
     out.print(f"problem: {planned.family.title}; {sizes}", markup=False)
     out.print(f"device: {planned.device.name}; accuracy: {planned.config.accuracy.label}")
@@ -190,6 +193,8 @@ class _Plain:
             f" {planned.config.accuracy.label}: {space.num_feasible} feasible configurations"
             f" of {space.num_cartesian} combinations"
         )
+        for warning in planned.warnings:
+            self.line(f"warning: {warning}")
 
     def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
         self.run = run
