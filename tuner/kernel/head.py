@@ -5,22 +5,20 @@ Read as records, or refused with every error of a file at once, each with its li
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tuner.errors import ExpressionError, TemplateError, did_you_mean
-from tuner.space.expression import Expression, unknown_name
+from tuner.errors import TemplateError, did_you_mean
+from tuner.kernel.findings import Findings, Place, line_of
+from tuner.kernel.naming import refusal_of
 from tuner.trial import DType, Language, Value
 
 __all__ = [
     "FLOAT_ARGUMENTS",
-    "FREE_NAMES",
     "CallHead",
-    "Findings",
     "Head",
     "OpFile",
     "ParameterHead",
@@ -30,7 +28,6 @@ __all__ = [
     "read_text",
 ]
 
-FREE_NAMES = {"params", "op"}  # what every text may use beside its parameters
 FLOAT_ARGUMENTS = {"num_threads"}  # passed by name, known only when the call is made
 _FILE_NAME = {"cuda": ".cu.j2", "cpp": ".cpp.j2", "triton": ".triton.py.j2"}
 _M = TypeVar("_M", bound=BaseModel)
@@ -190,7 +187,7 @@ def read_head(path: Path, op: OpFile) -> tuple[str, Head, str, Findings]:
     ending = _FILE_NAME[head.language]
     if not path.name.endswith(ending):
         raise TemplateError(
-            f"{path}:{_line(head_text, ['language'])}: language: {head.language}\n"
+            f"{path}:{line_of(head_text, ['language'])}: language: {head.language}\n"
             f"  expected: a file name that ends in {ending}"
         )
     # Blank lines in place of the head keep Jinja's line numbers those of the file.
@@ -219,7 +216,7 @@ def _validated(model: type[_M], path: Path, text: str) -> _M:
         lines = []
         for item in error.errors():
             place = ".".join(map(str, item["loc"]))
-            lines.append(f"{path}:{_line(text, item['loc'])}: {place}: {item['msg']}")
+            lines.append(f"{path}:{line_of(text, item['loc'])}: {place}: {item['msg']}")
             if item["type"] in ("extra_forbidden", "missing"):
                 known_here = sorted(_model_at(model, item["loc"]).model_fields)
                 hint = did_you_mean(str(item["loc"][-1]), known_here)
@@ -229,26 +226,7 @@ def _validated(model: type[_M], path: Path, text: str) -> _M:
         raise TemplateError("\n".join(lines)) from error
 
 
-_Place = Sequence[str | int]  # keys and positions, from the top of a YAML text
-
-
-def _line(text: str, place: _Place) -> int:
-    """Return the line of a YAML text where the entry at `place`, or what holds it, begins."""
-    node = yaml.compose(text, yaml.SafeLoader)
-    line = 0
-    for step in place:
-        if isinstance(node, yaml.MappingNode):
-            inside = [(key, value) for key, value in node.value if key.value == str(step)]
-            if not inside:
-                break
-            line, node = inside[0][0].start_mark.line, inside[0][1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
-            node = node.value[step]
-            line = node.start_mark.line
-    return line + 1
-
-
-def _model_at(model: type[BaseModel], place: _Place) -> type[BaseModel]:
+def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
     """Return the model of the mapping that holds the entry at `place`."""
     for key in place[:-1]:
         field = model.model_fields.get(str(key))
@@ -268,9 +246,24 @@ def _check_op(op: OpFile, name: str, findings: Findings) -> None:
     for key in ("flops", "bytes"):
         findings.judge([key], getattr(op, key), own | set(op.sizes))
     _check_call(findings, [], op)
+    for number, argument in enumerate(op.arguments):
+        for size in argument.shape or ():
+            place: Place = ["arguments", number, "shape"]
+            if refused := refusal_of(size, {}):
+                findings.add(place, f"{size}: {refused[0]}", refused[1])
+            elif size not in op.sizes:
+                findings.add(
+                    place,
+                    f"{size!r} is not among `sizes:`",
+                    did_you_mean(size, list(op.sizes)) or f"known: {', '.join(op.sizes)}",
+                )
     for call, head in op.also.items():
         if not call.isidentifier() or call in ("op", "device"):  # `fused_op`, `fused_device`
-            findings.add(["also", call], "this name is taken, or is no name")
+            findings.add(
+                ["also", call],
+                "this name is taken, or is no name",
+                "reserved: op and device, since fused_op and fused_device are there already",
+            )
         _check_call(findings, ["also", call], head)
         findings.judge(["also", call, "rows"], head.rows, own)
         if (found := _run_time_sizes(head)) != own:  # workspace may be that of several calls
@@ -281,7 +274,14 @@ def _check_op(op: OpFile, name: str, findings: Findings) -> None:
             )
 
 
-def _check_call(findings: Findings, place: _Place, call: OpFile | CallHead) -> None:
+def _check_call(findings: Findings, place: Place, call: OpFile | CallHead) -> None:
+    taken = dict.fromkeys(_run_time_sizes(call), "a size")
+    names = [("arguments", i, a.name) for i, a in enumerate(call.arguments)]
+    names += [("outputs", i, o.name) for i, o in enumerate(call.outputs)]
+    for kind, number, name in names:
+        if refused := refusal_of(name, taken):
+            findings.add([*place, kind, number], f"{name}: {refused[0]}", refused[1])
+        taken[name] = f"another of the {kind}"
     for number, argument in enumerate(call.arguments):
         if (argument.dtype == "float32") is (argument.shape is None):
             findings.add(
@@ -304,55 +304,21 @@ def _tensors(call: OpFile | CallHead) -> set[str]:
     return tensors | {output.name for output in call.outputs}
 
 
-class Findings:
-    """What is wrong with one YAML text, each with its line.
-
-    Attributes:
-        lines: the messages until now; a reader of the text below the head adds its own.
-    """
-
-    def __init__(self, path: Path, text: str) -> None:
-        self.path = path
-        self.text = text
-        self.lines: list[str] = []
-
-    def add(self, place: _Place, reason: str, hint: str = "") -> None:
-        """Add what is wrong with the entry at `place`."""
-        name = ".".join(map(str, place))
-        self.lines.append(f"{self.path}:{_line(self.text, place)}: {name}: {reason}")
-        self.lines += [f"  {hint}"] if hint else []
-
-    def judge(self, place: _Place, text: str | None, known: Collection[str]) -> None:
-        """Refuse an expression outside the grammar, or one with a name that is not known."""
-        if text is None:
-            return
-        try:
-            expression = Expression.parse(text)
-        except ExpressionError as error:
-            self.add(place, str(error))
-            return
-        for name in sorted(expression.names - set(known)):
-            if not name.startswith("device."):
-                self.add(place, f"{text!r}: {unknown_name(name, sorted(known))}")
-
-    def report(self) -> None:
-        """Raise a TemplateError with all of it, if there is any."""
-        if self.lines:
-            raise TemplateError("\n".join(self.lines))
-
-
 def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
     sizes = _run_time_sizes(op)
     calls: list[OpFile | CallHead] = [op, *op.also.values()]
     outside = {argument.name for call in calls for argument in call.arguments}
     outside |= {output.name for call in calls for output in call.outputs}
-    taken = {*sizes, *op.sizes, *outside, *head.workspace, *FREE_NAMES, "template", "num_threads"}
-    for name in head.parameters:
-        if not name.isidentifier() or name in taken:
-            findings.add(["parameters", name], "this name is taken, or is no name")
-    for name in head.workspace:
-        if not name.isidentifier() or name in sizes | set(op.sizes) | outside:
-            findings.add(["workspace", name], "this name is taken, or is no name")
+    taken = dict.fromkeys({*sizes, *op.sizes}, "a size of op.yaml")
+    taken |= dict.fromkeys(outside, "an argument or output of op.yaml")
+    own = taken | dict.fromkeys(head.workspace, "a workspace")
+    for kind, names, others, is_parameter in (
+        ("parameters", list(head.parameters), own, True),
+        ("workspace", list(head.workspace), taken, False),
+    ):
+        for name in names:
+            if refused := refusal_of(name, others, is_parameter=is_parameter):
+                findings.add([kind, name], *refused)
     tuned = set(head.parameters)
     for number, requirement in enumerate(head.requires):
         findings.judge(["requires", number], requirement.expr, {*tuned, *sizes, *op.sizes})
@@ -384,7 +350,7 @@ def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
 
 
 def _check_step(
-    findings: Findings, place: _Place, step: StepHead, head: Head, call: OpFile | CallHead
+    findings: Findings, place: Place, step: StepHead, head: Head, call: OpFile | CallHead
 ) -> None:
     findings.judge(place, step.when, set(head.parameters))
     tensors = _tensors(call) | set(head.workspace)

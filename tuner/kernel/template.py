@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import ExpressionError, TemplateError, did_you_mean
+from tuner.kernel.findings import Findings
 from tuner.kernel.head import (
     FLOAT_ARGUMENTS,
-    FREE_NAMES,
-    Findings,
     Head,
     OpFile,
     ParameterHead,
     StepHead,
     read_head,
 )
+from tuner.kernel.naming import FREE_NAMES
 from tuner.kernel.places import places_of
 from tuner.kernel.rendering import free_variables, rendered
 from tuner.space.constraints import Constraint
