@@ -19,12 +19,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from tuner.errors import RunLockedError, StorageError
-from tuner.trial import Result, Trial, from_json, to_json
+from tuner.trial import Finalist, Result, Trial, from_json, to_json
 
 __all__ = [
     "Outlook",
@@ -37,6 +37,9 @@ __all__ = [
     "storage_errors",
     "write_whole",
 ]
+
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,17 @@ class Run:
 
         A line that cannot be read is left out: nothing but what is shown depends on them.
         """
-        path = self.path / "search.jsonl"
+        return self._records("search.jsonl", Outlook)
+
+    def checks(self) -> list[Finalist]:
+        """Return every finalist that was checked or raced, in that order; a later line counts.
+
+        A line that cannot be read is left out: what it said is done again.
+        """
+        return self._records("checks.jsonl", Finalist)
+
+    def _records(self, name: str, kind: type[R]) -> list[R]:
+        path = self.path / name
         if not path.exists():
             return []
         with storage_errors(path):
@@ -109,7 +122,7 @@ class Run:
         found = []
         for line in lines:
             with suppress(ValidationError):
-                found.append(from_json(Outlook, line))
+                found.append(from_json(kind, line))
         return found
 
     def result(self) -> Result | None:
@@ -183,10 +196,17 @@ class RunWriter:
 
     def append_outlook(self, outlook: Outlook) -> None:
         """Append what the search expects of the rest, to `search.jsonl`."""
-        path = self.run.path / "search.jsonl"
+        self._append_to("search.jsonl", outlook)
+
+    def append_check(self, entry: Finalist) -> None:
+        """Append a finalist that was checked or raced, to `checks.jsonl`, and see it on disk."""
+        self._append_to("checks.jsonl", entry)
+
+    def _append_to(self, name: str, record: Any) -> None:
+        path = self.run.path / name
         with storage_errors(path), path.open("a+b", buffering=0) as file:
             _drop_half_line(file)
-            _append_line(file, to_json(outlook))
+            _append_line(file, to_json(record))
 
     def write_result(self, result: Result) -> None:
         """Write what the run ended with."""

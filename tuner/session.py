@@ -105,6 +105,14 @@ class Session:
             environment |= {
                 "baseline_us": baseline.latency_us,
                 "baseline_noise": baseline.noise,
+                "sittings": [  # each with its own, which its trials are compared with
+                    *environment.get("sittings", []),
+                    {
+                        "from_trial": len(self.trials),
+                        "baseline_us": baseline.latency_us,
+                        "baseline_noise": baseline.noise,
+                    },
+                ],
             }
             writer.write_text("environment.json", json.dumps(environment, indent=1))
             self.observer.on_run(self.run, baseline, self.trials)

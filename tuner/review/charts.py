@@ -93,7 +93,7 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
     floors = {f"floor of {bound.words}": bound.latency_us for bound in facts.bounds()}
     figure = progress_figure(
         facts.trials,
-        facts.number("baseline_us"),
+        facts.baseline.latency_us,
         compiled_us=facts.compiled_us,
         floors=floors,
         by=by,
@@ -198,7 +198,7 @@ def _accuracy(facts: Facts, _: Mapping[str, float]) -> Chart:
         f"and closer than {'trial' if len(front) == 1 else 'any of the trials'} {beaten}."
     )
     return Chart(
-        "accuracy", label, words, accuracy_figure(facts.trials, facts.number("baseline_us"))
+        "accuracy", label, words, accuracy_figure(facts.trials, facts.baseline.latency_us)
     )
 
 
@@ -215,7 +215,7 @@ def _roofline(facts: Facts, _: Mapping[str, float]) -> Chart:
         facts.device,
         flops=flops,
         num_bytes=num_bytes,
-        baseline_us=facts.number("baseline_us"),
+        baseline_us=facts.baseline.latency_us,
         precisions=[bound.precision for bound in facts.bounds()],
     )
     words = (

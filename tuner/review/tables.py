@@ -201,14 +201,14 @@ def trial_columns(facts: Facts) -> list[Column]:
     The columns are the result, then the parameters, then what it took. A parameter that bears
     the name of another column is called `param_<name>`.
     """
-    trials, device, baseline_us = facts.trials, facts.device, facts.number("baseline_us")
+    trials, device = facts.trials, facts.device
     taken = [resources_of(trial, device) for trial in trials]
     before = [
         _column("number", "trial", "count", trials, lambda t: t.number),
         _column("status", "status", "word", trials, lambda t: t.outcome.status.value),
         _column("latency_us", "latency µs", "us", trials, lambda t: t.outcome.latency_us),
         _column("noise", "noise", "percent", trials, _noise),
-        _column("speedup", "speed-up", "ratio", trials, lambda t: _speedup(t, baseline_us)),
+        _column("speedup", "speed-up", "ratio", trials, lambda t: _speedup(t, facts)),
         _column("rms_rel", "rms error", "error", trials, rms_of),
     ]
     after = [
@@ -252,11 +252,11 @@ def _noise(trial: Trial) -> float | None:
     return measurement.noise if measurement is not None else None
 
 
-def _speedup(trial: Trial, baseline_us: float | None) -> float | None:
+def _speedup(trial: Trial, facts: Facts) -> float | None:
     outcome = trial.outcome
     if outcome.latency_us is None or outcome.measurement is None:
         return None
-    anchor_us = outcome.measurement.anchor_us or baseline_us
+    anchor_us = outcome.measurement.anchor_us or facts.sitting(trial.number).latency_us
     return anchor_us / outcome.latency_us if anchor_us else None
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.run import Outlook
-from tuner.trial import ProbeResult, Trial
-from tuner.wording import percent
+from tuner.trial import Finalist, ProbeResult, Trial
+from tuner.wording import one_line, percent
 
 __all__ = [
     "NONE",
@@ -19,6 +19,7 @@ __all__ = [
     "params_words",
     "percent_words",
     "ratio_words",
+    "rejection_words",
     "relative_path",
     "seconds_words",
     "us_words",
@@ -82,6 +83,18 @@ def draws_words(probes: Sequence[ProbeResult]) -> str:
     """Return how many probes were drawn anew after a near miss; empty where none was."""
     number = sum(probe.num_draws > 1 for probe in probes)
     return f", {number} after a near miss in most of several draws" if number else ""
+
+
+def rejection_words(rejected: Sequence[Finalist]) -> str:
+    """Return why trials that were right at screening are not."""
+    were = "trial was" if len(rejected) == 1 else "trials were"
+    first = rejected[0]
+    reason = one_line(first.check.reason or first.error) or "no reason was recorded"
+    which = "" if len(rejected) == 1 else f"trial {first.trial}: "
+    return (
+        f"{len(rejected):,} {were} correct at screening, but rejected by the full check: "
+        f"{which}{reason}"
+    )
 
 
 def outlook_words(outlook: Outlook | None) -> str:
