@@ -44,9 +44,6 @@ ROUNDED = 2.0**-6  # of a tensor's largest value: operands in bfloat16 are withi
 CLOSE = 4.0  # times a limit that may be chance; TF32 is some 100 times, a wrong result far more
 
 
-# ---- the verdict ----------------------------------------------------------------------------
-
-
 def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult:
     """Judge one answer: how it behaved, what it returned, how near to float64 it is."""
     probe = expected.probe
