@@ -26,7 +26,6 @@ from tuner.search.recorded import to_t4
 from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.trial import Build, Candidate, Compiled, Finalist, Result, Trial
-from tuner.wording import one_line
 
 __all__ = ["Session", "compared"]
 
@@ -285,7 +284,7 @@ class Session:
                 [file, rival], num_processes=measure.num_processes, seconds=measure.finalists_s
             )
         except WorkerError as error:  # the file was proved already, and stays so
-            return Compiled(mode, error=one_line(str(error)))
+            return Compiled(mode, error=str(error).strip().splitlines()[0])
         return compared_with_compiled(mode, race)
 
     def _fall_back(self, slower: Finalist) -> tuple[Finalist, list[str]]:

@@ -25,6 +25,7 @@ from typing import Any
 
 from tuner.check.exercise import keys_of, outputs_of
 from tuner.errors import InputError, ProblemError, TemplateError, did_you_mean
+from tuner.evaluate.described import declared, described, differences, form_of, kind_of
 from tuner.evaluate.modules import constructed, differentiable, module_of
 from tuner.kernel.binding import match_sizes
 from tuner.problem.reference import Problem
@@ -81,7 +82,7 @@ class Fit:
         own = [name for name, value in module.items() if callable(value)]
         kind = module.get("ModelNew")
         if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
-            found = "no class ModelNew" if kind is None else f"ModelNew is {_kind_of(kind)}"
+            found = "no class ModelNew" if kind is None else f"ModelNew is {kind_of(kind)}"
             raise TemplateError(
                 f"{self.file}: {found}\n  expected: class ModelNew(nn.Module)\n"
                 f"  {did_you_mean('ModelNew', own) or 'next: docs/architecture.md shows one'}"
@@ -148,14 +149,14 @@ class Fit:
             TemplateError, ProblemError: it raises, or its state_dict is another.
         """
         arguments = self.problem.init_inputs(0)
-        listed = ", ".join(map(_described, arguments))
+        listed = ", ".join(map(described, arguments))
         place = self._place_of(module["ModelNew"])
         with self._told(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
             model = constructed(module["ModelNew"], arguments, "cpu").train()
             mine, own = keys_of(model), [name for name, _ in model.named_parameters()]
         reference = self._reference()
         wanted = [name for name, _ in reference.named_parameters()]
-        found = _differences(mine, keys_of(reference), own, wanted)
+        found = differences(mine, keys_of(reference), own, wanted)
         if found:
             shown = "; ".join(found[:MOST_SHOWN])
             more = f"; and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
@@ -212,8 +213,8 @@ class Fit:
         """Return the sizes that the arguments of one call make, or say what does not fit."""
         import torch
 
-        wanted = ", ".join(map(_declared, self.declared))
-        got = ", ".join([*map(_described, args), *(f"{n}=..." for n in named)]) or "nothing"
+        wanted = ", ".join(map(declared, self.declared))
+        got = ", ".join([*map(described, args), *(f"{n}=..." for n in named)]) or "nothing"
 
         def refused(reason: str) -> InputError:
             return self._error(
@@ -231,15 +232,15 @@ class Fit:
             name = argument.name
             if argument.shape is not None:
                 if not isinstance(value, torch.Tensor):
-                    raise refused(f"{name} is {_described(value)}, not a tensor")
+                    raise refused(f"{name} is {described(value)}, not a tensor")
                 if value.dtype is not torch.float32:
-                    raise refused(f"{name} is {_described(value)}, not float32")
+                    raise refused(f"{name} is {described(value)}, not float32")
                 shapes[name] = tuple(value.shape)
                 continue
             try:
                 (float if argument.dtype == "float" else operator.index)(value)
             except (TypeError, ValueError, RuntimeError):
-                raise refused(f"{name} is {_described(value)}, not {argument.dtype}") from None
+                raise refused(f"{name} is {described(value)}, not {argument.dtype}") from None
         try:
             return match_sizes(self.declared, shapes)
         except ValueError as error:
@@ -293,7 +294,7 @@ class Fit:
                 answer = self.problem.result_of(self._reference().to("meta"), moved)
         except (ProblemError, NotImplementedError, RuntimeError):
             return  # it wants numbers: the check will have them
-        mine, theirs = _form(result), _form(answer)
+        mine, theirs = form_of(result), form_of(answer)
         if mine != theirs:
             raise self._error(
                 self._place_of(module["ModelNew"].forward),
@@ -368,7 +369,7 @@ class Fit:
         return f"{self.file}:{code.co_firstlineno}"
 
     def _inputs(self, inputs: Sequence[Any]) -> str:
-        return f"get_inputs() gives [{', '.join(map(_described, inputs))}]"
+        return f"get_inputs() gives [{', '.join(map(described, inputs))}]"
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -377,52 +378,3 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
-
-
-def _differences(
-    mine: Sequence[tuple[str, str, tuple[int, ...]]],
-    theirs: Sequence[tuple[str, str, tuple[int, ...]]],
-    order: Sequence[str],
-    wanted_order: Sequence[str],
-) -> list[str]:
-    """Say key by key how a state_dict differs, and where else the order of parameters does."""
-
-    def words(key: tuple[str, str, tuple[int, ...]]) -> str:
-        return f"{key[1].removeprefix('torch.')}{list(key[2])}"
-
-    own, wanted = {k[0]: words(k) for k in mine}, {k[0]: words(k) for k in theirs}
-    found = [f"{n!r} {text} is missing" for n, text in wanted.items() if n not in own]
-    found += [f"{n!r} {text} is one too many" for n, text in own.items() if n not in wanted]
-    found += [
-        f"{n!r} is {own[n]}, not {text}"
-        for n, text in wanted.items()
-        if n in own and own[n] != text
-    ]
-    if not found:  # an optimiser's state goes by position
-        pairs = enumerate(zip(order, wanted_order, strict=False), 1)
-        found = [f"parameter {i} is {a!r}, not {b!r}" for i, (a, b) in pairs if a != b][:1]
-    return found
-
-
-def _form(result: Any) -> str:
-    one, *more = (_described(y) for y in outputs_of(result)) if outputs_of(result) else ("()",)
-    is_tuple = isinstance(result, tuple | list)
-    return f"({', '.join([one, *more])},)" if is_tuple else one
-
-
-def _described(value: Any) -> str:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    return one_line(repr(value), 40)
-
-
-def _declared(argument: Argument) -> str:
-    if argument.shape is None:
-        return f"{argument.name}: {argument.dtype}"
-    return f"{argument.name}: float32[{', '.join(argument.shape)}]"
-
-
-def _kind_of(value: Any) -> str:
-    return "a class, not an nn.Module" if isinstance(value, type) else f"a {type(value).__name__}"
