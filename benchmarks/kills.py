@@ -165,7 +165,7 @@ def repeated(run: Run) -> list[str]:
 def stress(num_kills: int, seed: int, longest_s: float = LONGEST_S) -> dict[str, object]:
     """Kill that often, over as many runs as it takes; return what was found wrong."""
     rng = random.Random(seed)
-    kills, num_runs, problems = [], 0, list[str]()
+    kills, num_runs, problems = list[float](), 0, list[str]()
     while len(kills) < num_kills:
         num_runs += 1
         with tempfile.TemporaryDirectory(prefix="tuner-kills-") as name:

@@ -726,7 +726,33 @@ def test_a_module_that_does_not_build_or_load_is_rejected_with_its_words(problem
 
     e = expect_all(problem, [Probe("plain", seed_weights=1)])
     assert "ModelNew(*get_init_inputs()) raised KeyError" in verdict(problem, NoBuild, e).reason
-    assert "does not load the reference's state_dict" in verdict(problem, OtherKeys, e).reason
+    reason = verdict(problem, OtherKeys, e).reason
+    assert "does not load the reference's state_dict" in reason
+    # PyTorch names the keys below its first line; who shows one line shows them all the same.
+    assert 'Unexpected key(s) in state_dict: "scale"' in reason.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["transposed input", "strided input", "padded rows", "expanded input", "misaligned input"],
+)
+def test_the_hint_to_a_layout_names_rounding_where_the_error_is_of_its_size(
+    problem, thorough, name
+):
+    class Rounds(problem.module.Model):
+        def forward(self, x):
+            return super().forward(x.bfloat16().float())
+
+    class IgnoresStrides(problem.module.Model):
+        def forward(self, x):
+            flat = torch.as_strided(x, (x.numel(),), (1,)) if x.stride(0) else x.reshape(-1)
+            return super().forward(flat.roll(1).reshape(x.shape))
+
+    e = [one for one in thorough if one.probe.name == name]
+    rounded, other = (verdict(problem, cls, e).reason for cls in (Rounds, IgnoresStrides))
+    assert "an error of rounding size" in rounded and "strides" not in rounded, rounded
+    assert "an error of rounding size" not in other, other
+    assert ("vector loads" if name == "misaligned input" else "are strides ignored?") in other
 
 
 def test_answers_survive_the_channel_bit_by_bit(problem, thorough):

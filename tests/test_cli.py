@@ -558,3 +558,17 @@ def test_verify_gives_its_verdict_on_anything(verified, name):
 
 def test_json_is_yaml_so_that_these_tests_write_what_users_write(tmp_path):
     assert json.loads(config_text(tmp_path))["problem"]["op"] == NAME
+
+
+def test_each_sitting_records_the_baseline_of_its_own(tmp_path):
+    desk = Desk(tmp_path)
+    arguments = desk.config("c", space={"step": [1, 2, 4]}, search={"trials": 2})
+    assert tune(*arguments, "--record", cwd=tmp_path).code == 0
+    (path,) = (tmp_path / "runs").iterdir()
+    first = open_run(path).environment()
+    assert tune("--resume", path, "--trials", "3", "--record", cwd=tmp_path).code == 0
+    environment = open_run(path).environment()
+    one, other = environment["sittings"]
+    assert (one["from_trial"], other["from_trial"]) == (0, 2)
+    assert first["sittings"] == [one] and one["baseline_us"] == first["baseline_us"]
+    assert other["baseline_us"] == environment["baseline_us"]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import tune
 from made_runs import append, facts, made_run, result, trial, trials
 
 from tuner.errors import InputError
@@ -17,8 +18,8 @@ from tuner.review.facts import Facts
 from tuner.review.report import page, parts_of
 from tuner.review.shelf import Shelf, age_words
 from tuner.review.summary import format_summary, summary_of
-from tuner.run import is_locked
-from tuner.trial import Interval
+from tuner.run import Run, is_locked
+from tuner.trial import Check, Finalist, Interval, to_json
 
 
 def test_a_run_is_listed_with_what_it_proved(tmp_path):
@@ -41,6 +42,70 @@ def test_an_open_run_is_listed_with_its_best_trial_and_follows_what_is_added(tmp
     assert [(r.num_trials, r.speedup) for r in shelf.runs()] == [(3, 3.0)]
     assert shelf.stamp(run.path.name) != before
     assert [t.number for t in shelf.facts(run.path.name).trials] == [0, 1, 2]
+
+
+WHY = "transposed input: output of call 1[0, 1]: got 2, expected 3"
+
+
+def put_to_the_check(run: Run, *entries: tuple[int, str]) -> None:
+    """Add finalists by trial, with why each was rejected, as a verification does one by one."""
+    with (run.path / "checks.jsonl").open("a") as file:
+        for number, reason in entries:
+            entry = Finalist(number, Check(not reason, "float32", reason), error=reason)
+            file.write(to_json(entry) + "\n")
+
+
+def test_a_run_whose_finalists_were_all_rejected_is_rejected_with_the_reason(tmp_path):
+    run = made_run(tmp_path, [trial(0, 2000.0)])
+    shelf = Shelf(tmp_path)
+    assert [(r.state, r.speedup) for r in shelf.runs()] == [("stopped", 1.5)]
+    put_to_the_check(run, (0, WHY))
+    (shown,) = shelf.runs()
+    assert (shown.state, shown.speedup, shown.is_proved) == ("rejected", None, False)
+    assert shown.problem == (
+        f"1 trial was correct at screening, but rejected by the full check: {WHY}"
+    )
+    told = summary_of(shelf.facts(run.path.name))
+    assert (told.kind, told.verdict) == ("rejected", f"Rejected: {shown.problem}")
+    assert told.measured == "screening only, and rejected since"
+    text = format_summary(told)
+    assert "1 correct, of them 1 rejected by the full check" in " ".join(text.split())
+    assert "the run is not finished" not in text
+    assert parts_of(shelf.facts(run.path.name)).keys()  # the page says the same
+
+
+def test_what_was_said_last_of_a_finalist_counts(tmp_path):
+    run = made_run(tmp_path, [trial(0, 2000.0), trial(1, 2100.0)])
+    shelf = Shelf(tmp_path)
+    put_to_the_check(run, (0, WHY), (1, ""))
+    assert [(r.state, r.problem) for r in shelf.runs()] == [("stopped", "")]
+    put_to_the_check(run, (1, "killed by signal 11 (SIGSEGV)"))  # in the race
+    (shown,) = shelf.runs()
+    assert shown.state == "rejected" and f"2 trials were correct {'at'} screening" in shown.problem
+    assert f"trial 0: {WHY}" in shown.problem
+    with run.locked():
+        assert [(r.state, r.problem) for r in shelf.runs()] == [("running", "")]
+    put_to_the_check(run, (0, ""))
+    assert [(r.state, r.problem) for r in shelf.runs()] == [("stopped", "")]
+
+
+def test_a_result_says_more_than_the_checks_before_it(tmp_path):
+    made = trials(30)
+    run = made_run(tmp_path, made, result(made))
+    put_to_the_check(run, (3, WHY))
+    (shown,) = Shelf(tmp_path).runs()
+    assert (shown.state, shown.problem) == ("finished", "")
+
+
+def test_the_command_line_lists_and_reports_a_rejected_run(tmp_path):
+    run = made_run(tmp_path / "runs", [trial(0, 2000.0)])
+    put_to_the_check(run, (0, WHY))
+    listed = tune("runs", cwd=tmp_path)
+    assert listed.code == 0 and "stopped" not in listed.out and "~" not in listed.out
+    assert "rejected" in listed.out and WHY in listed.out
+    reported = tune("report", run.path, cwd=tmp_path)
+    assert reported.code == 0, reported
+    assert "Rejected: 1 trial was correct at screening, but rejected" in reported.out
 
 
 def test_a_run_that_is_worked_on_is_running_and_its_lock_is_left_alone(tmp_path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from full_runs import (
     make_run,
     make_trials,
 )
+from made_runs import BASELINE_US, made_run, result, trials
 
 from tuner.review.facts import Facts
 from tuner.review.report import parts_of
@@ -69,6 +71,40 @@ def test_rejected_export_is_never_faster(tmp_path):
     assert told.kind == "rejected"
     assert told.verdict == "Rejected: x + 100: 3 times the allowed error"
     assert any("do not use" in advice.remedy for advice in told.warnings)
+
+
+SITTINGS = {
+    "baseline_us": 900.0,
+    "baseline_noise": 0.5,
+    "sittings": [
+        {"from_trial": 0, "baseline_us": 3000.0, "baseline_noise": 0.004},
+        {"from_trial": 20, "baseline_us": 900.0, "baseline_noise": 0.5},
+    ],
+}
+
+
+def test_the_baseline_that_is_told_is_of_the_sitting_of_what_is_told(tmp_path):
+    made = trials(30)
+    early = min(range(20), key=lambda n: made[n].outcome.latency_us or math.inf)
+    fastest = replace(made[early].outcome.measurement, latency_us=1000.0)
+    made[early] = replace(made[early], outcome=replace(made[early].outcome, measurement=fastest))
+    facts = Facts.of(made_run(tmp_path, made, environment=SITTINGS))
+    told = summary_of(facts)
+    assert told.best is not None and told.best.number == early
+    assert (told.baseline_us, told.baseline_noise) == (BASELINE_US, 0.004)
+    assert facts.sitting(19).latency_us == 3000.0 and facts.sitting(20).latency_us == 900.0
+    assert not any("the baseline's times scatter" in a.text for a in told.warnings)
+
+
+def test_the_baseline_of_a_race_is_the_one_that_ran_in_it(tmp_path):
+    made = trials(30)
+    proof = result(made).finalists[0]
+    bursts = (((100.0,), (110.0, 110.0, 500.0)), ((90.0,), (100.0,)))
+    proof = replace(proof, baseline_us=100.0, baseline_samples_us=bursts)
+    ended = replace(result(made), exported=proof, finalists=(proof,))
+    told = summary_of(Facts.of(made_run(tmp_path, made, ended, environment=SITTINGS)))
+    assert told.baseline_us == 100.0
+    assert told.baseline_noise == pytest.approx(1.4826 * 5.0 / 100.0)
 
 
 def test_summary_takes_its_figures_from_the_exported_file(finished):

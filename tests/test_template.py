@@ -166,6 +166,19 @@ def refusal(folder: Path) -> str:
         ("  tile: {about", "  rows: {about", ["j2:8: parameters.rows: this name is taken"]),
         ("  tile: {about", "  two-words: {about", ["j2:8: parameters.two-words: this name is"]),
         ("  sums: {shape", "  y: {shape", ["j2:14: workspace.y: this name is taken"]),
+        (
+            "  sums: {shape",
+            "  guard: {shape",
+            ["j2:14: workspace.guard: this name is reserved: the exp", "reserved: Pointer, cdiv"],
+        ),
+        (
+            "  tile: {about",
+            "  params: {about",
+            [
+                "j2:8: parameters.params: this name is reserved: the text has all",
+                "  reserved: num_threads, op, params, template, and the words of Python\n",
+            ],
+        ),
         ("default: 2, values: [1,", "default: 3, values: [1,", ["j2:9: parameters.unroll: its d"]),
         ("{{ tile }}", "{{ tiel }}", ["j2:24: undefined variable 'tiel'", "did you mean 'tile'?"]),
         (
@@ -296,6 +309,23 @@ def test_a_template_cannot_read_files_outside_its_folders(folder, tmp_path):
         ("bytes: 8 *", "bytes: 8 * /", "op.yaml:13: bytes: expression"),
         ("y, shape: [rows, cols]", "y, shape: [rows, colz]", "op.yaml:11: outputs.0.shape"),
         ("sizes: {rows: 4,", "sizes: {rows: four,", "op.yaml:5: sizes.rows"),
+        (
+            "{name: x, shape: [rows, cols]}",
+            "{name: x, shape: [row, cols]}",
+            "op.yaml:7: arguments.0.shape: 'row' is not among `sizes:`\n  hint: did you mean",
+        ),
+        ("{name: x, shape: [rows,", "{name: x, shape: [2 * rows,", "2 * rows: this name is no id"),
+        (
+            "{name: eps,",
+            "{name: stream,",
+            "op.yaml:9: arguments.2: stream: this name is reserved: it is the CUDA stream, which "
+            "every function of CUDA gets last\n  reserved: Pointer, cdiv, expect, finished,",
+        ),
+        ("{name: eps,", "{name: num_threads,", "num_threads: this name is reserved: it is how ma"),
+        ("{name: eps,", "{name: double,", "double: this name is reserved: it is a word of C++\n"),
+        ("{name: eps,", "{name: lambda,", "it is a word of Python\n  reserved: "),
+        ("{name: eps,", "{name: x,", "arguments.2: x: this name is taken: it is another of the"),
+        ("{name: y,", "{name: rows,", "outputs.0: rows: this name is taken: it is a size"),
     ],
 )
 def test_a_wrong_operator_file_is_refused_with_its_line(folder, old, new, expected):

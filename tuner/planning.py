@@ -14,23 +14,26 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tuner.config.names import check_names
+from tuner.config.names import check_names, unknown_values
 from tuner.config.run_config import RunConfig, load_config
 from tuner.errors import (
     ConfigError,
     DeviceError,
+    TemplateError,
     TunerError,
     did_you_mean,
 )
 from tuner.evaluate.task import Task, explained, least_us, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import Family, load_family
+from tuner.kernel.signatures import mismatches
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
@@ -82,6 +85,7 @@ class Planned:
     space: SearchSpace
     reference: Path
     screening_sizes: Sequence[Mapping[str, int]]  # of all that candidates are screened with
+    warnings: Sequence[str] = ()  # what is likely not meant, and stops nothing
 
     @property
     def task(self) -> Task:
@@ -129,12 +133,37 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
         [*family.constraints(names, varied), *config.constraints],
         {**facts, **sizes},
     )
-    planned = Planned(
-        config, family, device, is_assumed, sizes, facts, machine, space, reference, screening
-    )
-    for params in first_of_each(space, family, facts):  # a text that does not render is found now
-        family.render(params, facts)
-    return planned
+    lists = {
+        p: [
+            family.templates[t].parameters[p].values
+            for t in names
+            if p in family.templates[t].parameters
+        ]
+        for p in used
+    }
+    warnings = [*unknown_values(config, lists), *_checked_texts(space, family, facts)]
+    return Planned(
+        config, family, device, is_assumed, sizes, facts, machine, space, reference, screening,
+        warnings,
+    )  # fmt: skip
+
+
+def _checked_texts(space: SearchSpace, family: Family, facts: Mapping[str, Value]) -> list[str]:
+    """Render each template once and compare its functions with its steps; return warnings.
+
+    Raises:
+        TemplateError: a text does not render, or cannot be called as its head says.
+    """
+    errors: list[str] = []
+    warnings: list[str] = []
+    for params in first_of_each(space, family, facts):
+        candidate = family.render(params, facts)
+        found = mismatches(candidate, partial(family.places, candidate))
+        errors += found.errors
+        warnings += found.warnings
+    if errors:
+        raise TemplateError("\n".join(errors))
+    return warnings
 
 
 def stop_rule_of(config: RunConfig) -> StopRule | None:

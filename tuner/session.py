@@ -31,6 +31,7 @@ from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.trial import Build, Candidate, Check, Finalist, Outcome, Params, Status, Trial
 from tuner.verification import Verification, ranked_trials
+from tuner.wording import one_line, percent
 
 __all__ = ["Session"]
 
@@ -174,7 +175,8 @@ class Session:
             self.observer.on_stage(f"checking the defaults of {candidate.template}, every probe")
             build = builder.submit(candidate).result()
             if build.status is not Status.CORRECT:
-                self.observer.on_stage(f"  they do not compile: {build.error}")
+                error = self.planned.family.explained(candidate, build.error)
+                self.observer.on_stage(f"  they do not compile: {error}")
                 continue
             contender = Contender.of_candidate(
                 candidate, build, self.planned.family.model_new, builder.environment
@@ -223,6 +225,14 @@ class Session:
             environment |= {
                 "baseline_us": baseline.latency_us,
                 "baseline_noise": baseline.noise,
+                "sittings": [  # each with its own, which its trials are compared with
+                    *environment.get("sittings", []),
+                    {
+                        "from_trial": len(self.trials),
+                        "baseline_us": baseline.latency_us,
+                        "baseline_noise": baseline.noise,
+                    },
+                ],
             }
             writer.write_text("environment.json", json.dumps(environment, indent=1))
             self.observer.on_run(self.run, baseline, self.trials)
@@ -300,7 +310,7 @@ def busy_words(load: float, num_cores: int, noise: float) -> str:
         return ""
     return (
         f"this machine is busy: load {load:.1f} on {num_cores} cores at the start, the baseline's"
-        f" times scatter by {100 * noise:.0f} %; speed-ups found now are rough; end other"
+        f" times scatter by {percent(noise)}; speed-ups found now are rough; end other"
         " programs, or raise measure.finalists"
     )
 
@@ -316,5 +326,5 @@ def _nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> st
     lines = [f"no candidate is correct: {len(trials)} trials"]
     lines += [f"  {number} {status}" for status, number in counts.items()]
     failed = [t for t in trials if t.outcome.reason][:3]
-    lines += [f"  trial {t.number}: {t.outcome.reason.splitlines()[0]}" for t in failed]
+    lines += [f"  trial {t.number}: {one_line(t.outcome.reason)}" for t in failed]
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tuner.errors import NothingCorrectError
+from tuner.wording import one_line, percent
 
 if TYPE_CHECKING:
     from tuner.evaluate.verifier import Answered
@@ -84,18 +85,21 @@ def print_plan(planned: Planned, *, is_json: bool = False) -> None:
                 "num_cartesian": space.num_cartesian,
                 "num_feasible_by_template": by_template,
                 "num_rejected_by_reason": rejected,
+                "warnings": list(planned.warnings),
                 "example": {"params": candidate.params, "source": candidate.source},
             }
         )
         return
     if planned.is_assumed:
         out.print(f"no GPU here: assuming {planned.device.name}", markup=False)
+    for warning in planned.warnings:
+        out.print(f"warning: {warning}", markup=False)
     sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
     out.print(f"problem: {planned.family.title}; {sizes}", markup=False)
     out.print(f"device: {planned.device.name}; accuracy: {planned.config.accuracy.label}")
     out.print(
         f"feasible: {space.num_feasible} of {space.num_cartesian} combinations"
-        f" ({100 * space.num_feasible / space.num_cartesian:.2g} %)"
+        f" ({percent(space.num_feasible / space.num_cartesian)})"
     )
     for name, count in by_template.items():
         out.print(f"  {name}: {count}")
@@ -194,6 +198,8 @@ class _Plain:
             f" {planned.config.accuracy.label}: {space.num_feasible} feasible configurations"
             f" of {space.num_cartesian} combinations"
         )
+        for warning in planned.warnings:
+            self.line(f"warning: {warning}")
 
     def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
         self.run = run
@@ -374,14 +380,14 @@ def _trial_line(trial: Trial) -> str:
     text = f"{head} {trial.template} {params}"
     if outcome.same_as is not None:
         text += f" (the machine code of #{outcome.same_as})"
-    return f"{text}: {outcome.reason.splitlines()[0]}" if outcome.reason else text
+    return f"{text}: {one_line(outcome.reason)}" if outcome.reason else text
 
 
 def _remaining_line(improvement: float, within: Mapping[float, float]) -> str:
     sure = ", ".join(
-        f"{100 * share:.3g} %: {100 * p:.0f} %" for share, p in sorted(within.items())
+        f"{percent(share, 3)}: {100 * p:.0f} %" for share, p in sorted(within.items())
     )
-    words = f"{100 * improvement:.2g} % expected; chance that the best is within {sure}"
+    words = f"{percent(improvement)} expected; chance that the best is within {sure}"
     return f"{'to gain':<10}{words}"
 
 

@@ -27,6 +27,7 @@ from tuner.planning import Planned
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
 from tuner.trial import Compiled, Finalist, Result, Trial, content_key
+from tuner.wording import one_line
 
 __all__ = ["Verification", "blamed", "on_values", "ranked_trials"]
 
@@ -301,7 +302,7 @@ class Verification:
                 seconds=self.schedule.samples_s,
             )
         except WorkerError as error:  # the file was verified already, and stays so
-            return Compiled(mode, error=str(error).strip().splitlines()[0])
+            return Compiled(mode, error=one_line(str(error)))
         return compared_with_compiled(mode, race)
 
 

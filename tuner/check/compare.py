@@ -231,7 +231,7 @@ def first_beyond(
     limits: Limits,
     accuracy: Accuracy,
 ) -> tuple[int, float]:
-    """Return the flat index of the first offending element, and the percentage of them."""
+    """Return the flat index of the first offending element, and the share of them."""
     start, first, worst, total = 0, None, (-1.0, 0), 0
     for g, w, skip in _chunks(got, want, unjudged):
         difference, is_misplaced = _differences(g, w, skip)
@@ -247,7 +247,7 @@ def first_beyond(
         total += count
         worst = max(worst, (float(difference.max()), start + int(difference.argmax())))
         start += g.numel()
-    return (worst[1] if first is None else first), 100.0 * total / max(1, start)
+    return (worst[1] if first is None else first), total / max(1, start)
 
 
 def index_of(flat: int, tensor: torch.Tensor) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OWN_WEIGHTS_SEED",
+    "ROUNDING",
     "Answer",
     "Layout",
     "Mode",
@@ -145,6 +146,9 @@ TELLS = {
     "memory": "is memory read that was never written?",
     "stream": "does it run on another stream than the current one?",
 }
+
+# Said in place of a question about the layout, where the error is too small for that.
+ROUNDING = "an error of rounding size: are sums or operands rounded more than PyTorch's?"
 
 
 def thorough_probes(

@@ -9,7 +9,7 @@
 For screening both halves may share a process; then nothing is packed, and what is expected is
 computed once for all candidates. `probes` holds what is asked and what crosses, `produce` the
 other half, `exercise` what both do to a module, `expected` what the judge expects, `compare`
-errors and their limits.
+errors and their limits, `diagnosis` what is likely wrong.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.check.compare import (
-    FLOOR_ULPS,
-    ULP,
     Error,
     Limits,
     compare,
@@ -29,21 +27,21 @@ from tuner.check.compare import (
     index_of,
     limits_of,
 )
+from tuner.check.diagnosis import diagnosis, received
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import Expected
-from tuner.check.probes import Answer, Probe
+from tuner.check.probes import ROUNDING, Answer, Probe
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult
+from tuner.wording import one_line, percent
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 __all__ = ["judge", "merge"]
 
+ROUNDED = 2.0**-6  # of a tensor's largest value: operands in bfloat16 are within 2^-8
 CLOSE = 4.0  # times a limit that may be chance; TF32 is some 100 times, a wrong result far more
-
-
-# ---- the verdict ----------------------------------------------------------------------------
 
 
 def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult:
@@ -60,7 +58,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     errors = {
         # A poisoned buffer may be NaN or infinite: that depends on how sums are merged.
         name: compare(
-            _received(answer, want, name),
+            received(answer, want, name),
             want,
             expected.unjudged.get(name),
             accuracy,
@@ -80,17 +78,31 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     outputs = [error for name, error in errors.items() if name.startswith("call")]
     worst = max(outputs, key=lambda error: error.max_abs, default=Error())
     rms_rel = max((error.rms_rel for error in outputs), default=0.0)
+    is_rounding = bool(values) and not behaviour and not is_exact and _is_rounding(errors)
     return ProbeResult(
         probe.name, rms_rel, worst.max_abs, *_baseline_of(expected), not reason,
-        _told(probe, reason), _note(expected, answer),
+        _told(probe, reason, is_rounding), _note(expected, answer),
         is_close=bool(values) and not is_exact and excess <= CLOSE,
     )  # fmt: skip
 
 
-def _told(probe: Probe, reason: str) -> str:
+def _told(probe: Probe, reason: str, is_rounding: bool = False) -> str:
+    """Return a reason with the probe's name, and what such a failure usually means.
+
+    A layout that is not followed gives numbers of another place, not errors of rounding size.
+    """
     if not reason:
         return ""
-    return f"{probe.name}: {reason}" + (f" ({probe.tells})" if probe.tells else "")
+    tells = ROUNDING if is_rounding and probe.layout != "contiguous" else probe.tells
+    return f"{probe.name}: {reason}" + (f" ({tells})" if tells else "")
+
+
+def _is_rounding(errors: Mapping[str, Error]) -> bool:
+    """Whether all errors are as small, for their tensor, as fewer bits of its operands make."""
+    return all(
+        not error.num_misplaced and error.max_abs <= ROUNDED * error.largest
+        for error in errors.values()
+    )
 
 
 def _baseline_of(expected: Expected) -> tuple[float, float]:
@@ -99,10 +111,6 @@ def _baseline_of(expected: Expected) -> tuple[float, float]:
         max((error.rms_rel for error in outputs), default=0.0),
         max((error.max_abs for error in outputs), default=0.0),
     )
-
-
-def _received(answer: Answer, want: torch.Tensor, name: str) -> torch.Tensor:
-    return answer.tensors[name].to(want.device)
 
 
 def _judge_refusal(expected: Expected, answer: Answer) -> str | None:
@@ -129,6 +137,8 @@ def _judge_refusal(expected: Expected, answer: Answer) -> str | None:
 
 
 def _shortened(text: str, limit: int = 600) -> str:
+    """Return what was raised in one line: PyTorch names missing keys in lines of their own."""
+    text = one_line(text, len(text) + 4)
     if len(text) <= limit:
         return text
     return f"{text[:limit]} ... ({len(text) - limit} characters more)"
@@ -259,8 +269,8 @@ def _judge_values(
         limits = all_limits[name]
         if not limits.accepts(error):
             where = _offence(expected, answer, name, error, limits, accuracy)
-            diagnosis = _diagnosis(expected, answer, name, error)
-            return where + (f"; {diagnosis}" if diagnosis else "")
+            told = diagnosis(expected, answer, name, error)
+            return where + (f"; {told}" if told else "")
     return ""
 
 
@@ -316,7 +326,7 @@ def _offence(
 ) -> str:
     """Say which element is the first beyond its limit, by how much, and what the limit was."""
     want = expected.oracle[name]
-    got = _received(answer, want, name)
+    got = received(answer, want, name)
     label = _label(name)
     if not want.is_floating_point():
         at = int((got != want).reshape(-1).nonzero()[0])
@@ -331,14 +341,14 @@ def _offence(
         return f"{text}; {error.num_misplaced} elements have NaN or Inf at other places"
     if limits.is_elementwise:
         return (
-            f"{text}, error {abs(g - w):.3g}; {share:.3g} % of elements are beyond {limits.why}, "
-            f"and the largest error {error.max_abs:.3g} is beyond 2 x PyTorch's own "
+            f"{text}, error {abs(g - w):.3g}; {percent(share, 3)} of elements are beyond "
+            f"{limits.why}, and the largest error {error.max_abs:.3g} is beyond 2 x PyTorch's own "
             f"{limits.max_abs / 2:.3g}"
         )
     if error.max_abs > limits.max_abs:
         return (
             f"{text}, error {abs(g - w):.3g} with limit {limits.max_abs:.3g} ({limits.why}); "
-            f"largest {error.max_abs:.3g}, {share:.3g} % of elements are beyond"
+            f"largest {error.max_abs:.3g}, {percent(share, 3)} of elements are beyond"
         )
     return (
         f"{label}: rms error {error.rms_abs:.3g} with limit {limits.rms_abs:.3g}; the largest "
@@ -370,108 +380,6 @@ def _note(expected: Expected, answer: Answer) -> str:
         f"right, but it runs the reference's own operations ({shown}): it holds the reference, "
         "or falls back to it"
     )
-
-
-# ---- name the mistake where it can be told --------------------------------------------------
-
-
-def _diagnosis(expected: Expected, answer: Answer, name: str, error: Error) -> str:
-    want = expected.oracle[name]
-    got = _received(answer, want, name)
-    if name.startswith("buffer."):
-        return _buffer_diagnosis(expected, name, got)
-    return _output_diagnosis(expected, answer, name, got, error)
-
-
-def _output_diagnosis(
-    expected: Expected, answer: Answer, name: str, got: torch.Tensor, error: Error
-) -> str:
-    import torch
-
-    want = expected.oracle[name]
-    if answer.report.num_threads_left:
-        return f"{answer.report.num_threads_left} threads outlived the call: a late write?"
-    call, _, which = name.partition(".")
-    number = int(call[4:])
-    for earlier in range(number):
-        if torch.equal(got, _received(answer, want, f"call{earlier}.{which}")):
-            changed = "weights" if expected.probe.edits_weights else "input"
-            return (
-                f"the output of call {number + 1} equals that of call {earlier + 1} although the "
-                f"{changed} changed: memoised, or replayed"
-            )
-    is_poisoned = expected.probe.distribution in ("nan_row", "inf_element")
-    if not is_poisoned and bool((torch.isnan(got) & torch.isfinite(want)).any()):
-        return (
-            "NaN where a number is expected: part of the output was never written, or memory "
-            "was read that was never written"
-        )
-    if error.num_misplaced:
-        return "NaN and Inf must come through as they do in the reference" if is_poisoned else ""
-    if got.numel() > 1 and bool((got == got.reshape(-1)[0]).all()):
-        return "every element is the same: a constant output"
-    return _place_diagnosis(expected, name, got) or _precision_diagnosis(expected, name, error)
-
-
-def _place_diagnosis(expected: Expected, name: str, got: torch.Tensor) -> str:
-    """Tell whether only some rows (dim 0) or columns (last dim) are wrong, as of a tail."""
-    want = expected.oracle[name]
-    if want.ndim < 2 or not want.numel():
-        return ""
-    floor = FLOOR_ULPS * ULP * expected.baseline[name].largest
-    is_bad = (got - want).abs() > max(4.0 * expected.baseline[name].max_abs, floor)
-    flat = is_bad.reshape(-1, want.shape[-1])
-    for what, lines in (
-        ("row", is_bad.flatten(1).any(1)),
-        ("column", flat.any(0)),
-    ):
-        at = lines.nonzero().reshape(-1).tolist() if int(lines.sum()) * 2 < len(lines) else []
-        if at and at[-1] - at[0] == len(at) - 1:
-            which = f"{what} {at[0]} is" if len(at) == 1 else f"{what}s {at[0]} to {at[-1]} are"
-            return f"only {which} wrong: a part that was never written?"
-    return ""
-
-
-def _precision_diagnosis(expected: Expected, name: str, error: Error) -> str:
-    """Tell operands of fewer bits from plainly wrong values, on well-behaved inputs."""
-    if expected.probe.distribution not in ("as_given", "normal", "heavy_tailed"):
-        return ""
-    if error.rms_rel < 4.0 * expected.baseline[name].rms_rel or not error.rms_rel:
-        return ""
-    if error.max_abs > 8.0 * error.rms_abs:  # rounding is spread evenly; a mistake is not
-        return ""
-    bits = -math.log2(error.rms_rel)
-    for low, high, what in ((7.0, 10.5, "bfloat16"), (10.5, 14.0, "float16 or TF32")):
-        if low <= bits < high:
-            return (
-                f"an rms error of 2^-{bits:.1f} is that of {what} operands: a lower precision "
-                "than declared"
-            )
-    return ""
-
-
-def _buffer_diagnosis(expected: Expected, name: str, got: torch.Tensor) -> str:
-    import torch
-
-    want = expected.oracle[name]
-    start = expected.start[name.removeprefix("buffer.")]
-    if not want.is_floating_point():
-        return "the calls were not counted" if torch.equal(got, start) else ""
-    if torch.equal(got.double(), start.to(torch.float32).double()):
-        return "the running statistics were not updated"
-    if expected.probe.mode == "eval":
-        return "eval mode must not change the stored statistics"
-    momentum = next(
-        (m for prefix, m in expected.momenta.items() if name.startswith(f"buffer.{prefix}")), None
-    )
-    rows = expected.num_rows
-    if momentum is not None and expected.probe.calls == 1 and rows > 1:
-        # unbiased = biased * B / (B - 1), so a biased update lacks momentum * unbiased / B.
-        unbiased = (want - (1.0 - momentum) * start) / momentum
-        biased = want - momentum * unbiased / rows
-        if bool(((got - biased).abs() <= 0.05 * (want - biased).abs() + 1e-6 * want.abs()).all()):
-            return "it looks biased: the variance is off by the factor B/(B-1)"
-    return ""
 
 
 def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool) -> Check:

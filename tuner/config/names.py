@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tuner.config.run_config import RunConfig
-from tuner.errors import ConfigError
+from tuner.errors import ConfigError, did_you_mean
 from tuner.space.expression import unknown_name
+from tuner.trial import Value
 
-__all__ = ["DEVICE_FACTS", "check_names"]
+__all__ = ["DEVICE_FACTS", "check_names", "unknown_values"]
 
 DEVICE_FACTS = (  # of any kind of device; each device has those of its kind
     "device.kind",
@@ -76,3 +77,32 @@ def check_names(
     if problems:
         in_order = sorted(problems, key=lambda problem: problem[0])
         raise ConfigError([text for _, text in in_order])
+
+
+def unknown_values(
+    config: RunConfig, known: Mapping[str, Sequence[Sequence[Value] | None]]
+) -> list[str]:
+    """Name the values of the space that no template knows: no configuration will have them.
+
+    Args:
+        config: as read.
+        known: by parameter, the values that each template in use lists; None where it takes any.
+    """
+    found = []
+    for parameter in config.space:
+        lists = known.get(parameter.name, [None])
+        values = list(dict.fromkeys(value for one in lists for value in one or ()))
+        if None in lists:
+            continue
+        for value in parameter.values:
+            if value not in values:
+                near = did_you_mean(str(value), [str(one) for one in values])
+                found.append(
+                    config.problem_at(
+                        f"space.{parameter.name}",
+                        f"no template in use knows {parameter.name} = {value!r}",
+                        known=[str(one) for one in values],
+                        hint=near or "remove it, or name a template that knows it",
+                    )
+                )
+    return found

@@ -167,7 +167,8 @@ class DeviceEvaluator:
         seconds = {"wait": 0.0, **pending.seconds, "build": build.seconds}
         self._keep(pending.candidate, build)
         if build.status is not Status.CORRECT:
-            return Outcome(build.status, build.error, build, seconds=seconds)
+            reason = self._family.explained(pending.candidate, build.error)
+            return Outcome(build.status, reason, build, seconds=seconds)
         known = self._seen.get(build.binary_key)
         if build.binary_key and known is not None:
             return replace(known[1], build=build, seconds=seconds, same_as=known[0])

@@ -38,19 +38,19 @@ from tuner.check.exercise import outputs_of, snapshot
 from tuner.check.expected import Expected, expected, expected_of_call
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.surroundings import changed, functions, replaced, settings
-from tuner.errors import ProblemError
+from tuner.errors import InputError, ProblemError
 from tuner.evaluate.channel import Blob
+from tuner.evaluate.fit import Fit
 from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.measure import measure
 from tuner.evaluate.modules import (
     constructed,
     differentiable,
+    free_build_lock,
     fused,
     imported,
     module_of,
     notes_on,
-    sizes_seen,
-    spy,
     tagged,
     untagged,
 )
@@ -62,7 +62,16 @@ from tuner.machine.device import describe
 from tuner.machine.doctor import environment
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem, load_problem
-from tuner.trial import Argument, Candidate, Check, Measurement, ProbeResult, from_json, to_json
+from tuner.trial import (
+    Argument,
+    Candidate,
+    Check,
+    Measurement,
+    ProbeResult,
+    Tensor,
+    from_json,
+    to_json,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -125,24 +134,29 @@ class _Session:
         sizes: dict[str, int],
         arguments: str,
         model_new: str,
+        model_file: str,
+        outputs: str,
         also: Sequence[str] = (),
         **_: Any,
     ) -> Answer:
-        """Find the named sizes by letting the family's module call a spy.
+        """Find the named sizes by letting the family's module call a stand-in for its operator.
 
         `screening` are those of every batch that screening asks for, the problem's own first.
+        What is wrong with the module, or with it beside the reference, is found here as well.
         """
         problem = load_problem(Path(reference), sizes)
-        module = module_of(model_new)
-        module |= {"fused_op": spy, **{f"fused_{name}": None for name in also}}
-        model = constructed(module["ModelNew"], problem.init_inputs(0), "cpu").train()
         declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
-        found = sizes_seen(model, problem.make_inputs(0), declared, reference)
+        made = [from_json(Tensor, json.dumps(tensor)) for tensor in json.loads(outputs)]
+        fit = Fit(problem, Path(model_file), model_new, declared, made, tuple(also))
+        module = fit.names()
+        model = fit.model(module)
+        found = fit.sizes(module, model, problem.make_inputs(0))
         screening = [found]
         for batch in {p.batch for p in probes.screening_probes(0, problem.num_rows())} - {None}:
-            with suppress(ProblemError):  # a batch that the problem does not take
+            with suppress(InputError):  # a batch that the problem does not take
                 inputs = problem.make_inputs(0, batch=batch)
-                screening.append(sizes_seen(model, inputs, declared, reference))
+                screening.append(fit.sizes(module, model, inputs))
+        fit.rehearse(module, model)
         return {"sizes": found, "screening": screening}, ()
 
     # ---- the problem: screening and judge -----------------------------------------------------
@@ -434,6 +448,7 @@ class _Session:
         if file is not None:
             self.functions = functions()
             notes = notes_on(Path(file).read_text(errors="replace"), sizes or {})
+            free_build_lock(Path(file))
             module = vars(imported(Path(file)))
         else:
             assert candidate is not None
@@ -459,6 +474,7 @@ class _Session:
 
     def import_file(self, file: str) -> Answer:
         """Import one of our own exported files, which compiles it."""
+        free_build_lock(Path(file))
         imported(Path(file))
         return {}, ()
 

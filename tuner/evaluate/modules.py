@@ -4,62 +4,34 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+import psutil
+
 from tuner.errors import ProblemError
-from tuner.kernel.binding import BoundOp, match_sizes
-from tuner.trial import Argument
+from tuner.kernel.binding import BoundOp
 
 __all__ = [
     "constructed",
     "differentiable",
+    "free_build_lock",
     "fused",
     "imported",
     "module_of",
     "notes_on",
-    "sizes_seen",
-    "spy",
     "tagged",
     "untagged",
 ]
 
 
-class _Seen(Exception):
-    """Carries the arguments that a module passed to its operator."""
-
-
-def spy(*args: Any) -> Any:
-    """Stand in for a module's operator; `sizes_seen` learns what it was given."""
-    raise _Seen(*args)
-
-
-def sizes_seen(
-    model: Any, inputs: Sequence[Any], declared: Sequence[Argument], reference: str
-) -> dict[str, int]:
-    """Return the sizes with which a module calls the spy in place of its operator."""
-    try:
-        model(*inputs)
-    except _Seen as seen:
-        given = zip(declared, seen.args, strict=True)
-        shapes = {a.name: tuple(v.shape) for a, v in given if a.shape is not None}
-        try:
-            return match_sizes(declared, shapes)
-        except ValueError as error:
-            raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise ProblemError(f"{reference}: does not fit the operator: {error}") from error
-    raise ProblemError(
-        f"{reference}: the operator's module never called its operator on these inputs\n"
-        "  expected: inputs that the family's templates handle (dtype, rank, training mode)"
-    )
-
-
-def module_of(model_new: str) -> dict[str, Any]:
+def module_of(model_new: str, file: str = "model_new.py") -> dict[str, Any]:
     """Execute a family's module text in the namespace that an exported file gives it."""
     import torch
 
@@ -69,7 +41,7 @@ def module_of(model_new: str) -> dict[str, Any]:
         "F": torch.nn.functional,
         "__name__": "model_new",
     }
-    exec(compile(model_new, "model_new.py", "exec"), module)
+    exec(compile(model_new, file, "exec"), module)
     return module
 
 
@@ -79,7 +51,7 @@ def fused(operator: BoundOp) -> dict[str, Any]:
     return {"fused_op": operator, "fused_device": operator.device, **further}
 
 
-def differentiable(operator: BoundOp, module: dict[str, Any]) -> Callable[..., Any]:
+def differentiable(operator: Callable[..., Any], module: dict[str, Any]) -> Callable[..., Any]:
     """Give an operator its family's autograd formula, as an exported file registers it."""
     import torch
 
@@ -113,12 +85,44 @@ def notes_on(text: str, sizes: Mapping[str, int]) -> list[str]:
     return notes
 
 
+LOOK_EVERY_S = 0.5  # at a build that somebody else has locked
+IDLE_LOOKS = 4  # without a compiler in its folder: whoever locked it is gone
+
+
 class _FromItsText(SourceFileLoader):
     """Runs what a file says: the bytecode in `__pycache__` beside it may be of another text."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)
+
+
+def free_build_lock(path: Path) -> None:
+    """Remove the lock on the build of one of our exported files that a killed process left.
+
+    PyTorch's lock is a file without an owner: after `kill -9` in the middle of a compilation every
+    later import waits for it, for ever. It is stale where nobody works in its folder.
+    """
+    name = re.search(r'name="(tuner_[0-9a-f]{8})"', path.read_text(errors="replace"))
+    if name is None:
+        return
+    from torch.utils import cpp_extension
+
+    folder = Path(cpp_extension._get_build_directory(name[1], verbose=False)).resolve()
+    num_idle = 0
+    while (folder / "lock").exists() and num_idle < IDLE_LOOKS:
+        num_idle = 0 if _is_worked_in(folder) else num_idle + 1
+        time.sleep(LOOK_EVERY_S)
+    if num_idle >= IDLE_LOOKS:
+        (folder / "lock").unlink(missing_ok=True)
+
+
+def _is_worked_in(folder: Path) -> bool:
+    """Whether a compiler runs there, or was started by a process that is about to."""
+    for process in psutil.process_iter(["cwd"]):
+        if process.info["cwd"] == str(folder):
+            return True
+    return False
 
 
 def imported(path: Path) -> ModuleType:

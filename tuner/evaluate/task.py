@@ -49,6 +49,8 @@ class Task:
     impossible_us: float = 0.0  # a shorter time is a lie; 0 where that is not known
     # The family's further calls, each with a batch at which its module makes it; 0: nobody knows.
     also: Mapping[str, int] = field(default_factory=dict)
+    model_file: str = ""  # where `model_new` stands, for messages
+    outputs: str = "[]"
 
     @classmethod
     def of(
@@ -76,6 +78,8 @@ class Task:
             family.model_new,
             impossible_us,
             {n: 0 if r is None else int(r.evaluate(facts or {})) for n, r in rows.items()},
+            str(family.model_file),
+            json.dumps([json.loads(to_json(output)) for output in family.outputs]),
         )
 
     def payload(self) -> dict[str, Any]:

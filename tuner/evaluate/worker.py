@@ -29,6 +29,7 @@ from tuner.errors import WorkerError
 from tuner.evaluate.channel import Blob, Closed, Expired, Garbled
 from tuner.evaluate.child import Fault
 from tuner.evaluate.process import KILL_WAIT_S, Child, describe_exit
+from tuner.wording import one_line
 
 __all__ = ["Blob", "Fault", "JobFailed", "Reply", "Worker", "WorkerCrashed", "WorkerTimeout"]
 
@@ -259,7 +260,7 @@ class Worker:
                 if wait_s is None or self._is_closed:
                     raise WorkerError(
                         f"worker {self.name} cannot be started any more: {error}\n"
-                        f"  it worked until job {job!r}: {str(failure).splitlines()[0]}\n"
+                        f"  it worked until job {job!r}: {one_line(str(failure))}\n"
                         "  next: see what became of the device (tune doctor); a run goes on with "
                         "`tune --resume`"
                     ) from failure

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tuner.errors import TemplateError, did_you_mean
 from tuner.kernel.head import CallHead, OpFile, read_op, read_text
+from tuner.kernel.places import in_template
 from tuner.kernel.template import Signature, Template, load_template
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
@@ -46,6 +47,7 @@ class Family:
     bytes: Expression
     reference: Path
     model_new: str
+    model_file: Path
     templates: Mapping[str, Template]
     roots: tuple[Path, ...]
 
@@ -78,6 +80,19 @@ class Family:
             ),
             is_deterministic=template.holds(str(head.deterministic), constants),
         )
+
+    def places(self, candidate: Candidate) -> list[str]:
+        """Return the template's `file:line` for each line of a candidate's source.
+
+        Empty where that cannot be told.
+        """
+        template = self.template(candidate.template)
+        filled = template.filled(candidate.params)
+        return template.places(candidate.source, filled, self.name, self.roots)
+
+    def explained(self, candidate: Candidate, message: str) -> str:
+        """Return a compiler's message on a candidate with the template's own files and lines."""
+        return in_template(message, self.places(candidate)) if "source." in message else message
 
     def template(self, name: str) -> Template:
         """Return the template of that name, or raise a TemplateError that lists those there."""
@@ -204,6 +219,7 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
         bytes=Expression.parse(op.bytes),
         reference=files["reference.py"],
         model_new=read_text(files["model_new.py"]),
+        model_file=files["model_new.py"],
         templates=templates,
         roots=roots,
     )

@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tuner.errors import TemplateError, did_you_mean
 from tuner.kernel.findings import Findings, Place, line_of
+from tuner.kernel.naming import refusal_of
 from tuner.trial import DType, Language, Value
 
 __all__ = [
     "FLOAT_ARGUMENTS",
-    "FREE_NAMES",
     "CallHead",
     "DefaultHead",
     "Head",
@@ -29,7 +29,6 @@ __all__ = [
     "read_text",
 ]
 
-FREE_NAMES = {"params", "op"}  # what every text may use beside its parameters
 FLOAT_ARGUMENTS = {"num_threads"}  # passed by name, known only when the call is made
 _FILE_NAME = {"cuda": ".cu.j2", "cpp": ".cpp.j2", "triton": ".triton.py.j2"}
 _M = TypeVar("_M", bound=BaseModel)
@@ -254,9 +253,24 @@ def _check_op(op: OpFile, name: str, findings: Findings) -> None:
     for key in ("flops", "bytes"):
         findings.judge([key], getattr(op, key), own | set(op.sizes))
     _check_call(findings, [], op)
+    for number, argument in enumerate(op.arguments):
+        for size in argument.shape or ():
+            place: Place = ["arguments", number, "shape"]
+            if refused := refusal_of(size, {}):
+                findings.add(place, f"{size}: {refused[0]}", refused[1])
+            elif size not in op.sizes:
+                findings.add(
+                    place,
+                    f"{size!r} is not among `sizes:`",
+                    did_you_mean(size, list(op.sizes)) or f"known: {', '.join(op.sizes)}",
+                )
     for call, head in op.also.items():
         if not call.isidentifier() or call in ("op", "device"):  # `fused_op`, `fused_device`
-            findings.add(["also", call], "this name is taken, or is no name")
+            findings.add(
+                ["also", call],
+                "this name is taken, or is no name",
+                "reserved: op and device, since fused_op and fused_device are there already",
+            )
         _check_call(findings, ["also", call], head)
         findings.judge(["also", call, "rows"], head.rows, own)
         if (found := _run_time_sizes(head)) != own:  # workspace may be that of several calls
@@ -268,6 +282,13 @@ def _check_op(op: OpFile, name: str, findings: Findings) -> None:
 
 
 def _check_call(findings: Findings, place: Place, call: OpFile | CallHead) -> None:
+    taken = dict.fromkeys(_run_time_sizes(call), "a size")
+    names = [("arguments", i, a.name) for i, a in enumerate(call.arguments)]
+    names += [("outputs", i, o.name) for i, o in enumerate(call.outputs)]
+    for kind, number, name in names:
+        if refused := refusal_of(name, taken):
+            findings.add([*place, kind, number], f"{name}: {refused[0]}", refused[1])
+        taken[name] = f"another of the {kind}"
     for number, argument in enumerate(call.arguments):
         if (argument.dtype == "float32") is (argument.shape is None):
             findings.add(
@@ -295,13 +316,16 @@ def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
     calls: list[OpFile | CallHead] = [op, *op.also.values()]
     outside = {argument.name for call in calls for argument in call.arguments}
     outside |= {output.name for call in calls for output in call.outputs}
-    taken = {*sizes, *op.sizes, *outside, *head.workspace, *FREE_NAMES, "template", "num_threads"}
-    for name in head.parameters:
-        if not name.isidentifier() or name in taken:
-            findings.add(["parameters", name], "this name is taken, or is no name")
-    for name in head.workspace:
-        if not name.isidentifier() or name in sizes | set(op.sizes) | outside:
-            findings.add(["workspace", name], "this name is taken, or is no name")
+    taken = dict.fromkeys({*sizes, *op.sizes}, "a size of op.yaml")
+    taken |= dict.fromkeys(outside, "an argument or output of op.yaml")
+    own = taken | dict.fromkeys(head.workspace, "a workspace")
+    for kind, names, others, is_parameter in (
+        ("parameters", list(head.parameters), own, True),
+        ("workspace", list(head.workspace), taken, False),
+    ):
+        for name in names:
+            if refused := refusal_of(name, others, is_parameter=is_parameter):
+                findings.add([kind, name], *refused)
     tuned = set(head.parameters)
     for number, requirement in enumerate(head.requires):
         findings.judge(["requires", number], requirement.expr, {*tuned, *sizes, *op.sizes})

@@ -17,7 +17,7 @@ import jinja2.sandbox
 
 from tuner.errors import TemplateError, did_you_mean
 
-__all__ = ["free_variables", "rendered"]
+__all__ = ["environment_of", "free_variables", "rendered"]
 
 
 def free_variables(path: Path, body: str, roots: Sequence[Path]) -> dict[str, str]:
@@ -35,7 +35,7 @@ def free_variables(path: Path, body: str, roots: Sequence[Path]) -> dict[str, st
         TemplateError: a text is not Jinja2, or what it includes is not there.
     """
     try:
-        return _undeclared(_environment(roots), path, body, frozenset(), set())
+        return _undeclared(environment_of(roots), path, body, frozenset(), set())
     except jinja2.TemplateSyntaxError as error:
         place = error.filename or str(path)
         raise TemplateError(f"{place}:{error.lineno}: {error.message}") from error
@@ -47,7 +47,7 @@ def rendered(path: Path, body: str, roots: Sequence[Path], variables: Mapping[st
     Raises:
         TemplateError: also whatever the text does wrong while it renders.
     """
-    environment = _environment(roots)
+    environment = environment_of(roots)
     try:
         code = environment.compile(body, filename=str(path))
         text = jinja2.Template.from_code(environment, code, dict(environment.globals))
@@ -97,7 +97,8 @@ def _undeclared(
     return names
 
 
-def _environment(roots: Sequence[Path]) -> jinja2.Environment:
+def environment_of(roots: Sequence[Path]) -> jinja2.Environment:
+    """Return what reads templates: sandboxed and strict; lines of tags alone leave none."""
     return jinja2.sandbox.SandboxedEnvironment(
         loader=jinja2.FileSystemLoader([str(root) for root in roots]),
         undefined=jinja2.StrictUndefined,

@@ -15,7 +15,6 @@ from tuner.errors import ExpressionError, TemplateError, did_you_mean
 from tuner.kernel.findings import Findings
 from tuner.kernel.head import (
     FLOAT_ARGUMENTS,
-    FREE_NAMES,
     DefaultHead,
     Head,
     OpFile,
@@ -23,6 +22,8 @@ from tuner.kernel.head import (
     StepHead,
     read_head,
 )
+from tuner.kernel.naming import FREE_NAMES
+from tuner.kernel.places import places_of
 from tuner.kernel.rendering import free_variables, rendered
 from tuner.space.constraints import Constraint
 from tuner.space.expression import Expression
@@ -114,8 +115,14 @@ class Template:
         Raises:
             TemplateError: it does not render; names the file and line.
         """
-        variables = {**filled, "params": dict(filled), "op": op}
-        return rendered(self.path, self.body, roots, variables)
+        return rendered(self.path, self.body, roots, _variables(filled, op))
+
+    def places(self, text: str, filled: Params, op: str, roots: Sequence[Path]) -> list[str]:
+        """Return the template's `file:line` for each line of `text`, which it rendered.
+
+        Empty where that cannot be told. The other arguments are those of `text`.
+        """
+        return places_of(self.path, self.body, roots, _variables(filled, op), text)
 
     def plan(
         self, call: Signature, also: Mapping[str, Signature], constants: Mapping[str, Value]
@@ -221,6 +228,10 @@ class Template:
         except ExpressionError as error:
             raise TemplateError(f"{self.path}: {text!r}: {error}") from error
         return ast.unparse(_Constants(values).visit(ast.parse(text, mode="eval")))
+
+
+def _variables(filled: Params, op: str) -> dict[str, object]:
+    return {**filled, "params": dict(filled), "op": op}
 
 
 class _Constants(ast.NodeTransformer):

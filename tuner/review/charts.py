@@ -29,6 +29,7 @@ from tuner.review.tables import parameter_names, pareto, resources_of, rms_of, v
 from tuner.review.timeline import spans_of, stage_figure, timeline_figure
 from tuner.review.words import count_words, number_words, us_words
 from tuner.trial import Trial
+from tuner.wording import percent
 
 __all__ = ["CHART_NAMES", "Chart", "charts_of", "figure_data"]
 
@@ -92,7 +93,7 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
     floors = {f"floor of {bound.words}": bound.latency_us for bound in facts.bounds()}
     figure = progress_figure(
         facts.trials,
-        facts.number("baseline_us"),
+        facts.baseline.latency_us,
         compiled_us=facts.compiled_us,
         floors=floors,
         by=by,
@@ -126,11 +127,11 @@ def _outlook(facts: Facts) -> Chart:
     if not facts.outlooks:
         words = "Not known: the sampler does not say how sure it is, or has seen too few trials."
         return Chart("outlook", label, words, None)
-    improvement = 100 * facts.outlooks[-1].improvement
+    improvement = percent(facts.outlooks[-1].improvement)
     words = (
         "How sure the search was, as it went on, that its best was within a share of the best "
         "there is: a model's own estimate from screening times, not a proof. At the last, if all "
-        f"configurations were tried, the best time was expected to fall by {improvement:.2g} %."
+        f"configurations were tried, the best time was expected to fall by {improvement}."
     )
     return Chart("outlook", label, words, outlook_figure(facts.outlooks))
 
@@ -197,7 +198,7 @@ def _accuracy(facts: Facts, _: Mapping[str, float]) -> Chart:
         f"and closer than {'trial' if len(front) == 1 else 'any of the trials'} {beaten}."
     )
     return Chart(
-        "accuracy", label, words, accuracy_figure(facts.trials, facts.number("baseline_us"))
+        "accuracy", label, words, accuracy_figure(facts.trials, facts.baseline.latency_us)
     )
 
 
@@ -214,7 +215,7 @@ def _roofline(facts: Facts, _: Mapping[str, float]) -> Chart:
         facts.device,
         flops=flops,
         num_bytes=num_bytes,
-        baseline_us=facts.number("baseline_us"),
+        baseline_us=facts.baseline.latency_us,
         precisions=[bound.precision for bound in facts.bounds()],
     )
     words = (

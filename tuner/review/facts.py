@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,13 @@ from tuner.trial import Finalist, Result, Trial
 __all__ = [
     "MAX_SOURCE_CHARS",
     "UNITS",
+    "Baseline",
     "Bound",
     "Facts",
     "correct_trials",
+    "is_all_rejected",
     "latency_us_of",
+    "rejected_of",
     "text_of",
 ]
 
@@ -60,11 +64,20 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class Baseline:
+    """PyTorch's own latency as it was timed once, and how its times scattered."""
+
+    latency_us: float | None
+    noise: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All that is read of a run, once. Any key of `environment` may be absent.
 
     `is_running`: another process works on it, so that it cannot be resumed. `outlooks`: what
-    the search expected of the rest, the latest last.
+    the search expected of the rest, the latest last. `checks`: every finalist as it was checked or
+    raced, in that order; a later one of a trial counts.
     """
 
     run: Run
@@ -74,6 +87,7 @@ class Facts:
     config: str
     is_running: bool = False
     outlooks: Sequence[Outlook] = ()
+    checks: Sequence[Finalist] = ()
 
     @classmethod
     def of(cls, run: Run) -> Facts:
@@ -85,14 +99,12 @@ class Facts:
         config = text_of(run.config_path, MAX_SOURCE_CHARS)
         is_running = is_locked(run, by_another=True)
         trials, outlooks = run.trials(), run.outlooks()
-        return cls(run, run.environment(), trials, run.result(), config, is_running, outlooks)
+        result, checks = run.result(), run.checks()
+        return cls(run, run.environment(), trials, result, config, is_running, outlooks, checks)
 
     def number(self, name: str) -> float | None:
         """Return a finite number of the environment; None if it is not one."""
-        value = self.environment.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return float(value) if math.isfinite(value) else None
+        return _finite(self.environment.get(name))
 
     def word(self, name: str, default: str = "") -> str:
         """Return a word of the environment."""
@@ -141,6 +153,43 @@ class Facts:
         return self.result.exported or next((f for f in finalists if f.trial == winner), None)
 
     @property
+    def rejected(self) -> Sequence[Finalist]:
+        """The trials that the full check rejected, in the order of their checks."""
+        return rejected_of(self.checks)
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the run ended without a result, since the full check rejected all it was put."""
+        return self.result is None and not self.is_running and is_all_rejected(self.checks)
+
+    @property
+    def baseline(self) -> Baseline:
+        """The baseline as it was timed beside what is reported: in its race, else its sitting."""
+        proof, best = self.proof, self.best
+        if proof is not None and proof.baseline_us:
+            rounds = [
+                statistics.median(burst)
+                for process in proof.baseline_samples_us
+                for burst in process
+                if burst
+            ]
+            return Baseline(proof.baseline_us, _noise_of(rounds))
+        own = self.sitting(best.number if best else len(self.trials))
+        measurement = best.outcome.measurement if best else None
+        if measurement is not None and measurement.anchor_us:  # timed again shortly before
+            return Baseline(measurement.anchor_us, own.noise)
+        return own
+
+    def sitting(self, number: int) -> Baseline:
+        """Return the baseline as it was timed when the sitting of a trial began."""
+        found: Mapping[str, Any] = self.environment
+        sittings = self.environment.get("sittings")
+        for sitting in sittings if isinstance(sittings, list) else []:
+            if isinstance(sitting, Mapping) and sitting.get("from_trial", 0) <= number:
+                found = sitting
+        return Baseline(_finite(found.get("baseline_us")), _finite(found.get("baseline_noise")))
+
+    @property
     def max_noise(self) -> float:
         """What the config asks of `measure.max_noise`."""
         try:
@@ -186,6 +235,32 @@ class Facts:
         folder = self.candidate(trial)
         path = folder / "log.txt" if folder else None
         return text_of(path, max_chars) if path and not path.is_symlink() else ""
+
+
+def rejected_of(checks: Sequence[Finalist]) -> list[Finalist]:
+    """Return what the full check rejected, of each trial what was said last."""
+    latest = {entry.trial: entry for entry in checks}
+    return [entry for entry in latest.values() if entry.error or not entry.check.is_accepted]
+
+
+def is_all_rejected(checks: Sequence[Finalist]) -> bool:
+    """Whether something was put to the full check, and nothing of it was accepted."""
+    return bool(checks) and len(rejected_of(checks)) == len({entry.trial for entry in checks})
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _noise_of(rounds: Sequence[float]) -> float | None:
+    """Return a robust relative dispersion, as of a finalist's own rounds."""
+    if not rounds:
+        return None
+    middle = statistics.median(rounds)
+    spread = statistics.median(abs(value - middle) for value in rounds)
+    return 1.4826 * spread / middle if middle else None
 
 
 def text_of(path: Path, max_chars: int) -> str:

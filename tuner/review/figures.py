@@ -21,6 +21,7 @@ from tuner.review.tables import (
 from tuner.review.words import params_words, percent_words, seconds_words, us_words
 from tuner.run import Outlook
 from tuner.trial import Status, Trial
+from tuner.wording import percent
 
 __all__ = [
     "ACCENT",
@@ -302,12 +303,12 @@ def outlook_figure(outlooks: Sequence[Outlook]) -> Any:
             x=[outlook.number for outlook in known],
             y=[outlook.within[share] for outlook in known],
             mode="lines+markers",
-            name=f"within {100 * float(share):.3g} % of the best there is",
+            name=f"within {percent(float(share), 3)} of the best there is",
             line={"color": colour, "width": 2, "dash": ("solid", "dash", "dot")[number % 3]},
             marker={"symbol": symbol, "size": 7},
             hovertext=[
                 f"after {o.number} trials: {100 * o.within[share]:.0f} %; "
-                f"{100 * o.improvement:.2g} % left to gain"
+                f"{percent(o.improvement)} left to gain"
                 for o in known
             ],
             hoverinfo="text",

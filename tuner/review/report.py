@@ -37,6 +37,7 @@ from tuner.review.words import (
 )
 from tuner.run import Run, write_whole
 from tuner.trial import Status, Trial
+from tuner.wording import one_line
 
 __all__ = [
     "PAGE_DIR",
@@ -288,6 +289,7 @@ def page_environment() -> Environment:
     environment.filters |= {
         "us": us_words,
         "percent": percent_words,
+        "one_line": one_line,
         "ratio": ratio_words,
         "duration": seconds_words,
         "hash": _script_hash,

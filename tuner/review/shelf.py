@@ -19,9 +19,11 @@ from threading import RLock
 from typing import Any, Literal
 
 from tuner.errors import InputError, TunerError
-from tuner.review.facts import MAX_SOURCE_CHARS, Facts, text_of
+from tuner.review.facts import MAX_SOURCE_CHARS, Facts, is_all_rejected, rejected_of, text_of
+from tuner.review.words import rejection_words
 from tuner.run import Run, is_locked, parsed_trials, storage_errors
 from tuner.trial import Interval, Result, Trial
+from tuner.wording import one_line
 
 __all__ = ["Shelf", "Shown", "State", "age_words"]
 
@@ -33,6 +35,7 @@ _FILES = (
     "environment.json",
     "trials.jsonl",
     "search.jsonl",
+    "checks.jsonl",
     "result.json",
     "study.journal",
     "lock",
@@ -41,6 +44,8 @@ _FILES = (
     "export/model_new.py",
     "report.html",
 )
+_WRITTEN = ("environment.json", "trials.jsonl", "result.json", "checks.jsonl")  # tell its age
+_STAMPED = (*_WRITTEN, "search.jsonl", "report.html")
 _KEPT_RUNS = 6  # whose trials stay in memory: about 10 kB a trial
 
 
@@ -50,7 +55,7 @@ class Shown:
 
     `speedup` is the exported file's, or the winner's, raced in fresh processes (`is_proved`,
     with `low` and `high`); of a run without a proof the best at screening. `age_s` counts from
-    the last thing written. `problem` says why an unreadable run is one.
+    the last thing written. `problem` says why a run is unreadable, or was rejected by the check.
     """
 
     name: str
@@ -77,6 +82,7 @@ class _Tally:
     stamps: tuple[tuple[int, int, int], ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     result: Result | None = None
+    rejection: str = ""  # why nothing that was put to the full check was accepted
     offset: int = 0  # of `trials.jsonl`: the end of the last whole line that was read
     inode: int = 0
     num_trials: int = 0
@@ -159,8 +165,8 @@ class Shelf:
             trials = reader.read()
         config = text_of(run.config_path, MAX_SOURCE_CHARS)
         result = run.result()
-        running, outlooks = is_locked(run), run.outlooks()
-        return Facts(run, run.environment(), trials, result, config, running, outlooks)
+        running, outlooks, checks = is_locked(run), run.outlooks(), run.checks()
+        return Facts(run, run.environment(), trials, result, config, running, outlooks, checks)
 
     def stamp(self, name: str) -> str:
         """Return a word that changes whenever a run does; empty when it is gone."""
@@ -196,9 +202,12 @@ class Shelf:
                 raise InputError(f"{stray} leads out of the run's folder")
             tally.environment = run.environment()
             tally.result = run.result()
+            checks = run.checks() if tally.result is None else []
+            is_rejected = is_all_rejected(checks)
+            tally.rejection = rejection_words(rejected_of(checks)) if is_rejected else ""
             _count(run.path / "trials.jsonl", tally)
         except TunerError as error:
-            tally.problem = str(error).splitlines()[0]
+            tally.problem = one_line(str(error))
 
 
 class _Reader:
@@ -238,7 +247,7 @@ def _newer(path: Path, offset: int, inode: int) -> tuple[bytes | None, int, int]
 
 def _stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
     found = []
-    for name in ("environment.json", "trials.jsonl", "result.json", "search.jsonl", "report.html"):
+    for name in _STAMPED:
         try:
             facts = os.stat(path / name)
         except OSError:
@@ -284,7 +293,10 @@ def _shown(run: Run, tally: _Tally) -> Shown:
         state = "unreadable"
     elif result is not None:
         state = "rejected" if is_rejected else "finished"
-    speedup = interval.speedup if interval else tally.best_ratio or None
+    elif tally.rejection:
+        state = "rejected"
+    is_open = state in ("running", "stopped")
+    speedup = interval.speedup if interval else (tally.best_ratio if is_open else 0.0) or None
     op = str(environment.get("op") or run.path.name)
     return Shown(
         name=run.path.name,
@@ -301,7 +313,7 @@ def _shown(run: Run, tally: _Tally) -> Shown:
         is_proved=interval is not None and not is_rejected,
         started_at=str(environment.get("started_at") or ""),
         age_s=_age_s(tally),
-        problem=tally.problem,
+        problem=tally.problem or (tally.rejection if state == "rejected" else ""),
     )
 
 
@@ -317,7 +329,7 @@ def _proof_of(result: Result | None) -> tuple[Interval | None, bool]:
 
 
 def _age_s(tally: _Tally) -> float:
-    last_ns = max((time_ns for _, _, time_ns in tally.stamps[:3]), default=0)
+    last_ns = max((time_ns for _, _, time_ns in tally.stamps[: len(_WRITTEN)]), default=0)
     return max(0.0, datetime.now(UTC).timestamp() - last_ns / 1e9)
 
 

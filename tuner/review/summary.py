@@ -9,21 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.review.facts import Facts, correct_trials
+from tuner.review.advice import Advice, advice_of
+from tuner.review.facts import Facts
 from tuner.review.words import (
     NONE,
     count_words,
     draws_words,
-    number_words,
     outlook_words,
     params_words,
     percent_words,
     ratio_words,
+    rejection_words,
     relative_path,
     us_words,
 )
 from tuner.run import Outlook, Run
 from tuner.trial import Compiled, Interval, ProbeResult, Status, Trial
+from tuner.wording import percent
 
 __all__ = [
     "Advice",
@@ -35,17 +37,7 @@ __all__ = [
     "trial_words",
 ]
 
-DRIFT = 0.05  # of the baseline within one run: ten times the noise that is asked for
-
 # ---- the summary ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """Something that makes the result less sure, and what to do about it."""
-
-    text: str
-    remedy: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +46,8 @@ class Summary:
 
     `latency_us`, `noise` and `baseline_us` come from the proof of the exported file where there
     is one, else from the winner's race, else from screening; `measured` says which. `probes` are
-    the errors against float64 beside the baseline's own. Paths are relative to `path`.
+    the errors against float64 beside the baseline's own. `num_rejected` trials were correct at
+    screening, and are not. Paths are relative to `path`.
     """
 
     path: str
@@ -74,6 +67,7 @@ class Summary:
     best: Trial | None
     counts: Mapping[str, int]
     num_trials: int
+    num_rejected: int
     num_feasible: int | None
     outlook: Outlook | None
     error: str
@@ -104,6 +98,8 @@ def summary_of(facts: Facts) -> Summary:
     latency_us, noise, baseline_us, measured = _figures_of(facts)
     kind, verdict = _verdict(facts, interval, latency_us, baseline_us)
     check = proof.check if proof else best.outcome.check if best else None
+    if facts.is_rejected:
+        check = facts.rejected[0].check
     counts = Counter(trial.outcome.status for trial in facts.trials)
     num_feasible = facts.number("num_feasible")
     export_path = relative_path(result.export_path, facts.run.path) if result else ""
@@ -121,10 +117,11 @@ def summary_of(facts: Facts) -> Summary:
         latency_us=latency_us,
         noise=noise,
         baseline_us=baseline_us,
-        baseline_noise=facts.number("baseline_noise"),
+        baseline_noise=facts.baseline.noise,
         best=best,
         counts={status.value: counts[status] for status in Status if counts[status]},
         num_trials=len(facts.trials),
+        num_rejected=len(facts.rejected),
         num_feasible=None if num_feasible is None else int(num_feasible),
         outlook=facts.outlooks[-1] if facts.outlooks else None,
         error=_error_words(check.probes if check else ()),
@@ -136,24 +133,23 @@ def summary_of(facts: Facts) -> Summary:
         export_path=export_path,
         reproduce=facts.word("command"),
         export_command=f"tune export {facts.run.path}",
-        warnings=tuple(_advice(facts, interval, noise)),
+        warnings=tuple(advice_of(facts, interval, noise)),
     )
 
 
 def _figures_of(facts: Facts) -> tuple[float | None, float | None, float | None, str]:
     """Return latency, noise and baseline latency, and where they were measured."""
-    proof, best, baseline_us = facts.proof, facts.best, facts.number("baseline_us")
+    proof, best, baseline_us = facts.proof, facts.best, facts.baseline.latency_us
     if proof is not None and proof.latency_us is not None:
         is_export = facts.result is not None and facts.result.exported is proof
         what = "the exported file" if is_export else "the winner"
         words = f"{what}, raced against the baseline in fresh processes"
-        return proof.latency_us, proof.noise, proof.baseline_us or baseline_us, words
+        return proof.latency_us, proof.noise, baseline_us, words
     measurement = best.outcome.measurement if best else None
     if measurement is None:
         return None, None, baseline_us, ""
-    # The baseline was re-timed shortly before the candidate: drift cancels.
-    anchor_us = measurement.anchor_us or baseline_us
-    return measurement.latency_us, measurement.noise, anchor_us, "screening only, not proved"
+    words = "screening only, " + ("and rejected since" if facts.is_rejected else "not proved")
+    return measurement.latency_us, measurement.noise, baseline_us, words
 
 
 def _verdict(
@@ -162,6 +158,8 @@ def _verdict(
     proof = facts.proof
     if proof is not None and (proof.error or not proof.check.is_accepted):
         return "rejected", f"Rejected: {proof.error or proof.check.reason}"
+    if facts.is_rejected:
+        return "rejected", f"Rejected: {rejection_words(facts.rejected)}"
     if interval is not None and facts.result is not None and facts.result.is_fallback:
         said = "No kernel is faster than PyTorch: the exported file holds PyTorch's own modules"
         return interval.verdict, said
@@ -185,7 +183,7 @@ def _verdict(
 
 def _interval_words(interval: Interval) -> str:
     ends = f"{ratio_words(interval.low)} to {ratio_words(interval.high)}"
-    share = f"{100 * interval.confidence:.3g} %"
+    share = percent(interval.confidence, 3)
     if interval.num_processes == 1:
         return f"{ends} in {share} of rounds, seen in 1 process alone"
     return f"{ends} in {share} of processes; {interval.num_processes} were raced"
@@ -250,88 +248,6 @@ def _roofline_words(facts: Facts, latency_us: float | None) -> str:
     )
 
 
-def _advice(facts: Facts, interval: Interval | None, noise: float | None) -> list[Advice]:
-    found = [*_advice_on_state(facts), *_advice_on_verdict(facts, interval)]
-    if (limit := facts.max_noise) < (noise or 0.0):
-        found.append(_noise_advice("the winner's", noise or 0.0, limit))
-    if limit < (facts.number("baseline_noise") or 0.0):
-        found.append(_noise_advice("the baseline's", facts.number("baseline_noise") or 0.0, limit))
-    return [*found, *_advice_on_machine(facts), *_notes(facts)]
-
-
-def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
-    return Advice(
-        f"{whose} times scatter by {percent_words(noise)}, "
-        f"more than the {percent_words(limit)} asked for",
-        "end other programs, or give measure.finalists more time",
-    )
-
-
-def _advice_on_state(facts: Facts) -> list[Advice]:
-    found, proof = [], facts.proof
-    if facts.is_running:
-        proved = "no finalist is proved yet" if facts.result is None else "its proof is of before"
-        text = f"the run is going on, and {proved}"
-        found.append(Advice(text, ""))
-    elif facts.result is None:
-        again = f"tune --resume {facts.run.path}"
-        text = "the run is not finished: no finalist was proved in fresh processes"
-        found.append(Advice(text, again))
-    if facts.trials and not correct_trials(facts.trials):
-        remedy = "read 'What failed and why'; widen the space or loosen the accuracy"
-        found.append(Advice("not one candidate was correct", remedy))
-    if proof is not None and (proof.error or not proof.check.is_accepted):
-        text = f"the proof failed: {proof.error or proof.check.reason}"
-        found.append(Advice(text, "do not use the exported file; export another trial"))
-    elif facts.result is not None and facts.result.exported is None:
-        remedy = "tune export makes the file and proves it"
-        found.append(Advice("the exported file itself was not proved", remedy))
-    return found
-
-
-def _notes(facts: Facts) -> list[Advice]:
-    """Return what run and check noted, but for the rejection that is told already."""
-    said = facts.proof.check.reason if facts.proof is not None else ""
-    notes = facts.result.notes if facts.result is not None else ()
-    notes = tuple(dict.fromkeys([*notes, *(facts.proof.check.notes if facts.proof else ())]))
-    return [Advice(note, "") for note in notes if not said or said not in note]
-
-
-def _advice_on_verdict(facts: Facts, interval: Interval | None) -> list[Advice]:
-    found = []
-    is_fallback = facts.result is not None and facts.result.is_fallback
-    if interval is not None and interval.verdict == "no difference" and not is_fallback:
-        remedy = "keep PyTorch's own, or give measure.finalists more time"
-        found.append(Advice("the interval holds 1: it may not be faster at all", remedy))
-    if interval is not None and interval.num_processes == 1:
-        text = "raced in one process only: the interval says nothing of another process"
-        found.append(Advice(text, "set measure.num_processes above 1"))
-    ties = [n for n in facts.result.ties if n != facts.result.winner] if facts.result else []
-    if ties:
-        what = f"trial{'' if len(ties) == 1 else 's'} {number_words(ties)}"
-        text = f"{what} cannot be told from the winner"
-        found.append(Advice(text, "choose the simplest, or give measure.finalists more time"))
-    return found
-
-
-def _advice_on_machine(facts: Facts) -> list[Advice]:
-    found = []
-    measured = [t.outcome.measurement for t in facts.trials if t.outcome.measurement]
-    throttled = sum(1 for m in measured if m.num_throttled)
-    if throttled:
-        text = f"the device slowed its clock during {throttled} of {len(measured)} measurements"
-        remedy = "those samples were dropped; cool it, or lower its clock limit for steady times"
-        found.append(Advice(text, remedy))
-    anchors = [m.anchor_us for m in measured if m.anchor_us]
-    if anchors and max(anchors) > (1 + DRIFT) * min(anchors):
-        text = (
-            f"the baseline drifted between {us_words(min(anchors))} and {us_words(max(anchors))}"
-        )
-        remedy = "compare trials by speed-up, not by latency; end other programs"
-        found.append(Advice(text, remedy))
-    return found
-
-
 # ---- the terminal ---------------------------------------------------------------------------
 
 _COLUMNS, _MAX_LINES, _LABEL = 80, 20, 10
@@ -379,7 +295,8 @@ def trial_words(s: Summary) -> str:
     """Return how many trials there were, by status."""
     of = f" of {s.num_feasible:,} feasible" if s.num_feasible is not None else ""
     counts = ", ".join(f"{count:,} {status}" for status, count in s.counts.items())
-    return f"{s.num_trials:,}{of}" + (f": {counts}" if counts else "")
+    rejected = f", of them {s.num_rejected:,} rejected by the full check" if s.num_rejected else ""
+    return f"{s.num_trials:,}{of}" + (f": {counts}{rejected}" if counts else "")
 
 
 def _wrapped(text: str, label: str, max_lines: int) -> list[str]:

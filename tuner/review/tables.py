@@ -21,6 +21,7 @@ from tuner.machine.device import Device
 from tuner.review.facts import Facts, correct_trials, latency_us_of
 from tuner.review.words import NONE, number_words
 from tuner.trial import Status, Trial, Value
+from tuner.wording import one_line
 
 __all__ = [
     "ABSENT",
@@ -200,14 +201,14 @@ def trial_columns(facts: Facts) -> list[Column]:
     The columns are the result, then the parameters, then what it took. A parameter that bears
     the name of another column is called `param_<name>`.
     """
-    trials, device, baseline_us = facts.trials, facts.device, facts.number("baseline_us")
+    trials, device = facts.trials, facts.device
     taken = [resources_of(trial, device) for trial in trials]
     before = [
         _column("number", "trial", "count", trials, lambda t: t.number),
         _column("status", "status", "word", trials, lambda t: t.outcome.status.value),
         _column("latency_us", "latency µs", "us", trials, lambda t: t.outcome.latency_us),
         _column("noise", "noise", "percent", trials, _noise),
-        _column("speedup", "speed-up", "ratio", trials, lambda t: _speedup(t, baseline_us)),
+        _column("speedup", "speed-up", "ratio", trials, lambda t: _speedup(t, facts)),
         _column("rms_rel", "rms error", "error", trials, rms_of),
     ]
     after = [
@@ -251,11 +252,11 @@ def _noise(trial: Trial) -> float | None:
     return measurement.noise if measurement is not None else None
 
 
-def _speedup(trial: Trial, baseline_us: float | None) -> float | None:
+def _speedup(trial: Trial, facts: Facts) -> float | None:
     outcome = trial.outcome
     if outcome.latency_us is None or outcome.measurement is None:
         return None
-    anchor_us = outcome.measurement.anchor_us or baseline_us
+    anchor_us = outcome.measurement.anchor_us or facts.sitting(trial.number).latency_us
     return anchor_us / outcome.latency_us if anchor_us else None
 
 
@@ -331,7 +332,7 @@ def failures(facts: Facts) -> list[Failure]:
     groups: dict[tuple[Status, str], list[Trial]] = defaultdict(list)
     for trial in facts.trials:
         if trial.outcome.status is not Status.CORRECT:
-            first = (trial.outcome.reason.strip() or "no reason was recorded").splitlines()[0]
+            first = one_line(trial.outcome.reason) or "no reason was recorded"
             groups[trial.outcome.status, re.sub(r"\d[\d.e+-]*", "#", first)].append(trial)
     ranked = sorted(groups.values(), key=len, reverse=True)
     return [_failure(facts, group) for group in ranked[:MAX_FAILURE_GROUPS]]

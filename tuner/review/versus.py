@@ -20,6 +20,7 @@ from tuner.review.facts import Facts
 from tuner.review.summary import Summary, summary_of
 from tuner.review.words import params_words, percent_words, ratio_words, us_words
 from tuner.trial import Interval
+from tuner.wording import percent
 
 __all__ = [
     "Comparison",
@@ -143,14 +144,13 @@ def _side(facts: Facts) -> Side:
 
 
 def _curve(facts: Facts) -> Curve:
-    baseline_us = facts.number("baseline_us")
     steps: list[tuple[int, float, float, float | None]] = []
     for trial in facts.trials:
         latency_us, measurement = trial.outcome.latency_us, trial.outcome.measurement
         if latency_us is None or measurement is None:
             continue
         if not steps or latency_us < steps[-1][2]:
-            anchor_us = measurement.anchor_us or baseline_us
+            anchor_us = measurement.anchor_us or facts.sitting(trial.number).latency_us
             ratio = anchor_us / latency_us if anchor_us else None
             steps.append((trial.number, trial.elapsed_s, latency_us, ratio))
     if steps:
@@ -275,7 +275,7 @@ def _notes(sides: Sequence[Side]) -> list[str]:
 # ---- what differs ---------------------------------------------------------------------------
 
 # Of the environment: what is measured or said elsewhere, or never the same.
-_OMITTED = ("started_at", "baseline_us", "baseline_noise", "command", "facts", "title")
+_OMITTED = ("started_at", "baseline_us", "baseline_noise", "sittings", "command", "facts", "title")
 
 
 def _config(facts: Facts) -> Mapping[str, Any]:
@@ -387,4 +387,4 @@ def lettered(text: str, names: Sequence[str]) -> str:
 
 def confidence_words(confidence: float) -> str:
     """Return a chance as a percentage that never claims to be certain."""
-    return f"{100 * confidence:.3g} %" if confidence < 0.9995 else "above 99.9 %"
+    return percent(confidence, 3) if confidence < 0.9995 else "above 99.9 %"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.run import Outlook
-from tuner.trial import ProbeResult, Trial
+from tuner.trial import Finalist, ProbeResult, Trial
+from tuner.wording import one_line, percent
 
 __all__ = [
     "NONE",
@@ -18,6 +19,7 @@ __all__ = [
     "params_words",
     "percent_words",
     "ratio_words",
+    "rejection_words",
     "relative_path",
     "seconds_words",
     "us_words",
@@ -51,7 +53,7 @@ def ratio_words(value: float) -> str:
 
 def percent_words(value: float | None) -> str:
     """Return a share of 1 as a percentage."""
-    return NONE if value is None or not math.isfinite(value) else f"{100 * value:.2g} %"
+    return NONE if value is None or not math.isfinite(value) else percent(value)
 
 
 def count_words(number: int, noun: str) -> str:
@@ -83,15 +85,27 @@ def draws_words(probes: Sequence[ProbeResult]) -> str:
     return f", {number} after a near miss in most of several draws" if number else ""
 
 
+def rejection_words(rejected: Sequence[Finalist]) -> str:
+    """Return why trials that were right at screening are not."""
+    were = "trial was" if len(rejected) == 1 else "trials were"
+    first = rejected[0]
+    reason = one_line(first.check.reason or first.error) or "no reason was recorded"
+    which = "" if len(rejected) == 1 else f"trial {first.trial}: "
+    return (
+        f"{len(rejected):,} {were} correct at screening, but rejected by the full check: "
+        f"{which}{reason}"
+    )
+
+
 def outlook_words(outlook: Outlook | None) -> str:
     """Return what the rest of a search is expected to bring; empty where it is not known."""
     if outlook is None:
         return ""
     sure = ", ".join(
-        f"{100 * float(share):.3g} %: {100 * chance:.0f} %"
+        f"{percent(float(share), 3)}: {100 * chance:.0f} %"
         for share, chance in sorted(outlook.within.items(), key=lambda pair: float(pair[0]))
     )
     return (
-        f"{100 * outlook.improvement:.2g} % expected; chance that the best is within {sure} "
+        f"{percent(outlook.improvement)} expected; chance that the best is within {sure} "
         f"(after {outlook.number} trials)"
     )

@@ -1,0 +1,114 @@
+"""What makes a run's result less sure, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.review.facts import Facts, correct_trials
+from tuner.review.words import number_words, percent_words, us_words
+from tuner.trial import Interval
+
+__all__ = ["Advice", "advice_of"]
+
+DRIFT = 0.05  # of the baseline within one run: ten times the noise that is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Something that makes the result less sure, and what to do about it."""
+
+    text: str
+    remedy: str
+
+
+def advice_of(facts: Facts, interval: Interval | None, noise: float | None) -> list[Advice]:
+    """Return all that makes a run's result less sure.
+
+    Args:
+        facts: of the run.
+        interval: of the speed-up that is reported.
+        noise: of the latency that is reported.
+    """
+    found = [*_advice_on_state(facts), *_advice_on_verdict(facts, interval)]
+    if (limit := facts.max_noise) < (noise or 0.0):
+        found.append(_noise_advice("the winner's", noise or 0.0, limit))
+    sitting = facts.sitting(facts.best.number if facts.best else len(facts.trials))
+    if limit < (baseline_noise := facts.baseline.noise or sitting.noise or 0.0):
+        found.append(_noise_advice("the baseline's", baseline_noise, limit))
+    return [*found, *_advice_on_machine(facts), *_notes(facts)]
+
+
+def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
+    return Advice(
+        f"{whose} times scatter by {percent_words(noise)}, "
+        f"more than the {percent_words(limit)} asked for",
+        "end other programs, or give measure.finalists more time",
+    )
+
+
+def _advice_on_state(facts: Facts) -> list[Advice]:
+    found, proof = [], facts.proof
+    if facts.is_running:
+        proved = "no finalist is proved yet" if facts.result is None else "its proof is of before"
+        text = f"the run is going on, and {proved}"
+        found.append(Advice(text, ""))
+    elif facts.is_rejected:
+        remedy = "read its reason; a fault that all share is mostly one of model_new.py"
+        found.append(Advice("every trial that was put to the full check was rejected", remedy))
+    elif facts.result is None:
+        again = f"tune --resume {facts.run.path}"
+        text = "the run is not finished: no finalist was proved in fresh processes"
+        found.append(Advice(text, again))
+    if facts.trials and not correct_trials(facts.trials):
+        remedy = "read 'What failed and why'; widen the space or loosen the accuracy"
+        found.append(Advice("not one candidate was correct", remedy))
+    if proof is not None and (proof.error or not proof.check.is_accepted):
+        text = f"the proof failed: {proof.error or proof.check.reason}"
+        found.append(Advice(text, "do not use the exported file; export another trial"))
+    elif facts.result is not None and facts.result.exported is None:
+        remedy = "tune export makes the file and proves it"
+        found.append(Advice("the exported file itself was not proved", remedy))
+    return found
+
+
+def _notes(facts: Facts) -> list[Advice]:
+    """Return what run and check noted, but for the rejection that is told already."""
+    said = facts.proof.check.reason if facts.proof is not None else ""
+    notes = facts.result.notes if facts.result is not None else ()
+    notes = tuple(dict.fromkeys([*notes, *(facts.proof.check.notes if facts.proof else ())]))
+    return [Advice(note, "") for note in notes if not said or said not in note]
+
+
+def _advice_on_verdict(facts: Facts, interval: Interval | None) -> list[Advice]:
+    found = []
+    is_fallback = facts.result is not None and facts.result.is_fallback
+    if interval is not None and interval.verdict == "no difference" and not is_fallback:
+        remedy = "keep PyTorch's own, or give measure.finalists more time"
+        found.append(Advice("the interval holds 1: it may not be faster at all", remedy))
+    if interval is not None and interval.num_processes == 1:
+        text = "raced in one process only: the interval says nothing of another process"
+        found.append(Advice(text, "set measure.num_processes above 1"))
+    ties = [n for n in facts.result.ties if n != facts.result.winner] if facts.result else []
+    if ties:
+        what = f"trial{'' if len(ties) == 1 else 's'} {number_words(ties)}"
+        text = f"{what} cannot be told from the winner"
+        found.append(Advice(text, "choose the simplest, or give measure.finalists more time"))
+    return found
+
+
+def _advice_on_machine(facts: Facts) -> list[Advice]:
+    found = []
+    measured = [t.outcome.measurement for t in facts.trials if t.outcome.measurement]
+    throttled = sum(1 for m in measured if m.num_throttled)
+    if throttled:
+        text = f"the device slowed its clock during {throttled} of {len(measured)} measurements"
+        remedy = "those samples were dropped; cool it, or lower its clock limit for steady times"
+        found.append(Advice(text, remedy))
+    anchors = [m.anchor_us for m in measured if m.anchor_us]
+    if anchors and max(anchors) > (1 + DRIFT) * min(anchors):
+        text = (
+            f"the baseline drifted between {us_words(min(anchors))} and {us_words(max(anchors))}"
+        )
+        remedy = "compare trials by speed-up, not by latency; end other programs"
+        found.append(Advice(text, remedy))
+    return found
