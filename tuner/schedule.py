@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tuner.config.run_config import RunConfig
 from tuner.trial import Language
 
-__all__ = ["Costs", "Schedule", "scheduled"]
+__all__ = ["COMPILE_S", "MIN_PROCESSES", "Costs", "Schedule", "scheduled"]
 
 MIN_PROCESSES = 2  # an interval over processes needs two
 MIN_SAMPLES_S = 0.2  # of samples from each process of a race

@@ -34,6 +34,7 @@ from tuner.space.expression import Expression
 __all__ = [
     "SAMPLER_NAMES",
     "SECTIONS",
+    "Effort",
     "File",
     "MeasureSection",
     "ProblemSection",

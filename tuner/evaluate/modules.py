@@ -119,10 +119,7 @@ def free_build_lock(path: Path) -> None:
 
 def _is_worked_in(folder: Path) -> bool:
     """Whether a compiler runs there, or was started by a process that is about to."""
-    for process in psutil.process_iter(["cwd"]):
-        if process.info["cwd"] == str(folder):
-            return True
-    return False
+    return any(process.info["cwd"] == str(folder) for process in psutil.process_iter(["cwd"]))
 
 
 def imported(path: Path) -> ModuleType:
