@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tuner.config.run_config import parse_config
+from tuner.schedule import MIN_PROCESSES, MIN_SAMPLES_S, MIN_SEARCH_S, Costs, scheduled
+
+CONFIG = "problem: {op: layer_norm}\n"
+COSTS = Costs(compile_s=16.0, check_s=6.0, num_cores=2)
+
+
+def schedule(tmp_path, **overrides):
+    config = parse_config(CONFIG, tmp_path / "c.yaml", overrides)
+    return scheduled(config, COSTS)
+
+
+def test_without_a_time_a_run_takes_what_its_config_says(tmp_path):
+    found = schedule(tmp_path)
+    assert (found.num_finalists, found.num_processes, found.samples_s) == (3, 5, 0.2)
+    assert (found.search_s, found.time_s, found.reductions) == (600.0, None, ())
+
+
+def test_quick_verifies_one_file_and_thorough_more_than_normal(tmp_path):
+    quick, normal, thorough = (
+        schedule(tmp_path, effort=effort) for effort in ("quick", "normal", "thorough")
+    )
+    assert (quick.num_finalists, quick.num_processes) == (1, MIN_PROCESSES)
+    assert quick.search_s <= 20.0
+    assert thorough.num_finalists > normal.num_finalists
+    assert thorough.num_processes > normal.num_processes
+    assert quick.verification_s < normal.verification_s < thorough.verification_s
+
+
+def test_what_fits_is_left_alone_and_the_search_gets_the_rest(tmp_path):
+    before = schedule(tmp_path, time="10m")
+    found = before.fitted(600.0)
+    assert found.reductions == () and found.num_finalists == before.num_finalists
+    assert found.search_s == pytest.approx(600.0 - 3.0 - found.verification_s)
+
+
+def test_less_time_makes_it_smaller_in_the_stated_order(tmp_path):
+    before = schedule(tmp_path, time="10m", timeout="10m")
+    before = replace(before, samples_s=1.0)
+    seen = []
+    for left_s in range(600, 5, -5):
+        found = before.fitted(float(left_s))
+        if not seen or seen[-1] != (found.num_finalists, found.num_processes, found.samples_s):
+            seen.append((found.num_finalists, found.num_processes, found.samples_s))
+        assert len(found.reductions) == (
+            (found.num_finalists < 3) + (found.num_processes < 5) + (found.samples_s < 1.0)
+        )
+        assert found.search_s >= MIN_SEARCH_S
+    finalists, processes, samples = zip(*seen, strict=True)
+    assert finalists == tuple(sorted(finalists, reverse=True)) and finalists[-1] == 1
+    assert processes == tuple(sorted(processes, reverse=True)) and processes[-1] == MIN_PROCESSES
+    assert samples[-1] == MIN_SAMPLES_S
+    for number, process, sample in seen:  # a later kind only once the earlier one is used up
+        assert process == 5 or number == 1
+        assert sample == 1.0 or process == MIN_PROCESSES
+
+
+def test_after_the_search_all_that_is_left_is_for_the_verification(tmp_path):
+    before = schedule(tmp_path, time="3m")
+    found = before.fitted(before.verification_s + 4.0, is_searched=True)
+    assert found.reductions == () and found.search_s == 0.0
+    assert "search" not in found.words
+    less = before.fitted(before.verification_s - 4.0, is_searched=True)
+    assert less.reductions == ("2 of 3 finalists",)
+
+
+def test_a_plan_in_words_names_every_part(tmp_path):
+    words = schedule(tmp_path).words
+    assert words == (
+        "plan (normal): search 600 s, 3 finalists: compile about 32 s, check 3 x 6 s,"
+        " race 5 sets of processes, 32 s, about 686 s from here"
+    )
+
+
+@pytest.mark.parametrize("effort", ["fast", 3])
+def test_an_effort_that_there_is_not_is_refused_with_those_there_are(tmp_path, effort):
+    with pytest.raises(Exception, match=r"effort.*(quick|'quick')"):
+        schedule(tmp_path, effort=effort)

@@ -1,0 +1,218 @@
+"""From ranked trials to verified files: what is said of a file is so, and is never lost.
+
+One small run serves most tests; its operator is that of `benchmarks.kills`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from command_line import Said, environment, tune, wait_for
+
+from benchmarks.kills import (
+    CONFIG,
+    MODEL_NEW,
+    false_claims,
+    is_searched,
+    repeated,
+    stress,
+    write_problem,
+)
+from tuner.evaluate import modules
+from tuner.export.certificate import read_certificate
+from tuner.export.module import VERIFIED
+from tuner.run import Run, open_run
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def first_line(path: Path) -> str:
+    return path.read_text().splitlines()[0]
+
+
+def only_run(folder: Path) -> Run:
+    (path,) = (folder / "runs").iterdir()
+    return open_run(path)
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+    folder = tmp_path_factory.mktemp("verified")
+    write_problem(folder)
+    return folder, tune("--config", "config.yaml", "--time", "5m", cwd=folder)
+
+
+def test_the_plan_is_shown_before_the_search_and_after_it(verified):
+    _, said = verified
+    plans = [line for line in said.out.splitlines() if "plan (normal): " in line]
+    assert len(plans) == 2 and "search" in plans[0] and "search" not in plans[1]
+    assert said.code == 0, said.out
+
+
+def test_the_defaults_are_checked_before_the_search(verified):
+    _, said = verified
+    lines = said.out.splitlines()
+    checked = next(i for i, line in enumerate(lines) if "checking the defaults of sweep" in line)
+    assert checked < next(i for i, line in enumerate(lines) if "#0 " in line)
+
+
+def test_every_finalist_is_a_verified_file_and_the_winner_has_the_name(verified):
+    folder, _ = verified
+    run = only_run(folder)
+    result = run.result()
+    assert result is not None and result.exported is not None
+    others = {e.trial for e in result.finalists} - {result.winner}
+    names = {path.name for path in (run.path / "export").glob("*.py")}
+    assert names == {"model_new.py", *(f"trial_{number}.py" for number in others)}
+    for path in (run.path / "export").glob("*.py"):
+        assert VERIFIED in first_line(path)
+        assert read_certificate(path).interval is not None
+    assert result.exported == next(e for e in result.finalists if e.trial == result.winner)
+    assert false_claims(run) == [] and repeated(run) == []
+
+
+def test_progress_and_verdicts_are_files_of_the_run(verified):
+    folder, _ = verified
+    run = only_run(folder)
+    assert json.loads((run.path / "progress.json").read_text())["stage"] == "writing the report"
+    seen = Counter(e.trial for e in run.checks())
+    assert set(seen.values()) == {2}  # a check and a race
+
+
+def test_what_an_earlier_sitting_verified_is_not_verified_again(verified, tmp_path):
+    folder, _ = verified
+    shutil.copytree(folder, tmp_path / "copy")
+    run = only_run(tmp_path / "copy")
+    before = run.checks()
+    (run.path / "result.json").unlink()  # as if it had been killed before the last line
+    for path in (run.path / "export").iterdir():
+        path.unlink()
+    said = tune("--resume", run.path, cwd=tmp_path / "copy")
+    assert said.code == 0, said.out
+    assert "verified by an earlier sitting" in said.out and "raced by an earlier" in said.out
+    assert run.checks() == before
+    assert VERIFIED in first_line(run.export_path)
+    assert run.result() is not None
+
+
+def test_a_rejected_export_never_says_that_it_is_verified(verified, tmp_path):
+    folder, _ = verified
+    shutil.copytree(folder, tmp_path / "copy")
+    run = only_run(tmp_path / "copy")
+    (run.path / "checks.jsonl").unlink()
+    facts = run.environment() | {"config_folder": str(tmp_path / "copy")}
+    (run.path / "environment.json").write_text(json.dumps(facts))
+    family = tmp_path / "copy" / "kernels" / "doubled"
+    wrong = MODEL_NEW.replace("fused_op(x)[0]", "fused_op(x)[0].clamp(max=1e4)")
+    (family / "model_new.py").write_text(wrong)  # right until values are large
+    said = tune("export", run.path, "--trial", "1", cwd=tmp_path / "copy")
+    assert said.code == 1 and "put aside: " in said.out, said.out + said.err
+    (rejected,) = (run.path / "export").glob("*.rejected.py")
+    assert "REJECTED: " in first_line(rejected)
+    assert not list((run.path / "export").glob("*.unverified.py"))
+
+
+def test_an_export_is_refused_while_another_process_works_on_the_run(verified):
+    folder, _ = verified
+    run = only_run(folder)
+    with run.locked():
+        said = tune("export", run.path, "--trial", "0", cwd=folder)
+    assert said.code == 3 and "another process works on this run" in said.err
+
+
+def test_a_fault_that_all_candidates_share_is_found_before_the_search(tmp_path):
+    write_problem(tmp_path)
+    wrong = MODEL_NEW.replace("grad * 2.0", "grad * 3.0")
+    (tmp_path / "kernels" / "doubled" / "model_new.py").write_text(wrong)
+    said = tune("--config", "config.yaml", cwd=tmp_path)
+    assert said.code == 1, said.out + said.err
+    assert "rejected before the search" in said.err and "gradient" in said.err
+    assert only_run(tmp_path).trials() == []
+
+
+def test_little_time_makes_the_verification_smaller_and_says_so(tmp_path):
+    write_problem(tmp_path)
+    said = tune("--config", "config.yaml", "--time", "12s", cwd=tmp_path)
+    assert said.code == 0, said.out + said.err
+    assert "less than asked for: 1 of 2 finalists" in said.out
+    result = only_run(tmp_path).result()
+    assert result is not None and len(result.finalists) == 1
+    assert any("1 of 2 finalists" in note for note in result.notes)
+
+
+def test_quick_starts_from_what_an_earlier_run_found(verified, tmp_path):
+    folder, _ = verified
+    shutil.copytree(folder, tmp_path / "copy")
+    winner = only_run(tmp_path / "copy")
+    found = winner.result()
+    assert found is not None
+    best = next(t for t in winner.trials() if t.number == found.winner)
+    said = tune("--config", "config.yaml", "--effort", "quick", "--json", cwd=tmp_path / "copy")
+    assert said.code == 0, said.err
+    events = [json.loads(line) for line in said.err.splitlines() if line.startswith("{")]
+    assert any("plan (quick)" in event["text"] for event in events)
+    new = next(
+        open_run(path)
+        for path in (tmp_path / "copy" / "runs").iterdir()
+        if path.name != winner.path.name
+    )
+    assert new.trials()[0].params == best.params
+    text = new.export_path.read_text()
+    assert "effort: quick" in text and read_certificate(new.export_path).effort == "quick"
+    result = new.result()
+    assert result is not None and result.effort == "quick"
+
+
+def test_kills_in_the_middle_of_a_verification_lose_and_claim_nothing():
+    found = stress(num_kills=3, seed=11)
+    assert found["problems"] == [] and len(found["kills"]) == 3
+
+
+def test_a_build_lock_that_a_killed_compiler_left_does_not_block_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(modules, "LOOK_EVERY_S", 0.05)
+    from torch.utils import cpp_extension
+
+    lock = Path(cpp_extension._get_build_directory("tuner_0123abcd", verbose=False)) / "lock"
+    file = tmp_path / "model_new.py"
+    file.write_text('load_inline(\n    name="tuner_0123abcd",\n)\n')
+    lock.touch()
+    compiler = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(1)"], cwd=lock.parent
+    )
+    started_s = time.monotonic()
+    modules.free_build_lock(file)
+    assert not lock.exists()
+    assert compiler.wait() == 0 and time.monotonic() - started_s > 0.9  # it was waited for
+
+
+def test_ctrl_c_in_the_verification_ends_with_what_was_accepted(tmp_path):
+    import signal
+
+    write_problem(tmp_path)
+    with (tmp_path / "out.txt").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tuner", "--config", "config.yaml"],
+            cwd=tmp_path,
+            env=environment(),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+        wait_for(lambda: is_searched(tmp_path))
+        wait_for(lambda: "checking trial_" in (tmp_path / "out.txt").read_text())
+        process.send_signal(signal.SIGINT)
+        code = process.wait(200)
+    text = (tmp_path / "out.txt").read_text()
+    assert code == 130, text
+    assert "what is in flight is finished" in text and "Traceback" not in text
+    result = only_run(tmp_path).result()
+    assert result is not None and result.exported is not None
+    assert result.exported.check.is_accepted
+    assert len(result.finalists) < CONFIG["measure"]["num_finalists"]
