@@ -74,7 +74,7 @@ def test_a_plan_in_words_names_every_part(tmp_path):
     words = schedule(tmp_path).words
     assert words == (
         "plan (normal): search 600 s, 3 finalists: compile about 32 s, check 3 x 6 s,"
-        " race 5 sets of processes, 32 s, about 686 s from here"
+        " race 5 sets of processes, 23 s, about 676 s from here"
     )
 
 

@@ -38,6 +38,7 @@ __all__ = ["Session"]
 MAX_FIRST_CHECKS = 3  # configurations that are put to all probes before the search
 NOISY = 0.15  # of a baseline's samples: a quiet machine has 0.01 to 0.05
 BUSY_SHARE = 0.6  # of the cores in use before a run begins
+FLUSH_S = 0.02  # of a cold call on a CPU: what clears its caches
 # From these shares of the search's time on, that many of the best trials' files are compiled
 # ahead. Not on the processor that is being timed.
 AHEAD = {0.5: 1, 0.8: 3}
@@ -114,9 +115,7 @@ class Session:
         if self.schedule.effort != "quick":
             self._check_first(writer, builder, verifier)
         if verifier.seconds:
-            costs = replace(self.schedule.costs, check_s=verifier.seconds)
-            self.schedule = replace(self.schedule, costs=costs)
-        self._fit(is_searched=False)
+            self._learn(check_s=verifier.seconds)
         compiler = ExportCompiler(planned.task.device, num_workers(planned))
         stack.callback(compiler.close)
         verification = Verification(
@@ -135,6 +134,11 @@ class Session:
         if result is None:
             raise NothingCorrectError(_nothing_correct(self.trials, entries))
         writer.write_result(replace(result, notes=(*self.notes, *result.notes)))
+
+    def _learn(self, **seconds: float) -> None:
+        """Correct what the parts of the verification are expected to take."""
+        costs = replace(self.schedule.costs, **seconds)  # type: ignore[arg-type]
+        self.schedule = replace(self.schedule, costs=costs)
 
     @property
     def _deadline_s(self) -> float | None:
@@ -239,6 +243,10 @@ class Session:
             if busy := busy_words(self._load, usable_cores(), baseline.noise):
                 self.observer.on_stage(f"warning: {busy}")
                 self.notes.append(busy)
+            cold_s = FLUSH_S if planned.device.kind == "cpu" else 0.0
+            self._learn(call_s=baseline.latency_us * 1e-6 + cold_s)
+            if verification is not None:
+                self._fit(is_searched=False)
             is_quick = self.schedule.effort == "quick"
             most = min(config.search.trials, len(self.first)) if is_quick else config.search.trials
 

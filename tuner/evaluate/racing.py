@@ -28,11 +28,13 @@ __all__ = ["Race", "Racer", "compared_with_compiled", "finalist"]
 
 BURST_S = 0.05  # of samples from one process before the next one's turn
 MIN_ROUNDS = 8  # turns of each process
+FEW_ROUNDS = 4  # on other values, where a large difference is looked for
 MIN_BURST = 3  # samples of a turn, whose median counts
 MAX_WARM_UPS = 12  # turns of each process before the race, unless two in a row agree
 FEW_WARM_UPS = 2  # of processes that have raced before
 WARM_UP_SAMPLES = 5
-MIN_SETS = 2  # of processes, whatever the time: an interval needs two
+MOST_WARM_UP_S = 1.2  # of each process: slow calls are long enough to settle in fewer
+MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopelessly wide
 MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
 DISTURBED_WAIT_S = 0.2
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
@@ -146,7 +148,9 @@ class Racer:
                 if race.elsewhere is not None and number < MIN_SETS:
                     self._give_timing_set(racers, has_other_values=True)
                     seconds_elsewhere = seconds * SHARE_ELSEWHERE
-                    rounds_elsewhere = self._rounds(racers, seconds_elsewhere, FEW_WARM_UPS)
+                    rounds_elsewhere = self._rounds(
+                        racers, seconds_elsewhere, FEW_WARM_UPS, FEW_ROUNDS
+                    )
                     for lane, rounds in zip(race.elsewhere.bursts, rounds_elsewhere, strict=True):
                         lane.append(rounds)
                 for contender in contenders:
@@ -264,6 +268,7 @@ class Racer:
         racers: Sequence[Worker],
         seconds: float,
         max_warm_ups: int = MAX_WARM_UPS,
+        min_rounds: int = MIN_ROUNDS,
         on_round: Callable[[float], None] = lambda _: None,
     ) -> list[list[list[float]]]:
         """Let processes take turns; a round is one burst of samples from each.
@@ -274,15 +279,18 @@ class Racer:
         # Warm up until two turns of each agree: allocators and huge pages settle slowly. The last
         # turn sets the burst's length: short, so that drift hits all alike.
         before = [0.0] * len(racers)
-        for _ in range(max_warm_ups):
+        begun_s = time.perf_counter()
+        for number in range(max_warm_ups):
             start_s = time.perf_counter()
+            if number >= FEW_WARM_UPS and start_s - begun_s > MOST_WARM_UP_S * len(racers):
+                break
             now = [statistics.median(self._burst(racer, WARM_UP_SAMPLES)) for racer in racers]
             sample_s = (time.perf_counter() - start_s) / (WARM_UP_SAMPLES * len(racers))
             if all(abs(n - b) <= STEADY * n for n, b in zip(now, before, strict=True)):
                 break
             before = now
         num_samples = max(MIN_BURST, min(20, round(BURST_S / sample_s)))
-        num_rounds = max(MIN_ROUNDS, round(seconds / (num_samples * sample_s)))
+        num_rounds = max(min_rounds, round(seconds / (num_samples * sample_s)))
         rounds: list[list[list[float]]] = [[] for _ in racers]
         for number in range(num_rounds):
             turn, is_disturbed = self._round(racers, num_samples, is_odd=number % 2 == 1)
