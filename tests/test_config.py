@@ -182,7 +182,7 @@ search: {trails: 3}
     assert problems(text) == (
         "x.yaml:1: problem.sizes.batch: expected a number above 0, got 0\n"
         "x.yaml:2: devise: unknown key 'devise'\n"
-        "  known: problem, device, accuracy, space, constraints, search, measure\n"
+        "  known: problem, device, accuracy, space, constraints, time, effort, search, measure\n"
         "  hint: did you mean 'device'?\n"
         "x.yaml:4: space.for: 'for' means something else in a template; rename it\n"
         "x.yaml:5: space.block_m[1]: the value 64 is there twice\n"
@@ -202,12 +202,14 @@ search: {trails: 3}
         (
             "null",
             "x.yaml:1: the file is empty\n"
-            "  known: problem, device, accuracy, space, constraints, search, measure",
+            "  known: problem, device, accuracy, space, constraints, time, effort, search,"
+            " measure",
         ),
         (
             "- 1\n- 2",
             "x.yaml:1: expected keys, got a list\n"
-            "  known: problem, device, accuracy, space, constraints, search, measure",
+            "  known: problem, device, accuracy, space, constraints, time, effort, search,"
+            " measure",
         ),
         ("just words", "x.yaml:1: expected keys, got 'just words'\n  known: problem, device, "),
         ("device: cpu", "x.yaml:1: problem: missing"),

@@ -12,23 +12,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 from command_line import Said, environment, wait_for
-from tiny_operator import NAME, REFERENCE, TEMPLATE, config_text, write_family
-from tuner.evaluate.prover import Contender, Prover
+from tiny_operator import REFERENCE, TEMPLATE, config_text, write_family
 
-import tuner
-from tuner import proving, session as session_room
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.task import explained
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.run import Run, create_run, open_run
-from tuner.trial import Check, Finalist, Status, Trial
+from tuner.trial import Status, Trial
+from tuner.verification import blamed
 
 ACCIDENTS = """
 {% elif mode == "eats_memory" %}
@@ -239,36 +237,6 @@ def test_no_time_is_taken_from_the_wall_clock(accidents):
 
 # ---- contenders that fail in the final race -------------------------------------------------
 
-CONTENDER = """
-import os, signal, torch
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        {accident}
-        return x + x
-"""
-
-
-def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    family = write_family(tmp_path / "families")
-    (tmp_path / "config.yaml").write_text(config_text(family))
-    planned = tuner.plan(tuner.load_config(tmp_path / "config.yaml"))
-    run = create_run(tmp_path / "runs", NAME, "cpu", planned.config.text, {})
-    contenders, entries = {}, []
-    for number, accident in enumerate(["...", "os.kill(os.getpid(), signal.SIGSEGV)"]):
-        file = tmp_path / f"contender_{number}.py"
-        file.write_text(CONTENDER.format(accident=accident))
-        contender = Contender.of_file(file, is_deterministic=True)
-        contenders[number] = replace(contender, name=f"trial {number}")
-        entries.append(Finalist(number, Check(True, "float32")))
-    session = session_room.Session(planned, None, run, tuner.Observer(), lambda: False)
-    race = session._raced(Prover(planned.task, seed=1), entries, contenders)
-    assert race is not None and len(race) == 2 and list(contenders) == [0]
-    assert entries[0].check.is_accepted
-    assert not entries[1].check.is_accepted and entries[1].interval is None
-    assert entries[1].error == "in the race: killed by signal 11 (SIGSEGV)"
-
-
 NAMES = ["trial 0", "trial 1"]
 FAILURES = {
     "a crash": (WorkerCrashed("trial 1", "time_model", "exited", 0, ""), "exited"),
@@ -285,13 +253,13 @@ def test_each_way_to_fail_in_the_race_is_told_of_the_one_who_did(name):
     if isinstance(failure, JobFailed):
         error = explained(failure)
         error.__cause__ = failure
-    assert proving.blamed(error, NAMES) == ("trial 1", f"in the race: {reason}")
+    assert blamed(error, NAMES) == ("trial 1", f"in the race: {reason}")
 
 
 def test_a_failure_of_the_baselines_own_process_is_nobodys_but_the_machines():
     crash = WorkerCrashed("baseline", "time_model", "killed by signal 9 (SIGKILL)", -9, "")
     with pytest.raises(WorkerCrashed, match="baseline"):
-        proving.blamed(crash, NAMES)
+        blamed(crash, NAMES)
 
 
 # ---- folders that are somebody else's -------------------------------------------------------

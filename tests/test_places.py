@@ -69,6 +69,9 @@ WANTED = [
 ]
 
 
+FACTS = {"device.kind": "cuda", "device.simd_bits": 256, "device.simd_registers": 16}
+
+
 def family_of(folder: Path, template: str, name: str):
     write_family(folder, template, name)
     (folder / "_lib").mkdir(exist_ok=True)
@@ -105,7 +108,7 @@ def test_a_text_that_measures_itself_has_no_places_rather_than_wrong_ones(tmp_pa
 def test_every_line_of_the_families_that_come_with_the_tuner_has_a_place(name):
     family = load_family(name)
     for template in family.templates:
-        candidate = family.render({"template": template}, {"device.kind": "cuda"})
+        candidate = family.render({"template": template}, FACTS)
         places = family.places(candidate)
         lines = candidate.source.split("\n")
         assert len(places) == len(lines), template

@@ -178,6 +178,7 @@ def test_functions_of_python_are_compared_by_name_and_number(text, words):
 def test_the_families_that_come_with_the_tuner_are_read_and_fit(name):
     family = load_family(name)
     facts = {"device.kind": "cuda", "device.num_sms": 132, "device.num_cores": 8}
+    facts |= {"device.simd_bits": 256, "device.simd_registers": 16}
     for template in family.templates:
         candidate = family.render({"template": template}, facts)
         assert mismatches(candidate, list) == Mismatches(), template

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,19 @@ from benchmarks.kills import (
     stress,
     write_problem,
 )
+from tuner.config.run_config import load_config
 from tuner.evaluate import modules
+from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
 from tuner.export.module import VERIFIED
-from tuner.run import Run, open_run
+from tuner.exporting import ExportCompiler, ExportFile
+from tuner.kernel.toolchain import Toolchain
+from tuner.observing import Observer
+from tuner.planning import plan
+from tuner.run import Run, create_run, open_run
+from tuner.schedule import Costs, scheduled
+from tuner.trial import Check, Finalist, Interval
+from tuner.verification import Verification
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -168,6 +178,79 @@ def test_quick_starts_from_what_an_earlier_run_found(verified, tmp_path):
     assert "effort: quick" in text and read_certificate(new.export_path).effort == "quick"
     result = new.result()
     assert result is not None and result.effort == "quick"
+
+
+# ---- a verification by itself ---------------------------------------------------------------
+
+FILE = """# standing: {standing}
+import os, signal, torch
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        {accident}
+        return x + x
+"""
+
+
+@pytest.fixture
+def verification(tmp_path: Path) -> Iterator[Verification]:
+    """The verification of a run without trials."""
+    write_problem(tmp_path)
+    planned = plan(load_config(tmp_path / "config.yaml"))
+    run = create_run(tmp_path / "runs", "doubled", "cpu", planned.config.text, {})
+    toolchain = Toolchain.find("cpu")
+    compiler = ExportCompiler("cpu", 1)
+    schedule = scheduled(planned.config, Costs())
+    with run.locked() as writer, Verifier(planned.task, seed=1) as verifier:
+        yield Verification(
+            planned, toolchain, run, writer, verifier, 1, compiler, Observer(), schedule
+        )
+    compiler.close()
+
+
+def file_of(verification: Verification, number: int, accident: str) -> ExportFile:
+    def text_of(standing: str, entry: object) -> str:
+        return FILE.format(standing=standing, accident=accident)
+
+    name = f"trial_{number}"
+    path = verification.run.path / "export" / f"{name}.py"
+    file = ExportFile(
+        verification.planned, verification.run.path, name, number, path, True, text_of
+    )
+    file.write()
+    return file
+
+
+def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    accidents = ["...", "os.kill(os.getpid(), signal.SIGSEGV)"]
+    files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
+    entries = {n: Finalist(n, Check(True, "float32")) for n in files}
+    chosen = [0, 1]
+    verification._raced(chosen, files, entries)
+    assert chosen == [0]
+    assert entries[0].check.is_accepted and entries[0].interval is not None
+    assert not entries[1].check.is_accepted and entries[1].interval is None
+    assert entries[1].error == "in the race: killed by signal 11 (SIGSEGV)"
+    assert "REJECTED: in the race: killed by" in first_line(files[1].rejected_path)
+    assert [e.trial for e in verification.run.checks()] == [1, 0]
+
+
+def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verification):
+    check = Check(True, "float32", "", (), is_thorough=True)
+    slower = Finalist(7, check, Interval(0.9, 0.88, 0.92, 0.95, 5), 11.0, 10.0)
+    exported, notes = verification._fallen_back(slower)
+    # Not the verdict: on a busy machine two clocks may contradict each other, a rejection.
+    assert len(exported.check.probes) > 20
+    assert all(probe.is_accepted for probe in exported.check.probes)
+    assert "every kernel is slower than PyTorch, the best one at 0.900x [0.880, 0.920]" in notes[0]
+    assert "trial_7.py" in notes[0]
+    run = verification.run
+    path = (
+        run.export_path
+        if exported.check.is_accepted
+        else run.path / "export/model_new.rejected.py"
+    )
+    assert path.read_text().endswith("ModelNew = Model\n")
 
 
 def test_kills_in_the_middle_of_a_verification_lose_and_claim_nothing():

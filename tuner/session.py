@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.errors import NothingCorrectError, TunerError
 from tuner.evaluate.contender import Contender
-from tuner.evaluate.evaluator import DeviceEvaluator
+from tuner.evaluate.evaluator import SCREEN_TIMEOUT_S, DeviceEvaluator
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
 from tuner.kernel.builder import Builder
@@ -185,7 +185,7 @@ class Session:
             contender = Contender.of_candidate(
                 candidate, build, self.planned.family.model_new, builder.environment
             )
-            check = verifier.check(contender, self.observer.on_probe)
+            check = verifier.check(contender, self.observer.on_probe, SCREEN_TIMEOUT_S)
             if check.is_accepted:
                 return
             rejected.append(check)

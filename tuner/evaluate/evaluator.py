@@ -34,7 +34,7 @@ from tuner.trial import (
     to_json,
 )
 
-__all__ = ["RACE_MARGIN", "DeviceEvaluator"]
+__all__ = ["RACE_MARGIN", "SCREEN_TIMEOUT_S", "DeviceEvaluator"]
 
 SCREEN_TIMEOUT_S = 60.0  # one candidate, checked and measured
 ANCHOR_EVERY = 16  # candidates between two timings of the baseline

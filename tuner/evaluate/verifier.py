@@ -83,13 +83,17 @@ class Verifier:
             self._about = asked(self._judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S).data
 
     def check(
-        self, contender: Contender, on_probe: Callable[[Answered], None] = lambda _: None
+        self,
+        contender: Contender,
+        on_probe: Callable[[Answered], None] = lambda _: None,
+        timeout_s: float | None = None,
     ) -> Check:
         """Put every thorough probe to a contender; stops at the first rejection.
 
         A crash, a hang or an exit of the contender is a rejection with its reason. The probes on
-        few rows come first.
+        few rows come first. `timeout_s` stands in for the verifier's own.
         """
+        most_s = self._timeout_s if timeout_s is None else timeout_s
         results: list[ProbeResult] = []
         notes: list[str] = []
         self._files.remember(contender)
@@ -99,13 +103,13 @@ class Verifier:
                 [producer] = started(stack, self._task, [contender], env=QUIET)
                 ready.result()
             about = self._about
-            refusal = loaded(producer, self._task, contender, about, self._timeout_s, notes)
+            refusal = loaded(producer, self._task, contender, about, most_s, notes)
             if refusal:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             probes = self._probes(contender.is_deterministic)
             left = self._costs(probes)
             start_s = time.monotonic()
-            for number, result in enumerate(self._answers(producer, probes), 1):
+            for number, result in enumerate(self._answers(producer, probes, most_s), 1):
                 results.append(result)
                 spent_s, all_cost = time.monotonic() - start_s, sum(left)
                 cost = sum(left[number:])
@@ -140,7 +144,7 @@ class Verifier:
             for p in [probe.batch]
         ]
 
-    def _answers(self, producer: Worker, probes: list[Probe]) -> Any:
+    def _answers(self, producer: Worker, probes: list[Probe], most_s: float) -> Any:
         """Yield the verdict on each answer, until one is a rejection.
 
         The next question is made while the contender answers the one before.
@@ -160,7 +164,7 @@ class Verifier:
                 ) -> ProbeResult:
                     drawn = redrawn(probe, draw)
                     return self._answered(
-                        producer, drawn, self._question(drawn) if draw else question, known
+                        producer, drawn, self._question(drawn) if draw else question, known, most_s
                     )
 
                 result = by_majority(answered)
@@ -174,7 +178,7 @@ class Verifier:
         return asked(self._judge, "ask", {"probe": to_json(probe)})
 
     def _answered(
-        self, producer: Worker, probe: Probe, question: Reply, known: set[str]
+        self, producer: Worker, probe: Probe, question: Reply, known: set[str], most_s: float
     ) -> ProbeResult:
         """Put a question to the contender; return the judge's verdict on the answer."""
         nothing = float("nan")
@@ -183,11 +187,9 @@ class Verifier:
         try:
             if missing:
                 weights = asked(self._judge, "weights", {"tokens": missing})
-                producer.call("receive", weights.data, weights.blobs, timeout_s=self._timeout_s)
+                producer.call("receive", weights.data, weights.blobs, timeout_s=most_s)
                 known.update(missing)
-            answer = producer.call(
-                "answer", question.data, question.blobs, timeout_s=self._timeout_s
-            )
+            answer = producer.call("answer", question.data, question.blobs, timeout_s=most_s)
         except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
             reason = error.message if isinstance(error, JobFailed) else error.reason
             return ProbeResult(
@@ -195,7 +197,7 @@ class Verifier:
             )
         payload = {"probe": to_json(probe), **answer.data}
         try:
-            reply = self._judge.call("judge", payload, answer.blobs, timeout_s=self._timeout_s)
+            reply = self._judge.call("judge", payload, answer.blobs, timeout_s=CALL_TIMEOUT_S)
         except JobFailed as failure:  # the answer was no answer
             reason = f"{probe.name}: unreadable answer: {failure.message}"
             return ProbeResult(probe.name, nothing, nothing, nothing, nothing, False, reason)
