@@ -35,6 +35,7 @@ REJECTED = {
     "crashes": "as given: killed by signal 11 (SIGSEGV)",
     "forks": "as given: 1 forks of its process outlived the call",
     "hangs": "as given: no answer within 3 s",
+    "kills_its_parent": "as given: killed by signal 9 (SIGKILL)",
     "leaves_for_good": "as given: exited with status 0 without an answer",
     "lets_a_fork_answer": "as given: no answer within 3 s",
     "rewrites_the_judge": "as given: output of call 1",

@@ -109,7 +109,7 @@ def test_every_line_of_the_families_that_come_with_the_tuner_has_a_place(name):
     family = load_family(name)
     for template in family.templates:
         candidate = family.render({"template": template}, FACTS)
-        places = family.places(candidate)
+        places = family.places(candidate, FACTS)
         lines = candidate.source.split("\n")
         assert len(places) == len(lines), template
         for text, place in zip(lines, places, strict=True):

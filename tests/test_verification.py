@@ -106,7 +106,10 @@ def test_what_an_earlier_sitting_verified_is_not_verified_again(verified, tmp_pa
         path.unlink()
     said = tune("--resume", run.path, cwd=tmp_path / "copy")
     assert said.code == 0, said.out
-    assert "verified by an earlier sitting" in said.out and "raced by an earlier" in said.out
+    assert (
+        "accepted on every probe by an earlier sitting" in said.out
+        and "raced by an earlier" in said.out
+    )
     assert run.checks() == before
     assert VERIFIED in first_line(run.export_path)
     assert run.result() is not None
@@ -208,7 +211,7 @@ def verification(tmp_path: Path) -> Iterator[Verification]:
 
 
 def file_of(verification: Verification, number: int, accident: str) -> ExportFile:
-    def text_of(standing: str, entry: object) -> str:
+    def text_of(standing: str, entry: object, remarks: object) -> str:
         return FILE.format(standing=standing, accident=accident)
 
     name = f"trial_{number}"

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hashlib
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner.errors import TunerError
+from tuner.errors import StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.task import asked, new_worker
 from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
@@ -42,7 +42,7 @@ EFFORTS = {
 class ExportFile:
     """One trial's file on its way.
 
-    `text_of` gives its text for a standing and, once there is one, the outcome of its race.
+    `text_of` gives its text for a standing, the outcome of its race if there is one, and remarks.
     `path` is where it goes once it is accepted, `name` what it is called until then.
     """
 
@@ -52,7 +52,7 @@ class ExportFile:
     trial: int
     path: Path
     is_deterministic: bool
-    text_of: Callable[[str, Finalist | None], str]
+    text_of: Callable[[str, Finalist | None, Sequence[str]], str]
 
     @property
     def unverified_path(self) -> Path:
@@ -65,12 +65,17 @@ class ExportFile:
         return self.path.with_name(f"{self.path.stem}.rejected.py")
 
     @property
+    def code_sha256(self) -> str:
+        """The hash of its code, which begins below the header."""
+        return code_sha256(self.text_of(UNVERIFIED, None, ()))
+
+    @property
     def key(self) -> str:
         """Equal for equal code that is checked against the same reference on the same terms."""
         config, machine = self.planned.config, self.planned.environment
         versions = [f"{name} {machine[name]}" for name in sorted(machine) if name != "driver"]
         return content_key(
-            code_sha256(self.text_of(UNVERIFIED, None)),
+            self.code_sha256,
             _sha256(self.planned.reference),
             config.accuracy.label,
             sorted(config.problem.sizes.items()),
@@ -81,7 +86,7 @@ class ExportFile:
 
     def write(self) -> None:
         """Write it, as unverified, unless it lies there already."""
-        text = self.text_of(UNVERIFIED, None)
+        text = self.text_of(UNVERIFIED, None, ())
         with storage_errors(self.unverified_path):
             is_there = self.unverified_path.is_file() and code_sha256(
                 self.unverified_path.read_text(encoding="utf-8")
@@ -95,11 +100,25 @@ class ExportFile:
         found = Contender.of_file(self.unverified_path, self.is_deterministic)
         return replace(found, name=self.name.replace("_", " "))
 
-    def accept(self, entry: Finalist, samples_s: float) -> None:
-        """Put it under its name, with what was found in its header, and certify it."""
+    def accept(self, entry: Finalist, samples_s: float, remarks: Sequence[str] = ()) -> None:
+        """Put it under its name, with what was found in its header, and certify it.
+
+        `remarks` say what of the verification was less than was asked for.
+
+        Raises:
+            StorageError: what was checked is not what would be kept.
+        """
+        with storage_errors(self.unverified_path):
+            is_there = self.unverified_path.is_file()
+            text = self.unverified_path.read_text(encoding="utf-8") if is_there else ""
+        if entry.key != self.key or (is_there and code_sha256(text) != self.code_sha256):
+            raise StorageError(
+                f"{self.unverified_path}: other code than was checked\n"
+                "  next: `tune --resume`, which checks it again"
+            )
         with storage_errors(self.path):
             whole_path(self.path).unlink(missing_ok=True)  # of an earlier file
-        write_whole(self.path, self.text_of(VERIFIED, entry))
+        write_whole(self.path, self.text_of(VERIFIED, entry, remarks))
         certify(self.path, self._certificate(entry, samples_s))
         with storage_errors(self.unverified_path):
             self.rejected_path.unlink(missing_ok=True)
@@ -108,7 +127,7 @@ class ExportFile:
     def reject(self, entry: Finalist) -> None:
         """Keep it to be looked at, with the reason in its first line."""
         reason = " ".join(entry.check.reason.split())
-        write_whole(self.rejected_path, self.text_of(f"REJECTED: {reason}", entry))
+        write_whole(self.rejected_path, self.text_of(f"REJECTED: {reason}", entry, ()))
         with storage_errors(self.unverified_path):
             self.unverified_path.unlink(missing_ok=True)
 
@@ -152,15 +171,16 @@ class ExportCompiler:
     def __init__(self, device: str, num_workers: int) -> None:
         self._device = device
         self._pool = ThreadPoolExecutor(max(1, num_workers))
-        self._compiled: dict[str, Future[None]] = {}
+        self._compiled: dict[tuple[str, str], Future[None]] = {}
 
     def submit(self, file: ExportFile) -> Future[None]:
         """Write the file and compile it, unless that is under way already."""
         path = str(file.unverified_path)
-        if path not in self._compiled:
-            file.write()
-            self._compiled[path] = self._pool.submit(self._compile, path)
-        return self._compiled[path]
+        file.write()
+        this = (path, file.code_sha256)
+        if this not in self._compiled:
+            self._compiled[this] = self._pool.submit(self._compile, path)
+        return self._compiled[this]
 
     def _compile(self, path: str) -> None:
         with new_worker(self._device, name="compile", env=QUIET) as worker:
@@ -182,14 +202,17 @@ def export_of(
     flags = {"cuda": toolchain.cuda_flags, "cpp": toolchain.cpp_flags, "triton": ()}
     reference = planned.reference.read_text(encoding="utf-8")
 
-    def text_of(standing: str, entry: Finalist | None) -> str:
+    def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
         return export_text(
             planned.family,
             candidate,
             reference=reference,
             sizes=planned.config.problem.sizes,
             flags=flags[candidate.language],
-            provenance=_provenance(planned, toolchain, trial.number, entry, run_path),
+            provenance=[
+                *_provenance(planned, toolchain, trial.number, entry, run_path),
+                *(f"  less than asked for: {remark}" for remark in remarks),
+            ],
             standing=standing,
         )
 
@@ -208,7 +231,7 @@ def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) 
     lines = [f"The best kernel, trial {slower.trial}: {found}", f"To see it: {again}"]
     reference = planned.reference.read_text(encoding="utf-8")
 
-    def text_of(standing: str, entry: Finalist | None) -> str:
+    def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
         return fallback_text(
             planned.family,
             reference=reference,

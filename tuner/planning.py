@@ -30,6 +30,7 @@ from tuner.errors import (
     TunerError,
     did_you_mean,
 )
+from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import Task, explained, least_us, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import Family, load_family
@@ -158,7 +159,7 @@ def _checked_texts(space: SearchSpace, family: Family, facts: Mapping[str, Value
     warnings: list[str] = []
     for params in first_of_each(space, family, facts):
         candidate = family.render(params, facts)
-        found = mismatches(candidate, partial(family.places, candidate))
+        found = mismatches(candidate, partial(family.places, candidate, facts))
         errors += found.errors
         warnings += found.warnings
     if errors:
@@ -262,7 +263,7 @@ def _describe(
     The sizes are the problem's own and then those of other batches that screening asks for.
     """
     is_assumed = False
-    with new_worker("cpu", name="describe") as worker:
+    with new_worker("cpu", name="describe", env=QUIET, is_ours=True) as worker:
         try:
             found = worker.call("describe", {"device": config.device}, timeout_s=DESCRIBE_S).data
             device = from_json(Device, json.dumps(found["device"]))

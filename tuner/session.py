@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tuner.errors import NothingCorrectError, TunerError
 from tuner.evaluate.contender import Contender
@@ -76,7 +79,7 @@ class Session:
         languages = [planned.family.templates[t].language for t in planned.family.templates]
         cores = num_workers(planned)
         costs = Costs(max(COMPILE_S[language] for language in languages), num_cores=cores)
-        self.schedule = scheduled(planned.config, costs)
+        self.asked = self.schedule = scheduled(planned.config, costs)
 
     def work(self, environment: dict[str, Any]) -> Run:
         """Search; verify and export, unless the search is all that was asked for; report."""
@@ -137,8 +140,8 @@ class Session:
 
     def _learn(self, **seconds: float) -> None:
         """Correct what the parts of the verification are expected to take."""
-        costs = replace(self.schedule.costs, **seconds)  # type: ignore[arg-type]
-        self.schedule = replace(self.schedule, costs=costs)
+        costs = replace(self.asked.costs, **seconds)  # type: ignore[arg-type]
+        self.asked = replace(self.asked, costs=costs)
 
     @property
     def _deadline_s(self) -> float | None:
@@ -147,6 +150,8 @@ class Session:
 
     def _fit(self, *, is_searched: bool) -> None:
         """Fit the schedule to the time that is left, and show it."""
+        # From what was asked for: a search that ended early gives back what it was to take.
+        self.schedule = self.asked
         if is_searched:
             self.schedule = replace(self.schedule, search_s=0.0)
         if self._deadline_s is not None:
@@ -174,13 +179,15 @@ class Session:
         if self.trials:  # a resumed run has been through this
             return
         rejected: list[Check] = []
-        for params in self.first[:MAX_FIRST_CHECKS]:
+        for params in self._tried_first():
             candidate = self.planned.family.render(params, self.planned.facts)
-            self.observer.on_stage(f"checking the defaults of {candidate.template}, every probe")
+            is_default = params in self.first
+            what = "the defaults" if is_default else "another configuration"
+            self.observer.on_stage(f"checking {what} of {candidate.template}, every probe")
             build = builder.submit(candidate).result()
             if build.status is not Status.CORRECT:
-                error = self.planned.family.explained(candidate, build.error)
-                self.observer.on_stage(f"  they do not compile: {error}")
+                error = self.planned.family.explained(candidate, build.error, self.planned.facts)
+                self.observer.on_stage(f"  it does not compile: {error}")
                 continue
             contender = Contender.of_candidate(
                 candidate, build, self.planned.family.model_new, builder.environment
@@ -189,15 +196,26 @@ class Session:
             if check.is_accepted:
                 return
             rejected.append(check)
-            self.observer.on_stage(f"  the defaults are rejected: {check.reason}")
-        where = {check.probes[-1].probe if check.probes else "" for check in rejected}
-        if rejected and len(where) == 1:
+            self.observer.on_stage(f"  rejected: {check.reason}")
+        alike = {re.sub(r"[\d.e+-]+", "", check.reason) for check in rejected}
+        is_all = len(rejected) >= min(MAX_FIRST_CHECKS, self.planned.space.num_feasible)
+        if is_all and len(alike) == 1:
             raise NothingCorrectError(
-                f"the default configuration is rejected before the search: {rejected[0].reason}\n"
-                f"  {len(rejected)} of {len(self.first)} templates were tried; all fail alike\n"
+                f"rejected before the search: {rejected[0].reason}\n"
+                f"  {len(rejected)} configurations were tried, and all fail alike\n"
                 f"  next: mend what they share: model_new.py of {self.planned.family.name}, or the"
                 " templates"
             )
+
+    def _tried_first(self) -> list[Params]:
+        """Return each template's defaults, and others where those are few."""
+        space = self.planned.space
+        more = space.sample(
+            MAX_FIRST_CHECKS, np.random.default_rng(self.planned.config.search.seed)
+        )
+        others = [space.params_of(row) for row in space.rows(more)]
+        chosen = [*self.first, *(params for params in others if params not in self.first)]
+        return chosen[:MAX_FIRST_CHECKS]
 
     # ---- search --------------------------------------------------------------------------------
 
@@ -247,7 +265,7 @@ class Session:
             self._learn(call_s=baseline.latency_us * 1e-6 + cold_s)
             if verification is not None:
                 self._fit(is_searched=False)
-            is_quick = self.schedule.effort == "quick"
+            is_quick = self.schedule.effort == "quick" and verification is not None
             most = min(config.search.trials, len(self.first)) if is_quick else config.search.trials
 
             def record(trial: Trial) -> None:

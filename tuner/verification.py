@@ -81,7 +81,9 @@ class Verification:
         for number in believed:
             is_winner = number == winner and not is_fallback
             trial = next(t for t in ranked if t.number == number)
-            self._file(trial, is_winner).accept(entries[number], self.schedule.samples_s)
+            self._file(trial, is_winner).accept(
+                entries[number], self.schedule.samples_s, self.schedule.reductions
+            )
         if is_fallback:
             exported, more = self._fallen_back(exported)
             notes += more
@@ -109,7 +111,7 @@ class Verification:
             self._raced([file.trial], {file.trial: file}, entries)
             entry = entries[file.trial]
         if entry.check.is_accepted:
-            file.accept(entry, self.schedule.samples_s)
+            file.accept(entry, self.schedule.samples_s, self.schedule.reductions)
         else:
             file.reject(entry)
         return entry
@@ -144,7 +146,8 @@ class Verification:
             self.compiler.submit(files[trial.number])
         while left and len(entries) < MAX_CHECKED * wanted and len(accepted) < wanted:
             if accepted and (self.is_hurried() or self._is_late(len(accepted))):
-                self._reduce(f"{len(accepted)} of {wanted} finalists: the time was up")
+                why = "stopped by the user" if self.is_hurried() else "the time was up"
+                self._reduce(f"{len(accepted)} of {wanted} finalists: {why}")
                 break
             trial = next((t for t in left if structure(t) not in rejected), left[0])
             left.remove(trial)
@@ -160,7 +163,8 @@ class Verification:
         """Return the verdict on a file: that of an earlier sitting where there is one."""
         known = [e for e in self.run.checks() if e.key == file.key and e.check.is_thorough]
         if known:
-            self.observer.on_stage(f"{file.name}: verified by an earlier sitting")
+            verdict = "accepted" if known[-1].check.is_accepted else "rejected"
+            self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier sitting")
             if known[-1].check.is_accepted and known[-1].interval is None:
                 file.write()
             return known[-1]
@@ -206,7 +210,9 @@ class Verification:
         `chosen` and `entries` are brought up to date.
         """
         keys = {entries[number].race_key for number in chosen}
-        if len(keys) == 1 and "" not in keys and all(entries[n].interval for n in chosen):
+        wanted = self.schedule.num_processes
+        is_enough = all(len(entries[n].samples_us) >= wanted for n in chosen)
+        if len(keys) == 1 and "" not in keys and is_enough:
             self.observer.on_stage("raced by an earlier sitting")
             return
         while chosen:

@@ -58,7 +58,10 @@ def export_trial(
         observer.on_stage(f"exporting trial {chosen.number}: asking for the device and the sizes")
         planned = plan(config_of(run))
         result = run.result()
-        is_winner = result is not None and chosen.number == result.winner
+        # Where the winner was slower than PyTorch, another file has the name.
+        is_winner = (
+            result is not None and chosen.number == result.winner and not result.is_fallback
+        )
         usual = run.path / "export" / f"trial_{chosen.number}.py"
         target = output or (run.export_path if is_winner else usual)
         file = export_of(planned, toolchain_of(planned), chosen, target, run.path)
@@ -130,7 +133,7 @@ def verify(
 
 def _described(device: str) -> dict[str, Any]:
     """Ask a child process what a device is; the parent imports no PyTorch."""
-    with new_worker("cpu", name="describe", env=QUIET) as worker:
+    with new_worker("cpu", name="describe", env=QUIET, is_ours=True) as worker:
         return asked(worker, "describe", {"device": device}, timeout_s=DESCRIBE_S).data
 
 

@@ -128,6 +128,7 @@ class Channel:
         try:
             is_sealed = fcntl.fcntl(fds[0], _F_GET_SEALS) == _SEALS
             if not is_sealed or os.fstat(fds[0]).st_size != num_bytes:
+                os.close(fds[0])
                 raise Garbled(f"shared memory that is not sealed, or not of {num_bytes} bytes")
             return _Shared.of(fds[0], num_bytes)
         except OSError as error:

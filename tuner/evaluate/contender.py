@@ -117,7 +117,7 @@ def started(
         first: the name of a process of ours that comes before them, if one is wanted.
         env: variables of all of them; a contender's own come on top.
     """
-    ours = [new_worker(task.device, name=first, env=env)] if first else []
+    ours = [new_worker(task.device, name=first, env=env, is_ours=True)] if first else []
     workers = [
         *ours,
         *(new_worker(task.device, name=c.name, env={**(env or {}), **c.env}) for c in contenders),

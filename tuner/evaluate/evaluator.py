@@ -167,7 +167,7 @@ class DeviceEvaluator:
         seconds = {"wait": 0.0, **pending.seconds, "build": build.seconds}
         self._keep(pending.candidate, build)
         if build.status is not Status.CORRECT:
-            reason = self._family.explained(pending.candidate, build.error)
+            reason = self._family.explained(pending.candidate, build.error, self._facts)
             return Outcome(build.status, reason, build, seconds=seconds)
         known = self._seen.get(build.binary_key)
         if build.binary_key and known is not None:

@@ -32,14 +32,16 @@ from typing import Any
 
 import psutil
 
-__all__ = ["MARKER", "Process", "preload", "serve_forks", "start_process"]
+__all__ = ["MARKER", "SERVER", "Process", "preload", "serve_forks", "start_process"]
 
+# Which server: what is ours and what a stranger may harm have different ones.
+SERVER = "TUNER_FORK_SERVER"
 MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
 PRELOADED = ("torch", "tuner.evaluate.jobs")
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",
-    "OPENBLAS_", "PYTHON", "TORCH_",
+    "OPENBLAS_", "PYTHON", "TORCH_", SERVER,
 )  # fmt: skip
 _HEADER_BYTES = 4
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

@@ -12,6 +12,7 @@ from typing import Any
 
 from tuner import errors
 from tuner.errors import TunerError, WorkerError
+from tuner.evaluate.forkserver import SERVER
 from tuner.evaluate.measure import below_floor
 from tuner.evaluate.worker import JobFailed, Reply, Worker
 from tuner.kernel.family import Family
@@ -93,8 +94,13 @@ def new_worker(
     name: str = "",
     on_start: Sequence[Any] = (),
     env: Mapping[str, str] | None = None,
+    is_ours: bool = False,
 ) -> Worker:
-    """Return a worker whose children run the jobs, with `env` on top of our environment."""
+    """Return a worker whose children run the jobs, with `env` on top of our environment.
+
+    What `is_ours`, a judge say, is forked by another server than what runs a contender's code:
+    who kills the process that forked it ends itself and its like, not the judge.
+    """
     # An exported file is built by ninja, which pip puts beside Python; an environment that was
     # not activated lacks that folder on its PATH.
     beside = Path(sys.executable).parent
@@ -102,7 +108,7 @@ def new_worker(
     return Worker(
         ENTRY,
         name=name or device,
-        env={**path, **(env or {})},
+        env={**path, **(env or {}), SERVER: "ours" if is_ours else "contenders"},
         on_start=on_start,
         start_timeout_s=PREPARE_TIMEOUT_S,
     )

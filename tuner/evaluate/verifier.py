@@ -53,7 +53,7 @@ class Verifier:
         self._timeout_s = timeout_s
         self._accuracy = Accuracy.parse(task.accuracy)
         self._files = Unedited(task)
-        self._judge = new_worker(task.device, name="judge", env=QUIET)
+        self._judge = new_worker(task.device, name="judge", env=QUIET, is_ours=True)
         self._about: dict[str, Any] = {}
         self._seconds: dict[str, float] = {}  # that each probe took, the last time
 

@@ -81,18 +81,22 @@ class Family:
             is_deterministic=template.holds(str(head.deterministic), constants),
         )
 
-    def places(self, candidate: Candidate) -> list[str]:
+    def places(self, candidate: Candidate, facts: Mapping[str, Value] | None = None) -> list[str]:
         """Return the template's `file:line` for each line of a candidate's source.
 
-        Empty where that cannot be told.
+        Empty where that cannot be told. `facts` are those that it was rendered with.
         """
         template = self.template(candidate.template)
-        filled = template.filled(candidate.params)
+        filled = template.filled(candidate.params, facts)
         return template.places(candidate.source, filled, self.name, self.roots)
 
-    def explained(self, candidate: Candidate, message: str) -> str:
+    def explained(
+        self, candidate: Candidate, message: str, facts: Mapping[str, Value] | None = None
+    ) -> str:
         """Return a compiler's message on a candidate with the template's own files and lines."""
-        return in_template(message, self.places(candidate)) if "source." in message else message
+        if "source." not in message:
+            return message
+        return in_template(message, self.places(candidate, facts))
 
     def template(self, name: str) -> Template:
         """Return the template of that name, or raise a TemplateError that lists those there."""
