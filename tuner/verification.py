@@ -163,6 +163,7 @@ class Verification:
             self.observer.on_stage(f"{file.name}: verified by an earlier sitting")
             if known[-1].check.is_accepted and known[-1].interval is None:
                 file.write()
+            self.observer.on_finalist(known[-1])
             return known[-1]
         compiled = self.compiler.submit(file)
         if not compiled.done():
