@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -73,11 +73,20 @@ class Observer:
 
 
 class Recorder(Observer):
-    """Passes all on to another observer, and keeps `progress.json` of the run up to date."""
+    """Passes all on to another observer, and keeps `progress.json` of the run up to date.
 
-    def __init__(self, observer: Observer, run: Run) -> None:
+    Args:
+        observer: is told all.
+        run: whose file it is.
+        clock: counts seconds.
+    """
+
+    def __init__(
+        self, observer: Observer, run: Run, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._observer = observer
         self._run = run
+        self._clock = clock
         self._now = Underway("", datetime.now(UTC))
         self._budget = (0, 0.0)
         self._written_s = 0.0
@@ -151,12 +160,12 @@ class Recorder(Observer):
         self._write()
 
     def _note(self, done: int, total: int | None, unit: str, left_s: float) -> None:
-        if time.monotonic() - self._written_s >= WRITE_EVERY_S:
+        if self._clock() - self._written_s >= WRITE_EVERY_S:
             left_s = round(max(0.0, left_s), 1)
             self._now = replace(self._now, done=done, total=total, unit=unit, left_s=left_s)
             self._write()
 
     def _write(self) -> None:
-        self._written_s = time.monotonic()
+        self._written_s = self._clock()
         self._now = replace(self._now, at=datetime.now(UTC))
         write_underway(self._run, self._now)
