@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from browser import Reader, chromium
 from command_line import command, environment, tune
-from made_runs import accepted, made_run, probe, result, trials
+from made_runs import CONFIG, accepted, made_run, probe, result, trials
 from test_dashboard import Server, cells, serious_faults, serving
 from tiny_operator import config_text, write_family
 
+from tuner.errors import RunLockedError
 from tuner.evaluate.verifier import Answered
 from tuner.observing import Observer, Progress, Recorder
+from tuner.review.launch import Launcher
 from tuner.review.live import LivePages
 from tuner.review.shelf import Shelf
 from tuner.run import Run
@@ -27,6 +29,7 @@ from tuner.trial import Check, Finalist, Interval, to_json
 from tuner.underway import underway
 
 PLAN = Schedule("normal", 3, 5, 0.5, Costs(16.0, 8.0, 4), 60.0)
+VERIFYING = Schedule("normal", 3, 5, 0.5, Costs(), 0.0)
 STAGE = "checking trial_17.unverified.py on every probe"
 WHY = "transposed input: output of call 1[0, 1]: got 2, expected 3"
 
@@ -84,7 +87,7 @@ def test_a_search_counts_trials_or_seconds_by_what_will_end_it(run, clock):
         clock.wait()
         recorder.on_trial(trials(20)[19], 0)  # after 10.5 s: 30 more take 15.75 s
         found = waiting_of(run)
-        assert (found["phase"], found["stage"]) == ("searching", "searching")
+        assert (found["phase"], found["stage"]) == ("searching", "trying configurations")
         assert (found["counted"], found["left_s"]) == ("20 of 50 trials", 15.8)
         assert found["plan"] == PLAN.words and found["plan"].startswith("plan (normal): search 60")
         assert (found["finalists"], found["verdicts"]) == ("", [])
@@ -100,7 +103,7 @@ def test_a_verification_counts_probes_seconds_shares_and_finalists(run, clock):
     with run.locked():
         recorder = Recorder(Observer(), run, clock)
         recorder.on_budget(50, 60.0)
-        recorder.on_schedule(Schedule("normal", 3, 5, 0.5, Costs(), 0.0))
+        recorder.on_schedule(VERIFYING)
         recorder.on_stage(STAGE)
         assert state_of(run) == "verifying"
         clock.wait()
@@ -146,7 +149,7 @@ def test_a_verification_counts_probes_seconds_shares_and_finalists(run, clock):
 def test_what_a_killed_run_said_last_is_not_shown_nor_by_who_works_on_it_next(run, clock):
     with run.locked():
         recorder = Recorder(Observer(), run, clock)
-        recorder.on_schedule(Schedule("normal", 3, 5, 0.5, Costs(), 0.0))
+        recorder.on_schedule(VERIFYING)
         recorder.on_stage(STAGE)
         assert underway(run) is not None
     left = (run.path / "progress.json").read_text()
@@ -155,6 +158,18 @@ def test_what_a_killed_run_said_last_is_not_shown_nor_by_who_works_on_it_next(ru
     assert LivePages(Shelf(run.path.parent)).waiting(run.path.name) is None
     with run.locked():  # `tune export`, or a resumed run that has said nothing yet
         assert underway(run) is None and state_of(run) == "running"
+
+
+def test_no_second_run_is_started_beside_a_verification(run, clock, tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "a.yaml").write_text(CONFIG)
+    launcher = Launcher(Shelf(run.path.parent), tmp_path / "configs")
+    with run.locked():
+        Recorder(Observer(), run, clock).on_schedule(VERIFYING)
+        assert state_of(run) == "verifying"
+        with pytest.raises(RunLockedError, match="two at once would disturb"):
+            launcher.start("a.yaml", {})
+    assert launcher.jobs() == []
 
 
 @pytest.mark.parametrize(
@@ -215,7 +230,7 @@ def test_the_servers_events_tell_what_a_run_is_at_while_it_is(run, server, clock
     events = f"/runs/{run.path.name}/events"
     with run.locked():
         recorder = Recorder(Observer(), run, clock)
-        recorder.on_schedule(Schedule("normal", 3, 5, 0.5, Costs(), 0.0))
+        recorder.on_schedule(VERIFYING)
         recorder.on_stage(STAGE)
         clock.wait()
         recorder.on_probe(answered(17, 46, 12.0))
@@ -248,7 +263,7 @@ def test_a_page_follows_a_verification_with_a_bar_until_it_is_over(run, server, 
             page.click(f"#runs tr[data-run='{run.path.name}'] a")
             page.wait_for_selector("#waiting:not([hidden])")
             assert page.inner_text("#phase") == "Searching"
-            bar = page.get_by_role("progressbar", name="Searching searching")
+            bar = page.get_by_role("progressbar", name="Searching trying configurations")
             assert (bar.get_attribute("aria-valuenow"), bar.get_attribute("aria-valuemax")) == (
                 "20",
                 "50",
@@ -257,7 +272,7 @@ def test_a_page_follows_a_verification_with_a_bar_until_it_is_over(run, server, 
             assert page.inner_text("#plan") == PLAN.words
             assert not page.is_visible("#finalists")
 
-            recorder.on_schedule(Schedule("normal", 3, 5, 0.5, Costs(), 0.0))
+            recorder.on_schedule(VERIFYING)
             recorder.on_stage(STAGE)
             page.wait_for_selector("#state.verifying")
             page.wait_for_selector(f"#stage:has-text('{STAGE}')")

@@ -105,7 +105,7 @@ class Recorder(Observer):
         Unlike the others this one ends here: the terminal counts by the plan and the config.
         """
         self._budget = num_trials, search_s
-        self._begin("searching", phase="searching")
+        self._begin("trying configurations", phase="searching")
 
     def on_trial(self, trial: Trial, num_building: int) -> None:
         """Pass it on, and note how far the search is: by what will end it, trials or time."""
