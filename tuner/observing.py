@@ -160,7 +160,8 @@ class Recorder(Observer):
         self._write()
 
     def _note(self, done: int, total: int | None, unit: str, left_s: float) -> None:
-        if self._clock() - self._written_s >= WRITE_EVERY_S:
+        is_first = self._now.done is None  # of this stage: there is an estimate now
+        if is_first or self._clock() - self._written_s >= WRITE_EVERY_S:
             left_s = round(max(0.0, left_s), 1)
             self._now = replace(self._now, done=done, total=total, unit=unit, left_s=left_s)
             self._write()

@@ -250,6 +250,7 @@ class Verification:
             done = round(100 * share)
             self.observer.on_progress(Progress("racing", done, 100, left_s))
 
+        on_round(0.0)  # the first round ends only once all processes are warm
         race = Racer(self.planned.task).race(
             contenders,
             num_processes=num_processes,
