@@ -46,7 +46,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 def test_a_recording_ends_with_its_search_and_is_gone_on_with(recorded):
     assert [said.code for said in recorded.said] == [0, 0]
-    assert "not proved" in recorded.said[0].out
+    assert "not verified" in recorded.said[0].out
     assert recorded.run.result() is None and not recorded.run.export_path.exists()
     assert recorded.run.report_path.exists()
     assert len(recorded.run.trials()) == CONFIGURATIONS

@@ -128,7 +128,7 @@ def test_a_page_advises_to_resume_only_what_no_other_process_works_on(tmp_path):
         assert other.stdout is not None and other.stdout.readline() == b"\n"
         for read in (Shelf(tmp_path).facts(run.path.name), Facts.of(run)):
             told = parts_of(read)["verdict"]
-            assert "the run is going on, and no finalist is proved yet" in told
+            assert "the run is going on, and nothing is verified yet" in told
             assert "--resume" not in told and "--resume" not in format_summary(summary_of(read))
         other.communicate()
     with run.locked():  # a tuner that failed writes its last page while it has the lock

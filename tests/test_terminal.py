@@ -53,7 +53,7 @@ def test_the_live_view_says_what_the_summary_says_in_20_lines_of_80_columns(tmp_
         assert lines[1] == told[1] and lines[1].startswith("verdict")
         assert set(lines[:6]) <= set(shared)
     assert f"#{made[-1].number}" in "\n".join(lines)
-    assert "1.992x PyTorch's speed so far, not proved" in lines[1]
+    assert "1.992x PyTorch's speed so far, not verified" in lines[1]
 
 
 def test_the_live_view_before_the_first_trial_is_the_stage(tmp_path):

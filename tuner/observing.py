@@ -1,24 +1,22 @@
 """What happens during a run, reported to whoever shows it, and to a file of the run.
 
-`progress.json` says what a run is at: the dashboard reads it while another process works.
+`progress.json` says what a run is at (`underway`): the dashboard reads it meanwhile.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tuner.errors import StorageError
 from tuner.evaluate.verifier import Answered
 from tuner.planning import Planned
-from tuner.run import Run, write_whole
+from tuner.run import Run
 from tuner.schedule import Schedule
 from tuner.trial import Finalist, Measurement, Trial
+from tuner.underway import Phase, Underway, write_underway
 
 __all__ = ["Observer", "Progress", "Recorder"]
 
@@ -75,12 +73,22 @@ class Observer:
 
 
 class Recorder(Observer):
-    """Passes all on to another observer, and keeps `progress.json` of the run up to date."""
+    """Passes all on to another observer, and keeps `progress.json` of the run up to date.
 
-    def __init__(self, observer: Observer, run: Run) -> None:
+    Args:
+        observer: is told all.
+        run: whose file it is.
+        clock: counts seconds.
+    """
+
+    def __init__(
+        self, observer: Observer, run: Run, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._observer = observer
         self._run = run
-        self._stage = ""
+        self._clock = clock
+        self._now = Underway("", datetime.now(UTC))
+        self._budget = (0, 0.0)
         self._written_s = 0.0
 
     def on_plan(self, planned: Planned) -> None:
@@ -91,46 +99,74 @@ class Recorder(Observer):
         """Pass it on."""
         self._observer.on_run(run, baseline, trials)
 
+    def on_budget(self, num_trials: int, search_s: float) -> None:
+        """Note that the search begins: how many trials and seconds it has, all sittings together.
+
+        Unlike the others this one ends here: the terminal counts by the plan and the config.
+        """
+        self._budget = num_trials, search_s
+        self._begin("trying configurations", phase="searching")
+
     def on_trial(self, trial: Trial, num_building: int) -> None:
-        """Pass it on; the trials are a file of their own."""
+        """Pass it on, and note how far the search is: by what will end it, trials or time."""
         self._observer.on_trial(trial, num_building)
+        (num_trials, search_s), done = self._budget, trial.number + 1
+        time_left_s = max(0.0, search_s - trial.elapsed_s)
+        trials_left_s = max(0, num_trials - done) * trial.elapsed_s / done
+        if trials_left_s <= time_left_s:
+            self._note(done, num_trials, "trials", trials_left_s)
+        else:
+            self._note(round(trial.elapsed_s), round(search_s), "s", time_left_s)
 
     def on_remaining(self, improvement: float, within: Mapping[float, float]) -> None:
         """Pass it on."""
         self._observer.on_remaining(improvement, within)
 
     def on_schedule(self, schedule: Schedule) -> None:
-        """Pass it on, and note the plan."""
+        """Pass it on, and note the plan; one that has no search left is of the verification."""
         self._observer.on_schedule(schedule)
-        self._write(plan=schedule.words)
+        phase: Phase = self._now.phase if schedule.search_s else "verifying"
+        told = {"plan": schedule.words, "wanted": schedule.num_finalists}
+        self._begin(self._now.stage, phase=phase, **told)
 
     def on_stage(self, text: str) -> None:
         """Pass it on, and note it."""
         self._observer.on_stage(text)
-        self._stage = text
-        self._write()
+        self._begin(text.strip())
 
     def on_probe(self, answered: Answered) -> None:
         """Pass it on, and note how far the check is."""
         self._observer.on_probe(answered)
-        self._note(answered.number, answered.total, answered.left_s)
+        self._note(answered.number, answered.total, "probes", answered.left_s)
 
     def on_progress(self, progress: Progress) -> None:
-        """Pass it on, and note it."""
+        """Pass it on, and note it: a share of something as a percentage."""
         self._observer.on_progress(progress)
-        self._note(progress.done, progress.total, progress.left_s)
+        if progress.total is None:
+            self._note(progress.done, None, "s", progress.left_s)
+        else:
+            share = 100 * progress.done // max(1, progress.total)
+            self._note(share, 100, "%", progress.left_s)
 
     def on_finalist(self, entry: Finalist) -> None:
-        """Pass it on; the checks are a file of their own."""
+        """Pass it on, and note whose verdict it is; the verdicts are a file of their own."""
         self._observer.on_finalist(entry)
+        had = dict.fromkeys([*self._now.finalists, entry.trial])
+        self._now = replace(self._now, finalists=tuple(had))
 
-    def _note(self, done: int, total: int | None, left_s: float) -> None:
-        if time.monotonic() - self._written_s >= WRITE_EVERY_S:
-            self._write(done=done, total=total, left_s=round(left_s, 1))
+    def _begin(self, stage: str, **changes: Any) -> None:
+        no_count: dict[str, Any] = {"done": None, "total": None, "unit": "", "left_s": None}
+        self._now = replace(self._now, stage=stage, **no_count, **changes)
+        self._write()
 
-    def _write(self, **more: Any) -> None:
-        self._written_s = time.monotonic()
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        text = json.dumps({"stage": self._stage, "at": at, **more})
-        with suppress(StorageError):  # a full disk is reported where something is lost by it
-            write_whole(self._run.path / "progress.json", text)
+    def _note(self, done: int, total: int | None, unit: str, left_s: float) -> None:
+        is_first = self._now.done is None  # of this stage: there is an estimate now
+        if is_first or self._clock() - self._written_s >= WRITE_EVERY_S:
+            left_s = round(max(0.0, left_s), 1)
+            self._now = replace(self._now, done=done, total=total, unit=unit, left_s=left_s)
+            self._write()
+
+    def _write(self) -> None:
+        self._written_s = self._clock()
+        self._now = replace(self._now, at=datetime.now(UTC))
+        write_underway(self._run, self._now)

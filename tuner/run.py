@@ -27,6 +27,7 @@ from tuner.errors import RunLockedError, StorageError
 from tuner.trial import Finalist, Result, Trial, from_json, to_json
 
 __all__ = [
+    "PROGRESS_NAME",
     "Outlook",
     "Run",
     "RunWriter",
@@ -40,6 +41,8 @@ __all__ = [
 
 
 R = TypeVar("R")
+
+PROGRESS_NAME = "progress.json"  # see `underway`
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +185,8 @@ class RunWriter:
             # by the next flush.
             self._file = self._path.open("a+b", buffering=0)
             _drop_half_line(self._file)
+        with suppress(OSError):  # of who had the lock before, and may have been killed
+            (self.run.path / PROGRESS_NAME).unlink(missing_ok=True)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -281,13 +281,15 @@ class Session:
                     writer.append_outlook(Outlook(number, remaining.improvement, within))
                     self.observer.on_remaining(remaining.improvement, remaining.within)
 
+            budget = SearchBudget(most, self._search_s(), stop_rule_of(config))
+            self.observer.on_budget(most, budget.timeout_s)
             with storage_errors(self.run.journal_path):  # Optuna's own file
                 why = search(
                     planned.space,
                     evaluator,
                     sampler=config.search.sampler,
                     seed=config.search.seed,
-                    budget=SearchBudget(most, self._search_s(), stop_rule_of(config)),
+                    budget=budget,
                     sources=sources_of(config),
                     journal=self.run.journal_path,
                     previous=list(self.trials),

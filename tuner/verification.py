@@ -167,6 +167,7 @@ class Verification:
             self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier sitting")
             if known[-1].check.is_accepted and known[-1].interval is None:
                 file.write()
+            self.observer.on_finalist(known[-1])
             return known[-1]
         compiled = self.compiler.submit(file)
         if not compiled.done():
@@ -255,6 +256,7 @@ class Verification:
             done = round(100 * share)
             self.observer.on_progress(Progress("racing", done, 100, left_s))
 
+        on_round(0.0)  # the first round ends only once all processes are warm
         race = Racer(self.planned.task).race(
             contenders,
             num_processes=num_processes,

@@ -49,25 +49,25 @@ def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
 def _advice_on_state(facts: Facts) -> list[Advice]:
     found, proof = [], facts.proof
     if facts.is_running:
-        proved = "no finalist is proved yet" if facts.result is None else "its proof is of before"
-        text = f"the run is going on, and {proved}"
+        state = "nothing is verified yet" if facts.result is None else "its result is of before"
+        text = f"the run is going on, and {state}"
         found.append(Advice(text, ""))
     elif facts.is_rejected:
         remedy = "read its reason; a fault that all share is mostly one of model_new.py"
         found.append(Advice("every trial that was put to the full check was rejected", remedy))
     elif facts.result is None:
         again = f"tune --resume {facts.run.path}"
-        text = "the run is not finished: no finalist was proved in fresh processes"
+        text = "the run is not finished: no finalist was verified"
         found.append(Advice(text, again))
     if facts.trials and not correct_trials(facts.trials):
         remedy = "read 'What failed and why'; widen the space or loosen the accuracy"
         found.append(Advice("not one candidate was correct", remedy))
     if proof is not None and (proof.error or not proof.check.is_accepted):
-        text = f"the proof failed: {proof.error or proof.check.reason}"
+        text = f"the verification failed: {proof.error or proof.check.reason}"
         found.append(Advice(text, "do not use the exported file; export another trial"))
     elif facts.result is not None and facts.result.exported is None:
-        remedy = "tune export makes the file and proves it"
-        found.append(Advice("the exported file itself was not proved", remedy))
+        remedy = "tune export makes the file and verifies it"
+        found.append(Advice("the exported file itself was not verified", remedy))
     return found
 
 

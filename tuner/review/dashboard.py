@@ -44,7 +44,7 @@ from tuner.review.report import (
     SCRIPTS,
     json_markup,
 )
-from tuner.review.shelf import Shelf, Shown
+from tuner.review.shelf import STATES, Shelf, Shown
 from tuner.review.site import asset, rendered, warm_up
 from tuner.review.summary import trial_words
 from tuner.review.versus import Comparison, compare_runs, confidence_words, lettered
@@ -120,7 +120,7 @@ class Dashboard:
         return HTMLResponse(rendered(template, key=self._key, folder=self.shelf.folder, **values))
 
     async def _list(self, request: Request) -> Response:
-        return self._rendered("runs.html.j2", configs=self.launcher.configs())
+        return self._rendered("runs.html.j2", configs=self.launcher.configs(), states=STATES)
 
     async def _page(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -218,7 +218,8 @@ class Dashboard:
             if not stamp:
                 return None
             jobs = [job for job in self.launcher.jobs() if job.run == name][:1]
-            told = stamp, jobs
+            waiting = self._pages.waiting(name)
+            told = stamp, jobs, waiting and {**waiting, "age_s": 0.0}
             if told == sent[0]:
                 return None
             sent[0] = told
@@ -226,6 +227,7 @@ class Dashboard:
                 "stamp": stamp,
                 "run": dataclasses.asdict(self.shelf.shown(name)),
                 "job": dataclasses.asdict(jobs[0]) if jobs else None,
+                "waiting": waiting,
             }
 
         return self._stream(look)
@@ -379,7 +381,7 @@ def _rows(found: Comparison) -> list[tuple[str, list[str]]]:
     noises = [f" ± {percent_words(s.noise)}" if s.noise is not None else "" for s in told]
     return [
         ("verdict", [s.verdict for s in told]),
-        ("how sure", [s.certainty or "not proved" for s in told]),
+        ("how sure", [s.certainty or "not verified" for s in told]),
         ("latency", [us_words(s.latency_us) + n for s, n in zip(told, noises, strict=True)]),
         ("PyTorch", [us_words(s.baseline_us) for s in told]),
         ("error", [s.error for s in told]),

@@ -1,7 +1,7 @@
 """Start, stop and resume runs: real `tune` processes, for configs of one folder only.
 
 A run is the machine's own while it measures, so that one at a time is started. What a process
-prints goes to a file; it is asked to stop as by Ctrl-C, and what it found is still proved.
+prints goes to a file; it is asked to stop as by Ctrl-C, and what it found is still verified.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from threading import RLock
 from typing import IO
 
 from tuner.errors import InputError, RunLockedError
-from tuner.review.shelf import Shelf
+from tuner.review.shelf import WORKING, Shelf
 
 __all__ = ["Job", "Launcher"]
 
@@ -149,7 +149,7 @@ class Launcher:
             return [self._told(process) for process in reversed(self._processes)]
 
     def close(self) -> int:
-        """Ask what still runs to stop; return how many. They prove what they found and end."""
+        """Ask what still runs to stop; return how many. They verify what they found and end."""
         with self._lock:
             alive = [p for p in self._processes if p.child.poll() is None]
             for process in alive:
@@ -175,7 +175,7 @@ class Launcher:
 
     def _refuse_a_second(self) -> None:
         busy = [p.what for p in self._processes if p.child.poll() is None]
-        busy += [shown.name for shown in self._shelf.runs() if shown.state == "running"]
+        busy += [shown.name for shown in self._shelf.runs() if shown.state in WORKING]
         if busy:
             raise RunLockedError(
                 f"{busy[0]} is running: two at once would disturb each other's times\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import RLock
 from typing import Any
 
@@ -21,6 +21,9 @@ from tuner.review.facts import Facts, correct_trials
 from tuner.review.parameters import importances
 from tuner.review.report import PARTS, chart_data, page_data, parts_of
 from tuner.review.shelf import Shelf
+from tuner.review.words import ratio_words
+from tuner.trial import Finalist
+from tuner.wording import one_line
 
 __all__ = ["LivePages"]
 
@@ -76,6 +79,41 @@ class LivePages:
                 return text.splitlines() if text else None
         return None
 
+    def waiting(self, name: str) -> dict[str, Any] | None:
+        """Return what the run is at, for whoever waits; None where no process works on it.
+
+        Returns:
+            `phase`, `stage` and `plan`, words; `counted`, in words how far the stage is, as
+            `done` of `total`, each None if not known; `left_s` of it, as it was `age_s` ago;
+            `finalists`, how many had their verdict, and `verdicts`, one line each.
+
+        Raises:
+            InputError: there is no such run.
+        """
+        now = self._shelf.underway(name)
+        if now is None:
+            return None
+        latest: Mapping[int, Finalist] = {}
+        if now.finalists:
+            latest = self._kept.get(
+                (name, "checks"),
+                self._shelf.stamp(name),
+                lambda: {entry.trial: entry for entry in self._shelf.run(name).checks()},
+            )
+        entries = [latest[number] for number in now.finalists if number in latest]
+        return {
+            "phase": now.phase,
+            "stage": now.stage,
+            "plan": now.plan,
+            "counted": now.counted,
+            "done": now.done,
+            "total": now.total,
+            "left_s": now.left_s,
+            "age_s": now.age_s,
+            "finalists": _finalists_words(entries, now.wanted) if now.phase == "verifying" else "",
+            "verdicts": [_verdict_words(entry) for entry in entries],
+        }
+
     def _piece(self, name: str, piece: str, make: Callable[[Facts], dict[str, Any]]) -> bytes:
         run = self._shelf.run(name)
         # Before reading: what is added meanwhile is a change.
@@ -99,6 +137,26 @@ class LivePages:
             (name, "shares"), stamp, lambda: importances(facts.trials)
         )
         return found
+
+
+def _finalists_words(entries: Sequence[Finalist], wanted: int) -> str:
+    """Return how many finalists had their verdict, of all that are to be accepted."""
+    accepted = sum(entry.check.is_accepted and not entry.error for entry in entries)
+    num_rejected = len(entries) - accepted
+    words = f"{accepted} of {wanted} accepted"
+    return f"{words}, {num_rejected} rejected" if num_rejected else words
+
+
+def _verdict_words(entry: Finalist) -> str:
+    """Return what the check or the race said of a finalist, in one line."""
+    i = entry.interval
+    if entry.error or not entry.check.is_accepted:
+        reason = one_line(entry.check.reason or entry.error) or "no reason was recorded"
+        return f"trial {entry.trial}: rejected: {reason}"
+    if i is None:
+        return f"trial {entry.trial}: accepted on every probe, not raced yet"
+    speedup, low, high = (ratio_words(value) for value in (i.speedup, i.low, i.high))
+    return f"trial {entry.trial}: {i.verdict}, {speedup} ({low} to {high})"
 
 
 class _Kept:

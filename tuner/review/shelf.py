@@ -16,18 +16,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tuner.errors import InputError, TunerError
 from tuner.review.facts import MAX_SOURCE_CHARS, Facts, is_all_rejected, rejected_of, text_of
 from tuner.review.words import rejection_words
 from tuner.run import Run, is_locked, parsed_trials, storage_errors
 from tuner.trial import Interval, Result, Trial
+from tuner.underway import Underway, underway
 from tuner.wording import one_line
 
-__all__ = ["Shelf", "Shown", "State", "age_words"]
+__all__ = ["STATES", "WORKING", "Shelf", "Shown", "State", "age_words"]
 
-State = Literal["running", "finished", "rejected", "stopped", "unreadable"]
+State = Literal["running", "verifying", "finished", "rejected", "stopped", "unreadable"]
+STATES: tuple[State, ...] = get_args(State)
+WORKING: tuple[State, ...] = ("running", "verifying")  # a process is at it
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")
 _FILES = (
@@ -39,6 +42,7 @@ _FILES = (
     "result.json",
     "study.journal",
     "lock",
+    "progress.json",
     "candidates",
     "export",
     "export/model_new.py",
@@ -53,9 +57,10 @@ _KEPT_RUNS = 6  # whose trials stay in memory: about 10 kB a trial
 class Shown:
     """One run in a list of runs.
 
-    `speedup` is the exported file's, or the winner's, raced in fresh processes (`is_proved`,
-    with `low` and `high`); of a run without a proof the best at screening. `age_s` counts from
-    the last thing written. `problem` says why a run is unreadable, or was rejected by the check.
+    `state` is `verifying` once the search is over and a process still works on it. `speedup` is
+    the exported file's, or the winner's, raced in fresh processes (`is_proved`, with `low` and
+    `high`); of a run that was not verified the best at screening. `age_s` counts from the last
+    thing written. `problem` says why a run is unreadable, or was rejected by the check.
     """
 
     name: str
@@ -167,6 +172,14 @@ class Shelf:
         result = run.result()
         running, outlooks, checks = is_locked(run), run.outlooks(), run.checks()
         return Facts(run, run.environment(), trials, result, config, running, outlooks, checks)
+
+    def underway(self, name: str) -> Underway | None:
+        """Return what a run is at; None where no process works on it, or it has not said.
+
+        Raises:
+            InputError: there is no such run.
+        """
+        return underway(self._named(name))
 
     def stamp(self, name: str) -> str:
         """Return a word that changes whenever a run does; empty when it is gone."""
@@ -288,14 +301,15 @@ def _shown(run: Run, tally: _Tally) -> Shown:
     name = device.get("name") if isinstance(device, Mapping) else device
     state: State = "stopped"
     if is_locked(run):
-        state = "running"
+        now = underway(run)
+        state = "verifying" if now is not None and now.phase == "verifying" else "running"
     elif tally.problem:
         state = "unreadable"
     elif result is not None:
         state = "rejected" if is_rejected else "finished"
     elif tally.rejection:
         state = "rejected"
-    is_open = state in ("running", "stopped")
+    is_open = state in (*WORKING, "stopped")
     speedup = interval.speedup if interval else (tally.best_ratio if is_open else 0.0) or None
     op = str(environment.get("op") or run.path.name)
     return Shown(

@@ -148,7 +148,7 @@ def _figures_of(facts: Facts) -> tuple[float | None, float | None, float | None,
     measurement = best.outcome.measurement if best else None
     if measurement is None:
         return None, None, baseline_us, ""
-    words = "screening only, " + ("and rejected since" if facts.is_rejected else "not proved")
+    words = "screening only, " + ("and rejected since" if facts.is_rejected else "not verified")
     return measurement.latency_us, measurement.noise, baseline_us, words
 
 
@@ -178,7 +178,7 @@ def _verdict(
             "open",
             f"Best so far {us_words(latency_us)}; the baseline's latency is not recorded",
         )
-    return "open", f"{ratio_words(baseline_us / latency_us)} PyTorch's speed so far, not proved"
+    return "open", f"{ratio_words(baseline_us / latency_us)} PyTorch's speed so far, not verified"
 
 
 def _interval_words(interval: Interval) -> str:

@@ -1,6 +1,6 @@
 """Runs beside each other: which is better, with what confidence, and what differs between them.
 
-What is compared is the speed-up over PyTorch that each run proved, since every one was raced
+What is compared is the speed-up over PyTorch that each run verified, since every one was raced
 against the baseline of its own hour; latencies of different hours drift apart. Where the problem,
 the accuracy or the device differs, the numbers stand side by side and there is no verdict.
 """
@@ -209,7 +209,7 @@ def _against(one: Side, other: Side) -> Versus:
     a, b = _interval(one), _interval(other)
     if a is None or b is None:
         which = " and ".join(s.name for s, i in ((one, a), (other, b)) if i is None)
-        why = f"no verdict: {which} has no proof in fresh processes, and screening decides nothing"
+        why = f"no verdict: {which} had no verification, and screening decides nothing"
         return Versus(one.name, other.name, "unknown", None, None, None, None, why)
     ratio = a.speedup / b.speedup
     error, degrees = _error_of(a, b)

@@ -12,7 +12,7 @@
   // `wanted` is how the run is now; `shown` how the table has it, `partsOf` the texts, `chartsOf`
   // each figure.
   let wanted = "", shown = "", partsOf = "", isBusy = false, later = 0, data = null;
-  let isRunning = byId("state").textContent === "running";
+  let isRunning = site.isWorking(byId("state").textContent);
   let tableAt = -Infinity, tableTook = 0, chartsAt = -Infinity, chartsTook = 0;
   const chartsOf = new Map([...document.querySelectorAll(".chart")]
     .map((chart) => [chart.id.replace("chart-", ""), ""]));
@@ -124,10 +124,55 @@
   }, {rootMargin: NEAR});
   for (const chart of chartsOf.keys()) watch.observe(byId(`figure-${chart}`));
 
+  // ---- what whoever waits wants to know: the phase, how far it is, and what is left
+  let waiting = null, toldAt = 0;
+  function write(id, text) {  // only what changed: a reader of the screen says every change
+    const place = byId(id).querySelector("span") ?? byId(id);
+    if (place.textContent !== text) place.textContent = text;
+    byId(id).hidden = !text;
+  }
+  function leftWords(left) {
+    if (left < -5) return "longer than expected";
+    if (left < 1) return "a moment left";
+    return `about ${left < 100 ? `${Math.round(left)} s` : `${Math.round(left / 60)} min`} left`;
+  }
+  function tick() {
+    if (!waiting) return;
+    const age = waiting.age_s + (performance.now() - toldAt) / 1000, bar = byId("bar");
+    const told = [waiting.counted || `for ${Math.floor(age)} s`];
+    if (waiting.left_s !== null) told.push(leftWords(waiting.left_s - age));
+    byId("counted").textContent = told.join(", ");
+    bar.setAttribute("aria-valuetext", told.join(", "));
+    bar.toggleAttribute("aria-valuenow", waiting.total !== null);
+    bar.toggleAttribute("aria-valuemax", waiting.total !== null);
+    if (waiting.total !== null) {
+      bar.setAttribute("aria-valuemax", waiting.total);
+      bar.setAttribute("aria-valuenow", Math.min(waiting.done, waiting.total));
+    }
+    const share = waiting.total ? Math.min(1, waiting.done / waiting.total) : null;
+    bar.firstElementChild.style.width = share === null ? "" : `${100 * share}%`;
+  }
+  function showWaiting(found) {
+    [waiting, toldAt] = [found, performance.now()];
+    byId("waiting").hidden = !found;
+    if (!found) return;
+    write("phase", found.phase[0].toUpperCase() + found.phase.slice(1));
+    write("stage", found.stage);
+    write("finalists", found.finalists);
+    write("plan", found.plan);
+    byId("verdicts").replaceChildren(...found.verdicts.map((text) => {
+      const made = document.createElement("li");
+      made.textContent = text;
+      return made;
+    }));
+    tick();
+  }
+  setInterval(tick, 1000);
+
   byId("stop").addEventListener("click", () => site.ask(`${path}/stop`));
   byId("resume")?.addEventListener("click", () => site.ask(`${path}/resume`));
 
-  site.follow(`${path}/events`, ({stamp, run, job}) => {
+  site.follow(`${path}/events`, ({stamp, run, job, waiting: found}) => {
     const speed = run.speedup === null ? "" : `, best ${run.is_proved ? "" : "so far "}${site.ratio(run.speedup)}`;
     byId("state").textContent = run.state;
     byId("state").className = `state ${run.state}`;
@@ -136,11 +181,12 @@
     byId("stop").hidden = !job?.is_alive;
     byId("stop").textContent = job?.num_stops ? "Stop at once" : "Stop";
     const resume = byId("resume");
-    if (resume) resume.hidden = run.state === "running" || run.state === "finished" || Boolean(job?.is_alive);
+    if (resume) resume.hidden = site.isWorking(run.state) || run.state === "finished" || Boolean(job?.is_alive);
     byId("output").hidden = !job?.output;
     if (job) byId("output").querySelector("pre").textContent = job.output;
+    showWaiting(found);
     if (run.problem) site.say(run.problem);
-    isRunning = run.state === "running";
+    isRunning = site.isWorking(run.state);
     wanted = stamp;
     update();
   });

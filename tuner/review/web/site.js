@@ -52,5 +52,7 @@ const site = (() => {
   }
   // As `ratio_words` of the report has it.
   const ratio = (value) => `${value.toFixed(value < 2 ? 3 : value < 10 ? 2 : 1)}x`;
-  return {say, ask, follow, age, ratio};
+  // Whether a process works on a run in this state.
+  const isWorking = (state) => state === "running" || state === "verifying";
+  return {say, ask, follow, age, ratio, isWorking};
 })();
