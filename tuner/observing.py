@@ -16,8 +16,9 @@ from typing import Any
 from tuner.errors import StorageError
 from tuner.evaluate.verifier import Answered
 from tuner.planning import Planned
-from tuner.run import Run, write_whole
+from tuner.run import Run
 from tuner.schedule import Schedule
+from tuner.storage import write_whole
 from tuner.trial import Finalist, Measurement, Trial
 
 __all__ = ["Observer", "Progress", "Recorder"]

@@ -42,8 +42,9 @@ from tuner.evaluate.producing import Producer
 from tuner.evaluate.screening import Screening
 from tuner.machine.device import describe
 from tuner.machine.doctor import environment
+from tuner.plans import Argument, Tensor
 from tuner.problem.reference import load_problem
-from tuner.trial import Argument, Tensor, from_json, to_json
+from tuner.trial import from_json, to_json
 
 __all__ = ["handle"]
 
