@@ -24,7 +24,8 @@ from typing import Any
 
 from tuner.errors import InputError, TunerError
 from tuner.run import open_run
-from tuner.search.recorded import LOWER_BOUND, read_recording, to_t4
+from tuner.search.recorded import read_recording
+from tuner.search.t4 import LOWER_BOUND, to_t4
 
 SAME = ("kernel_name", "sizes", "accuracy", "device_name")  # of all that become one recording
 

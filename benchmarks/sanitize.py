@@ -196,8 +196,9 @@ def child(job: Path) -> int:
     import torch
 
     from tuner.kernel.binding import bind
+    from tuner.plans import Plan
     from tuner.space.expression import Expression
-    from tuner.trial import Plan, from_json
+    from tuner.trial import from_json
 
     asked = json.loads(job.read_text(encoding="utf-8"))
     plan = from_json(Plan, asked["plan"])

@@ -24,7 +24,8 @@ from tuner.export.registration import cpp_binding, python_binding, schema, size_
 from tuner.kernel.binding import bind, match_sizes
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.kernel.family import Family, load_family
-from tuner.trial import Argument, Candidate, Plan, Status, Step, Tensor, from_json, to_json
+from tuner.plans import Argument, Plan, Step, Tensor
+from tuner.trial import Candidate, Status, from_json, to_json
 
 OP = """\
 name: dense

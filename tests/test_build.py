@@ -24,7 +24,8 @@ from tuner.kernel.cache import default_cache_dir
 from tuner.kernel.compiler_words import first_error, hash_code, parse_resources
 from tuner.kernel.toolchain import CPP_FLAGS, Toolchain
 from tuner.machine.vectors import vectors
-from tuner.trial import Argument, Candidate, KernelResources, Plan, Status, Step, Tensor
+from tuner.plans import Argument, Plan, Step, Tensor
+from tuner.trial import Candidate, KernelResources, Status
 
 HAS_NVCC = shutil.which("nvcc") is not None or Path("/usr/local/cuda/bin/nvcc").exists()
 needs_nvcc = pytest.mark.skipif(not HAS_NVCC, reason="nvcc is not installed")

@@ -15,7 +15,8 @@ from tuner.config.run_config import parse_config
 from tuner.errors import InputError
 from tuner.planning import sources_of
 from tuner.run import create_run
-from tuner.search.recorded import read_recording, to_t4
+from tuner.search.recorded import read_recording
+from tuner.search.t4 import to_t4
 from tuner.trial import Measurement, Outcome, Params, Status, Trial
 
 # Nine configurations of two parameters; block 3 was not enumerated with tile 4.

@@ -20,7 +20,8 @@ import pytest
 
 from tuner import run as room
 from tuner.errors import RunLockedError, StorageError
-from tuner.run import Outlook, Run, create_run, open_run, storage_errors, write_whole
+from tuner.run import Outlook, Run, create_run, open_run
+from tuner.storage import storage_errors, write_whole
 from tuner.trial import Check, Measurement, Outcome, Result, Status, Trial
 
 

@@ -11,7 +11,8 @@ from tiny_operator import NAME, TEMPLATE, config_text, write_family
 
 from tuner.kernel.family import family_names, load_family
 from tuner.kernel.signatures import Mismatches, mismatches
-from tuner.trial import Argument, Candidate, Plan, Step, Tensor
+from tuner.plans import Argument, Plan, Step, Tensor
+from tuner.trial import Candidate
 
 ARGS = ("x", "y", "work", "null", "rows * 2", "num_threads", "eps")
 PLAN = Plan(

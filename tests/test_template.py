@@ -8,8 +8,9 @@ import pytest
 
 from tuner.errors import TemplateError
 from tuner.kernel.family import builtin_folder, family_names, load_family
+from tuner.plans import Step, Tensor
 from tuner.space.search_space import SearchSpace
-from tuner.trial import Step, Tensor, to_json
+from tuner.trial import to_json
 
 OP = """\
 name: tiny

@@ -18,8 +18,8 @@ from tiny_operator import NAME, config_text, write_family
 from tuner.review.facts import Facts
 from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run
-from tuner.terminal import Screen
 from tuner.trial import Measurement
+from tuner.views import Screen
 
 
 def drawn(screen: Screen) -> list[str]:

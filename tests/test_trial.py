@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
+from tuner.plans import Argument, Plan, Step, Tensor
 from tuner.trial import (
-    Argument,
     Build,
     Candidate,
     Check,
@@ -22,12 +22,9 @@ from tuner.trial import (
     KernelResources,
     Measurement,
     Outcome,
-    Plan,
     ProbeResult,
     Result,
     Status,
-    Step,
-    Tensor,
     Trial,
     content_key,
     from_json,

@@ -315,9 +315,9 @@ def replay(
     json: JsonOption = False,
 ) -> None:
     """Search a recorded space again, without a device: best found against evaluations."""
-    from tuner.run import write_whole
     from tuner.search.recorded import read_recording
     from tuner.search.replay import format_replays, replay, replays_to_json
+    from tuner.storage import write_whole
 
     recording = read_recording(source)
     found = [

@@ -25,7 +25,7 @@ from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
 from tuner.export.repeat import clocks_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned, version_here
-from tuner.run import storage_errors, write_whole
+from tuner.storage import storage_errors, write_whole
 from tuner.trial import Finalist, Trial, content_key
 
 __all__ = ["ExportCompiler", "ExportFile", "export_of", "fallback_of"]

@@ -13,7 +13,6 @@ import gc
 import io
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tuner.errors import RunLockedError, StorageError
+from tuner.storage import append_line, drop_half_line, storage_errors, write_whole
 from tuner.trial import Finalist, Result, Trial, from_json, to_json
 
 __all__ = [
@@ -35,8 +35,6 @@ __all__ = [
     "is_locked",
     "open_run",
     "parsed_trials",
-    "storage_errors",
-    "write_whole",
 ]
 
 
@@ -184,7 +182,7 @@ class RunWriter:
             # Unbuffered: after a failed write nothing may stay behind in a buffer, to be written
             # by the next flush.
             self._file = self._path.open("a+b", buffering=0)
-            _drop_half_line(self._file)
+            drop_half_line(self._file)
         with suppress(OSError):  # of who had the lock before, and may have been killed
             (self.run.path / PROGRESS_NAME).unlink(missing_ok=True)
         return self
@@ -197,7 +195,7 @@ class RunWriter:
         """Append one outcome and see it on disk."""
         assert self._file is not None
         with storage_errors(self._path):
-            _append_line(self._file, to_json(trial))
+            append_line(self._file, to_json(trial))
 
     def append_outlook(self, outlook: Outlook) -> None:
         """Append what the search expects of the rest, to `search.jsonl`."""
@@ -210,8 +208,8 @@ class RunWriter:
     def _append_to(self, name: str, record: Any) -> None:
         path = self.run.path / name
         with storage_errors(path), path.open("a+b", buffering=0) as file:
-            _drop_half_line(file)
-            _append_line(file, to_json(record))
+            drop_half_line(file)
+            append_line(file, to_json(record))
 
     def write_result(self, result: Result) -> None:
         """Write what the run ended with."""
@@ -296,23 +294,6 @@ def _may_lock(path: Path) -> bool:
     return True
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all (a temporary beside it, then renamed)."""
-    with storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(name, 0o644)
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-
-
 def parsed_trials(path: Path, lines: Sequence[bytes], num_before: int = 0) -> list[Trial]:
     """Return the trials of whole lines of a `trials.jsonl`.
 
@@ -353,51 +334,6 @@ def _uncollected() -> Iterator[None]:
     finally:
         if was_at_work:
             gc.enable()
-
-
-@contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError on `path` into a StorageError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        advice = {
-            errno.ENOSPC: "free some disk space, then `tune --resume`",
-            errno.EFBIG: "the file size limit is reached (ulimit -f); raise it, then resume",
-            errno.EDQUOT: "the disk quota is used up; free some, then `tune --resume`",
-            errno.EACCES: "make it yours (chown), or choose another folder with --runs-dir",
-            errno.EROFS: "the file system is read-only; choose another folder with --runs-dir",
-        }.get(error.errno or 0, "check the path")
-        reason = (error.strerror or str(error)).lower()
-        raise StorageError(f"{path}: {reason}\n  next: {advice}") from error
-
-
-def _append_line(file: io.FileIO, text: str) -> None:
-    """Append a line and see it on disk; after a failure the file is as it was."""
-    start = file.seek(0, os.SEEK_END)
-    try:
-        line = memoryview(text.encode() + b"\n")
-        while line:  # a full disk takes a part before it refuses the rest
-            line = line[file.write(line) :]
-        os.fsync(file.fileno())
-    except BaseException:
-        os.ftruncate(file.fileno(), start)  # no half line stays behind
-        raise
-
-
-def _drop_half_line(file: io.FileIO) -> None:
-    end = file.seek(0, os.SEEK_END)
-    keep = end
-    while keep > 0:
-        start = max(0, keep - 65536)
-        file.seek(start)
-        found = file.read(keep - start).rfind(b"\n")
-        if found >= 0:
-            keep = start + found + 1
-            break
-        keep = start
-    if keep < end:
-        file.truncate(keep)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

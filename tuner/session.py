@@ -27,11 +27,12 @@ from tuner.machine.host import usable_cores
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop_rule_of
 from tuner.review.report import write_report
-from tuner.run import Outlook, Run, RunWriter, storage_errors, write_whole
+from tuner.run import Outlook, Run, RunWriter
 from tuner.schedule import COMPILE_S, Costs, scheduled
-from tuner.search.recorded import to_t4
 from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
+from tuner.search.t4 import to_t4
+from tuner.storage import storage_errors, write_whole
 from tuner.trial import Build, Candidate, Check, Finalist, Outcome, Params, Status, Trial
 from tuner.verification import Verification, ranked_trials
 from tuner.wording import one_line, percent

@@ -1,43 +1,37 @@
-"""What the terminal shows of a run: the live view, the summary, the verdict; and Ctrl-C.
+"""What the terminal shows of a run: a view meanwhile, then summary and verdict; and Ctrl-C.
 
 Colour and width come from the terminal. A pipe gets plain lines of any length, one an event.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
 from tuner.errors import NothingCorrectError
-from tuner.wording import one_line, percent
+from tuner.views import COLUMNS, JsonLines, Plain, Screen
+from tuner.wording import percent
 
 if TYPE_CHECKING:
-    from tuner.evaluate.verifier import Answered
     from tuner.export.repeat import Repeated
-    from tuner.review.facts import Facts
     from tuner.review.shelf import Shown
     from tuner.run import Run
-    from tuner.schedule import Schedule
-    from tuner.trial import Check, Finalist, Measurement, Trial
-    from tuner.tuning import Planned, Progress
+    from tuner.trial import Check
+    from tuner.tuning import Planned
 
 __all__ = [
     "INTERRUPTED",
     "Interrupted",
-    "Screen",
     "err",
     "go_on",
     "interruptible",
@@ -54,10 +48,7 @@ __all__ = [
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-COLUMNS, LINES = 80, 20
-SHOWN_TRIALS = 8  # of the latest, in the live view
 INTERRUPTED = 130  # exit code, as shells say it
-PROGRESS_S = 3.0  # between two lines of progress where the output is no terminal
 GRACE_S = 15.0  # after the second Ctrl-C, to end by itself
 
 
@@ -178,231 +169,6 @@ def print_json(record: object) -> None:
     sys.stdout.flush()
 
 
-class _Plain:
-    """The view where the output is no terminal: one line an event."""
-
-    console = out
-
-    def __init__(self) -> None:
-        self.start_s = time.monotonic()
-        self.run: Run | None = None
-        self.best_us: float | None = None
-        self.budget: Any = None
-        self.shown_s = self.start_s
-
-    def on_plan(self, planned: Planned) -> None:
-        self.budget = planned.config.search
-        space = planned.space
-        self.line(
-            f"{planned.family.title} on {planned.device.name}, accuracy"
-            f" {planned.config.accuracy.label}: {space.num_feasible} feasible configurations"
-            f" of {space.num_cartesian} combinations"
-        )
-        for warning in planned.warnings:
-            self.line(f"warning: {warning}")
-
-    def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
-        self.run = run
-        self.line(f"run {run.path}")
-        self.line(
-            f"baseline: {_us(baseline.latency_us)} (noise {baseline.noise:.1%},"
-            f" {'cold' if baseline.is_cold else 'hot'} caches)"
-        )
-        for trial in trials:
-            self._improve(trial)
-        if trials:
-            self.line(f"resumed after {len(trials)} trials")
-
-    def on_trial(self, trial: Trial, num_building: int) -> None:
-        self._improve(trial)
-        self.line(_trial_line(trial))
-
-    def on_remaining(self, improvement: float, within: Mapping[float, float]) -> None:
-        self.line(_remaining_line(improvement, within))
-
-    def on_schedule(self, schedule: Schedule) -> None:
-        self.line(schedule.words)
-        for reduction in schedule.reductions:
-            self.line(f"  less than asked for: {reduction}")
-
-    def on_stage(self, text: str) -> None:
-        self.line(text)
-
-    def on_probe(self, answered: Answered) -> None:
-        result = answered.result
-        if not result.is_accepted:
-            self.line(f"  probe {result.probe}: {result.reason}")
-        progress = (answered.number, answered.total, answered.left_s)
-        self.progress(f"  probe {answered.number} of {answered.total}", *progress)
-
-    def on_progress(self, progress: Progress) -> None:
-        text = f"  {progress.what}: {progress.done} s"
-        if progress.total is not None:
-            text = f"  {progress.what}: {100 * progress.done // progress.total} %"
-        self.progress(text, progress.done, progress.total, progress.left_s)
-
-    def progress(self, text: str, done: int, total: int | None, left_s: float) -> None:
-        """Print how far a wait is, not more often than every few seconds."""
-        now_s = time.monotonic()
-        if now_s - self.shown_s >= PROGRESS_S and done != total:
-            self.shown_s = now_s
-            self.line(f"{text}, about {left_s:.0f} s left")
-
-    def on_finalist(self, entry: Finalist) -> None:
-        self.line(_finalist_line(entry))
-
-    def line(self, text: str) -> None:
-        self.console.print(f"{time.monotonic() - self.start_s:7.1f}s  {text}", markup=False)
-
-    def _improve(self, trial: Trial) -> None:
-        latency_us = trial.outcome.latency_us
-        if latency_us is not None:
-            self.best_us = min(self.best_us or latency_us, latency_us)
-
-
-class _JsonLines(_Plain):
-    """The view where a program reads: every event is a line of JSON."""
-
-    def line(self, text: str) -> None:
-        self._write({"text": text.strip()})
-
-    def progress(self, text: str, done: int, total: int | None, left_s: float) -> None:
-        now_s = time.monotonic()
-        if now_s - self.shown_s >= PROGRESS_S and done != total:
-            self.shown_s = now_s
-            left = {"done": done, "total": total, "left_s": round(left_s, 1)}
-            self._write({"text": text.strip(), **left})
-
-    def _write(self, event: dict[str, Any]) -> None:
-        elapsed_s = round(time.monotonic() - self.start_s, 1)
-        sys.stderr.write(json.dumps({"elapsed_s": elapsed_s, **event}) + "\n")
-        sys.stderr.flush()
-
-
-class Screen(_Plain):
-    """The live view of a terminal: what the summary would say now, and the latest trials.
-
-    At most 20 lines of at most 80 columns, with nothing that needs colour.
-    """
-
-    def __init__(self, live: Live) -> None:
-        super().__init__()
-        self.live = live
-        self.facts: Facts | None = None
-        self.trials: list[Trial] = []
-        self.num_building = 0
-        self.stage = self.remaining = self.waiting = ""
-        self.schedule: Schedule | None = None
-
-    def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
-        """The run's folder is there; `trials` is what a resumed run has."""
-        from tuner.review.facts import Facts
-
-        super().on_run(run, baseline, trials)
-        self.trials = list(trials)
-        self.facts = Facts(run, run.environment(), self.trials, None, "")
-
-    def on_trial(self, trial: Trial, num_building: int) -> None:
-        """One more outcome is on disk."""
-        self.trials.append(trial)
-        self.num_building = num_building
-        self._draw()
-
-    def on_remaining(self, improvement: float, within: Mapping[float, float]) -> None:
-        """What the rest of the search is expected to bring is known anew."""
-        self.remaining = _remaining_line(improvement, within)
-        self._draw()
-
-    def on_stage(self, text: str) -> None:
-        """Something that takes a while begins."""
-        self.stage, self.waiting = text, ""
-        self._draw()
-
-    def on_schedule(self, schedule: Schedule) -> None:
-        """How the time is shared is known, or known anew."""
-        super().on_schedule(schedule)
-        self.schedule = schedule
-
-    def progress(self, text: str, done: int, total: int | None, left_s: float) -> None:
-        """Show how far a wait is."""
-        self.waiting = f"{text.strip()}, about {left_s:.0f} s left" if done != total else ""
-        self._draw()
-
-    def line(self, text: str) -> None:
-        """Print a line above the view."""
-        self.live.console.print(text, markup=False)
-
-    def _draw(self) -> None:
-        below = [
-            *self._left(),
-            *(text for text in (self.remaining, self.stage, self.waiting) if text),
-        ]
-        told = self._told()
-        num_shown = max(1, min(SHOWN_TRIALS, LINES - len(told) - len(below)))
-        rows = [_trial_line(trial) for trial in self.trials[-num_shown:]]
-        lines = [Text(line[:COLUMNS], no_wrap=True) for line in (*told, *rows, *below)]
-        self.live.update(Group(*lines))
-
-    def _told(self) -> list[str]:
-        """Return what the summary says of the trials until now, but for its warnings."""
-        from tuner.review.summary import format_summary, summary_of
-
-        if self.facts is None:
-            return []
-        found = replace(summary_of(self.facts), warnings=(), reproduce="")
-        return format_summary(found).splitlines()
-
-    def _left(self) -> list[str]:
-        if self.budget is None:
-            return []
-        elapsed_s = self.trials[-1].elapsed_s if self.trials else 0.0
-        search_s = self.schedule.search_s if self.schedule else self.budget.timeout_s
-        left_s = max(0.0, search_s - elapsed_s)
-        return [
-            f"{'left':<10}{max(0, self.budget.trials - len(self.trials))} trials,"
-            f" {left_s:.0f} s; {self.num_building} builds ahead"
-        ]
-
-
-def _us(latency_us: float) -> str:
-    return f"{latency_us / 1e3:.3f} ms" if latency_us >= 1e3 else f"{latency_us:.1f} us"
-
-
-def _trial_line(trial: Trial) -> str:
-    outcome = trial.outcome
-    params = " ".join(f"{k}={v}" for k, v in trial.params.items() if k != "template")
-    head = f"#{trial.number:<4} {outcome.status.value:<12} "
-    if outcome.latency_us is not None and outcome.measurement is not None:
-        measured = outcome.measurement
-        mark = ">" if measured.is_censored else " "
-        speed = f"{measured.anchor_us / measured.latency_us:5.2f}x" if measured.anchor_us else ""
-        head += f"{mark}{_us(measured.latency_us):>10} ±{measured.noise:5.1%} {speed} "
-    text = f"{head} {trial.template} {params}"
-    if outcome.same_as is not None:
-        text += f" (the machine code of #{outcome.same_as})"
-    return f"{text}: {one_line(outcome.reason)}" if outcome.reason else text
-
-
-def _remaining_line(improvement: float, within: Mapping[float, float]) -> str:
-    sure = ", ".join(
-        f"{percent(share, 3)}: {100 * p:.0f} %" for share, p in sorted(within.items())
-    )
-    words = f"{percent(improvement)} expected; chance that the best is within {sure}"
-    return f"{'to gain':<10}{words}"
-
-
-def _finalist_line(entry: Finalist) -> str:
-    head = f"finalist, trial {entry.trial}: "
-    if entry.interval is None or entry.latency_us is None:
-        return head + (
-            "accepted on every probe" if entry.check.is_accepted else f"rejected: {entry.error}"
-        )
-    i = entry.interval
-    return head + (
-        f"{_us(entry.latency_us)}, {i.speedup:.3f}x [{i.low:.3f}, {i.high:.3f}]: {i.verdict}"
-    )
-
-
 # ---- running --------------------------------------------------------------------------------
 
 
@@ -419,7 +185,7 @@ def watching(
     view: Any = None
     try:
         if is_json or not out.is_terminal:
-            view = type("View", (_JsonLines if is_json else _Plain, Observer), {})()
+            view = type("View", (JsonLines if is_json else Plain, Observer), {})(out)
             yield view
             return
         with Live(console=out, refresh_per_second=8, transient=True) as live:

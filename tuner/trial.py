@@ -10,20 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from tuner.plans import Plan
+
 __all__ = [
-    "Argument",
     "Build",
     "Candidate",
     "Check",
     "Compiled",
-    "DType",
     "Finalist",
     "Interval",
     "KernelResources",
@@ -31,12 +30,9 @@ __all__ = [
     "Measurement",
     "Outcome",
     "Params",
-    "Plan",
     "ProbeResult",
     "Result",
     "Status",
-    "Step",
-    "Tensor",
     "Trial",
     "Value",
     "content_key",
@@ -48,7 +44,6 @@ SAME_SPEED = 0.05  # relative difference of speed-ups that nobody need be told o
 Value = bool | int | float | str
 Params = dict[str, Value]
 Language = Literal["cuda", "cpp", "triton"]
-DType = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"]
 
 
 class Status(StrEnum):
@@ -66,68 +61,7 @@ class Status(StrEnum):
 _NUMBERS = ConfigDict(ser_json_inf_nan="strings")
 
 
-# ---- what is run: the plan of one call ------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of the operator's call: a tensor with named sizes, or a number.
-
-    `shape` is None for a number (passed to C as `double` for "float", `int64_t` for "int").
-    """
-
-    name: str
-    dtype: Literal["float32", "float", "int"] = "float32"
-    shape: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An output or a piece of workspace that the caller allocates before each call.
-
-    Each entry of `shape` is an expression over the sizes (the parameters are already numbers).
-    """
-
-    name: str
-    shape: tuple[str, ...]
-    dtype: DType = "float32"
-    zero: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of the call.
-
-    `kind` "call" runs our function `function` of the source; "aten" runs PyTorch's
-    `at::<function>_out(out, *args)`. An argument is the name of a tensor (`x.t` is its
-    transpose, for "aten" only), `null`, or an expression over sizes, numbers and parameters.
-    """
-
-    kind: Literal["call", "aten"]
-    function: str
-    args: tuple[str, ...]
-    out: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All that is needed to run a candidate: what to allocate and what to call, in order.
-
-    `also` holds the plan of each further call that the family declares, by its name (None where
-    the template does not offer it); those have none themselves.
-    """
-
-    function: str
-    arguments: tuple[Argument, ...]
-    outputs: tuple[Tensor, ...]
-    workspace: tuple[Tensor, ...]
-    steps: tuple[Step, ...]
-    also: Mapping[str, Plan | None] = field(default_factory=dict)
-
-    @property
-    def calls(self) -> tuple[Plan, ...]:
-        """The operator's own call, and the further ones that the template offers."""
-        return (self, *(plan for plan in self.also.values() if plan is not None))
+# ---- what is run ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

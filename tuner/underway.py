@@ -16,7 +16,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from tuner.errors import StorageError
-from tuner.run import PROGRESS_NAME, Run, is_locked, write_whole
+from tuner.run import PROGRESS_NAME, Run, is_locked
+from tuner.storage import write_whole
 from tuner.trial import from_json, to_json
 
 __all__ = ["Phase", "Underway", "underway", "write_underway"]

@@ -10,7 +10,8 @@ from typing import Any
 from tuner.config.document import Document, shown, with_known
 from tuner.errors import ExpressionError
 from tuner.space.constraints import Parameter
-from tuner.space.expression import WORD, Expression
+from tuner.space.expression import Expression
+from tuner.space.grammar import WORD
 from tuner.trial import Value
 
 __all__ = ["read_parameters"]

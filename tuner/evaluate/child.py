@@ -20,9 +20,10 @@ from typing import Any
 
 from tuner.evaluate.channel import Blob, Channel, Closed
 
-__all__ = ["Fault", "Job", "serve"]
+__all__ = ["Answer", "Fault", "Job", "serve"]
 
-Job = Callable[[str, dict[str, Any], list[memoryview]], tuple[dict[str, Any], Sequence[Blob]]]
+Answer = tuple[dict[str, Any], Sequence[Blob]]  # of a job: JSON, and raw bytes beside it
+Job = Callable[[str, dict[str, Any], list[memoryview]], Answer]
 
 MESSAGE_CHARS = 20_000  # an exception's text or traceback; a candidate may raise megabytes
 FIRST_TO_DIE = 1000  # oom_score_adj: where memory runs out the kernel kills this, not the tuner

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tuner.check.exercise import outputs_of
-from tuner.trial import Argument
+from tuner.plans import Argument
 from tuner.wording import one_line
 
 __all__ = ["declared", "described", "differences", "form_of", "kind_of"]

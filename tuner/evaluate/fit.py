@@ -28,9 +28,9 @@ from tuner.errors import InputError, ProblemError, TemplateError, did_you_mean
 from tuner.evaluate.described import declared, described, differences, form_of, kind_of
 from tuner.evaluate.modules import constructed, differentiable, module_of
 from tuner.kernel.binding import match_sizes
+from tuner.plans import Argument, Tensor
 from tuner.problem.reference import Problem
 from tuner.space.expression import Expression
-from tuner.trial import Argument, Tensor
 from tuner.wording import one_line
 
 __all__ = ["Fit"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import ConfigDict, ValidationError
 
 from tuner.errors import InputError
-from tuner.run import storage_errors, write_whole
+from tuner.storage import storage_errors, write_whole
 from tuner.trial import Interval, ProbeResult, from_json, to_json
 
 __all__ = ["Certificate", "certify", "code_sha256", "read_certificate", "whole_path"]

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from tuner.errors import TemplateError
 from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
 from tuner.kernel.family import Family
-from tuner.trial import Candidate, Plan, content_key
+from tuner.plans import Plan
+from tuner.trial import Candidate, content_key
 
 __all__ = ["OLDEST_TORCH", "UNVERIFIED", "VERIFIED", "export_text", "fallback_text"]
 

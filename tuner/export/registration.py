@@ -7,9 +7,10 @@ one device, fresh outputs and workspace from PyTorch's allocator, everything on 
 
 from __future__ import annotations
 
+from tuner.plans import Argument, Plan, Step
 from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
-from tuner.trial import Argument, Language, Plan, Step
+from tuner.trial import Language
 
 __all__ = ["cpp_binding", "python_binding", "schema", "size_lines"]
 

@@ -27,7 +27,7 @@ from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256
 from tuner.kernel.family import builtin_folder
 from tuner.problem.accuracy import Accuracy
-from tuner.run import storage_errors
+from tuner.storage import storage_errors
 from tuner.trial import Check, Finalist
 
 __all__ = ["Point", "Repeated", "clocks_of", "repeat", "with_reference"]

@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.plans import Argument, Plan, Tensor
 from tuner.space.expression import Expression
-from tuner.trial import Argument, Language, Plan, Tensor
+from tuner.trial import Language
 
 if TYPE_CHECKING:
     import torch

@@ -14,9 +14,10 @@ from tuner.errors import TemplateError, did_you_mean
 from tuner.kernel.head import CallHead, OpFile, read_op, read_text
 from tuner.kernel.places import in_template
 from tuner.kernel.template import Signature, Template, load_template
+from tuner.plans import Argument, Tensor
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
-from tuner.trial import Argument, Candidate, Params, Tensor, Value
+from tuner.trial import Candidate, Params, Value
 
 __all__ = ["Family", "builtin_folder", "family_names", "load_family"]
 

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tuner.errors import TemplateError, did_you_mean
 from tuner.kernel.findings import Findings, Place, line_of
 from tuner.kernel.naming import refusal_of
-from tuner.trial import DType, Language, Value
+from tuner.plans import DType
+from tuner.trial import Language, Value
 
 __all__ = [
     "FLOAT_ARGUMENTS",

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tuner.errors import did_you_mean
-from tuner.trial import Candidate, Plan, Step
+from tuner.plans import Plan, Step
+from tuner.trial import Candidate
 
 __all__ = ["Mismatches", "mismatches"]
 

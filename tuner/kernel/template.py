@@ -25,9 +25,10 @@ from tuner.kernel.head import (
 from tuner.kernel.naming import FREE_NAMES
 from tuner.kernel.places import places_of
 from tuner.kernel.rendering import free_variables, rendered
+from tuner.plans import Argument, Plan, Step, Tensor
 from tuner.space.constraints import Constraint
 from tuner.space.expression import Expression
-from tuner.trial import Argument, Language, Params, Plan, Step, Tensor, Value
+from tuner.trial import Language, Params, Value
 
 __all__ = ["Signature", "Template", "load_template"]
 

@@ -36,7 +36,8 @@ from typing import Any
 from tuner.errors import ToolchainError, TunerError
 from tuner.kernel.binding import bind
 from tuner.kernel.compiler_words import hash_code
-from tuner.trial import KernelResources, Plan, from_json, to_json
+from tuner.plans import Plan
+from tuner.trial import KernelResources, from_json, to_json
 
 __all__ = ["CACHE_FOLDER", "PLAN_FILE", "REPORT_FILE", "AheadBuild", "build_ahead", "main"]
 

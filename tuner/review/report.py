@@ -35,7 +35,8 @@ from tuner.review.words import (
     seconds_words,
     us_words,
 )
-from tuner.run import Run, write_whole
+from tuner.run import Run
+from tuner.storage import write_whole
 from tuner.trial import Status, Trial
 from tuner.wording import one_line
 

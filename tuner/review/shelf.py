@@ -21,7 +21,8 @@ from typing import Any, Literal, get_args
 from tuner.errors import InputError, TunerError
 from tuner.review.facts import MAX_SOURCE_CHARS, Facts, is_all_rejected, rejected_of, text_of
 from tuner.review.words import rejection_words
-from tuner.run import Run, is_locked, parsed_trials, storage_errors
+from tuner.run import Run, is_locked, parsed_trials
+from tuner.storage import storage_errors
 from tuner.trial import Interval, Result, Trial
 from tuner.underway import Underway, underway
 from tuner.wording import one_line

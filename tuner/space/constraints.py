@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import ExpressionError, InputError
-from tuner.space.expression import Env, Expression, unknown_name
+from tuner.space.expression import Expression, unknown_name
+from tuner.space.grammar import Env
 from tuner.space.vectorised import Array, Bools, Columns, Unsure, column_of, compile_columns
 from tuner.trial import Value
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from tuner.space.expression import (
+from tuner.space.expression import Expression, expression_error, unknown_name
+from tuner.space.grammar import (
     Env,
-    Expression,
     Refused,
     compile_tree,
     describe,
-    expression_error,
     members,
     name_of,
     place_of,
     truth,
-    unknown_name,
 )
 from tuner.trial import Value
 

@@ -29,7 +29,7 @@ from tuner.space.constraints import (
     is_obeyed,
     pack,
 )
-from tuner.space.expression import Env
+from tuner.space.grammar import Env
 
 __all__ = ["Diagram", "Walk"]
 

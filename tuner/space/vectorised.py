@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.space.expression import (
+from tuner.space.grammar import (
     MAX_EXPONENT,
     MAX_NUMBER,
     Code,

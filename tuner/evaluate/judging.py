@@ -1,0 +1,88 @@
+"""The judge's role in a worker: it draws questions, holds the oracle and gives the verdict."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from tuner.check import probes
+from tuner.check.expected import Expected
+from tuner.evaluate.child import Answer
+from tuner.evaluate.oracle import Oracle
+from tuner.evaluate.process import available_bytes
+from tuner.problem.accuracy import math_mode
+from tuner.trial import from_json, to_json
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Judge"]
+
+KEPT_SHARE = 0.25  # of the memory that is free, for what a judge expects of its probes
+
+
+class Judge:
+    """The judge of contenders, one after the other; it never imports one."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+        self._room_bytes = int(KEPT_SHARE * _free_bytes(oracle.device))  # for what is kept
+        self._asked: dict[str, Expected] = {}
+        self._kept: dict[probes.Probe, Expected] = {}  # for the next contender
+        self._tokens: dict[Any, str] = {}  # of weights that questions refer to, by their place
+        self._weights_of: dict[str, torch.Tensor] = {}  # by token
+
+    def ask(self, probe: str) -> Answer:
+        """Draw a probe's inputs and weights; return the question for the producer.
+
+        Weights are the bulk of a question, and many questions share theirs: `known` refers to
+        them by tokens.
+        """
+        asked = from_json(probes.Probe, probe)
+        found = self._asked[asked.name] = self._expected_once(asked)
+        tensors, known = dict(found.question.tensors), {}
+        for name in [n for n in tensors if n.startswith(("state.", "edit."))]:
+            tensor = tensors.pop(name)
+            place = (tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape)
+            token = self._tokens.setdefault(place, f"{name}#{len(self._tokens)}")
+            self._weights_of[token] = tensor  # kept, so that its memory stays its own
+            known[name] = token
+        text, blobs = probes.pack(found.question.script, tensors)
+        return {"question": text, "known": known}, blobs
+
+    def _expected_once(self, probe: probes.Probe) -> Expected:
+        """Compute what a probe expects, or find it where an earlier contender was asked the same.
+
+        At full size a float64 oracle is most of a probe's time.
+        """
+        if probe in self._kept:
+            return self._kept[probe]
+        found = self._oracle.expected(probe)
+        tensors = {**found.question.tensors, **found.oracle}
+        size = sum(t.numel() * t.element_size() for n, t in tensors.items() if n[:5] != "state")
+        if size <= self._room_bytes:
+            self._room_bytes -= size
+            self._kept[probe] = found
+        return found
+
+    def weights(self, tokens: list[str]) -> Answer:
+        """Return the weights that questions refer to by these tokens."""
+        text, blobs = probes.pack(probes.Script(), {t: self._weights_of[t] for t in tokens})
+        return {"question": text}, blobs
+
+    def judge(self, probe: str, answer: str, blobs: list[memoryview]) -> Answer:
+        """Give the verdict on a producer's answer to the probe that was asked last."""
+        expected = self._asked.pop(from_json(probes.Probe, probe).name)
+        given = self._oracle.unpacked(answer, blobs)
+        with math_mode(self._oracle.accuracy):
+            result = self._oracle.verdict(expected, given)
+        return {"result": json.loads(to_json(result))}, ()
+
+
+def _free_bytes(device: str) -> int:
+    """Return the memory that is free where the tensors of that device live."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes()

@@ -1,0 +1,53 @@
+"""The reference as a process that judges holds it: what it expects, and the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.check import probes, verdict
+from tuner.check.expected import Expected, expected, expected_of_call
+from tuner.evaluate.modules import tagged
+from tuner.problem.accuracy import Accuracy
+from tuner.problem.reference import load_problem
+from tuner.trial import ProbeResult
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Oracle"]
+
+
+class Oracle:
+    """A problem, and the accuracy that answers to it must have on a device."""
+
+    def __init__(self, reference: str, sizes: dict[str, int], device: str, accuracy: str) -> None:
+        self.device, self.accuracy = device, Accuracy.parse(accuracy)
+        self.problem = load_problem(Path(reference), sizes)
+        self._models: dict[Any, torch.nn.Module] = {}  # the reference's, by weights
+
+    def about(self) -> dict[str, Any]:
+        """Return what others must know of the problem."""
+        return {
+            "init_inputs": tagged(self.problem.init_inputs(0)),
+            "num_rows": self.problem.num_rows(),
+            "sizes": dict(self.problem.sizes),
+            "sha256": self.problem.sha256,
+        }
+
+    def expected(self, probe: probes.Probe) -> Expected:
+        """Compute what a probe expects."""
+        return expected(self.problem, probe, self.accuracy, self.device, models=self._models)
+
+    def expected_of_call(self, model: torch.nn.Module, inputs: list[Any]) -> Expected:
+        """Compute what one call of a module like `model` expects."""
+        return expected_of_call(self.problem, model, inputs, self.accuracy)
+
+    def unpacked(self, answer: str, blobs: list[memoryview]) -> probes.Answer:
+        """Return a producer's answer, on the device."""
+        report, tensors = probes.unpack(probes.Report, answer, blobs, self.device)
+        return probes.Answer(report, tensors)
+
+    def verdict(self, expected: Expected, answer: probes.Answer) -> ProbeResult:
+        """Give the verdict on an answer."""
+        return verdict.judge(expected, answer, self.accuracy)

@@ -1,0 +1,136 @@
+"""The producer's role in a worker: it holds one stranger, and only produces tensors and times."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.check import probes, produce
+from tuner.check.surroundings import functions, replaced
+from tuner.errors import ProblemError
+from tuner.evaluate.child import Answer
+from tuner.evaluate.modules import (
+    constructed,
+    differentiable,
+    free_build_lock,
+    fused,
+    imported,
+    module_of,
+    notes_on,
+    untagged,
+)
+from tuner.evaluate.timed import WEIGHT_SEED, Timed, spoilt_by_cuda_errors
+from tuner.kernel.binding import bind
+from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.reference import Problem, load_problem
+from tuner.trial import Candidate, from_json
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Producer"]
+
+
+class Producer:
+    """A stranger's file, imported here, or a built candidate, bound into its family's module.
+
+    With `compile_mode` it is the reference itself, compiled by PyTorch.
+
+    `notes` name what a stranger's text tells, which is read before it runs.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        accuracy: str,
+        init_inputs: list[Any],
+        file: str | None = None,
+        candidate: str | None = None,
+        artefact: str = "",
+        model_new: str = "",
+        reference: str = "",
+        compile_mode: str = "",
+        sizes: dict[str, int] | None = None,
+    ) -> None:
+        self._device, self._accuracy = device, Accuracy.parse(accuracy)
+        self._timed = Timed(device, self._accuracy)  # before the import
+        self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
+        self._received: dict[str, torch.Tensor] = {}
+        self._is_own_seed = True
+        self._functions: dict[str, Any] = {}  # PyTorch's, before a stranger was imported
+        self._make_model: Callable[[], torch.nn.Module]
+        self.notes: list[str] = []
+        arguments = untagged(init_inputs)
+        if compile_mode:
+            problem = load_problem(Path(reference), sizes or {})
+            self._make_model = lambda: _compiled(problem, device, compile_mode)
+            return
+        if file is not None:
+            self._functions = functions()
+            self.notes = notes_on(Path(file).read_text(errors="replace"), sizes or {})
+            free_build_lock(Path(file))
+            module = vars(imported(Path(file)))
+        else:
+            assert candidate is not None
+            subject = from_json(Candidate, candidate)
+            module = module_of(model_new)
+            operator = bind(subject.plan, subject.language, Path(artefact))
+            self._timed.timer.is_bound_here = True
+            module |= {**fused(operator), "fused_op": differentiable(operator, module)}
+        if not callable(module.get("ModelNew")):
+            raise ProblemError(f"{file}: no class ModelNew")
+        # Weights that are replaced at once need not be drawn on the CPU: seconds for large ones.
+        self._make_model = lambda: constructed(
+            module["ModelNew"], arguments, device, is_quick=not self._is_own_seed
+        )
+
+    def receive(self, question: str, blobs: list[memoryview]) -> Answer:
+        """Keep weights that later questions refer to."""
+        _, tensors = probes.unpack(probes.Script, question, blobs)
+        self._received |= tensors
+        return {}, ()
+
+    def answer(self, question: str, known: dict[str, str], blobs: list[memoryview]) -> Answer:
+        """Answer one question of the judge; `known` refers to weights that were received."""
+        script, tensors = probes.unpack(probes.Script, question, blobs)
+        tensors |= {name: self._received[token] for name, token in known.items()}
+        # Always a copy: what the candidate does to its weights must not reach the next question.
+        tensors = {name: t.to(self._device, copy=True) for name, t in tensors.items()}
+        self._is_own_seed = script.own_seed is not None
+        with math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+            found = produce.answer(self._make_model, probes.Question(script, tensors))
+            report = self._with_changes(found.report)
+            text, answers = probes.pack(report, found.tensors)
+        return {"answer": text}, answers
+
+    def _with_changes(self, report: probes.Report, more: Sequence[str] = ()) -> probes.Report:
+        changes = (*report.changes, *more, *replaced(self._functions))
+        return dataclasses.replace(report, changes=changes)
+
+    def take_timing_set(self, question: str, blobs: list[memoryview]) -> Answer:
+        """Get ready to be timed on the judge's weights and inputs."""
+        _, tensors = probes.unpack(probes.Script, question, blobs, self._device)
+        state = {n[6:]: t for n, t in tensors.items() if n.startswith("state.")}
+        inputs = [t for n, t in tensors.items() if n.startswith("input.")]
+        self._is_own_seed = False
+        model = self._make_model().train()
+        model.load_state_dict(state)
+        self._timed.take(model, inputs)
+        return {}, ()
+
+    def timed_output(self) -> Answer:
+        """Return the output of the last call of `repeat`, with that call's number."""
+        assert self._timed.last is not None
+        call, outputs, changes = self._timed.last
+        found = produce.answer_of_call(self._timed.model, outputs)
+        text, blobs = probes.pack(self._with_changes(found.report, changes), found.tensors)
+        return {"call": call, "answer": text}, blobs
+
+
+def _compiled(problem: Problem, device: str, mode: str) -> torch.nn.Module:
+    """Return the reference, compiled at its first call, with the keys of its own state."""
+    model = problem.make_model(WEIGHT_SEED, device)
+    model.compile(mode=mode, dynamic=False)
+    return model

@@ -1,0 +1,139 @@
+"""The screening role in a worker: the user's own candidates, checked and timed in place."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.check import probes, produce, verdict
+from tuner.check.expected import Expected
+from tuner.check.majority import by_majority, redrawn
+from tuner.evaluate.child import Answer
+from tuner.evaluate.modules import constructed, fused, module_of
+from tuner.evaluate.oracle import Oracle
+from tuner.evaluate.timed import Timed, spoilt_by_cuda_errors
+from tuner.kernel.binding import BoundOp, bind
+from tuner.problem.accuracy import math_mode
+from tuner.trial import Candidate, Check, Measurement, ProbeResult, from_json, to_json
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Screening"]
+
+
+class Screening:
+    """What is right and fast among candidates of one family, which share a process."""
+
+    def __init__(self, oracle: Oracle, seed: int, model_new: str) -> None:
+        self._oracle, self._problem = oracle, oracle.problem
+        asked = probes.screening_probes(seed, oracle.problem.num_rows())
+        self._expected = [oracle.expected(probe) for probe in asked]
+        self._module = module_of(model_new)  # the namespace of the family's ModelNew
+        self._model: torch.nn.Module | None = None
+        self._timed = Timed(oracle.device, oracle.accuracy)
+        self._timed.take_reference(oracle.problem)
+
+    def screen(
+        self,
+        candidate: str,
+        artefact: str,
+        budget_s: float,
+        max_noise: float,
+        stop_above_us: float | None,
+    ) -> Answer:
+        """Check one of the user's own candidates in place, then time it if it is right."""
+        subject = from_json(Candidate, candidate)
+        start_s = time.perf_counter()
+        operator = bind(subject.plan, subject.language, Path(artefact))
+        with spoilt_by_cuda_errors(self._oracle.device):
+            checked, has_raised = self._screened(operator)
+            checked_s = time.perf_counter()
+            data: dict[str, Any] = {
+                "check": json.loads(to_json(checked)),
+                "has_raised": has_raised,
+                "check_s": checked_s - start_s,
+            }
+            if checked.is_accepted:
+                measured = self._measured(operator, budget_s, max_noise, stop_above_us)
+                data["measurement"] = json.loads(to_json(measured))
+                if not measured.is_censored:  # what cannot win need not be looked at again
+                    again = self._checked_again(operator)
+                    data["after_timing"] = "" if again.is_accepted else again.reason
+                data["measure_s"] = time.perf_counter() - checked_s
+        operator.unload()
+        return data, ()
+
+    def time_baseline(self, budget_s: float, max_noise: float) -> Answer:
+        """Time the reference as a candidate is timed."""
+        return {
+            "measurement": json.loads(
+                to_json(self._timed.measure(self._timed.model, budget_s, max_noise, None))
+            )
+        }, ()
+
+    def _screened(self, operator: BoundOp) -> tuple[Check, bool]:
+        """Return the verdict, and whether it is that the candidate raised."""
+        results, has_raised = [], False
+        make = self._candidate_model(operator)
+        with math_mode(self._oracle.accuracy):
+            for expected in self._expected:
+                answer = produce.answer(make, expected.question)
+                result = self._oracle.verdict(expected, answer)
+                results.append(self._in_other_draws(make, expected.probe, result))
+                if not results[-1].is_accepted:
+                    has_raised = bool(answer.report.error) and not expected.error
+                    break
+        return verdict.merge(results, self._oracle.accuracy, is_thorough=False), has_raised
+
+    def _in_other_draws(
+        self, make: Callable[[], torch.nn.Module], probe: probes.Probe, first: ProbeResult
+    ) -> ProbeResult:
+        """Let a near miss not be decided by the one draw that screens all candidates."""
+
+        def ask(draw: int) -> ProbeResult:
+            if draw == 0:
+                return first
+            expected = self._oracle.expected(redrawn(probe, draw))
+            answer = produce.answer(make, expected.question)
+            return self._oracle.verdict(expected, answer)
+
+        return by_majority(ask)
+
+    def _candidate_model(self, operator: BoundOp) -> Callable[[], torch.nn.Module]:
+        """Return the family's module around an operator: one object for all candidates."""
+        self._module |= fused(operator)
+        if self._model is None:
+            self._model = constructed(
+                self._module["ModelNew"], self._problem.init_inputs(0), self._oracle.device
+            )
+        model = self._model
+        return lambda: model
+
+    def _measured(
+        self, operator: BoundOp, budget_s: float, max_noise: float, stop_above_us: float | None
+    ) -> Measurement:
+        model = self._candidate_model(operator)().train()
+        model.load_state_dict(self._timed.model.state_dict())
+        return self._timed.measure(model, budget_s, max_noise, stop_above_us, is_bound_here=True)
+
+    def _checked_again(self, operator: BoundOp) -> ProbeResult:
+        """Judge one more output of the module that was just timed, in the state that left it."""
+        import torch
+
+        model = self._candidate_model(operator)()
+
+        def ask(_: int) -> ProbeResult:
+            call = self._timed.inputs.fresh_call()
+            answer = produce.answer_of_call(model, model(*self._timed.inputs.of_call(call)))
+            return self._oracle.verdict(self._expected_of_call(call), answer)
+
+        with torch.no_grad(), math_mode(self._oracle.accuracy):
+            return by_majority(ask)
+
+    def _expected_of_call(self, call: int) -> Expected:
+        inputs = self._timed.inputs.of_call(call)
+        return self._oracle.expected_of_call(self._timed.model, inputs)

@@ -1,0 +1,165 @@
+"""The model that is timed in a worker: the clock, inputs that rotate, calls back to back."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tuner.check.exercise import outputs_of, snapshot
+from tuner.check.surroundings import changed, settings
+from tuner.evaluate.child import Answer, Fault
+from tuner.evaluate.inputs import RotatingInputs
+from tuner.evaluate.measure import measure
+from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
+from tuner.machine.device import describe
+from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.reference import Problem
+from tuner.trial import Measurement
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["WEIGHT_SEED", "LastCall", "Timed", "spoilt_by_cuda_errors"]
+
+SETTLE_S = 0.03  # until the threads of the process that had its turn before sleep
+NUM_UNTIMED = 2  # calls of each turn that are not timed
+WEIGHT_SEED = 20_000  # of the weights that are timed; probes draw their own
+
+
+class LastCall(NamedTuple):
+    """The last call of `repeat`: its number, what it returned, what the calls changed."""
+
+    number: int
+    outputs: Any
+    changes: tuple[str, ...]  # to PyTorch's settings
+
+
+class Timed:
+    """A model, the inputs that it is timed on, and the clock.
+
+    Made before a stranger's file is imported, which may patch what a timer is made of.
+    """
+
+    def __init__(self, device: str, accuracy: Accuracy) -> None:
+        self._device, self._accuracy = device, accuracy
+        self._model: torch.nn.Module | None = None
+        self.inputs = RotatingInputs([])
+        self.last: LastCall | None = None
+        self.timer = _timer(device)
+        self.timer.renew = lambda call: self.inputs.renew(call)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """What is timed: the reference, or a candidate."""
+        assert self._model is not None
+        return self._model
+
+    def take(self, model: torch.nn.Module, inputs: list[Any]) -> None:
+        """Time that model on these inputs from now on."""
+        self._model = model
+        self.inputs = RotatingInputs(inputs)
+
+    def take_reference(self, problem: Problem) -> None:
+        """Time the reference on its own inputs from now on."""
+        self._model = problem.make_model(WEIGHT_SEED, self._device)
+        self.inputs = RotatingInputs(problem.make_inputs(WEIGHT_SEED, device=self._device))
+
+    def measure(
+        self,
+        model: Any,
+        budget_s: float,
+        max_noise: float,
+        stop_above_us: float | None,
+        is_bound_here: bool = False,
+    ) -> Measurement:
+        """Measure a model on these inputs, until it is known or clearly slow."""
+        import torch
+
+        self.timer.is_bound_here = is_bound_here
+        inputs = self.inputs
+        with torch.no_grad(), math_mode(self._accuracy):
+            return measure(
+                self.timer,
+                lambda i: model(*inputs[i]),
+                budget_s=budget_s,
+                max_noise=max_noise,
+                stop_above_us=stop_above_us,
+            )
+
+    def time_model(self, num_samples: int) -> Answer:
+        """Return that many samples of one call's time; the caller interleaves processes.
+
+        Untimed calls come first: after its turn, another process's OpenMP threads spin for some
+        10 ms on the cores that this one needs, and what it left in the caches is gone.
+        """
+        import torch
+
+        model, inputs = self.model, self.inputs
+        throttled_before = self.timer.num_throttled
+        preempted_before, start_s = _num_preempted(), time.perf_counter()
+        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+            time.sleep(SETTLE_S)
+            self.timer.samples(lambda i: model(*inputs[i]), NUM_UNTIMED)
+            samples = self.timer.samples(lambda i: model(*inputs[i]), num_samples)
+        return {
+            "samples_us": samples,
+            "is_cold": self.timer.is_cold,
+            "num_throttled": self.timer.num_throttled - throttled_before,
+            # A stranger may have patched the clock: no time is no reason to fail here.
+            "preempted_per_s": (_num_preempted() - preempted_before)
+            / max(time.perf_counter() - start_s, SETTLE_S),
+        }, ()
+
+    def repeat(self, num_calls: int) -> Answer:
+        """Call back to back, and copy the last output at once; the caller holds the clock."""
+        import torch
+
+        model, inputs = self.model, self.inputs
+        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+            before = settings()
+            time.sleep(SETTLE_S)
+            if not num_calls:
+                return {}, ()  # what asking costs by itself
+            for _ in range(num_calls):
+                call = inputs.fresh_call()
+                result = model(*inputs.of_call(call))
+            outputs = outputs_of(result)
+            copies = tuple(snapshot(y) if isinstance(y, torch.Tensor) else y for y in outputs)
+            is_bare = len(outputs) == 1 and outputs[0] is result
+            self.last = LastCall(call, copies[0] if is_bare else copies, tuple(changed(before)))
+        return {}, ()
+
+
+@contextmanager
+def spoilt_by_cuda_errors(device: str) -> Iterator[None]:
+    """Raise Fault when the device no longer answers: the context is lost with all in it."""
+    try:
+        yield
+        _synchronize(device)
+    except Exception as error:
+        try:
+            _synchronize(device)
+        except Exception as sticky:
+            raise Fault(f"{type(error).__name__}: {error}") from sticky
+        raise
+
+
+def _synchronize(device: str) -> None:
+    if device.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(device)
+
+
+def _timer(device: str) -> Timer:
+    if device.startswith("cuda"):
+        return CudaTimer(int(device.partition(":")[2] or 0))
+    return CpuTimer(l3_bytes=describe(device).l3_bytes)
+
+
+def _num_preempted() -> int:
+    """Return how often the system took the processor from a thread of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

@@ -1,0 +1,72 @@
+"""The plan of one call of an operator: what to allocate and what to call, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Argument", "DType", "Plan", "Step", "Tensor"]
+
+DType = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8"]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of the operator's call: a tensor with named sizes, or a number.
+
+    `shape` is None for a number (passed to C as `double` for "float", `int64_t` for "int").
+    """
+
+    name: str
+    dtype: Literal["float32", "float", "int"] = "float32"
+    shape: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An output or a piece of workspace that the caller allocates before each call.
+
+    Each entry of `shape` is an expression over the sizes (the parameters are already numbers).
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: DType = "float32"
+    zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the call.
+
+    `kind` "call" runs our function `function` of the source; "aten" runs PyTorch's
+    `at::<function>_out(out, *args)`. An argument is the name of a tensor (`x.t` is its
+    transpose, for "aten" only), `null`, or an expression over sizes, numbers and parameters.
+    """
+
+    kind: Literal["call", "aten"]
+    function: str
+    args: tuple[str, ...]
+    out: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All that is needed to run a candidate: what to allocate and what to call, in order.
+
+    `also` holds the plan of each further call that the family declares, by its name (None where
+    the template does not offer it); those have none themselves.
+    """
+
+    function: str
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Tensor, ...]
+    workspace: tuple[Tensor, ...]
+    steps: tuple[Step, ...]
+    also: Mapping[str, Plan | None] = field(default_factory=dict)
+
+    @property
+    def calls(self) -> tuple[Plan, ...]:
+        """The operator's own call, and the further ones that the template offers."""
+        return (self, *(plan for plan in self.also.values() if plan is not None))

@@ -1,0 +1,78 @@
+"""Files that survive a kill and a full disk: written whole, or one whole line after another."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tuner.errors import StorageError
+
+__all__ = ["append_line", "drop_half_line", "storage_errors", "write_whole"]
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an OSError on `path` into a StorageError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        advice = {
+            errno.ENOSPC: "free some disk space, then `tune --resume`",
+            errno.EFBIG: "the file size limit is reached (ulimit -f); raise it, then resume",
+            errno.EDQUOT: "the disk quota is used up; free some, then `tune --resume`",
+            errno.EACCES: "make it yours (chown), or choose another folder with --runs-dir",
+            errno.EROFS: "the file system is read-only; choose another folder with --runs-dir",
+        }.get(error.errno or 0, "check the path")
+        reason = (error.strerror or str(error)).lower()
+        raise StorageError(f"{path}: {reason}\n  next: {advice}") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, whole or not at all (a temporary beside it, then renamed)."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def append_line(file: io.FileIO, text: str) -> None:
+    """Append a line and see it on disk; after a failure the file is as it was."""
+    start = file.seek(0, os.SEEK_END)
+    try:
+        line = memoryview(text.encode() + b"\n")
+        while line:  # a full disk takes a part before it refuses the rest
+            line = line[file.write(line) :]
+        os.fsync(file.fileno())
+    except BaseException:
+        os.ftruncate(file.fileno(), start)  # no half line stays behind
+        raise
+
+
+def drop_half_line(file: io.FileIO) -> None:
+    """Drop what follows the last newline: a line that was never whole."""
+    end = file.seek(0, os.SEEK_END)
+    keep = end
+    while keep > 0:
+        start = max(0, keep - 65536)
+        file.seek(start)
+        found = file.read(keep - start).rfind(b"\n")
+        if found >= 0:
+            keep = start + found + 1
+            break
+        keep = start
+    if keep < end:
+        file.truncate(keep)
