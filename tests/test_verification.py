@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ from tuner.observing import Observer
 from tuner.planning import plan
 from tuner.run import Run, create_run, open_run
 from tuner.schedule import Costs, scheduled
-from tuner.trial import Check, Finalist, Interval
+from tuner.trial import Check, Finalist, Interval, Measurement, Outcome, Status, Trial
 from tuner.verification import Verification
 
 pytestmark = pytest.mark.timeout(600)
@@ -236,6 +237,23 @@ def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification,
     assert entries[1].error == "in the race: killed by signal 11 (SIGSEGV)"
     assert "REJECTED: in the race: killed by" in first_line(files[1].rejected_path)
     assert [e.trial for e in verification.run.checks()] == [1, 0]
+
+
+def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification):
+    accidents = ["...", "x = x + 1.0", "..."]
+    files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
+    measured = Measurement(10.0, 0.01, (10.0,), is_cold=True)
+    outcome = Outcome(Status.CORRECT, measurement=measured)
+    trials = [Trial(n, "sweep", {"step": n}, "", outcome) for n in files]
+    seen = []
+    verification.observer.on_probe = seen.append
+    with ThreadPoolExecutor(3) as verification.checks_ahead:
+        entries: dict[int, Finalist] = {}
+        assert verification._checked(trials, files, entries) == [0, 2]
+    assert [entries[n].check.is_accepted for n in files] == [True, False, True]
+    assert entries[1].check.reason.startswith("as given: output of call 1")
+    assert len({len(entries[n].check.probes) for n in (0, 2)}) == 1 and seen
+    assert "REJECTED: as given" in first_line(files[1].rejected_path)
 
 
 def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verification):

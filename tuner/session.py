@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,7 @@ __all__ = ["Session"]
 MAX_FIRST_CHECKS = 3  # configurations that are put to all probes before the search
 NOISY = 0.15  # of a baseline's samples: a quiet machine has 0.01 to 0.05
 BUSY_SHARE = 0.6  # of the cores in use before a run begins
+MANY_CORES = 8  # from which on finalists of a GPU are checked side by side
 FLUSH_S = 0.02  # of a cold call on a CPU: what clears its caches
 # From these shares of the search's time on, that many of the best trials' files are compiled
 # ahead. Not on the processor that is being timed.
@@ -122,9 +124,13 @@ class Session:
             self._learn(check_s=verifier.seconds)
         compiler = ExportCompiler(planned.task.device, num_workers(planned))
         stack.callback(compiler.close)
+        is_parallel = planned.device.kind == "cuda" and usable_cores() >= MANY_CORES
+        checks_ahead = ThreadPoolExecutor(self.asked.num_finalists) if is_parallel else None
+        if checks_ahead is not None:
+            stack.callback(checks_ahead.shutdown, wait=False, cancel_futures=True)
         verification = Verification(
             planned, self.toolchain, self.run, writer, verifier, seed, compiler, self.observer,
-            self.schedule, self._deadline_s,
+            self.schedule, self._deadline_s, checks_ahead=checks_ahead,
         )  # fmt: skip
         if self.schedule.effort == "quick":  # the best until now is likely to stay the best
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))

@@ -11,14 +11,14 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.measure import tie_set
 from tuner.evaluate.racing import Race, Racer, compared_with_compiled, finalist
-from tuner.evaluate.verifier import Verifier
+from tuner.evaluate.verifier import Answered, Verifier
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.exporting import ExportCompiler, ExportFile, export_of, fallback_of
 from tuner.kernel.toolchain import Toolchain
@@ -26,7 +26,7 @@ from tuner.observing import Observer, Progress
 from tuner.planning import Planned
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
-from tuner.trial import Compiled, Finalist, Result, Trial, content_key
+from tuner.trial import Check, Compiled, Finalist, Result, Trial, content_key
 from tuner.wording import one_line
 
 __all__ = ["Verification", "blamed", "on_values", "ranked_trials"]
@@ -55,6 +55,11 @@ class Verification:
     schedule: Schedule
     deadline_s: float | None = None
     is_hurried: Callable[[], bool] = lambda: False
+    # Where a GPU is asked, and cores are plenty, finalists are checked side by side: most of a
+    # check is spent on the host.
+    checks_ahead: ThreadPoolExecutor | None = None
+    ahead: dict[int, Future[Check]] = field(default_factory=dict)
+    shown: int = -1  # whose probes are reported
 
     def result(self, trials: Sequence[Trial]) -> tuple[Result | None, list[Finalist]]:
         """Check and race the best trials' files; put the winner under its name.
@@ -144,6 +149,9 @@ class Verification:
         left = [trial for trial in ranked if trial.number not in entries]
         for trial in left[:wanted]:
             self.compiler.submit(files[trial.number])
+            if self.checks_ahead is not None and not self._known(files[trial.number]):
+                file = files[trial.number]
+                self.ahead[trial.number] = self.checks_ahead.submit(self._verdict, file)
         while left and len(entries) < MAX_CHECKED * wanted and len(accepted) < wanted:
             if accepted and (self.is_hurried() or self._is_late(len(accepted))):
                 why = "stopped by the user" if self.is_hurried() else "the time was up"
@@ -161,7 +169,7 @@ class Verification:
 
     def _check(self, file: ExportFile) -> Finalist:
         """Return the verdict on a file: that of an earlier sitting where there is one."""
-        known = [e for e in self.run.checks() if e.key == file.key and e.check.is_thorough]
+        known = self._known(file)
         if known:
             verdict = "accepted" if known[-1].check.is_accepted else "rejected"
             self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier sitting")
@@ -174,11 +182,26 @@ class Verification:
             self.observer.on_stage(f"compiling {file.unverified_path.name}")
             self._wait(compiled)
         self.observer.on_stage(f"checking {file.unverified_path.name} on every probe")
-        check = self.verifier.check(file.contender, self.observer.on_probe)
+        self.shown = file.trial
+        ahead = self.ahead.pop(file.trial, None)
+        check = ahead.result() if ahead is not None else self._verdict(file)
         entry = replace(finalist(file.trial, check, None, 0), key=file.key, seed=self.seed)
         self.writer.append_check(entry)
         self.observer.on_finalist(entry)
         return entry
+
+    def _known(self, file: ExportFile) -> list[Finalist]:
+        return [e for e in self.run.checks() if e.key == file.key and e.check.is_thorough]
+
+    def _verdict(self, file: ExportFile) -> Check:
+        """Put all probes to a file, as soon as it is compiled; report them while it is shown."""
+        self.compiler.submit(file).result()
+
+        def on_probe(answered: Answered) -> None:
+            if self.shown == file.trial:
+                self.observer.on_probe(answered)
+
+        return self.verifier.check(file.contender, on_probe)
 
     def _wait(self, compiled: Future[None]) -> None:
         start_s = time.monotonic()

@@ -22,12 +22,13 @@ KEPT_SHARE = 0.25  # of the memory that is free, for what a judge expects of its
 
 
 class Judge:
-    """The judge of contenders, one after the other; it never imports one."""
+    """The judge of contenders; it never imports one."""
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
         self._room_bytes = int(KEPT_SHARE * _free_bytes(oracle.device))  # for what is kept
-        self._asked: dict[str, Expected] = {}
+        self._asked: dict[int, Expected] = {}  # by ticket: several contenders may be in turn
+        self._num_asked = 0
         self._kept: dict[probes.Probe, Expected] = {}  # for the next contender
         self._tokens: dict[Any, str] = {}  # of weights that questions refer to, by their place
         self._weights_of: dict[str, torch.Tensor] = {}  # by token
@@ -35,11 +36,13 @@ class Judge:
     def ask(self, probe: str) -> Answer:
         """Draw a probe's inputs and weights; return the question for the producer.
 
-        Weights are the bulk of a question, and many questions share theirs: `known` refers to
+        The answer is judged by the question's `ticket`. Weights are the bulk of a question, and many questions share theirs: `known` refers to
         them by tokens.
         """
         asked = from_json(probes.Probe, probe)
-        found = self._asked[asked.name] = self._expected_once(asked)
+        found = self._expected_once(asked)
+        self._num_asked += 1
+        self._asked[self._num_asked] = found
         tensors, known = dict(found.question.tensors), {}
         for name in [n for n in tensors if n.startswith(("state.", "edit."))]:
             tensor = tensors.pop(name)
@@ -48,7 +51,7 @@ class Judge:
             self._weights_of[token] = tensor  # kept, so that its memory stays its own
             known[name] = token
         text, blobs = probes.pack(found.question.script, tensors)
-        return {"question": text, "known": known}, blobs
+        return {"question": text, "known": known, "ticket": self._num_asked}, blobs
 
     def _expected_once(self, probe: probes.Probe) -> Expected:
         """Compute what a probe expects, or find it where an earlier contender was asked the same.
@@ -70,9 +73,9 @@ class Judge:
         text, blobs = probes.pack(probes.Script(), {t: self._weights_of[t] for t in tokens})
         return {"question": text}, blobs
 
-    def judge(self, probe: str, answer: str, blobs: list[memoryview]) -> Answer:
-        """Give the verdict on a producer's answer to the probe that was asked last."""
-        expected = self._asked.pop(from_json(probes.Probe, probe).name)
+    def judge(self, ticket: int, answer: str, blobs: list[memoryview]) -> Answer:
+        """Give the verdict on a producer's answer to the question of that ticket."""
+        expected = self._asked.pop(ticket)
         given = self._oracle.unpacked(answer, blobs)
         with math_mode(self._oracle.accuracy):
             result = self._oracle.verdict(expected, given)

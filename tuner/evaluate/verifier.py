@@ -7,6 +7,7 @@ it expects of each probe. Every contender has a process of its own, which only p
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +40,7 @@ class Answered:
 
 
 class Verifier:
-    """Puts every thorough probe to contenders, one after the other.
+    """Puts every thorough probe to contenders; several threads may check one each.
 
     Args:
         task: the problem.
@@ -55,6 +56,7 @@ class Verifier:
         self._files = Unedited(task)
         self._judge = new_worker(task.device, name="judge", env=QUIET, is_ours=True)
         self._about: dict[str, Any] = {}
+        self._lock = threading.Lock()  # several contenders may be checked at a time
         self._seconds: dict[str, float] = {}  # that each probe took, the last time
 
     def __enter__(self) -> Verifier:
@@ -78,9 +80,11 @@ class Verifier:
         Raises:
             ProblemError: the reference does not work on this device.
         """
-        if not self._about or not self._judge.is_alive:
-            payload = {**self._task.payload(), "model_new": "", "is_timed": False}
-            self._about = asked(self._judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S).data
+        with self._lock:
+            if not self._about or not self._judge.is_alive:
+                payload = {**self._task.payload(), "model_new": "", "is_timed": False}
+                reply = asked(self._judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S)
+                self._about = reply.data
 
     def check(
         self,
@@ -189,13 +193,14 @@ class Verifier:
                 weights = asked(self._judge, "weights", {"tokens": missing})
                 producer.call("receive", weights.data, weights.blobs, timeout_s=most_s)
                 known.update(missing)
-            answer = producer.call("answer", question.data, question.blobs, timeout_s=most_s)
+            asks = {name: question.data[name] for name in ("question", "known")}
+            answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
         except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
             reason = error.message if isinstance(error, JobFailed) else error.reason
             return ProbeResult(
                 probe.name, nothing, nothing, nothing, nothing, False, f"{probe.name}: {reason}"
             )
-        payload = {"probe": to_json(probe), **answer.data}
+        payload = {**answer.data, "ticket": question.data["ticket"]}
         try:
             reply = self._judge.call("judge", payload, answer.blobs, timeout_s=CALL_TIMEOUT_S)
         except JobFailed as failure:  # the answer was no answer
