@@ -109,7 +109,8 @@ def test_the_gpu_is_described_by_its_driver():
         pytest.skip("needs an NVIDIA GPU")
     gpu = describe("cuda")
     missing = {f.name for f in dataclasses.fields(Device) if getattr(gpu, f.name) is None}
-    assert missing == {"num_cores", "simd_bits", "l3_bytes"}
+    of_cpus = {"num_cores", "simd_bits", "simd_registers", "machine_simd_bits", "l3_bytes"}
+    assert missing == of_cpus
     assert gpu.driver != "unknown" and gpu.driver[0].isdigit()
     if gpu.name in {profile.device.name for profile in datasheets._PROFILES}:
         known = known_device(gpu.name).facts()

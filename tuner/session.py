@@ -133,6 +133,9 @@ class Session:
             self.schedule, self._deadline_s, checks_ahead=checks_ahead,
         )  # fmt: skip
         if self.schedule.effort == "quick":  # the best until now is likely to stay the best
+            getting_ready = ThreadPoolExecutor(1)
+            stack.callback(getting_ready.shutdown, wait=False)
+            getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
         self._search(writer, builder, environment, verification)
         was_stopped = self.should_stop()

@@ -84,7 +84,7 @@ def tune(
     run = create_run(runs_dir, planned.family.name, planned.device.name, config.text, environment)
     first = first_of_each(planned.space, planned.family, planned.facts)
     if config.effort == "quick":
-        first = [*earlier_best(planned, runs_dir), *first]
+        first = earlier_best(planned, runs_dir) or first
     session = Session(
         planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
         first=first,

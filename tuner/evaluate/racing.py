@@ -40,6 +40,7 @@ DISTURBED_WAIT_S = 0.2
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
 CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
 CLOCK_US = 50.0  # what a process's clock need not see of a call on a CPU
+SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
 SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other values
 STEADY = 0.05  # relative difference of two medians that agree
 
@@ -145,7 +146,7 @@ class Racer:
                         refusal = self._cross_check(racers, told, place + 1, is_bound_here)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
-                if race.elsewhere is not None and number < MIN_SETS:
+                if race.elsewhere is not None and number < SETS_ELSEWHERE:
                     self._give_timing_set(racers, has_other_values=True)
                     seconds_elsewhere = seconds * SHARE_ELSEWHERE
                     rounds_elsewhere = self._rounds(
