@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tuner.errors import WorkerError
-from tuner.evaluate import process, worker as room
+from tuner.evaluate import forkserver, process, worker as room
 from tuner.evaluate.channel import Channel, Garbled
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
 
@@ -492,6 +492,15 @@ def test_a_child_that_is_born_while_its_worker_is_closed_is_ended(worker, monkey
     with pytest.raises(WorkerError, match="closed"):
         worker.call("echo", timeout_s=10)
     assert born and is_gone(born[0])
+
+
+def test_a_server_that_is_ready_is_the_one_that_forks(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # an environment that no other test has
+    with Worker(ENTRY) as worker:
+        worker.get_ready()
+        num_servers = len(forkserver._SERVERS)
+        worker.start()
+        assert len(forkserver._SERVERS) == num_servers
 
 
 def test_no_descriptor_leaks_over_respawns(worker):

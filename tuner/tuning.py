@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tuner.config.run_config import RunConfig
 from tuner.errors import InputError, StorageError
+from tuner.evaluate.contender import QUIET
+from tuner.evaluate.task import new_worker
 from tuner.observing import Observer, Progress
 from tuner.planning import (
     Planned,
@@ -93,6 +95,9 @@ def tune(
 
 
 def _planned(config: RunConfig, observer: Observer) -> Planned:
+    """Plan, while the processes that will fork the checks' and the search's get ready."""
+    for env in (QUIET, {}):
+        new_worker("", env=env).get_ready()
     observer.on_stage(f"{config.path}: asking for the device and the sizes")
     planned = plan(config)
     observer.on_plan(planned)

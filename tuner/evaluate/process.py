@@ -33,11 +33,13 @@ from tuner.errors import WorkerError
 from tuner.evaluate.channel import Channel
 from tuner.evaluate.forkserver import MARKER, Process, start_process
 
-__all__ = ["KILL_WAIT_S", "Child", "available_bytes", "describe_exit", "kill_tree"]
+__all__ = ["KILL_WAIT_S", "SETTINGS", "Child", "available_bytes", "describe_exit", "kill_tree"]
 
 LOG_TAIL_BYTES = 64 * 2**10
 KILL_WAIT_S = 30.0  # the driver may need seconds to tear down a context with a running kernel
 LOOK_EVERY_S = 0.2  # at the memory that is left; 50 us each time
+# The user's filter of warnings must not turn a stranger's into errors.
+SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": ""}
 RESERVE_BYTES = 1 * 2**30  # left to the machine; a runaway allocates some 0.4 GB between two looks
 
 
@@ -51,13 +53,11 @@ class Child:
         self._tail = bytearray()
         self._is_buried = False  # the pid and the descriptor may be somebody else's by now
         self._grave = threading.Lock()
-        # The user's filter of warnings must not turn a stranger's into errors.
-        ours = {MARKER: self.marker, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": ""}
         sock, theirs = socket.socketpair()
         self._output, output = os.pipe()
         try:
             self._process: Process = start_process(
-                options, {**env, **ours}, theirs.fileno(), output
+                options, {**env, **SETTINGS, MARKER: self.marker}, theirs.fileno(), output
             )
         except OSError as error:
             sock.close()

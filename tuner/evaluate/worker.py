@@ -28,7 +28,8 @@ from typing import Any
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Blob, Closed, Expired, Garbled
 from tuner.evaluate.child import Fault
-from tuner.evaluate.process import KILL_WAIT_S, Child, describe_exit
+from tuner.evaluate.forkserver import preload
+from tuner.evaluate.process import KILL_WAIT_S, SETTINGS, Child, describe_exit
 from tuner.wording import one_line
 
 __all__ = ["Blob", "Fault", "JobFailed", "Reply", "Worker", "WorkerCrashed", "WorkerTimeout"]
@@ -172,6 +173,10 @@ class Worker:
         """The last of what the child printed (of the last child, when none is running)."""
         child = self._child
         return child.log_tail if child is not None else self._log_tail
+
+    def get_ready(self) -> None:
+        """Begin to start the server that the child will be forked by; does not wait."""
+        preload({**os.environ, **self._env, **SETTINGS})
 
     def start(self) -> None:
         """Spawn the child if none is usable, and run the jobs of `on_start` in it.
