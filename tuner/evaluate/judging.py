@@ -36,8 +36,8 @@ class Judge:
     def ask(self, probe: str) -> Answer:
         """Draw a probe's inputs and weights; return the question for the producer.
 
-        The answer is judged by the question's `ticket`. Weights are the bulk of a question, and many questions share theirs: `known` refers to
-        them by tokens.
+        The answer is judged by the question's `ticket`. Weights are the bulk of a question, and
+        many questions share theirs: `known` refers to them by tokens.
         """
         asked = from_json(probes.Probe, probe)
         found = self._expected_once(asked)
