@@ -129,7 +129,8 @@ def test_progress_ends_at_the_winner_above_the_floors(reader):
     traces = {trace["name"]: trace for trace in figure(reader.page, "progress-trial")}
     assert sorted(traces["correct"]["trials"]) == list(range(47))
     assert traces["best so far"]["y"][-1] == pytest.approx(1114.608, abs=0.001)
-    assert traces["PyTorch (baseline)"]["y"][0] == pytest.approx(1904.256, abs=0.001)
+    # Of the race of what is reported, not of the search's start (1904.256).
+    assert traces["PyTorch (baseline)"]["y"][0] == pytest.approx(1908.704, abs=0.001)
     floors = [traces[f"floor of {name} tensor cores"]["y"][0] for name in ("TF32", "float16")]
     assert floors[0] == pytest.approx(2 * floors[1], rel=0.01)
     assert floors[1] < floors[0] < 1114.608

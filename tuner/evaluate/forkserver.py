@@ -149,7 +149,7 @@ class _Server:
                 is_started.set()
             process.wait()
 
-        threading.Thread(target=spawn_and_wait, daemon=True).start()
+        threading.Thread(target=spawn_and_wait, name="fork server", daemon=True).start()
         is_started.wait()
         if self._error is not None:
             raise self._error
