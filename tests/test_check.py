@@ -19,20 +19,11 @@ from test_problem import FLAGSHIP
 from torch.nn.modules import module as hooks
 
 from tuner.check.compare import compare, limits_of
+from tuner.check.crossing import Answer, Question, Report, Script, pack, unpack
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import expected
 from tuner.check.majority import by_majority, redrawn
-from tuner.check.probes import (
-    Answer,
-    Probe,
-    Question,
-    Report,
-    Script,
-    pack,
-    screening_probes,
-    thorough_probes,
-    unpack,
-)
+from tuner.check.probes import Probe, screening_probes, thorough_probes
 from tuner.check.produce import answer
 from tuner.check.verdict import CLOSE, judge, merge
 from tuner.errors import ProblemError

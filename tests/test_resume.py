@@ -18,8 +18,8 @@ from optuna.storages.journal import JournalFileBackend
 
 from benchmarks.faults import Deterministic, compared, killed_search, searched, small_space
 from tuner.run import Run, create_run, open_run
+from tuner.search.journal import STUDY_NAME
 from tuner.search.samplers import SAMPLERS
-from tuner.search.study import STUDY_NAME
 
 TRIALS = 18
 

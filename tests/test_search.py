@@ -15,8 +15,9 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from tuner.errors import WorkerError
-from tuner.search import study as room
+from tuner.search import finishing, study
 from tuner.search.drawn import ABSENT, encoded
+from tuner.search.journal import STUDY_NAME
 from tuner.search.study import SearchBudget, search
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
@@ -149,7 +150,7 @@ class Bench:
 
     def study(self) -> optuna.Study:
         storage = JournalStorage(JournalFileBackend(str(self.journal)))
-        return optuna.load_study(study_name=room.STUDY_NAME, storage=storage)
+        return optuna.load_study(study_name=STUDY_NAME, storage=storage)
 
 
 @pytest.fixture
@@ -381,7 +382,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(room, "time", clock)
+    for room in (study, finishing):
+        monkeypatch.setattr(room, "time", clock)
     return clock
 
 

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from tuner.check.compare import FLOOR_ULPS, ULP, Error
+from tuner.check.crossing import Answer
 from tuner.check.expected import Expected
-from tuner.check.probes import Answer
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.probes import Layout, Mode, Script
+from tuner.check.crossing import Layout, Mode, Script
 
 if TYPE_CHECKING:
     import torch

@@ -1,52 +1,25 @@
-"""What is asked of a candidate, and what crosses between producer and judge.
-
-The question holds tensors and a script of what to do with them: no seed, no name of the probe, no
-oracle. The answer holds raw tensors and a report. Both travel as JSON and raw bytes.
-"""
+"""What is asked of a candidate: while it is screened, and when it is checked in full."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from tuner.check.crossing import Layout, Mode
 from tuner.problem.draws import Distribution
-from tuner.trial import from_json, to_json
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = [
-    "OWN_WEIGHTS_SEED",
     "ROUNDING",
-    "Answer",
-    "Layout",
-    "Mode",
     "Probe",
-    "Question",
-    "Report",
-    "Script",
-    "pack",
     "screening_probes",
     "thorough_probes",
-    "unpack",
 ]
 
 # A module may have kernels for eval mode alone, and use them only where a call is large.
 _FULL: dict[str, Any] = {"batch": None, "is_reduced": False}
-OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
-
-Layout = Literal[
-    "contiguous", "transposed", "strided", "padded", "misaligned", "expanded", "float64",
-    "too_wide",
-]  # fmt: skip
-Mode = Literal["train", "eval", "frozen", "cumulative", "in_turn"]
-
-
-# ---- the probes -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,143 +314,3 @@ def _odd_batch(num_rows: int) -> int:
     if num_rows > 257:
         return 257
     return num_rows - 1 if num_rows % 2 == 0 and num_rows > 2 else num_rows + 2
-
-
-# ---- what crosses between the two halves ----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What the producer does with the question's tensors; it names no probe and no seed.
-
-    `own_seed` seeds the candidate's constructor when it keeps its own weights, else None and the
-    question's `state.*` is loaded. `numbers` are the inputs that are no tensors, by
-    "call.argument". `output_bytes` are the sizes of memory to poison before each call.
-    """
-
-    calls: int = 1
-    num_inputs: int = 1
-    is_overwritten: bool = False
-    is_repeated: bool = False
-    edits_weights: bool = False
-    copies: bool = False
-    more_calls: int = 0
-    mode: Mode = "train"
-    gradients: Literal["", "all", "plain_inputs", "of_sum"] = ""
-    is_double: bool = False
-    layout: Layout = "contiguous"
-    has_nan_memory: bool = False
-    has_side_stream: bool = False
-    traces: bool = False
-    own_seed: int | None = None
-    numbers: dict[str, bool | int | float | str | None] = field(default_factory=dict)
-    output_bytes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Tensors: `input.<call>.<argument>`, `state.<name>`, `edit.<name>`, `grad.<output>`."""
-
-    script: Script
-    tensors: dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What the producer saw, beside the tensors.
-
-    `error` with its `stage` ("build", "load", "call 1", "gradients") when it raised. `keys` is
-    the candidate's state_dict as [name, dtype, shape]. `kinds` describes each call's outputs.
-    Checksums are of `input.*`, `weight.*` and `late.*` (an output as it is at the very end).
-    `num_forks_left` are copies of the process that outlive the call; `operations` are PyTorch's,
-    in the order in which they ran, where the script wants them; `changes` are what the candidate
-    has done to what is not its own.
-    """
-
-    error: str = ""
-    stage: str = ""
-    keys: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
-    kinds: tuple[tuple[str, ...], ...] = ()
-    aliases: tuple[str, ...] = ()
-    checksums: dict[str, int] = field(default_factory=dict)
-    num_threads_left: int = 0
-    is_detached: bool = False
-    num_forks_left: int = 0
-    operations: tuple[str, ...] = ()
-    changes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Tensors: `call<i>.output<j>`, `buffer.<name>`, `grad.<input or parameter>`."""
-
-    report: Report
-    tensors: dict[str, torch.Tensor]
-
-
-R = TypeVar("R")
-
-
-def pack(
-    record: Script | Report, tensors: Mapping[str, torch.Tensor]
-) -> tuple[str, list[bytes | memoryview]]:
-    """Return a record and its tensors as JSON and raw bytes, one blob a tensor."""
-    import torch
-
-    heads: list[dict[str, Any]] = []
-    blobs: list[bytes | memoryview] = []
-    for name, tensor in tensors.items():
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        heads.append({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-        # Not a copy: the memory stays the tensor's, which must not change until it is sent.
-        blobs.append(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
-    return json.dumps({"record": json.loads(to_json(record)), "tensors": heads}), blobs
-
-
-def unpack(
-    kind: type[R],
-    text: str,
-    blobs: Sequence[bytes | bytearray | memoryview],
-    device: str | torch.device = "cpu",
-) -> tuple[R, dict[str, torch.Tensor]]:
-    """Read what `pack` wrote and return the record and its tensors.
-
-    Raises:
-        ValueError: the text and the blobs are not what `pack` writes (a stranger wrote them).
-    """
-    try:
-        content = json.loads(text)
-        record = from_json(kind, json.dumps(content["record"]))
-        heads = list(content["tensors"])
-        if len(heads) != len(blobs):
-            raise ValueError(f"{len(heads)} tensors announced, {len(blobs)} received")
-        tensors = {
-            str(head["name"]): _tensor(head, blob).to(device)
-            for head, blob in zip(heads, blobs, strict=True)
-        }
-    except (KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"not a packed record: {error}") from None
-    return record, tensors
-
-
-_DTYPES = {
-    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
-    *("int64", "int32", "int16", "int8", "uint8", "bool"),
-}
-
-
-def _tensor(head: Mapping[str, Any], blob: bytes | bytearray | memoryview) -> torch.Tensor:
-    import torch
-
-    if head["dtype"] not in _DTYPES:
-        raise ValueError(f"unknown dtype {head['dtype']!r}")
-    dtype: torch.dtype = getattr(torch, head["dtype"])
-    shape = [int(size) for size in head["shape"]]
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or num_bytes != len(blob):
-        raise ValueError(f"{head['name']}: {len(blob)} bytes for {head['dtype']}{shape}")
-    if not blob:
-        return torch.empty(shape, dtype=dtype)
-    memory = bytearray(blob) if memoryview(blob).readonly else blob  # else shared, not copied
-    return torch.frombuffer(memory, dtype=dtype).reshape(shape)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
     aliases_of,
     arguments_of,
@@ -33,13 +34,14 @@ from tuner.check.exercise import (
     snapshot,
     tensors_under,
 )
-from tuner.check.probes import OWN_WEIGHTS_SEED, Answer, Question, Report
 from tuner.check.surroundings import changed, is_pytorchs, settings
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["answer", "answer_of_call"]
+__all__ = ["OWN_WEIGHTS_SEED", "answer", "answer_of_call"]
+
+OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
 
 LATE_WAIT_S = 0.05  # how long a thread that outlives the call is given to show itself
 

@@ -27,10 +27,11 @@ from tuner.check.compare import (
     index_of,
     limits_of,
 )
+from tuner.check.crossing import Answer
 from tuner.check.diagnosis import diagnosis, received
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import Expected
-from tuner.check.probes import ROUNDING, Answer, Probe
+from tuner.check.probes import ROUNDING, Probe
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult
 from tuner.wording import one_line, percent

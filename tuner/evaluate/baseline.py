@@ -6,7 +6,7 @@ import copy
 import json
 from typing import Any
 
-from tuner.check import probes
+from tuner.check import crossing
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.inputs import RotatingInputs
@@ -39,7 +39,7 @@ class Baseline:
             self._timed.inputs = RotatingInputs(self._other_inputs())
         tensors = {f"state.{n}": t for n, t in self._timed.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
-        text, blobs = probes.pack(probes.Script(), tensors)
+        text, blobs = crossing.pack(crossing.Script(), tensors)
         return {"question": text}, blobs
 
     def _other_inputs(self) -> list[Any]:

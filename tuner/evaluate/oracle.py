@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import probes, verdict
+from tuner.check import crossing, probes, verdict
 from tuner.check.expected import Expected, expected, expected_of_call
 from tuner.evaluate.modules import tagged
 from tuner.problem.accuracy import Accuracy
@@ -43,11 +43,11 @@ class Oracle:
         """Compute what one call of a module like `model` expects."""
         return expected_of_call(self.problem, model, inputs, self.accuracy)
 
-    def unpacked(self, answer: str, blobs: list[memoryview]) -> probes.Answer:
+    def unpacked(self, answer: str, blobs: list[memoryview]) -> crossing.Answer:
         """Return a producer's answer, on the device."""
-        report, tensors = probes.unpack(probes.Report, answer, blobs, self.device)
-        return probes.Answer(report, tensors)
+        report, tensors = crossing.unpack(crossing.Report, answer, blobs, self.device)
+        return crossing.Answer(report, tensors)
 
-    def verdict(self, expected: Expected, answer: probes.Answer) -> ProbeResult:
+    def verdict(self, expected: Expected, answer: crossing.Answer) -> ProbeResult:
         """Give the verdict on an answer."""
         return verdict.judge(expected, answer, self.accuracy)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import probes, produce
+from tuner.check import crossing, produce
 from tuner.check.surroundings import functions, replaced
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
@@ -88,30 +88,30 @@ class Producer:
 
     def receive(self, question: str, blobs: list[memoryview]) -> Answer:
         """Keep weights that later questions refer to."""
-        _, tensors = probes.unpack(probes.Script, question, blobs)
+        _, tensors = crossing.unpack(crossing.Script, question, blobs)
         self._received |= tensors
         return {}, ()
 
     def answer(self, question: str, known: dict[str, str], blobs: list[memoryview]) -> Answer:
         """Answer one question of the judge; `known` refers to weights that were received."""
-        script, tensors = probes.unpack(probes.Script, question, blobs)
+        script, tensors = crossing.unpack(crossing.Script, question, blobs)
         tensors |= {name: self._received[token] for name, token in known.items()}
         # Always a copy: what the candidate does to its weights must not reach the next question.
         tensors = {name: t.to(self._device, copy=True) for name, t in tensors.items()}
         self._is_own_seed = script.own_seed is not None
         with math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
-            found = produce.answer(self._make_model, probes.Question(script, tensors))
+            found = produce.answer(self._make_model, crossing.Question(script, tensors))
             report = self._with_changes(found.report)
-            text, answers = probes.pack(report, found.tensors)
+            text, answers = crossing.pack(report, found.tensors)
         return {"answer": text}, answers
 
-    def _with_changes(self, report: probes.Report, more: Sequence[str] = ()) -> probes.Report:
+    def _with_changes(self, report: crossing.Report, more: Sequence[str] = ()) -> crossing.Report:
         changes = (*report.changes, *more, *replaced(self._functions))
         return dataclasses.replace(report, changes=changes)
 
     def take_timing_set(self, question: str, blobs: list[memoryview]) -> Answer:
         """Get ready to be timed on the judge's weights and inputs."""
-        _, tensors = probes.unpack(probes.Script, question, blobs, self._device)
+        _, tensors = crossing.unpack(crossing.Script, question, blobs, self._device)
         state = {n[6:]: t for n, t in tensors.items() if n.startswith("state.")}
         inputs = [t for n, t in tensors.items() if n.startswith("input.")]
         self._is_own_seed = False
@@ -125,7 +125,7 @@ class Producer:
         assert self._timed.last is not None
         call, outputs, changes = self._timed.last
         found = produce.answer_of_call(self._timed.model, outputs)
-        text, blobs = probes.pack(self._with_changes(found.report, changes), found.tensors)
+        text, blobs = crossing.pack(self._with_changes(found.report, changes), found.tensors)
         return {"call": call, "answer": text}, blobs
 
 

@@ -12,72 +12,32 @@ have without the interruption.
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TypeVar
 
 import optuna
-from optuna.storages import InMemoryStorage, JournalStorage
-from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
 from tuner.search.bayesian import JUDGE_EVERY
-from tuner.search.drawn import CENSORED, distributions, encoded, params_of
-from tuner.search.samplers import make_sampler
+from tuner.search.drawn import distributions, encoded, params_of
+from tuner.search.finishing import Evaluator, Finisher, InFlight, Pending
+from tuner.search.journal import Journal, add_previous, new_study, quiet_optuna, tell
 from tuner.search.surrogate import Remaining
 from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
-from tuner.trial import Outcome, Params, Status, Trial
+from tuner.trial import Outcome, Params, Trial
 
-__all__ = ["Evaluator", "Pending", "SearchBudget", "StopRule", "search"]
+__all__ = ["SearchBudget", "StopRule", "search"]
 
-STUDY_NAME = "tune"
-LOOK_AGAIN_S = 0.05  # at what else was asked for, while nothing is built
 SHARES = (0.01, 0.05)  # of the optimum, for which the chance to be there is told
 
-
-class Pending(Protocol):
-    """A candidate on its way: rendered, being built."""
-
-    @property
-    def candidate_key(self) -> str:
-        """The candidate's content key, empty when it did not render."""
-
-
 P = TypeVar("P", bound=Pending)
-
-
-class Evaluator(Protocol[P]):
-    """What the search needs of whatever turns parameters into outcomes."""
-
-    def submit(self, params: Params) -> P:
-        """Start working on a configuration; must not wait for it."""
-
-    def first_ready(self, pending: Sequence[P], timeout_s: float | None = None) -> int | None:
-        """Wait until one of them can be finished; return the place of the first that can.
-
-        None where that takes longer than `timeout_s`: others may have been submitted meanwhile.
-        """
-
-    def finish(self, pending: P, number: int, best_us: float | None) -> Outcome:
-        """Wait for a configuration and return what became of it."""
-
-    @property
-    def ahead(self) -> int:
-        """How many submitted configurations keep the builders busy."""
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether the search may think, in another thread, while a configuration is finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +55,6 @@ class SearchBudget:
     trials: int
     timeout_s: float
     stop: StopRule | None = None
-
-
-@dataclass(slots=True)
-class _InFlight(Generic[P]):
-    number: int
-    trial: optuna.Trial
-    params: Params
-    position: int  # in `space.feasible`
-    started_at: str
-    pending: P | None = None  # None for a trial of an earlier session
-    outcome: Outcome | None = None  # once there is one
-    ended: float = 0.0  # when that was, by `time.monotonic`
 
 
 class _Diverged(Exception):
@@ -160,17 +108,17 @@ def search(
         should_stop=should_stop,
         on_remaining=on_remaining,
     )
-    with _quiet_optuna():
-        store = _Journal(journal) if journal else None
-        study = _new_study(store, space, sampler, seed, sources)
+    with quiet_optuna():
+        store = Journal(journal) if journal else None
+        study = new_study(store, space, sampler, seed, sources)
         for params in first:
             study.enqueue_trial(encoded(params, space))
         try:
             return _written(store, loop(study, store, replayed=previous))
         except _Diverged:  # more builders than then, an edited template, an older tuner's run
-            store = _Journal(journal) if journal else None
-            study = _new_study(store, space, sampler, seed + len(previous), sources)
-            _add_previous(study, space, previous)
+            store = Journal(journal) if journal else None
+            study = new_study(store, space, sampler, seed + len(previous), sources)
+            add_previous(study, space, previous)
             tried = [trial.params for trial in previous]
             for params in first:
                 if params not in tried:
@@ -178,22 +126,9 @@ def search(
             return _written(store, loop(study, store, replayed=()))
 
 
-@contextmanager
-def _quiet_optuna() -> Iterator[None]:
-    """Keep Optuna's own log lines and experimental warnings out of ours."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
-
-
 def _loop(
     study: optuna.Study,
-    store: _Journal | None,
+    store: Journal | None,
     *,
     space: SearchSpace,
     evaluator: Evaluator[P],
@@ -215,9 +150,9 @@ def _loop(
     best_us = min((t.outcome.latency_us for t in previous if t.outcome.latency_us), default=None)
     tried = {space.index(trial.params) for trial in previous[:asked]} - {None}
     most, end = max(budget.trials, len(previous)), ""
-    flying: deque[_InFlight[P]] = deque()
+    flying: deque[InFlight[P]] = deque()
     clock = _WorkingTime(previous[-1].elapsed_s if previous else 0.0)
-    with _Finisher(evaluator, best_us) as finisher:
+    with Finisher(evaluator, best_us) as finisher:
         is_over = False  # what is finished, and next in order, is still told; the rest is dropped
         while True:
             if number >= len(previous) and not is_over:
@@ -263,7 +198,7 @@ def _loop(
                 ended_s = clock.seconds(item.ended)
                 elapsed_s = clock.seconds() if is_held else ended_s
                 record(_trial_of(item, outcome, elapsed_s, elapsed_s - ended_s))
-            _tell(study, item.trial, outcome)
+            tell(study, item.trial, outcome)
             number += 1
             if not end and number % JUDGE_EVERY == 0:  # replayed as well: a model may learn
                 end = _stopped(study, number, budget.stop, on_remaining)
@@ -293,94 +228,7 @@ class _WorkingTime:
         return self._before_s + now - self._started
 
 
-class _Finisher(Generic[P]):
-    """Gets the outcomes of what is in flight, one after the other, of the first that is built.
-
-    Where the evaluator lets it, a thread does so, and the device works while the sampler thinks.
-    Leaving it drops what it works on: whoever owns the evaluator ends that by closing it.
-
-    Args:
-        evaluator: of the search.
-        best_us: the least time that the search knows.
-    """
-
-    def __init__(self, evaluator: Evaluator[P], best_us: float | None) -> None:
-        self._evaluator = evaluator
-        self._best_us = best_us
-        self._waiting: list[_InFlight[P]] = []  # without an outcome, in the order of asking
-        self._num_done = 0
-        self._error: BaseException | None = None
-        self._is_left = False
-        self._change = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
-
-    def __enter__(self) -> _Finisher[P]:
-        if self._evaluator.overlaps:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        """Begin with no more of what waits."""
-        with self._change:
-            self._is_left = True
-            self._change.notify_all()
-
-    def take(self, item: _InFlight[P]) -> None:
-        """Get an outcome for it, unless it has one."""
-        with self._change:
-            if item.outcome is None:
-                self._waiting.append(item)
-                self._change.notify_all()
-
-    def wait(self, item: _InFlight[P]) -> None:
-        """Wait until it, or another one, has its outcome."""
-        if not self._evaluator.overlaps:
-            self._finish_first_ready(list(self._waiting))
-            return
-        with self._change:
-            before = self._num_done
-            self._change.wait_for(lambda: item.outcome or self._error or self._num_done > before)
-            if item.outcome is None and self._error is not None:
-                raise self._error
-
-    def _work(self) -> None:
-        try:
-            while True:
-                with self._change:
-                    self._change.wait_for(lambda: self._waiting or self._is_left)
-                    if self._is_left:
-                        return
-                    waiting = list(self._waiting)
-                self._finish_first_ready(waiting, LOOK_AGAIN_S)
-        except BaseException as error:  # told to who waits
-            with self._change:
-                self._error = error
-                self._change.notify_all()
-
-    def _finish_first_ready(
-        self, waiting: Sequence[_InFlight[P]], timeout_s: float | None = None
-    ) -> None:
-        pending = [item.pending for item in waiting if item.pending is not None]
-        place = self._evaluator.first_ready(pending, timeout_s)
-        if place is None or self._is_left:
-            return
-        item = waiting[place]
-        assert item.pending is not None  # or it had an outcome
-        outcome = self._evaluator.finish(item.pending, item.number, self._best_us)
-        with self._change:
-            item.ended = time.monotonic()
-            item.outcome = outcome
-            if outcome.latency_us is not None:
-                self._best_us = min(self._best_us or outcome.latency_us, outcome.latency_us)
-            self._waiting.remove(item)
-            self._num_done += 1
-            self._change.notify_all()
-
-
-def _trial_of(item: _InFlight[P], outcome: Outcome, elapsed_s: float, held_s: float) -> Trial:
+def _trial_of(item: InFlight[P], outcome: Outcome, elapsed_s: float, held_s: float) -> Trial:
     assert item.pending is not None
     if held_s > 0:
         outcome = replace(outcome, seconds={**outcome.seconds, "held": held_s})
@@ -401,7 +249,7 @@ def _ask(
     evaluator: Evaluator[P],
     number: int,
     known: Trial | None,
-) -> _InFlight[P]:
+) -> InFlight[P]:
     trial = study.ask(fixed_distributions=distributions(space))
     params = params_of(trial, space)
     position = space.index(params)
@@ -410,9 +258,9 @@ def _ask(
         if params != known.params:
             raise _Diverged
         at = known.started_at
-        return _InFlight(number, trial, params, position, at, outcome=known.outcome)
+        return InFlight(number, trial, params, position, at, outcome=known.outcome)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return _InFlight(number, trial, params, position, now, evaluator.submit(params))
+    return InFlight(number, trial, params, position, now, evaluator.submit(params))
 
 
 def _stopped(
@@ -438,108 +286,15 @@ def _stopped(
     )
 
 
-def _dropped(study: optuna.Study, flying: Iterable[_InFlight[P]], end: str) -> str:
+def _dropped(study: optuna.Study, flying: Iterable[InFlight[P]], end: str) -> str:
     """Leave no trial running in the journal; return `end`."""
     for item in flying:
         study.tell(item.trial, state=TrialState.FAIL)
     return end
 
 
-def _tell(study: optuna.Study, trial: optuna.Trial, outcome: Outcome) -> None:
-    for name, value in _attributes(outcome).items():
-        trial.set_user_attr(name, value)
-    if outcome.latency_us is not None:
-        study.tell(trial, outcome.latency_us)
-    else:
-        study.tell(trial, state=_STATE[outcome.status])
-
-
-def _attributes(outcome: Outcome) -> dict[str, Any]:
-    attributes: dict[str, Any] = {"status": outcome.status.value}
-    if outcome.reason:
-        attributes["reason"] = outcome.reason[:500]
-    if outcome.measurement is not None and outcome.measurement.is_censored:
-        attributes[CENSORED] = True
-    return attributes
-
-
-# A failed candidate is an infeasible point, not a broken study: samplers that know pruned
-# trials (TPE) then learn to stay away from it.
-_STATE = {
-    Status.CONSTRAINTS: TrialState.PRUNED,
-    Status.COMPILE: TrialState.PRUNED,
-    Status.RUNTIME: TrialState.PRUNED,
-    Status.TIMEOUT: TrialState.PRUNED,
-    Status.CORRECTNESS: TrialState.PRUNED,
-    Status.CORRECT: TrialState.COMPLETE,
-}
-
-
-class _Journal(BaseJournalBackend):  # type: ignore[misc]  # optuna is not followed
-    """Optuna's journal file, written anew by its only writer, and only when `write` is called.
-
-    Optuna appends each parameter by itself and waits for the disk every time, which for thirty
-    parameters took longer than to choose them. What was not written belongs to trials without an
-    outcome, which a kill loses anyway, or is asked for again from the run's own trials.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        Path(f"{path}.lock").unlink(missing_ok=True)
-        self._file = JournalFileBackend(str(path))
-        self._num_written = 0
-        self._held: list[dict[str, Any]] = []
-
-    def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
-        if log_number_from >= self._num_written:
-            return self._held[log_number_from - self._num_written :]
-        return [*self._file.read_logs(log_number_from), *self._held]
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        self._held += json.loads(json.dumps(logs))  # as they are read back from a file
-
-    def write(self) -> None:
-        """Write what was held back, and wait for the disk."""
-        if self._held:
-            self._file.append_logs(self._held)
-            self._num_written += len(self._held)
-            self._held = []
-
-
-def _written(store: _Journal | None, end: str) -> str:
+def _written(store: Journal | None, end: str) -> str:
     """Write what the end of a search still said; return why it ended."""
     if store is not None:
         store.write()
     return end
-
-
-def _new_study(
-    store: _Journal | None,
-    space: SearchSpace,
-    sampler: str,
-    seed: int,
-    sources: Sequence[Source] = (),
-) -> optuna.Study:
-    return optuna.create_study(
-        study_name=STUDY_NAME,
-        storage=JournalStorage(store) if store else InMemoryStorage(),
-        sampler=make_sampler(sampler, space, seed, sources),
-        direction="minimize",
-    )
-
-
-def _add_previous(study: optuna.Study, space: SearchSpace, previous: Sequence[Trial]) -> None:
-    """Tell a study of trials that it did not ask for."""
-    named = distributions(space)
-    for trial in previous:
-        if space.index(trial.params) is None:
-            continue  # a template was edited since: it stays in the run, and is no point here
-        study.add_trial(
-            optuna.create_trial(
-                state=_STATE[trial.outcome.status],
-                value=trial.outcome.latency_us,
-                params=encoded(trial.params, space),
-                distributions=named,
-                user_attrs=_attributes(trial.outcome),
-            )
-        )

@@ -3,11 +3,8 @@
     Surrogate    observe(what is known of some) -> log_improvement() of each
                                                 -> remaining() of the search
 
-Times are modelled as the logarithm of the latency, with everything slower than a quantile of what
-was seen clipped to it: how slow the slow ones are teaches nothing about the fast ones, and spends
-the model's flexibility. Where many are next to the best, what is left to learn is their order:
-then all but the fastest are bent towards the level of these. How alike two configurations are
-says `covariance`.
+Times are modelled as the logarithm of the latency, with the slow ones brought near the others
+(`levels`). How alike two configurations are says `covariance`.
 
 A configuration that failed is as good as the slowest, and lowers the probability that similar
 ones work. One that was stopped early is known to be slower than a bound, and one in flight is
@@ -34,23 +31,15 @@ from typing import Protocol
 import numpy as np
 
 from tuner.search.covariance import DENSE_UNTIL, Array, Encoding, Kernel
+from tuner.search.firsts import first_columns
+from tuner.search.levels import levelled
 
 __all__ = ["Known", "Prior", "Remaining", "Surrogate"]
 
-
-CLIP_QUANTILE = 0.7  # of the times seen; from 0.5 to 0.9 the score is flat, without clipping worse
-CROWDED = 0.1  # share of the times seen that are next to the best; then slower ones are bent, too
-NEXT_TO = 0.01  # from the best, in the logarithm
-CROWDED_FROM = 40  # times; fewer do not show it
-BEND_QUANTILE = 0.3  # of the times seen; what is slower is bent
-BEND = 0.3  # slope where the bend begins; ever less beyond
-EARLY = 12  # times that a wide clip is taken from
 MAX_FIT_ROWS = 250  # rows that hyperparameters are fitted to; a likelihood takes 5 ms there
 MAX_ELEMENTS = 60_000_000  # of V, in float32: 240 MB
 MAX_ROWS = 800  # of V, however few the columns
 REFIT_GROWTH = 1.15  # after that, when there are so many times more
-MAX_FIRST = 1000  # columns among which the first are chosen
-FIRST_NOISE = 1e-2  # of a first trial: model error rather than noise
 MAX_JOINT = 300  # columns whose posterior is drawn jointly; all others are worth less
 NUM_DRAWS = 400
 CAUTION = 1.22  # times the posterior's deviation: with 1.16, right in 86 % where 90 % was said
@@ -159,13 +148,7 @@ class Surrogate:
     def first(
         self, count: int, rng: np.random.Generator, before: Array | None = None
     ) -> list[int]:
-        """Return columns to try first: every third tells most of all others, the rest are far.
-
-        One that tells most (that lowers the variance of all columns most) is mid-field, one that
-        is far from those before it (maximin) at the rim; which kind is better differs from space
-        to space, and both together never were far from the better one. After them come as many
-        more, at most `count`, as it takes to have every value of every parameter without an
-        order: no distance tells whether a word is good, and some occur in few configurations.
+        """Return columns to try first, as `firsts` chooses them.
 
         Args:
             count: with those tried before.
@@ -173,50 +156,8 @@ class Surrogate:
             before: [configurations, parameters], the codes of what was tried already.
         """
         before = self.pool[:0] if before is None else before
-        half = max(count, len(self.pool) // 2)  # so that another seed starts elsewhere
-        some = np.sort(rng.permutation(len(self.pool))[: min(MAX_FIRST, half)])
-        places = self._encoding.places(self.pool[some])
-        priors = self._pool_priors[:, some]
-        codes = self.pool[some]
-        own = self._kernel.covariance(codes, codes, (priors, priors)).astype(float)
-        nearest = np.full(len(some), np.inf)
-        for place in self._encoding.places(before):
-            nearest = np.minimum(nearest, ((places - place) ** 2).sum(axis=1))
-        chosen: list[int] = []
-        while len(chosen) < min(count - len(before), len(some)):
-            if len(chosen) % 3 == 0:
-                merit = (own**2).sum(axis=0) / (np.diag(own) + FIRST_NOISE)
-            else:
-                merit = nearest.copy()
-            merit[chosen] = -np.inf
-            best = int(np.argmax(merit))
-            chosen.append(best)
-            own -= np.outer(own[:, best], own[:, best]) / (own[best, best] + FIRST_NOISE)
-            nearest = np.minimum(nearest, ((places - places[best]) ** 2).sum(axis=1))
-        found = [int(some[column]) for column in chosen]
-        return found + self._covering(np.concatenate([before, self.pool[found]]), count, rng)
-
-    def _covering(self, before: Array, most: int, rng: np.random.Generator) -> list[int]:
-        """Return columns that together have the values without an order that `before` lacks."""
-        unseen = np.zeros(len(self.pool), dtype=int)  # how many of them a column has
-        lacking = [
-            (j, value)
-            for j, (points, size) in enumerate(
-                zip(self._encoding.points, self._encoding.sizes, strict=True)
-            )
-            if points is None
-            for value in np.setdiff1d(np.arange(size - 1), before[:, j])
-        ]
-        for j, value in lacking:
-            unseen += self.pool[:, j] == value
-        found: list[int] = []
-        while unseen.any() and len(found) < most:
-            best = int(rng.choice(np.flatnonzero(unseen == unseen.max())))
-            found.append(best)
-            for j, value in [(j, v) for j, v in lacking if self.pool[best, j] == v]:
-                unseen -= self.pool[:, j] == value
-                lacking.remove((j, value))
-        return found
+        pool = self.pool, self._pool_priors
+        return first_columns(pool, self._encoding, self._kernel, count, rng, before)
 
     # ---- learning -------------------------------------------------------------------------------
 
@@ -258,14 +199,7 @@ class Surrogate:
         is_timed, is_known = kind == Known.TIME, kind != Known.PENDING
         if not is_timed.any():
             raise ValueError("nothing has a time yet")
-        if self._is_wide:
-            early = float(np.quantile(log[is_timed][:EARLY], CLIP_QUANTILE))
-            cap = max(float(np.quantile(log[is_timed], CLIP_QUANTILE)), early)
-        elif _is_crowded(log[is_timed]):
-            log = _bent(log, log[is_timed])
-            cap = float(log[is_timed].max())
-        else:
-            cap = float(np.quantile(log[is_timed], CLIP_QUANTILE))
+        log, cap = levelled(log, is_timed, self._is_wide)
         target = np.where(is_timed | (kind == Known.BOUND), np.minimum(log, cap), cap)
         self._shift = float(target[is_known].mean())
         self._scale = float(target[is_known].std()) + 1e-6
@@ -425,20 +359,6 @@ class Surrogate:
         gain = np.maximum(self._best - least, 0.0) * self._scale  # of the logarithm
         within = {share: float(np.mean(gain <= math.log1p(share))) for share in shares}
         return Remaining(float(np.mean(-np.expm1(-gain))), within)
-
-
-def _is_crowded(times: Array) -> bool:
-    """Whether many of these logarithms are next to the least."""
-    near = np.count_nonzero(times <= times.min() + NEXT_TO)
-    return len(times) >= CROWDED_FROM and bool(near >= CROWDED * len(times))
-
-
-def _bent(log: Array, times: Array) -> Array:
-    """Return `log` with what is above a quantile of `times` ever less far above it."""
-    bend = float(np.quantile(times, BEND_QUANTILE))
-    width = bend - float(times.min()) + 1e-9
-    beyond = np.maximum(log - bend, 0.0)
-    return np.asarray(np.minimum(log, bend) + BEND * width * np.log1p(beyond / width))
 
 
 def _mean_of(priors: Array) -> Array | float:

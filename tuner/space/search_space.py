@@ -8,7 +8,6 @@ NumPy arrays of digits and positions, and need not know what the parameters are.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.errors import ExpressionError, InputError
+from tuner.errors import InputError
+from tuner.space.completion import Step, completions, steps_of
 from tuner.space.constraints import (
     Bools,
     Constraint,
@@ -37,8 +37,6 @@ from tuner.trial import Params, Value
 
 __all__ = ["SearchSpace"]
 
-MAX_COMPLETIONS = 1000  # that are looked up, to find what missing values may be
-MAX_LOOKED_AT = 20_000  # values, on the way to these
 MAX_LISTED = 2_000_000  # configurations held as a list; more are found through the diagram
 
 Ints = NDArray[np.int64]
@@ -62,10 +60,10 @@ class SearchSpace:
     facts: Mapping[str, Value]
     rejections: Mapping[str, int]
     _set: Diagram | Listed = field(repr=False)
-    _steps: Sequence[tuple[Parameter, Sequence[Constraint]]] = field(init=False, repr=False)
+    _steps: Sequence[Step] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_steps", _steps_of(self.parameters, self.constraints))
+        object.__setattr__(self, "_steps", steps_of(self.parameters, self.constraints))
 
     @classmethod
     def build(
@@ -322,35 +320,7 @@ class SearchSpace:
         What cannot exist beside the rest is dropped; what is missing takes the first values, in
         the order of declaration, that are feasible.
         """
-        names = {parameter.name for parameter in self.parameters}
-        left = iter(range(MAX_LOOKED_AT))
-
-        def is_possible(constraint: Constraint, given: dict[str, Value]) -> bool:
-            try:
-                return is_obeyed(constraint, given)
-            except ExpressionError:  # what excludes these values comes later; `index` decides
-                return True
-
-        def complete(depth: int, env: dict[str, Value]) -> Iterator[Params]:
-            if depth == len(self._steps):
-                yield {p.name: env[p.name] for p in self.parameters if p.name in env}
-                return
-            parameter, judges = self._steps[depth]
-            name = parameter.name
-            if not condition_holds(parameter.when, env):
-                steps = [env]
-            elif name in wanted:
-                steps = [{**env, name: wanted[name]}]
-            else:
-                steps = [{**env, name: value} for value in parameter.values]
-            for given in steps:
-                if next(left, None) is None:
-                    return
-                if all(is_possible(constraint, given) for constraint in judges):
-                    yield from complete(depth + 1, given)
-
-        facts = {name: value for name, value in self.facts.items() if name not in names}
-        tries = itertools.islice(complete(0, facts), MAX_COMPLETIONS)
+        tries = completions(wanted, self.parameters, self._steps, self.facts)
         return next((params for params in tries if self.index(params) is not None), None)
 
 
@@ -392,32 +362,3 @@ def _scaled(values: Sequence[Value]) -> NDArray[np.float64]:
         logarithms = np.sign(numbers) * np.log2(1 + np.abs(numbers) / smallest)
     low, high = logarithms.min(), logarithms.max()
     return (logarithms - low) / (high - low) if high > low else np.full(len(numbers), 0.5)
-
-
-def _steps_of(
-    parameters: Sequence[Parameter], constraints: Sequence[Constraint]
-) -> list[tuple[Parameter, list[Constraint]]]:
-    """Return parameters in the order in which values can be given, and what is judged then.
-
-    A constraint is judged at the last of its names: before that, it does not hold for certain.
-    """
-    order = _by_condition(parameters)
-    places = {parameter.name: place for place, parameter in enumerate(order)}
-    judges: list[list[Constraint]] = [[] for _ in order]
-    for constraint in constraints:
-        names = constraint.names | (constraint.when.names if constraint.when else frozenset())
-        used = [places[name] for name in names if name in places]
-        if used:
-            judges[max(used)].append(constraint)
-    return list(zip(order, judges, strict=True))
-
-
-def _by_condition(parameters: Sequence[Parameter]) -> list[Parameter]:
-    """Order the parameters so that what a `when` needs comes before the one that has it."""
-    left, order, known = list(parameters), list[Parameter](), {p.name for p in parameters}
-    while left:
-        done = {parameter.name for parameter in order}
-        ready = [p for p in left if p.when is None or p.when.names & known <= done]
-        order += ready or left
-        left = [p for p in left if p not in order]
-    return order

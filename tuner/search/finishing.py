@@ -1,0 +1,153 @@
+"""What is in flight in a search: candidates on their way, finished as they are built."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import optuna
+
+from tuner.trial import Outcome, Params
+
+__all__ = ["Evaluator", "Finisher", "InFlight", "Pending"]
+
+LOOK_AGAIN_S = 0.05  # at what else was asked for, while nothing is built
+
+
+class Pending(Protocol):
+    """A candidate on its way: rendered, being built."""
+
+    @property
+    def candidate_key(self) -> str:
+        """The candidate's content key, empty when it did not render."""
+
+
+P = TypeVar("P", bound=Pending)
+
+
+class Evaluator(Protocol[P]):
+    """What the search needs of whatever turns parameters into outcomes."""
+
+    def submit(self, params: Params) -> P:
+        """Start working on a configuration; must not wait for it."""
+
+    def first_ready(self, pending: Sequence[P], timeout_s: float | None = None) -> int | None:
+        """Wait until one of them can be finished; return the place of the first that can.
+
+        None where that takes longer than `timeout_s`: others may have been submitted meanwhile.
+        """
+
+    def finish(self, pending: P, number: int, best_us: float | None) -> Outcome:
+        """Wait for a configuration and return what became of it."""
+
+    @property
+    def ahead(self) -> int:
+        """How many submitted configurations keep the builders busy."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the search may think, in another thread, while a configuration is finished."""
+
+
+@dataclass(slots=True)
+class InFlight(Generic[P]):
+    """A question that was asked, until its outcome is told."""
+
+    number: int
+    trial: optuna.Trial
+    params: Params
+    position: int  # in `space.feasible`
+    started_at: str
+    pending: P | None = None  # None for a trial of an earlier session
+    outcome: Outcome | None = None  # once there is one
+    ended: float = 0.0  # when that was, by `time.monotonic`
+
+
+class Finisher(Generic[P]):
+    """Gets the outcomes of what is in flight, one after the other, of the first that is built.
+
+    Where the evaluator lets it, a thread does so, and the device works while the sampler thinks.
+    Leaving it drops what it works on: whoever owns the evaluator ends that by closing it.
+
+    Args:
+        evaluator: of the search.
+        best_us: the least time that the search knows.
+    """
+
+    def __init__(self, evaluator: Evaluator[P], best_us: float | None) -> None:
+        self._evaluator = evaluator
+        self._best_us = best_us
+        self._waiting: list[InFlight[P]] = []  # without an outcome, in the order of asking
+        self._num_done = 0
+        self._error: BaseException | None = None
+        self._is_left = False
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
+
+    def __enter__(self) -> Finisher[P]:
+        if self._evaluator.overlaps:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Begin with no more of what waits."""
+        with self._change:
+            self._is_left = True
+            self._change.notify_all()
+
+    def take(self, item: InFlight[P]) -> None:
+        """Get an outcome for it, unless it has one."""
+        with self._change:
+            if item.outcome is None:
+                self._waiting.append(item)
+                self._change.notify_all()
+
+    def wait(self, item: InFlight[P]) -> None:
+        """Wait until it, or another one, has its outcome."""
+        if not self._evaluator.overlaps:
+            self._finish_first_ready(list(self._waiting))
+            return
+        with self._change:
+            before = self._num_done
+            self._change.wait_for(lambda: item.outcome or self._error or self._num_done > before)
+            if item.outcome is None and self._error is not None:
+                raise self._error
+
+    def _work(self) -> None:
+        try:
+            while True:
+                with self._change:
+                    self._change.wait_for(lambda: self._waiting or self._is_left)
+                    if self._is_left:
+                        return
+                    waiting = list(self._waiting)
+                self._finish_first_ready(waiting, LOOK_AGAIN_S)
+        except BaseException as error:  # told to who waits
+            with self._change:
+                self._error = error
+                self._change.notify_all()
+
+    def _finish_first_ready(
+        self, waiting: Sequence[InFlight[P]], timeout_s: float | None = None
+    ) -> None:
+        pending = [item.pending for item in waiting if item.pending is not None]
+        place = self._evaluator.first_ready(pending, timeout_s)
+        if place is None or self._is_left:
+            return
+        item = waiting[place]
+        assert item.pending is not None  # or it had an outcome
+        outcome = self._evaluator.finish(item.pending, item.number, self._best_us)
+        with self._change:
+            item.ended = time.monotonic()
+            item.outcome = outcome
+            if outcome.latency_us is not None:
+                self._best_us = min(self._best_us or outcome.latency_us, outcome.latency_us)
+            self._waiting.remove(item)
+            self._num_done += 1
+            self._change.notify_all()
