@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import probes
+from tuner.check import crossing, probes
 from tuner.check.expected import Expected
 from tuner.evaluate.child import Answer
 from tuner.evaluate.oracle import Oracle
@@ -50,7 +50,7 @@ class Judge:
             token = self._tokens.setdefault(place, f"{name}#{len(self._tokens)}")
             self._weights_of[token] = tensor  # kept, so that its memory stays its own
             known[name] = token
-        text, blobs = probes.pack(found.question.script, tensors)
+        text, blobs = crossing.pack(found.question.script, tensors)
         return {"question": text, "known": known, "ticket": self._num_asked}, blobs
 
     def _expected_once(self, probe: probes.Probe) -> Expected:
@@ -70,7 +70,7 @@ class Judge:
 
     def weights(self, tokens: list[str]) -> Answer:
         """Return the weights that questions refer to by these tokens."""
-        text, blobs = probes.pack(probes.Script(), {t: self._weights_of[t] for t in tokens})
+        text, blobs = crossing.pack(crossing.Script(), {t: self._weights_of[t] for t in tokens})
         return {"question": text}, blobs
 
     def judge(self, ticket: int, answer: str, blobs: list[memoryview]) -> Answer:
