@@ -55,7 +55,14 @@ def pytest_unconfigure() -> None:
 
 
 # Minutes each: started first, or one of two workers would be left alone with them in the end.
-_LONG = ("test_tuning", "test_cli", "test_evaluate", "test_check", "test_cheats")
+_LONG = (
+    "test_tuning",
+    "test_verification",
+    "test_cli",
+    "test_evaluate",
+    "test_check",
+    "test_cheats",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

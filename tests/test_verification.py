@@ -275,8 +275,8 @@ def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verificat
 
 
 def test_kills_in_the_middle_of_a_verification_lose_and_claim_nothing():
-    found = stress(num_kills=3, seed=11)
-    assert found["problems"] == [] and len(found["kills"]) == 3
+    found = stress(num_kills=2, seed=11)
+    assert found["problems"] == [] and len(found["kills"]) == 2
 
 
 def test_a_build_lock_that_a_killed_compiler_left_does_not_block_for_ever(tmp_path, monkeypatch):
