@@ -1,4 +1,4 @@
-"""Autotuner for PyTorch modules: describe it, tune it, prove it, export it.
+"""Autotuner for PyTorch modules: describe it, tune it, verify it, export it.
 
     from tuner import load_config, tune
 
