@@ -9,7 +9,6 @@ The first lines alone change; the code that was checked is the code that is kept
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,7 @@ from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
 from tuner.export.repeat import clocks_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned, version_here
-from tuner.storage import storage_errors, write_whole
+from tuner.storage import sha256_of, storage_errors, write_whole
 from tuner.trial import Finalist, Trial, content_key
 
 __all__ = ["ExportCompiler", "ExportFile", "export_of", "fallback_of"]
@@ -76,7 +75,7 @@ class ExportFile:
         versions = [f"{name} {machine[name]}" for name in sorted(machine) if name != "driver"]
         return content_key(
             self.code_sha256,
-            _sha256(self.planned.reference),
+            sha256_of(self.planned.reference),
             config.accuracy.label,
             sorted(config.problem.sizes.items()),
             self.planned.device.torch_name,
@@ -135,7 +134,7 @@ class ExportFile:
         planned, check = self.planned, entry.check
         return Certificate(
             code_sha256="",  # of the file as it will be
-            reference_sha256=_sha256(planned.reference),
+            reference_sha256=sha256_of(planned.reference),
             device=planned.device.torch_name,
             accuracy=check.accuracy,
             seed=entry.seed,
@@ -282,8 +281,3 @@ def _provenance(
             for p in raced.check.probes[:3]
         ]
     return [*lines, f"  to reproduce: tune export {run_path} --trial {number}"]
-
-
-def _sha256(path: Path) -> str:
-    with storage_errors(path):
-        return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import tempfile
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from tuner.errors import StorageError
 
-__all__ = ["append_line", "drop_half_line", "storage_errors", "write_whole"]
+__all__ = ["append_line", "drop_half_line", "sha256_of", "storage_errors", "write_whole"]
 
 
 @contextmanager
@@ -76,3 +77,9 @@ def drop_half_line(file: io.FileIO) -> None:
         keep = start
     if keep < end:
         file.truncate(keep)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hash of a file; an OSError is a StorageError, as for `storage_errors`."""
+    with storage_errors(path):
+        return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -27,7 +27,7 @@ from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256
 from tuner.kernel.family import builtin_folder
 from tuner.problem.accuracy import Accuracy
-from tuner.storage import storage_errors
+from tuner.storage import sha256_of, storage_errors
 from tuner.trial import Check, Finalist
 
 __all__ = ["Point", "Repeated", "clocks_of", "repeat", "with_reference"]
@@ -120,7 +120,7 @@ def repeat(
         code = code_sha256(file.read_text(encoding="utf-8", errors="replace"))
     points = [
         _same("the code", certificate.code_sha256, code),
-        _same("the reference", certificate.reference_sha256, _sha256(reference)),
+        _same("the reference", certificate.reference_sha256, sha256_of(reference)),
     ]
     task = Task(
         str(reference), certificate.sizes, device, accuracy.label, "", "[]", ""
@@ -144,11 +144,6 @@ def repeat(
         if then != now:
             points.append(Point(f"another {name}", None, f"{then} then, {now} now"))
     return Repeated(tuple(points))
-
-
-def _sha256(path: Path) -> str:
-    with storage_errors(path):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _same(what: str, then: str, now: str) -> Point:
