@@ -351,15 +351,15 @@ def test_what_came_before_a_lost_device_is_recorded(bench, overlaps):
 
 def test_a_search_that_ends_drops_what_the_device_works_on(bench):
     evaluator = FakeEvaluator(never, 4, overlaps=True)
-    before = threading.active_count()
+    before = set(threading.enumerate())  # those of earlier tests may end meanwhile
     why = bench.search(evaluator, should_stop=lambda: len(bench.trials) >= 6)
     # What was finished by then, and is next in order, is told.
     assert why == f"stopped by the user after {len(bench.trials)} trials"
     assert 6 <= len(bench.trials) <= 9
     deadline = time.monotonic() + 20.0
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert not left
     states = [t.state for t in bench.study().trials]
     num = len(bench.trials)
     assert states == [TrialState.COMPLETE] * num + [TrialState.FAIL] * (len(states) - num)
