@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, TypeVar
 
@@ -130,7 +130,8 @@ class ProbeResult:
     `max_abs` the largest absolute error; both over all elements of the output. `note` tells a
     right answer by means that are worth nothing. `num_draws` is above 1 where the first answer
     was so near its limit that chance may have decided, and the probe was drawn anew; `is_close`
-    says that this is so of a rejection.
+    says that this is so of a rejection. `difference` tells of a right one by how it differs from
+    the reference's class: it refuses what that does not, or answers where that refuses.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -145,11 +146,17 @@ class ProbeResult:
     note: str = ""
     is_close: bool = False
     num_draws: int = 1
+    difference: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The verdict on a candidate's answers; `notes` name right ones by means worth nothing."""
+    """The verdict on a candidate's answers, in two degrees.
+
+    `is_accepted`: it is right, as the reference is configured. `differences` are where it is no
+    drop-in for the reference's class all the same. `notes` name right answers by means worth
+    nothing.
+    """
 
     is_accepted: bool
     accuracy: str
@@ -157,6 +164,14 @@ class Check:
     probes: tuple[ProbeResult, ...] = ()
     is_thorough: bool = False
     notes: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
+
+    def strictly(self) -> Check:
+        """Return the verdict of one who rejects differences, too."""
+        if not self.is_accepted or not self.differences:
+            return self
+        reason = f"right, but no drop-in: {'; '.join(self.differences)}"
+        return replace(self, is_accepted=False, reason=reason)
 
 
 @dataclass(frozen=True, slots=True)

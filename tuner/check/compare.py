@@ -34,6 +34,7 @@ ULP = 2.0**-24  # half the distance between 1 and the next float32
 FLOOR_ULPS = 16  # an error below this many ULP of the largest value is always accepted
 SMALL_BATCH = 32  # below it the float32 class allows 4x instead of 2x the baseline's error
 DOUBLE = 2.0**-38  # of the largest float64 value: 15 bits for sums, 14 bits from float32
+HALF_ULP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 GRADIENT_FACTOR = 4.0  # gradients: times the baseline's own largest error, in every class
 GRADIENT_FLOOR_ULPS = 64  # and this many ULP of the largest gradient of all tensors
 
@@ -161,7 +162,7 @@ class Limits:
 
 
 def limits_of(
-    name: str, baseline: Error, num_rows: int, accuracy: Accuracy, *, is_double: bool = False
+    name: str, baseline: Error, num_rows: int, accuracy: Accuracy, *, dtype: str = "float32"
 ) -> Limits:
     """Return the limits of an output or a buffer by the class of accuracy.
 
@@ -176,11 +177,16 @@ def limits_of(
     - tolerance: every element within atol + rtol * |value|, or all within twice the baseline's
       own largest error (which is more where the baseline leaves the tolerance, as on x + 100);
       for buffers, |value| is that of the largest element;
+    - what is float16 or bfloat16 in the reference, in all classes: four times PyTorch's own
+      error, or 2 units in the last place of the largest value;
     - what is float64 in the reference, in the first two classes: 2^-38 of the largest value. The
       oracle is float64 as well, so PyTorch's own error is not known; float32 is not as near.
     """
     infinite = float("inf")
     is_buffer = name.startswith("buffer.")
+    if dtype in HALF_ULP:
+        limit = max(4.0 * baseline.max_abs, 2.0 * HALF_ULP[dtype] * baseline.largest)
+        return Limits(limit, limit, f"4 x PyTorch's own {baseline.max_abs:.3g} in {dtype}")
     if accuracy.kind == "tolerance":
         limit = 2.0 * baseline.max_abs
         if not is_buffer:
@@ -189,7 +195,7 @@ def limits_of(
         promised = accuracy.atol + accuracy.rtol * baseline.largest
         why = f"{accuracy.label} of the largest value"
         return Limits(max(limit, promised), infinite, why, is_relative=limit > promised)
-    if is_double:
+    if dtype == "float64":
         limit = DOUBLE * baseline.largest
         why = f"2^-38 of {baseline.largest:.3g}, in float64"
         return Limits(limit, limit, why, is_relative=False)

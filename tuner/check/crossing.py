@@ -17,13 +17,43 @@ from tuner.trial import from_json, to_json
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Answer", "Layout", "Mode", "Question", "Report", "Script", "pack", "unpack"]
+__all__ = [
+    "Action",
+    "Answer",
+    "Dtype",
+    "GradientLayout",
+    "Gradients",
+    "Layout",
+    "Mode",
+    "Question",
+    "Report",
+    "Script",
+    "pack",
+    "unpack",
+]
 
 Layout = Literal[
-    "contiguous", "transposed", "strided", "padded", "misaligned", "expanded", "float64",
+    "contiguous", "transposed", "strided", "padded", "cut", "misaligned", "expanded", "float64",
     "too_wide",
 ]  # fmt: skip
-Mode = Literal["train", "eval", "frozen", "cumulative", "in_turn"]
+Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
+Gradients = Literal["", "all", "plain_inputs"]
+GradientLayout = Literal["contiguous", "transposed", "of_sum"]
+Dtype = Literal["", "float64", "float16", "bfloat16"]
+# What is done to a module between two calls. A question has two sets of weights, and the module
+# holds one of them; the first five give it the other one, each in another way.
+Action = Literal[
+    "edit",  # each parameter in place, so that no version counter tells of it
+    "load",  # load_state_dict
+    "assign",  # load_state_dict(assign=True): other tensors
+    "replace",  # each parameter by another nn.Parameter
+    "borrow",  # for the next call alone: torch.func.functional_call
+    "train",
+    "eval",
+    "copy",  # go on with a deep copy, whose memory is then moved
+    "pickle",  # go on with what was pickled and read back
+    "freeze",  # of all parameters the next one alone requires no gradients
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +61,27 @@ class Script:
     """What the producer does with the question's tensors; it names no probe and no seed.
 
     `own_seed` seeds the candidate's constructor when it keeps its own weights, else None and the
-    question's `state.*` is loaded. `numbers` are the inputs that are no tensors, by
-    "call.argument". `output_bytes` are the sizes of memory to poison before each call.
+    question's `state.*` is loaded; `options` are further arguments of its constructor. `before`
+    is what is done before each call, `backward` which calls are differentiated after the last
+    one, in that order. `first_frozen` is the place of the parameter that the first "freeze"
+    takes. `numbers` are the inputs that are no tensors, by "call.argument". `output_bytes` are
+    the sizes of memory to poison before each call.
     """
 
     calls: int = 1
     num_inputs: int = 1
     is_overwritten: bool = False
     is_repeated: bool = False
-    edits_weights: bool = False
-    copies: bool = False
+    before: tuple[tuple[Action, ...], ...] = ()
     more_calls: int = 0
+    at_once: bool = False
     mode: Mode = "train"
-    gradients: Literal["", "all", "plain_inputs", "of_sum"] = ""
-    is_double: bool = False
+    gradients: Gradients = ""
+    gradient_layout: GradientLayout = "contiguous"
+    backward: tuple[int, ...] = ()
+    first_frozen: int = 0
+    dtype: Dtype = ""
+    options: dict[str, float] = field(default_factory=dict)
     layout: Layout = "contiguous"
     has_nan_memory: bool = False
     has_side_stream: bool = False
@@ -56,7 +93,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Tensors: `input.<call>.<argument>`, `state.<name>`, `edit.<name>`, `grad.<output>`."""
+    """Tensors: `input.<call>.<argument>`, `state.<name>`, `other.<name>`, `grad.<output>`."""
 
     script: Script
     tensors: dict[str, torch.Tensor]
@@ -71,7 +108,7 @@ class Report:
     Checksums are of `input.*`, `weight.*` and `late.*` (an output as it is at the very end).
     `num_forks_left` are copies of the process that outlive the call; `operations` are PyTorch's,
     in the order in which they ran, where the script wants them; `changes` are what the candidate
-    has done to what is not its own.
+    has done to what is not its own; `refusals` are what it refused aloud that was not a call.
     """
 
     error: str = ""
@@ -85,11 +122,15 @@ class Report:
     num_forks_left: int = 0
     operations: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tensors: `call<i>.output<j>`, `buffer.<name>`, `grad.<input or parameter>`."""
+    """Tensors: `call<i>.output<j>`, `buffer.<name>`, `grad<k>.<input or parameter>`.
+
+    `grad<k>` is of the k-th call that `Script.backward` names.
+    """
 
     report: Report
     tensors: dict[str, torch.Tensor]

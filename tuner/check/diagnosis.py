@@ -41,12 +41,12 @@ def _output_diagnosis(
     number = int(call[4:])
     for earlier in range(number):
         if torch.equal(got, received(answer, want, f"call{earlier}.{which}")):
-            changed = "weights" if expected.probe.edits_weights else "input"
+            changed = "weights" if expected.probe.gives_weights else "input"
             return (
                 f"the output of call {number + 1} equals that of call {earlier + 1} although the "
                 f"{changed} changed: memoised, or replayed"
             )
-    is_poisoned = expected.probe.distribution in ("nan_row", "inf_element")
+    is_poisoned = expected.probe.distribution in ("nan_row", "inf_elements")
     if not is_poisoned and bool((torch.isnan(got) & torch.isfinite(want)).any()):
         return (
             "NaN where a number is expected: part of the output was never written, or memory "

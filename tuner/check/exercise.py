@@ -1,7 +1,8 @@
 """How a module is exercised, the candidate and the reference alike.
 
-Arguments are laid out, modes set, weights edited, outputs copied and bits added up by the producer
-for the candidate and by the judge for the reference: what differs then comes from the candidate.
+Arguments are laid out, outputs copied and bits added up by the producer for the candidate and by
+the judge for the reference: what differs then comes from the candidate. What is done to the module
+between its calls is in `history`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.crossing import Layout, Mode, Script
+from tuner.check.crossing import GradientLayout, Layout, Script
 
 if TYPE_CHECKING:
     import torch
@@ -22,15 +23,14 @@ __all__ = [
     "arguments_of",
     "checksum_of",
     "checksums_of",
-    "edit_weights",
     "gradients_of",
     "keys_of",
     "kind_of",
     "kinds_of",
     "laid_out",
+    "leaves_of",
     "outputs_of",
     "recorded",
-    "set_mode",
     "snapshot",
     "tensors_under",
 ]
@@ -57,25 +57,6 @@ def arguments_of(script: Script, tensors: Mapping[str, torch.Tensor], call: int)
         script.numbers[name] if name in script.numbers else tensors[f"input.{name}"]
         for name in names
     ]
-
-
-def set_mode(model: torch.nn.Module, mode: Mode, call: int = 0) -> None:
-    """Put a model into the mode that a probe asks for at that call."""
-    model.train(mode != "eval" and not (mode == "in_turn" and call % 2 == 0))
-    if mode == "frozen":
-        for child in model.children():
-            child.eval()
-    if mode == "cumulative":
-        for module in model.modules():
-            if hasattr(module, "momentum"):
-                module.momentum = None
-
-
-def edit_weights(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Replace parameters in place by the question's `edit.*`."""
-    state = model.state_dict()
-    for name, value in tensors_under("edit", tensors).items():
-        state[name].data.copy_(value)  # .data: no version counter tells of it
 
 
 @contextlib.contextmanager
@@ -144,39 +125,44 @@ def snapshot(output: torch.Tensor) -> torch.Tensor:
         return output.detach().clone(memory_format=torch.contiguous_format)
 
 
-def gradients_of(
-    model: torch.nn.Module,
-    arguments: Sequence[Any],
-    outputs: Sequence[torch.Tensor],
-    tensors: Mapping[str, torch.Tensor],
-    *,
-    is_of_sum: bool = False,
-) -> dict[str, torch.Tensor]:
-    """Return `grad.input <i>` and `grad.<parameter>`, without those that are not connected.
+def leaves_of(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Return what a call is differentiated by: `input <i>` and parameters, by name.
 
-    Args:
-        model: whose parameters to differentiate by.
-        arguments: of the call; those that require gradients are differentiated by.
-        outputs: of the call.
-        tensors: the question's; `grad.<k>` is the gradient that output k gets, in its shape.
-        is_of_sum: give its first row to all, as one row in memory: as `sum(0)` does.
+    A parameter that is frozen during the call is not among them.
     """
     import torch
 
-    leaves = {
-        f"grad.input {i}": value
-        for i, value in enumerate(arguments)
-        if isinstance(value, torch.Tensor) and value.requires_grad
-    }
-    # A frozen parameter has no gradient to ask for.
-    leaves.update((f"grad.{name}", p) for name, p in model.named_parameters() if p.requires_grad)
+    inputs = {f"input {i}": x for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
+    return {n: x for n, x in (inputs | dict(model.named_parameters())).items() if x.requires_grad}
+
+
+def gradients_of(
+    leaves: Mapping[str, torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
+    layout: GradientLayout = "contiguous",
+) -> dict[str, torch.Tensor]:
+    """Return the gradients of a call by its leaves, without those that are not connected.
+
+    The graph is kept, so that the same call can be differentiated again.
+
+    Args:
+        leaves: what to differentiate by, as `leaves_of` that call; they must require gradients.
+        outputs: of the call.
+        tensors: the question's; `grad.<k>` is the gradient that output k gets, in its shape.
+        layout: of those in memory; "of_sum" gives the first row to all, as `sum(0)` does.
+    """
+    import torch
+
     pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(outputs) if y.requires_grad]
-    if is_of_sum:
-        pairs = [(y, g[:1].expand(y.shape) if y.ndim and len(y) else g) for y, g in pairs]
+    given = [g.to(y.dtype) for y, g in pairs]
+    if layout == "of_sum":
+        given = [g[:1].expand(g.shape) if g.ndim and len(g) else g for g in given]
+    if layout == "transposed":
+        given = [laid_out(g, "transposed") for g in given]
     grads = torch.autograd.grad(
-        [y for y, _ in pairs], list(leaves.values()), [g.to(y.dtype) for y, g in pairs],
-        allow_unused=True,
-    )  # fmt: skip
+        [y for y, _ in pairs], list(leaves.values()), given, allow_unused=True, retain_graph=True
+    )
     return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
 
 
@@ -230,6 +216,12 @@ def laid_out(value: Any, layout: Layout) -> Any:
         wide = value.new_full((*value.shape[:-1], value.shape[-1] + 8), float("nan"))
         wide[..., :-8] = value
         return wide[..., :-8]
+    if layout == "cut":  # a part of a wider tensor: an odd offset, and odd strides
+        wide = value.new_full(
+            (*value.shape[:-1], value.shape[-1] + 5 - value.shape[-1] % 2), float("nan")
+        )
+        cut = wide[..., 3 : 3 + value.shape[-1]]
+        return cut.copy_(value)
     if layout == "misaligned":
         buffer = value.new_full((value.numel() + 1,), float("nan"))
         return buffer[1:].view(value.shape).copy_(value)

@@ -14,16 +14,16 @@ from tuner.check.exercise import (
     aliases_of,
     arguments_of,
     checksums_of,
-    edit_weights,
     gradients_of,
     keys_of,
     kinds_of,
     laid_out,
+    leaves_of,
     outputs_of,
     recorded,
-    set_mode,
     snapshot,
 )
+from tuner.check.history import History
 from tuner.check.probes import Probe
 from tuner.check.questions import inputs_of_calls, script_of, weighted_model
 from tuner.errors import ProblemError
@@ -43,7 +43,8 @@ class Expected:
     """The reference's side of one probe, to judge any number of candidates with.
 
     `oracle` is float64 (integers as they are); `baseline` the error of PyTorch's own answer.
-    `error` is set when the reference itself raises; then so must the candidate.
+    `error` is set when the reference itself raises; then so must the candidate, or give the
+    answer of the oracle, where there is one.
     """
 
     probe: Probe
@@ -93,9 +94,7 @@ def expected(
     if report.error and not _is_odd(probe):
         raise ProblemError(report.error)
     if report.error:
-        return Expected(
-            probe, Question(script, tensors), num_rows, {}, {}, report, error=report.error
-        )
+        return _beyond_reference(problem, probe, wide, Question(script, tensors), report, num_rows)
     sizes = tuple(t.numel() * t.element_size() for n, t in baseline.items() if n[:5] == "call0")
     script = dataclasses.replace(script, output_bytes=sizes)
     wide_tensors = {name: widened(value) for name, value in tensors.items()}
@@ -117,13 +116,32 @@ def expected(
     )  # fmt: skip
 
 
+def _beyond_reference(
+    problem: Problem,
+    probe: Probe,
+    wide: torch.nn.Module,
+    question: Question,
+    report: Report,
+    num_rows: int,
+) -> Expected:
+    """Return what is expected where the reference refuses: the same, or the right answer.
+
+    The float64 run knows the right answer where it is the types alone that are refused.
+    """
+    oracle: dict[str, torch.Tensor] = {}
+    if probe.layout == "float64" or probe.dtype:
+        exact = {name: widened(value) for name, value in question.tensors.items()}
+        _, oracle = _reference_answer(problem, wide, question.script, exact, probe)
+    return Expected(probe, question, num_rows, oracle, {}, report, error=report.error)
+
+
 def _refuses_layout(
     problem: Problem, model: torch.nn.Module, probe: Probe, values: Sequence[Any]
 ) -> bool:
     """Whether the reference itself raises at such strides, as `view` does."""
     import torch
 
-    if probe.layout not in ("transposed", "strided", "padded", "expanded"):
+    if probe.layout not in ("transposed", "strided", "padded", "cut", "expanded"):
         return False
     try:
         with torch.no_grad():
@@ -139,7 +157,7 @@ def _tamer(probe: Probe) -> Probe | None:
     Not every number is legal for every reference (a probability is at most 1), nor is dim 0 the
     rows of a batch in each (a square matrix product).
     """
-    if probe.layout in ("float64", "too_wide"):
+    if probe.layout in ("float64", "too_wide") or probe.dtype:
         return None
     if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:
         return dataclasses.replace(probe, is_drawn=True)
@@ -152,7 +170,7 @@ def _tamer(probe: Probe) -> Probe | None:
 
 def _is_odd(probe: Probe) -> bool:
     """Whether a reference may refuse what a probe asks."""
-    return probe.layout in ("float64", "too_wide") or probe.batch is not None
+    return probe.layout in ("float64", "too_wide") or probe.batch is not None or bool(probe.dtype)
 
 
 def expected_of_call(
@@ -205,38 +223,43 @@ def _reference_answer(
     operations: list[str] = []
     aliases: list[str] = []
     earlier: list[tuple[Any, ...]] = []
+    leaves: list[dict[str, torch.Tensor]] = []
+    history = History(model, script, tensors)
     for call in range(script.calls):
-        if call == 1 and script.edits_weights:
-            edit_weights(model, tensors)
-        set_mode(model, script.mode, call)
+        called = history.prepare(call)
         values = [laid_out(v, "contiguous") for v in arguments_of(script, tensors, call)]
         if script.gradients and script.gradients != "plain_inputs":
             values = [_as_leaf(value) for value in values]
         with torch.set_grad_enabled(bool(script.gradients)):
             try:
                 for _ in range(script.more_calls if call == 1 else 0):
-                    problem.result_of(model, values)
+                    problem.result_of(called, values)
                 with recorded(operations, script.traces):
-                    result = problem.result_of(model, values)
+                    result = problem.result_of(called, values)
             except ProblemError as error:
                 return Report(error=str(error), stage=f"call {call + 1}", keys=keys), {}
             kinds.append(kinds_of(result))
         outputs = outputs_of(result)
-        aliases += aliases_of(model, values, earlier, outputs)
+        leaves.append(leaves_of(history.model, values) if script.gradients else {})
+        aliases += aliases_of(history.model, values, earlier, outputs)
         earlier.append(outputs)
         answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
-    answers.update((f"buffer.{n}", b.detach().clone()) for n, b in model.named_buffers())
+    answers.update((f"buffer.{n}", b.detach().clone()) for n, b in history.model.named_buffers())
     if script.gradients:
         _draw_output_gradients(outputs, tensors, probe)
-        if any(y.requires_grad for y in outputs):
-            is_of_sum = script.gradients == "of_sum"
-            answers.update(gradients_of(model, values, outputs, tensors, is_of_sum=is_of_sum))
+        history.thaw()
+    for k, call in enumerate(script.backward):
+        differentiable = [y for y in earlier[call] if y.requires_grad]
+        if differentiable:
+            grads = gradients_of(leaves[call], earlier[call], tensors, script.gradient_layout)
+            answers.update((f"grad{k}.{name}", grad) for name, grad in grads.items())
     report = Report(
         keys=keys,
         kinds=tuple(kinds),
         aliases=tuple(aliases),
-        checksums=checksums_of(model, values),
+        checksums=checksums_of(history.model, values),
         operations=tuple(operations),
+        refusals=tuple(history.refusals),
     )
     return report, answers
 

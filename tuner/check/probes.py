@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tuner.check.crossing import Layout, Mode
+from tuner.check.crossing import Action, Dtype, GradientLayout, Gradients, Layout, Mode
+from tuner.check.tells import TELLS
 from tuner.problem.draws import Distribution
 
 __all__ = [
-    "ROUNDING",
     "Probe",
     "screening_probes",
     "thorough_probes",
@@ -30,15 +30,21 @@ class Probe:
     "initial" those of the reference, "random" and "dyadic" fresh ones. With several `calls`,
     `inputs` says how the input of each relates to the one before: "fresh" (new content, new
     memory), "repeated", "overwritten" (new content in the same memory, same version counter),
-    "nudged" (one element changed). Before the second call `edits_weights` replaces every parameter
-    in place ("one": one element of each), `copies` goes on with a deep copy in other memory, and
-    `more_calls` are made that nobody looks at. `mode` "frozen" is training with every submodule in
-    eval mode, "cumulative" is training with momentum None, "in_turn" is eval at every other call.
-    With `gradients`, "plain_inputs" asks for the parameters' alone, "of_sum" gives every row of an
-    output the same gradient. `is_double` converts the module. `is_reduced`: the batch is smaller
+    "nudged" (one element changed). `before` is what is done to the module before each call;
+    `other_weights` are those that it then gives it: "random", or "nudged", one element of each
+    parameter changed. Before the second call `more_calls` are made that nobody looks at.
+    `at_once`: two threads make the two calls, on a GPU on streams of their own, again and again.
+    `mode` "frozen" is training with every submodule in eval mode, "thawed" the reverse,
+    "cumulative" is training with momentum None. With `gradients` the calls that `backward` names
+    (by default the last) are differentiated in that order, after all calls; "plain_inputs" asks
+    for the parameters' alone. `dtype` converts the module and its inputs. With `has_options` the
+    constructor gets other values where it has defaults. `is_reduced`: the batch is smaller
     only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
-    are a draw of the reference's own. `traces` lists PyTorch's operations that ran. `tells` is
-    what a failure here usually means.
+    are a draw of the reference's own. `traces` lists PyTorch's operations that ran.
+
+    `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
+    to refuse that aloud is a difference from a drop-in, no mistake; a wrong answer is one.
+    `may_refuse` makes a refusal not even that. `tells` is what a failure here usually means.
     """
 
     name: str
@@ -49,12 +55,17 @@ class Probe:
     weights: Literal["own", "initial", "random", "dyadic"] = "random"
     calls: int = 1
     inputs: Literal["fresh", "repeated", "overwritten", "nudged"] = "fresh"
-    edits_weights: Literal["", "all", "one"] = ""
-    copies: bool = False
+    before: tuple[tuple[Action, ...], ...] = ()
+    other_weights: Literal["random", "nudged"] = "random"
     more_calls: int = 0
+    at_once: bool = False
     mode: Mode = "train"
-    gradients: Literal["", "all", "plain_inputs", "of_sum"] = ""
-    is_double: bool = False
+    gradients: Gradients = ""
+    gradient_layout: GradientLayout = "contiguous"
+    backward: tuple[int, ...] = ()
+    first_frozen: int = 0
+    dtype: Dtype = ""
+    has_options: bool = False
     is_reduced: bool = False
     is_drawn: bool = False
     layout: Layout = "contiguous"
@@ -62,8 +73,17 @@ class Probe:
     has_side_stream: bool = False
     traces: bool = False
     wants_same_bits: bool = False
+    is_extra: bool = False
     may_refuse: bool = False
     tells: str = ""
+
+    @property
+    def gives_weights(self) -> bool:
+        """Whether the module gets other weights between its calls."""
+        return any(action in GIVING for actions in self.before for action in actions)
+
+
+GIVING = ("edit", "load", "assign", "replace", "borrow")
 
 
 def screening_probes(seed: int, num_rows: int | None) -> list[Probe]:
@@ -86,42 +106,6 @@ def screening_probes(seed: int, num_rows: int | None) -> list[Probe]:
             layout="misaligned", tells=TELLS["misaligned"],
         ),
     ]  # fmt: skip
-
-
-TELLS = {
-    "weights": "is a weight ignored, or eps?",
-    "offset": "a variance from sums of squares, or right only for the tested distribution?",
-    "heavy": "is it right only for the tested distribution?",
-    "range": "are operands split or rounded to a format of less range?",
-    "tiny": "is eps dropped or changed?",
-    "constant": "a variance of 0 must not turn negative or NaN",
-    "poison": "a NaN or Inf of the input must reach what the reference lets it reach",
-    "batch": "is it right only for the tested shape?",
-    "rows": "are rows beyond those of the tested shape wrong?",
-    "large": "are large calls in eval mode computed in a way of their own?",
-    "full": "memoised, or weights folded and kept, at the full size?",
-    "eval": "eval mode must use the stored statistics, and change nothing",
-    "frozen": "submodules in eval mode inside a training parent",
-    "cumulative": "momentum=None averages over all calls",
-    "turns": "eval mode must use the statistics as they are now",
-    "many": "is it right only in the first calls, or are outputs used again?",
-    "copied": "does a copy, or a module that was moved, go on with the weights of old?",
-    "converted": "a converted module must compute in its new type, or refuse",
-    "calls": "is it right only on the first call, or replays it?",
-    "repeated": "an input seen before",
-    "pointer": "memoised by pointer or version counter, or kept from the first call?",
-    "content": "memoised by a part of the content?",
-    "edited": "are the weights folded once and kept?",
-    "gradients": "is the backward wrong, or the output detached?",
-    "layout": "are strides ignored?",
-    "misaligned": "do vector loads assume 16-byte alignment?",
-    "refused": "what the reference refuses must be refused, not computed",
-    "memory": "is memory read that was never written?",
-    "stream": "does it run on another stream than the current one?",
-}
-
-# Said in place of a question about the layout, where the error is too small for that.
-ROUNDING = "an error of rounding size: are sums or operands rounded more than PyTorch's?"
 
 
 def thorough_probes(
@@ -154,14 +138,17 @@ def thorough_probes(
         full("offset", distribution="offset", tells=TELLS["offset"]),
         full("heavy-tailed", distribution="heavy_tailed", tells=TELLS["heavy"]),
         full(
-            "again at full size", calls=2, inputs="overwritten", edits_weights="all",
+            "again at full size", calls=2, inputs="overwritten", before=((), ("edit",)),
             tells=TELLS["full"],
         ),
-        full("gradients of weights", distribution="normal", gradients="plain_inputs",
+        full("gradients at full size", distribution="normal", gradients="all",
              tells=TELLS["gradients"]),
         *_value_probes(reduced, num_rows, may_refuse_batches),
         *_call_probes(reduced, is_deterministic, num_more_calls=secret.randrange(8, 20)),
+        *_gradient_probes(reduced, secret),
+        *_history_probes(reduced, secret),
         *_layout_probes(reduced, has_cuda),
+        *_extra_probes(reduced),
         reduced("own work", traces=True, may_refuse=True),
     ]  # fmt: skip
     if num_rows is not None:
@@ -192,20 +179,21 @@ def _value_probes(
     power = (
         None if num_rows is None or is_fixed else 2 ** int(math.log2(min(max(num_rows, 2), 64)))
     )
-    wide = TELLS["range"]
+    wide, poison = TELLS["range"], TELLS["poison"]
     return [
         probe("wide range", distribution="wide_range", tells=wide),
         probe("wide columns", distribution="wide_columns", tells=wide),
+        probe("huge values", distribution="huge", tells=wide),
         probe("tiny values", distribution="tiny", tells=TELLS["tiny"]),
+        probe("denormal values", distribution="denormal", tells=TELLS["tiny"]),
         probe(
             "constant columns", distribution="constant_columns", weights="dyadic", batch=power,
             tells=TELLS["constant"],
         ),
-        probe("NaN row", distribution="nan_row", tells=TELLS["poison"]),
-        probe(
-            "NaN row, eval", distribution="nan_row", mode="eval", **_FULL, tells=TELLS["poison"]
-        ),
-        probe("Inf element", distribution="inf_element", tells=TELLS["poison"]),
+        probe("NaN row", distribution="nan_row", tells=poison),
+        probe("NaN row, eval", distribution="nan_row", mode="eval", **_FULL, tells=poison),
+        probe("Inf elements", distribution="inf_elements", tells=poison),
+        probe("Inf elements, eval", distribution="inf_elements", mode="eval", tells=poison),
     ]  # fmt: skip
 
 
@@ -217,64 +205,115 @@ def _call_probes(
         probe("three calls", calls=3, tells=TELLS["calls"]),
         probe("one element changed", calls=2, inputs="nudged", tells=TELLS["content"]),
         probe(
-            "weights edited in place", calls=2, inputs="repeated", edits_weights="all",
+            "weights edited in place", calls=2, inputs="repeated", before=((), ("edit",)),
             tells=TELLS["edited"],
         ),
         probe(
-            "one weight of each edited", calls=2, inputs="repeated", edits_weights="one",
-            tells=TELLS["edited"],
+            "one weight of each edited", calls=2, inputs="repeated", before=((), ("edit",)),
+            other_weights="nudged", tells=TELLS["edited"],
         ),
-        probe("copied", calls=2, copies=True, edits_weights="all", tells=TELLS["copied"]),
+        probe("copied", calls=2, before=((), ("copy", "edit")), tells=TELLS["copied"]),
         probe("many calls", calls=2, more_calls=num_more_calls, tells=TELLS["many"]),
         probe(
             "called twice", calls=2, inputs="repeated", wants_same_bits=is_deterministic,
             tells=TELLS["repeated"],
         ),
-        probe("cumulative average", mode="cumulative", calls=2, tells=TELLS["cumulative"]),
         probe("eval mode", mode="eval", **_FULL, tells=TELLS["eval"]),
         probe(
-            "eval and training in turn", distribution="heavy_tailed", mode="in_turn", calls=3,
-            tells=TELLS["turns"],
+            "eval and training in turn", distribution="heavy_tailed", mode="eval", calls=3,
+            before=((), ("train",), ("eval",)), tells=TELLS["turns"],
         ),
         probe("frozen submodules", mode="frozen", tells=TELLS["frozen"]),
+        probe("thawed submodules", mode="thawed", tells=TELLS["thawed"]),
+        probe("two threads, eval", mode="eval", calls=2, at_once=True, tells=TELLS["threads"]),
+    ]  # fmt: skip
+
+
+def _gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> list[Probe]:
+    def probe(name: str, tells: str = "gradients", **fields: Any) -> Probe:
+        settings = {"distribution": "normal", "gradients": "all", "tells": TELLS[tells]}
+        return reduced(name, **{**settings, **fields})
+
+    # Which call is differentiated first, and that it is asked again, is known to nobody before.
+    earlier = secret.randrange(2)
+    last = secret.randrange(4)
+    return [
+        probe("gradients of weights", gradients="plain_inputs"),
+        probe("gradients", calls=3, backward=(earlier, 2, 1 - earlier, earlier)),
+        probe("gradients, eval", calls=2, mode="eval", backward=(earlier, 1 - earlier, earlier)),
+        probe("gradients of a sum", "incoming", gradient_layout="of_sum"),
+        probe("gradients of a sum, eval", "incoming", mode="eval", gradient_layout="of_sum"),
+        probe("transposed gradients", "incoming", gradient_layout="transposed"),
         probe(
-            "gradients", distribution="normal", gradients="all", calls=2,
-            tells=TELLS["gradients"],
+            "a parameter frozen", "frozen weight", calls=4, before=(("freeze",),) * 4,
+            first_frozen=secret.randrange(64), backward=(last, *(set(range(4)) - {last})),
         ),
-        probe(
-            "gradients, eval", distribution="normal", gradients="all", mode="eval",
-            tells=TELLS["gradients"],
-        ),
-        probe(
-            "gradients of a sum, eval", distribution="normal", gradients="of_sum", mode="eval",
-            tells=TELLS["gradients"],
+        probe("gradients, frozen submodules", "frozen", mode="frozen"),
+        probe("gradients, thawed submodules", "thawed", mode="thawed"),
+    ]  # fmt: skip
+
+
+def _history_probes(reduced: Callable[..., Probe], secret: random.Random) -> list[Probe]:
+    """Return long lives of a module; in which order what happens to it is secret."""
+
+    def lived(actions: Sequence[tuple[Action, ...]]) -> dict[str, Any]:
+        before = ((), *secret.sample(actions, len(actions)))
+        return {"calls": len(before), "before": before, "tells": TELLS["history"]}
+
+    ways: list[tuple[Action, ...]] = [("edit",), ("load",), ("assign",), ("replace",), ("borrow",)]
+    seen = lived([*ways, ("train",), ("copy",)])
+    # After each call in training mode there is one in eval mode.
+    at = seen["before"].index(("train",))
+    before = (*seen["before"][: at + 1], ("eval",), *seen["before"][at + 1 :])
+    seen |= {"before": before, "calls": len(before)}
+    return [
+        reduced("a life, training", **lived([*ways, ("copy",)])),
+        reduced("a life, eval", mode="eval", inputs="overwritten", **seen),
+        reduced(
+            "a life, gradients", distribution="normal", gradients="all",
+            **lived([*ways[:4], ("copy",), ("eval",), ("train",)]),
         ),
     ]  # fmt: skip
 
 
-def _layout_probes(probe: Callable[..., Probe], has_cuda: bool) -> list[Probe]:
+def _layout_probes(reduced: Callable[..., Probe], has_cuda: bool) -> list[Probe]:
+    def probe(layout: str, *, tells: str = "layout", **fields: Any) -> Probe:
+        name = f"{layout} input"
+        return reduced(name, layout=layout, is_extra=True, tells=TELLS[tells], **fields)
+
     probes = [
-        probe("transposed input", layout="transposed", tells=TELLS["layout"]),
-        probe("strided input", layout="strided", tells=TELLS["layout"]),
-        probe("padded rows", layout="padded", tells=TELLS["layout"]),
+        probe("transposed"),
+        probe("strided"),
+        probe("padded"),
+        probe("cut", distribution="normal"),
         # Ordinary weights: exact ones would have rows that sum to 0, and the variance of an
         # expanded input is then 0 in PyTorch's order of sums alone.
-        probe("expanded input", layout="expanded", distribution="normal", tells=TELLS["layout"]),
-        probe("misaligned input", layout="misaligned", tells=TELLS["misaligned"]),
-        probe("float64 input", layout="float64", may_refuse=True, tells=TELLS["refused"]),
-        probe(
-            "float64 module",
-            layout="float64",
-            is_double=True,
-            may_refuse=True,
-            tells=TELLS["converted"],
-        ),
-        probe("one feature too many", layout="too_wide", tells=TELLS["refused"]),
-        probe("NaN-filled memory", has_nan_memory=True, calls=2, tells=TELLS["memory"]),
+        probe("expanded", distribution="normal"),
+        probe("misaligned", tells="misaligned"),
+        probe("float64", tells="refused"),
+        reduced("one feature too many", layout="too_wide", tells=TELLS["refused"]),
+        reduced("NaN-filled memory", has_nan_memory=True, calls=2, tells=TELLS["memory"]),
     ]
     if has_cuda:
-        probes.append(probe("side stream", has_side_stream=True, tells=TELLS["stream"]))
+        probes.append(reduced("side stream", has_side_stream=True, tells=TELLS["stream"]))
     return probes
+
+
+def _extra_probes(reduced: Callable[..., Probe]) -> list[Probe]:
+    """Return what the reference's class could also be asked."""
+
+    def probe(name: str, tells: str, **fields: Any) -> Probe:
+        return reduced(name, is_extra=True, tells=TELLS[tells], **fields)
+
+    return [
+        probe("cumulative average", "cumulative", mode="cumulative", calls=2),
+        probe("pickled", "pickled", calls=2, before=((), ("pickle", "edit"))),
+        probe("other options", "options", has_options=True),
+        *(
+            probe(f"{dtype} module", "converted", dtype=dtype, distribution="normal")
+            for dtype in ("float64", "float16", "bfloat16")
+        ),
+    ]
 
 
 def _batch_probes(
@@ -299,7 +338,15 @@ def _batch_probes(
     if num_rows > 80:
         odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
     more = num_rows + secret.randrange(1, 33)
+    # Whole tiles of any kernel, and where the problem is small as many as fill a device.
+    tiles = [rows for rows in (64, 128, 192, 256) if rows != num_rows]
+    many = [rows for rows in (512, 1024, 2048) if rows != num_rows and num_rows <= 512]
+    whole = [secret.choice(tiles), *([secret.choice(many)] if many else [])]
     return [
+        *(
+            probe(f"whole tiles{', many' * at}", batch=rows, **{**fields, "tells": TELLS["tiles"]})
+            for at, rows in enumerate(whole)
+        ),
         probe("some rows", batch=some, **fields),
         probe("an odd batch", batch=odd, **fields),
         probe("more rows", batch=more, **{**fields, "tells": TELLS["rows"]}),

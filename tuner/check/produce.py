@@ -7,33 +7,38 @@ seeds, the reference or the oracle.
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
+from tuner.check.circumstances import (
+    busy_side_stream,
+    flags,
+    nan_filled_memory,
+    num_copies,
+    poison,
+)
 from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
     aliases_of,
     arguments_of,
     checksum_of,
     checksums_of,
-    edit_weights,
     gradients_of,
     keys_of,
     kinds_of,
     laid_out,
+    leaves_of,
     outputs_of,
     recorded,
-    set_mode,
     snapshot,
     tensors_under,
 )
+from tuner.check.history import History, converted, set_mode
 from tuner.check.surroundings import changed, is_pytorchs, settings
 
 if TYPE_CHECKING:
@@ -43,6 +48,8 @@ __all__ = ["OWN_WEIGHTS_SEED", "answer", "answer_of_call"]
 
 OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
 
+NUM_AT_ONCE = 24  # calls of each of two threads
+AT_ONCE_WAIT_S = 60.0  # that one waits for the other
 LATE_WAIT_S = 0.05  # how long a thread that outlives the call is given to show itself
 
 
@@ -68,14 +75,14 @@ def _stage(name: str) -> Iterator[None]:
         raise _Halted(name, error) from None
 
 
-def answer(make_candidate: Callable[[], torch.nn.Module], question: Question) -> Answer:
+def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -> Answer:
     """Ask a candidate one question; what it raises becomes part of the answer.
 
     A warning is no error, whatever the filters of the process make of it.
 
-    `make_candidate` returns `ModelNew(*init_inputs)` and is called once; its device is moved to
-    that of the inputs. While searching it may return one module again and again, since the
-    state is loaded anew, except where `script.own_seed` is set.
+    `make_candidate` returns `ModelNew(*init_inputs, **options)` and is called once; its device is
+    moved to that of the inputs. While searching it may return one module again and again, since
+    the state is loaded anew, except where `script.own_seed` is set.
     """
     session = _Session(question)
     try:
@@ -84,8 +91,11 @@ def answer(make_candidate: Callable[[], torch.nn.Module], question: Question) ->
             warnings.simplefilter("ignore")
             session.build(make_candidate)
             with session.circumstances():
-                for call in range(question.script.calls):
-                    session.call(call)
+                if question.script.at_once:
+                    session.calls_at_once()
+                else:
+                    for call in range(question.script.calls):
+                        session.call(call)
             session.look_again()
             if question.script.gradients:
                 session.differentiate()
@@ -117,34 +127,39 @@ class _Session:
         self.num_forks_left = 0
         self.operations: list[str] = []
         self.changes: list[str] = []
-        self.parameters: dict[str, torch.nn.Parameter] = {}
         self.process = os.getpid()
         self.is_detached = False
-        self.model: Any = None
+        self.history: Any = None
+        self.leaves: list[dict[str, torch.Tensor]] = []
         self.threads_before = set(threading.enumerate())
 
-    def build(self, make_candidate: Callable[[], torch.nn.Module]) -> None:
+    @property
+    def model(self) -> Any:
+        """The candidate, or the copy of it that goes on."""
+        return self.history.model
+
+    def build(self, make_candidate: Callable[..., torch.nn.Module]) -> None:
         """Construct the candidate and load the state strictly."""
         import torch
 
         own = self.script.own_seed
         torch.manual_seed(OWN_WEIGHTS_SEED if own is None else own)
         with _stage("build"):
-            self.model = make_candidate().to(self.device)
+            model = make_candidate(**self.script.options).to(self.device)
         with _stage("load"):
-            self.keys = keys_of(self.model)
+            self.keys = keys_of(model)
             if own is not None:
-                drawn = checksums_of(self.model, [])
+                drawn = checksums_of(model, [])
                 self.checksums.update((f"drawn.{name}", value) for name, value in drawn.items())
             else:
-                self.model.load_state_dict(tensors_under("state", self.given), strict=True)
+                model.load_state_dict(tensors_under("state", self.given), strict=True)
         with _stage("a change of settings"):
-            set_mode(self.model, self.script.mode)
-        if self.script.is_double:
+            set_mode(model, self.script.mode)
+        if self.script.dtype:
             with _stage("conversion"):
-                self.model = self.model.double()
-        self.parameters = dict(self.model.named_parameters())
-        if not is_pytorchs(type(self.model).__call__):
+                model = converted(model, self.script.dtype)
+        self.history = History(model, self.script, self.given)
+        if not is_pytorchs(type(model).__call__):
             self.changes.append("it has a __call__ of its own: hooks on the module would not run")
 
     @contextlib.contextmanager
@@ -155,63 +170,107 @@ class _Session:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(bool(self.script.gradients)))
             if self.script.has_nan_memory:
-                stack.enter_context(_nan_filled_memory())
+                stack.enter_context(nan_filled_memory())
             if self.script.has_side_stream and self.device.type == "cuda":
-                stack.enter_context(_busy_side_stream(self.device))
+                stack.enter_context(busy_side_stream(self.device))
             yield
 
     def call(self, call: int) -> None:
         """Run one forward and keep a copy of what it returned, taken at once."""
-        import torch
-
-        if call == 1 and self.script.copies:
-            self._copy_model()
-        if call == 1 and self.script.edits_weights:
-            with _stage("load"):
-                edit_weights(self.model, self.given)
-        set_mode(self.model, self.script.mode, call)
+        with _stage(f"what comes before call {call + 1}"):
+            called = self.history.prepare(call)
+        parameters = dict(self.model.named_parameters())
         arguments = self._lay_out(call)
         if call == 1:
             with _stage("one of many calls"):
                 for _ in range(self.script.more_calls):
-                    self.model(*arguments)
-        _poison(self.script.output_bytes, self.device)
-        before, own = settings(), _flags(self.model, arguments)
+                    called(*arguments)
+        poison(self.script.output_bytes, self.device)
+        before, own = settings(), flags(self.model, arguments)
         with _stage(f"call {call + 1}"):
             with recorded(self.operations, self.script.traces):
-                result = self.model(*arguments)
+                result = called(*arguments)
             self._end_copies()
             # No synchronisation before the copy: work on another stream must not be waited for.
-            outputs = outputs_of(result)
-            for j, output in enumerate(outputs):
-                if isinstance(output, torch.Tensor):
-                    self.tensors[f"call{call}.output{j}"] = snapshot(output)
+            copies = _snapshots(outputs_of(result))
         self.changes += changed(before)
-        now = _flags(self.model, arguments)
+        now = flags(self.model, arguments)
         self.changes += [
             f"the call left {name} {now[name]}, which was {flag}"
             for name, flag in own.items()
             if now.get(name, flag) != flag
         ]
-        with torch.set_grad_enabled(bool(self.script.gradients)):  # the call may have set another
-            self.kinds.append(kinds_of(result))
-        self.aliases += aliases_of(self.model, arguments, self.outputs, outputs)
-        self.outputs.append(list(outputs))
+        held = dict(self.model.named_parameters())
+        self.changes += [
+            f"the call replaced the parameter {name} by another object: an optimiser that was "
+            "given the old one would train nothing"
+            for name, parameter in parameters.items()
+            if held.get(name) is not parameter
+        ]
+        self._keep(call, result, copies)
 
-    def _copy_model(self) -> None:
-        """Go on with a deep copy, whose weights are then moved as `to` moves them."""
+    def calls_at_once(self) -> None:
+        """Let each call be made by a thread of its own, again and again at the same time.
+
+        Of what a thread got the first answer that is not as its others counts.
+        """
+        arguments = [self._lay_out(call) for call in range(self.script.calls)]
+        self._synchronize()
+        with ThreadPoolExecutor(self.script.calls) as pool:
+            together = threading.Barrier(self.script.calls)
+            made = [pool.submit(self._repeated, values, together) for values in arguments]
+        self._synchronize()
+        # Who waited for another thread that failed has nothing to say.
+        errors = [error for each in made if (error := each.exception())]
+        for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+            with _stage("calls of two threads at once"):
+                raise error
+        for call, each in enumerate(made):
+            self._keep(call, *each.result())
+
+    def _synchronize(self) -> None:
         import torch
 
-        original = self.model.state_dict()
+        if self.device.type == "cuda":
+            with _stage("synchronise"):
+                torch.cuda.synchronize(self.device)
+
+    def _repeated(
+        self, arguments: Sequence[Any], together: threading.Barrier
+    ) -> tuple[Any, list[torch.Tensor | None]]:
+        import torch
+
+        is_cuda = self.device.type == "cuda"
+        stream = torch.cuda.Stream(self.device) if is_cuda else None
+        kept: list[tuple[int, Any, list[torch.Tensor | None]]] = []
         try:
-            self.model = copy.deepcopy(self.model)
-        except Exception:
-            original = {}  # refused aloud, as a module with a lock or a library may
-        self.parameters = dict(self.model.named_parameters())
-        for name, tensor in self.model.state_dict().items():
-            if name in original and original[name].data_ptr() == tensor.data_ptr() != 0:
-                self.changes.append(f"a deep copy shares the memory of {name} with the original")
-        torch.nn.Module._apply(self.model, torch.clone)
+            with torch.cuda.stream(stream), torch.no_grad():  # both are of the thread
+                for _ in range(NUM_AT_ONCE):
+                    together.wait(AT_ONCE_WAIT_S)
+                    result = self.model(*arguments)
+                    copies = _snapshots(outputs_of(result))
+                    bits = hash(tuple(checksum_of(y) for y in copies if y is not None))
+                    kept.append((bits, result, copies))
+        except BaseException:
+            together.abort()  # or the other one would wait for this
+            raise
+        odd = next((each for each in kept if each[0] != kept[-1][0]), kept[-1])
+        return odd[1], odd[2]
+
+    def _keep(self, call: int, result: Any, copies: list[torch.Tensor | None]) -> None:
+        """Note what a call returned."""
+        import torch
+
+        outputs = outputs_of(result)
+        for j, output in enumerate(copies):
+            if output is not None:
+                self.tensors[f"call{call}.output{j}"] = output
+        with torch.set_grad_enabled(bool(self.script.gradients)):  # the call may have set another
+            self.kinds.append(kinds_of(result))
+        arguments = self.arguments[call]
+        self.leaves.append(leaves_of(self.model, arguments) if self.script.gradients else {})
+        self.aliases += aliases_of(self.model, arguments, self.outputs, outputs)
+        self.outputs.append(list(outputs))
 
     def _lay_out(self, call: int) -> list[Any]:
         """Return the arguments in memory of their own, with the strides that are asked."""
@@ -244,10 +303,8 @@ class _Session:
         """Give late work a moment, then take checksums of outputs, inputs and weights."""
         import torch
 
-        if self.device.type == "cuda":
-            with _stage("synchronise"):
-                torch.cuda.synchronize(self.device)
-        self.num_forks_left = _num_copies()
+        self._synchronize()
+        self.num_forks_left = num_copies()
         late = set(threading.enumerate()) - self.threads_before
         self.num_threads_left = len(late)
         for thread in late:
@@ -257,30 +314,33 @@ class _Session:
                 if isinstance(output, torch.Tensor):
                     self.checksums[f"late.call{call}.output{j}"] = checksum_of(output)
         self.keys = keys_of(self.model)  # once more: a call may have added to it
-        now = dict(self.model.named_parameters())
-        self.changes += [
-            f"the call replaced the parameter {name} by another object: an optimiser that was "
-            "given the old one would train nothing"
-            for name, parameter in self.parameters.items()
-            if now.get(name) is not parameter
-        ]
         self.checksums.update(checksums_of(self.model, self.arguments[-1]))
         for name, value in self.model.named_buffers():
             self.tensors[f"buffer.{name}"] = value.detach().clone()
 
     def differentiate(self) -> None:
-        """Take the gradients of the last call by its inputs and every parameter."""
+        """Take the gradients that the script asks for, by inputs and every parameter."""
         import torch
 
         with _stage("gradients"):
-            outputs = [y for y in self.outputs[-1] if isinstance(y, torch.Tensor)]
-            self.is_detached = not any(y.requires_grad for y in outputs)
-            if not self.is_detached:
+            self.history.thaw()
+            given = {name: t for name, t in self.given.items() if name.startswith("grad.")}
+            before = {name: checksum_of(tensor) for name, tensor in given.items()}
+            for k, call in enumerate(self.script.backward):
+                outputs = [y for y in self.outputs[call] if isinstance(y, torch.Tensor)]
+                if not any(y.requires_grad for y in outputs):
+                    self.is_detached = True
+                    continue
                 grads = gradients_of(
-                    self.model, self.arguments[-1], outputs, self.given,
-                    is_of_sum=self.script.gradients == "of_sum",
-                )  # fmt: skip
-                self.tensors.update(grads)
+                    self.leaves[call], outputs, self.given, self.script.gradient_layout
+                )
+                # A copy: a later backward may write where this one has written.
+                self.tensors.update((f"grad{k}.{n}", snapshot(g)) for n, g in grads.items())
+                self.changes += [
+                    f"the backward edited the incoming gradient ({name})"
+                    for name, tensor in given.items()
+                    if checksum_of(tensor) != before[name]
+                ]
                 self.changes += [
                     f"the backward wrote the .grad of {name}: gradients would be added up twice"
                     for name, parameter in self.model.named_parameters()
@@ -292,9 +352,20 @@ class _Session:
         report = Report(
             error, stage, tuple(self.keys), tuple(self.kinds), tuple(self.aliases),
             self.checksums, self.num_threads_left, self.is_detached, self.num_forks_left,
-            tuple(self.operations), tuple(self.changes),
+            tuple(self.operations), (*self.changes, *self._of_history("changes")),
+            self._of_history("refusals"),
         )  # fmt: skip
         return Answer(report, self.tensors)
+
+    def _of_history(self, what: str) -> tuple[str, ...]:
+        return tuple(getattr(self.history, what)) if self.history else ()
+
+
+def _snapshots(outputs: Sequence[Any]) -> list[torch.Tensor | None]:
+    """Return a copy of each output, None for what is no tensor."""
+    import torch
+
+    return [snapshot(y) if isinstance(y, torch.Tensor) else None for y in outputs]
 
 
 def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:
@@ -310,77 +381,3 @@ def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:
     late = {f"late.{name}": checksum_of(tensor) for name, tensor in tensors.items()}
     kinds = (kinds_of(result),)
     return Answer(Report(keys=tuple(keys_of(model)), kinds=kinds, checksums=late), tensors)
-
-
-# ---- what surrounds a call ------------------------------------------------------------------
-
-
-def _flags(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, str]:
-    """Return which modules train, and what requires gradients, in words, by name."""
-    import torch
-
-    modes = {name or "the module": m.training for name, m in model.named_modules()}
-    tensors = {f"input {i}": x for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
-    tensors |= dict(model.named_parameters())
-    wants = {name: x.requires_grad for name, x in tensors.items()}
-    return {
-        **{n: "in training mode" if is_on else "in eval mode" for n, is_on in modes.items()},
-        **{n: f"{'with' if is_on else 'without'} requires_grad" for n, is_on in wants.items()},
-    }
-
-
-def _num_copies() -> int:
-    """Return how many children are copies of this process: forked, and running nothing else.
-
-    What a module starts by running a program, such as a pool of compilers, is not among them.
-    """
-    own, num_copies = psutil.Process(), 0
-    with contextlib.suppress(psutil.Error):
-        command = own.cmdline()
-        for child in own.children():
-            with contextlib.suppress(psutil.Error):  # it has just ended
-                num_copies += child.cmdline() == command
-    return num_copies
-
-
-def _poison(output_bytes: Sequence[int], device: torch.device) -> None:
-    """Leave NaN in the memory that the allocator will hand out next for such sizes."""
-    import torch
-
-    blocks = [
-        torch.full((max(1, size // 4),), float("nan"), device=device)
-        for size in output_bytes
-        for _ in range(2)
-    ]
-    del blocks
-
-
-@contextlib.contextmanager
-def _nan_filled_memory() -> Iterator[None]:
-    """Fill all memory that PyTorch allocates uninitialised with NaN."""
-    import torch
-
-    # Not use_deterministic_algorithms, which imports the whole of inductor: 1.6 s in each process.
-    before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("warn")
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)
-
-
-@contextlib.contextmanager
-def _busy_side_stream(device: torch.device) -> Iterator[None]:
-    """Make a stream current that is still busy when the candidate is called.
-
-    What the arguments are copied from is complete; their copies wait behind about 20 ms of
-    other work, so that a kernel launched on another stream reads memory not yet written.
-    """
-    import torch
-
-    torch.cuda.synchronize(device)
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(40_000_000)
-        yield
-    stream.synchronize()

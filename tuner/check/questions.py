@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Script
-from tuner.check.exercise import set_mode
+from tuner.check.history import converted, set_mode
 from tuner.check.probes import Probe
+from tuner.problem.draws import WeightKind
 from tuner.problem.reference import Problem
 
 if TYPE_CHECKING:
@@ -26,33 +27,40 @@ def weighted_model(
     The question's tensors are those of `models`, which nobody edits: at 8192 x 8192 a copy for
     each probe would be 268 MB.
     """
-    key: Any = "initial"
-    if key not in models:
-        models[key] = problem.make_model(_own_seed(probe), device)
+    if "initial" not in models:
+        models["initial"] = problem.make_model(_own_seed(probe), device)
+    held: Any = "initial"
     if probe.weights in ("random", "dyadic"):
-        key = (probe.weights, probe.seed_weights)
-        if key not in models:
-            kind: Any = probe.weights
-            fresh = copy.deepcopy(models["initial"])
-            models[key] = problem.randomise(fresh, probe.seed_weights, kind)
+        kind: Any = probe.weights
+        held = _randomised(problem, probe.seed_weights, kind, models)
     tensors = {}
     if probe.weights != "own":
-        tensors = {f"state.{n}": t.detach() for n, t in models[key].state_dict().items()}
-    if probe.edits_weights:
-        edit = ("edit", probe.seed_weights)
-        if edit not in models:
-            fresh = copy.deepcopy(models["initial"])
-            models[edit] = problem.randomise(fresh, probe.seed_weights + 1)
-        is_one = probe.edits_weights == "one"
-        edits = models[key if is_one else edit].named_parameters()
-        tensors.update(
-            (f"edit.{n}", _nudged(p.detach(), 1) if is_one else p.detach()) for n, p in edits
-        )
-    model = copy.deepcopy(models[key])
-    if probe.is_double:
-        model = model.double()
+        tensors = {f"state.{n}": t.detach() for n, t in models[held].state_dict().items()}
+    if probe.gives_weights and probe.other_weights == "nudged":
+        weights = models[held].named_parameters()
+        tensors |= {f"other.{n}": _nudged(p.detach(), 1) for n, p in weights}
+    elif probe.gives_weights:
+        other = models[_randomised(problem, probe.seed_weights + 1, "random", models)]
+        tensors |= {f"other.{n}": t.detach() for n, t in other.state_dict().items()}
+    if probe.has_options:  # what is made otherwise gets the same weights
+        model = problem.make_model(_own_seed(probe), device, problem.options())
+        model.load_state_dict(models[held].state_dict())
+    else:
+        model = copy.deepcopy(models[held])
+    if probe.dtype:
+        model = converted(model, probe.dtype)
     set_mode(model, probe.mode)
     return model, tensors
+
+
+def _randomised(
+    problem: Problem, seed: int, kind: WeightKind, models: dict[Any, torch.nn.Module]
+) -> Any:
+    """Return the key in `models` of a reference with these weights."""
+    key = (kind, seed)
+    if key not in models:
+        models[key] = problem.randomise(copy.deepcopy(models["initial"]), seed, kind)
+    return key
 
 
 def _own_seed(probe: Probe) -> int:
@@ -75,6 +83,8 @@ def inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[An
             return value[..., :1].expand(value.shape).contiguous()
         if probe.layout == "float64":
             return value.double()
+        if probe.dtype:
+            return value.to(getattr(torch, probe.dtype))
         if probe.layout == "too_wide":
             return torch.cat([value, value[..., :1]], dim=-1)
         return value
@@ -157,12 +167,16 @@ def script_of(
         num_inputs=len(arguments[0]),
         is_overwritten=probe.inputs == "overwritten",
         is_repeated=probe.inputs == "repeated",
-        edits_weights=bool(probe.edits_weights),
-        copies=probe.copies,
+        before=probe.before,
         more_calls=probe.more_calls,
+        at_once=probe.at_once,
         mode=probe.mode,
         gradients=probe.gradients,
-        is_double=probe.is_double,
+        gradient_layout=probe.gradient_layout,
+        backward=probe.backward or (probe.calls - 1,) * bool(probe.gradients),
+        first_frozen=probe.first_frozen,
+        dtype=probe.dtype,
+        options=problem.options() if probe.has_options else {},
         layout=probe.layout,
         has_nan_memory=probe.has_nan_memory,
         has_side_stream=probe.has_side_stream,

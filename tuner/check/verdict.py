@@ -15,10 +15,11 @@ errors and their limits, `diagnosis` what is likely wrong.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tuner.check.compare import (
+    ULP,
     Error,
     Limits,
     compare,
@@ -31,7 +32,9 @@ from tuner.check.crossing import Answer
 from tuner.check.diagnosis import diagnosis, received
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import Expected
-from tuner.check.probes import ROUNDING, Probe
+from tuner.check.form import judge_behaviour, judge_form, label_of
+from tuner.check.probes import Probe
+from tuner.check.tells import ROUNDING
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult
 from tuner.wording import one_line, percent
@@ -42,16 +45,20 @@ if TYPE_CHECKING:
 __all__ = ["judge", "merge"]
 
 ROUNDED = 2.0**-6  # of a tensor's largest value: operands in bfloat16 are within 2^-8
+BEYOND_ULPS = 64  # of the largest value: an answer of which PyTorch's own error is not known
+ULP_OF = {"": 0.0, "float64": ULP, "float32": ULP, "tf32": 2.0**-11, "float16": 2.0**-11,
+          "bfloat16": 2.0**-8}  # fmt: skip
 CLOSE = 4.0  # times a limit that may be chance; TF32 is some 100 times, a wrong result far more
 
 
 def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult:
     """Judge one answer: how it behaved, what it returned, how near to float64 it is."""
     probe = expected.probe
-    reason = _judge_refusal(expected, answer)
-    if reason is not None:
-        return ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, reason == "", _told(probe, reason))
-    reason = _judge_form(expected, answer)
+    if answer.report.error:
+        return _result(expected, *_judge_refusal(expected, answer))
+    if expected.error:
+        return _result(expected, *_judge_beyond(expected, answer, accuracy))
+    reason = judge_form(expected, answer)
     if reason:
         return ProbeResult(
             probe.name, math.inf, math.inf, *_baseline_of(expected), False, _told(probe, reason)
@@ -68,7 +75,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
         for name, want in expected.oracle.items()
         if name in answer.tensors
     }
-    behaviour = _judge_behaviour(expected, answer)
+    behaviour = judge_behaviour(expected, answer)
     limits = _limits_of_all(expected, accuracy)
     values = _judge_values(expected, answer, errors, limits, accuracy)
     values = values or _judge_gradients(expected, answer, errors, limits, accuracy)
@@ -84,7 +91,15 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
         probe.name, rms_rel, worst.max_abs, *_baseline_of(expected), not reason,
         _told(probe, reason, is_rounding), _note(expected, answer),
         is_close=bool(values) and not is_exact and excess <= CLOSE,
+        difference="" if reason else _undone(expected, answer),
     )  # fmt: skip
+
+
+def _undone(expected: Expected, answer: Answer) -> str:
+    """Name what the candidate refused between its calls and the reference did not."""
+    if not answer.report.refusals or expected.report.refusals:
+        return ""
+    return f"{expected.probe.name}: {_shortened(answer.report.refusals[0])}"
 
 
 def _told(probe: Probe, reason: str, is_rounding: bool = False) -> str:
@@ -114,27 +129,55 @@ def _baseline_of(expected: Expected) -> tuple[float, float]:
     )
 
 
-def _judge_refusal(expected: Expected, answer: Answer) -> str | None:
-    """Return None to judge on, "" to accept as it is, or why it is rejected."""
+def _result(expected: Expected, reason: str, difference: str = "") -> ProbeResult:
+    """Return the verdict where no numbers are compared."""
+    probe = expected.probe
+    told = _told(probe, reason)
+    if difference:
+        difference = f"{probe.name}: {difference}"
+    return ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, not reason, told, difference=difference)
+
+
+def _judge_refusal(expected: Expected, answer: Answer) -> tuple[str, str]:
+    """Return why an answer that is an exception is rejected, and what it is a difference of."""
     report, probe = answer.report, expected.probe
-    if expected.error and not report.error:
-        # The reference's answer at such a batch is unknown, so any answer may be right.
-        is_beyond_reference = probe.layout == "contiguous" and (probe.batch or 0) >= 2
-        if is_beyond_reference:
-            return ""
-        return f"it returned an answer where the reference raises: {expected.error}"
-    if not report.error:
-        return None
-    is_call = report.stage.startswith("call") or report.stage == "conversion"
-    if is_call and (expected.error or probe.may_refuse or expected.may_refuse):
-        return ""
-    if report.stage == "a change of settings" and probe.mode == "cumulative":
-        return ""  # refused aloud, as a scripted module does
+    error = _shortened(report.error)
+    is_asked = report.stage.startswith(("call", "conversion"))
+    if is_asked and (expected.error or probe.may_refuse or expected.may_refuse):
+        return "", ""
+    is_settings = report.stage == "a change of settings" or (
+        report.stage == "build" and probe.has_options
+    )
+    if probe.is_extra and (is_asked or is_settings):
+        return "", f"it refuses what the reference's class does not: {error}"
     if report.stage == "load":
-        return f"it does not load the reference's state_dict: {_shortened(report.error)}"
+        return f"it does not load the reference's state_dict: {error}", ""
     if report.stage == "build":
-        return f"ModelNew(*get_init_inputs()) raised {_shortened(report.error)}"
-    return f"it raised in {report.stage}: {_shortened(report.error)}"
+        return f"ModelNew(*get_init_inputs()) raised {error}", ""
+    return f"it raised in {report.stage}: {error}", ""
+
+
+def _judge_beyond(expected: Expected, answer: Answer, accuracy: Accuracy) -> tuple[str, str]:
+    """Judge an answer where the reference raises, as `_judge_refusal` does."""
+    probe = expected.probe
+    refused = f"it returned an answer where the reference raises: {expected.error}"
+    if not expected.oracle:
+        # The reference's answer at such a batch is unknown, so any answer may be right.
+        is_batch = probe.layout == "contiguous" and (probe.batch or 0) >= 2
+        return ("", "") if is_batch and not probe.dtype else (refused, "")
+    ulp = ULP_OF.get(probe.dtype, 0.0)
+    ulp = max(ulp, accuracy.rtol if accuracy.kind == "tolerance" else ULP_OF[accuracy.kind])
+    for name, want in expected.oracle.items():
+        if not name.startswith("call"):
+            continue
+        got = answer.tensors.get(name)
+        if got is None or got.shape != want.shape:
+            return f"{refused}; and {label_of(name)} is not the right one", ""
+        error = compare(received(answer, want, name).to(want.dtype), want)
+        limit = BEYOND_ULPS * ulp * error.largest
+        if error.num_misplaced or error.max_abs > limit:
+            return f"{refused}; and the answer is wrong by {error.max_abs:.3g}", ""
+    return "", f"{refused}; the answer is right"
 
 
 def _shortened(text: str, limit: int = 600) -> str:
@@ -143,94 +186,6 @@ def _shortened(text: str, limit: int = 600) -> str:
     if len(text) <= limit:
         return text
     return f"{text[:limit]} ... ({len(text) - limit} characters more)"
-
-
-def _judge_form(expected: Expected, answer: Answer) -> str:
-    """Judge the state_dict's keys and the outputs' number, type, dtype, shape and device."""
-    report, reference = answer.report, expected.report
-    mine, theirs = dict(_by_name(report.keys)), dict(_by_name(reference.keys))
-    for name in theirs:
-        if mine.get(name) != theirs[name]:
-            found = mine.get(name, "missing")
-            return f"state_dict: {name!r} is {found}; the reference's is {theirs[name]}"
-    extra = [name for name in mine if name not in theirs]
-    if extra:
-        return f"state_dict: {extra[0]!r} is not in the reference's"
-    weights = {name[7:] for name in reference.checksums if name.startswith("weight.")}
-    order, wanted = ([name for name in keys if name in weights] for keys in (mine, theirs))
-    if order != wanted:
-        at = next(i for i, name in enumerate(order) if name != wanted[i])
-        return (
-            f"state_dict: parameter {at + 1} is {order[at]!r}, the reference's is {wanted[at]!r}: "
-            "an optimiser's state goes by position"
-        )
-    for call, kinds in enumerate(reference.kinds):
-        got = report.kinds[call] if call < len(report.kinds) else ()
-        if got != kinds:
-            is_disguised = any(not kind.startswith("torch.Tensor ") for kind in got)
-            hint = ": a lazy or disguised tensor?" if is_disguised else ""
-            return (
-                f"call {call + 1} returned {', '.join(got) or 'nothing'}; "
-                f"expected {', '.join(kinds)}{hint}"
-            )
-    for name, want in expected.oracle.items():
-        got_tensor = answer.tensors.get(name)
-        if got_tensor is None and not name.startswith("grad."):
-            return f"{_label(name)} is missing from the answer"
-        if got_tensor is not None and got_tensor.shape != want.shape:
-            return f"{_label(name)} has shape {list(got_tensor.shape)}, not {list(want.shape)}"
-        # Announced kinds were compared above; the received bytes must be of that kind as well.
-        if got_tensor is not None and got_tensor.dtype != expected.dtypes[name]:
-            return f"{_label(name)} is {got_tensor.dtype}, not {expected.dtypes[name]}"
-    return ""
-
-
-def _by_name(
-    keys: Sequence[tuple[str, str, tuple[int, ...]]],
-) -> Iterator[tuple[str, str]]:
-    for name, dtype, shape in keys:
-        yield name, f"{dtype.removeprefix('torch.')}{list(shape)}"
-
-
-def _judge_behaviour(expected: Expected, answer: Answer) -> str:
-    """Judge what must hold whatever the values: memory, edits, late work."""
-    report = answer.report
-    if report.changes:
-        return report.changes[0]
-    aliases = [text for text in report.aliases if text not in expected.report.aliases]
-    if aliases:
-        return aliases[0]
-    if report.num_forks_left:
-        return f"{report.num_forks_left} forks of its process outlived the call"
-    for name, checksum in expected.report.checksums.items():
-        if report.checksums.get(name) == checksum:
-            continue
-        kind, _, rest = name.partition(".")
-        if kind == "input":
-            return f"input {rest} was edited by the call"
-        is_own = expected.question.script.own_seed is not None
-        if is_own and report.checksums.get(f"drawn.{name}") != checksum:
-            return (
-                f"{rest} differs from the reference's initial value: with the same seed, the "
-                "constructor must draw the same random numbers in the same order"
-            )
-        return f"the weight {rest} was edited by the call"
-    for name, tensor in answer.tensors.items():
-        if not name.startswith("call") or _is_view(expected, name):
-            continue
-        if report.checksums.get(f"late.{name}") != checksum_of(tensor):
-            return (
-                f"{_label(name)} changed after the call had returned: a later call or another "
-                "thread or stream writes to it"
-            )
-    return ""
-
-
-def _is_view(expected: Expected, name: str) -> bool:
-    """Whether the reference itself returns memory of its input or state at that call."""
-    call = int(name.partition(".")[0].removeprefix("call"))
-    start = f"the output of call {call + 1} shares"
-    return any(text.startswith(start) for text in expected.report.aliases)
 
 
 def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
@@ -246,14 +201,14 @@ def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
             baseline,
             expected.num_rows,
             accuracy,
-            is_double=str(expected.dtypes[name]) == "torch.float64",
+            dtype=str(expected.dtypes[name]).removeprefix("torch."),
         )
         for name, baseline in expected.baseline.items()
     }
 
 
 def _is_gradient(name: str) -> bool:
-    return name.startswith("grad.")
+    return name.startswith("grad")
 
 
 def _judge_values(
@@ -287,7 +242,7 @@ def _judge_gradients(
         return "the output is detached: it has no gradient, and nothing was raised"
     for name in names:
         if name not in errors:
-            return f"{_label(name)} is missing: the output does not depend on it"
+            return f"{label_of(name)} is missing: the output does not depend on it"
         limits, error = all_limits[name], errors[name]
         if not limits.accepts(error):
             return _offence(expected, answer, name, error, limits, accuracy)
@@ -308,15 +263,6 @@ def _judge_bits(expected: Expected, answer: Answer) -> str:
     return ""
 
 
-def _label(name: str) -> str:
-    """Return what a tensor of the answer is called in a message."""
-    kind, _, rest = name.partition(".")
-    if kind.startswith("call"):
-        which = "" if rest == "output0" else f" {int(rest.removeprefix('output')) + 1}"
-        return f"output{which} of call {int(kind[4:]) + 1}"
-    return f"gradient of {rest}" if kind == "grad" else f"buffer {rest}"
-
-
 def _offence(
     expected: Expected,
     answer: Answer,
@@ -328,7 +274,7 @@ def _offence(
     """Say which element is the first beyond its limit, by how much, and what the limit was."""
     want = expected.oracle[name]
     got = received(answer, want, name)
-    label = _label(name)
+    label = label_of(name)
     if not want.is_floating_point():
         at = int((got != want).reshape(-1).nonzero()[0])
         return (
@@ -396,4 +342,7 @@ def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool)
             shown = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
             reason += f"; also rejected on {len(others)} of {len(results) - 1} others: {shown}"
     notes = tuple(dict.fromkeys(result.note for result in results if result.note))
-    return Check(not rejected, accuracy.label, reason, tuple(results), is_thorough, notes)
+    differences = tuple(result.difference for result in results if result.difference)
+    return Check(
+        not rejected, accuracy.label, reason, tuple(results), is_thorough, notes, differences
+    )

@@ -44,7 +44,7 @@ class Judge:
         self._num_asked += 1
         self._asked[self._num_asked] = found
         tensors, known = dict(found.question.tensors), {}
-        for name in [n for n in tensors if n.startswith(("state.", "edit."))]:
+        for name in [n for n in tensors if n.startswith(("state.", "other."))]:
             tensor = tensors.pop(name)
             place = (tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape)
             token = self._tokens.setdefault(place, f"{name}#{len(self._tokens)}")

@@ -134,13 +134,18 @@ def imported(path: Path) -> ModuleType:
 
 
 def constructed(
-    kind: Any, init_inputs: Sequence[Any], device: str, *, is_quick: bool = False
+    kind: Any,
+    init_inputs: Sequence[Any],
+    device: str,
+    options: Mapping[str, float] | None = None,
+    *,
+    is_quick: bool = False,
 ) -> Any:
     """Construct a module on the CPU, as a user would, then move it; `is_quick` on the device."""
     import torch
 
     with torch.device(device if is_quick else "cpu"):
-        return kind(*init_inputs).to(device)
+        return kind(*init_inputs, **(options or {})).to(device)
 
 
 def tagged(value: Any) -> Any:

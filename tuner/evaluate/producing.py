@@ -60,7 +60,7 @@ class Producer:
         self._received: dict[str, torch.Tensor] = {}
         self._is_own_seed = True
         self._functions: dict[str, Any] = {}  # PyTorch's, before a stranger was imported
-        self._make_model: Callable[[], torch.nn.Module]
+        self._make_model: Callable[..., torch.nn.Module]
         self.notes: list[str] = []
         arguments = untagged(init_inputs)
         if compile_mode:
@@ -82,8 +82,8 @@ class Producer:
         if not callable(module.get("ModelNew")):
             raise ProblemError(f"{file}: no class ModelNew")
         # Weights that are replaced at once need not be drawn on the CPU: seconds for large ones.
-        self._make_model = lambda: constructed(
-            module["ModelNew"], arguments, device, is_quick=not self._is_own_seed
+        self._make_model = lambda **options: constructed(
+            module["ModelNew"], arguments, device, options, is_quick=not self._is_own_seed
         )
 
     def receive(self, question: str, blobs: list[memoryview]) -> Answer:

@@ -18,10 +18,12 @@ Distribution = Literal[
     "wide_range",  # normal, each row scaled by its own power of two, 2^-20 to 2^20
     "wide_columns",  # the same over the last dimension
     "tiny",  # as given times 2^-10: a variance near the eps that is added to it
+    "huge",  # normal times 2^28: beyond what an int32, or a float32 as an integer, can hold
+    "denormal",  # normal times 2^-130: below the least normal float32
     "dyadic",  # multiples of 1/4 within +-2: with dyadic weights products and sums are exact
     "constant_columns",  # dyadic, every row equal
     "nan_row",  # as given, one row NaN
-    "inf_element",  # as given, one element infinite
+    "inf_elements",  # as given, +Inf and -Inf in two rows, in any column
 ]
 WeightKind = Literal[
     "random",
@@ -101,6 +103,8 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
 
     if distribution == "normal":
         return drawn(value.shape)
+    if distribution in ("huge", "denormal"):
+        return drawn(value.shape) * 2.0 ** (28 if distribution == "huge" else -130)
     if distribution == "heavy_tailed":
         factor = drawn(value.shape).mul_(HEAVY_TAIL_SIGMA).exp_()
         return drawn(value.shape).mul_(factor).clamp_(-HEAVY_TAIL_CLIP, HEAVY_TAIL_CLIP)
@@ -114,9 +118,14 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         return (few_bits.to(value.dtype) / 4).expand(value.shape).contiguous()
     poisoned = value.clone()
     rows = poisoned.view(value.shape[0] if value.ndim else 1, -1)
-    at = int(torch.randint(len(rows), (), generator=generator, device=generator.device))
+
+    def below(bound: int) -> int:
+        return int(torch.randint(bound, (), generator=generator, device=generator.device))
+
+    at = below(len(rows))
     if distribution == "nan_row":
         rows[at] = float("nan")
-    else:
-        rows[at, 0] = float("inf")
+    else:  # one alone where there is one row
+        rows[(at + 1) % len(rows), below(rows.shape[1])] = float("-inf")
+        rows[at, below(rows.shape[1])] = float("inf")
     return poisoned

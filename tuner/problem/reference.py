@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import inspect
 import itertools
 import sys
 import traceback
@@ -52,8 +53,15 @@ class Problem:
         first = _first_with_rows(self._drawn(0))
         return None if first is None else int(first.shape[0])
 
-    def make_model(self, seed: int, device: str | torch.device = "cpu") -> torch.nn.Module:
+    def make_model(
+        self,
+        seed: int,
+        device: str | torch.device = "cpu",
+        options: Mapping[str, float] | None = None,
+    ) -> torch.nn.Module:
         """Return `Model(*get_init_inputs())` in training mode, seeded as KernelBench does.
+
+        `options` are further arguments of the constructor.
 
         Raises:
             ProblemError: the reference's constructor or `get_init_inputs` fails.
@@ -63,10 +71,27 @@ class Problem:
         init_inputs = self.init_inputs(seed)
         torch.manual_seed(seed)
         with self._explained("Model(*get_init_inputs())"):
-            model = self.module.Model(*init_inputs)
+            model = self.module.Model(*init_inputs, **(options or {}))
             if not isinstance(model, torch.nn.Module):
                 raise ProblemError(f"{self.path}: Model is not a torch.nn.Module")
             return model.to(device).train()
+
+    def options(self) -> dict[str, float]:
+        """Return other values for what the constructor has defaults for: eps, momentum ...
+
+        Those of floating-point parameters that `get_init_inputs` leaves at their defaults; a
+        small one becomes so large that it shows.
+        """
+        try:
+            parameters = inspect.signature(self.module.Model).parameters.values()
+        except (TypeError, ValueError):
+            return {}
+        usual = list(parameters)[len(self.init_inputs(0)) :]
+        return {
+            p.name: p.default * (1000.0 if 0.0 < p.default < 0.01 else 0.5)
+            for p in usual
+            if type(p.default) is float
+        }
 
     def init_inputs(self, seed: int) -> list[Any]:
         """Return the constructor's arguments; a candidate gets the same ones."""

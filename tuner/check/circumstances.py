@@ -1,0 +1,85 @@
+"""What surrounds the calls of a candidate: memory, streams, flags, forks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["busy_side_stream", "flags", "nan_filled_memory", "num_copies", "poison"]
+
+
+def flags(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, str]:
+    """Return which modules train, and what requires gradients, in words, by name."""
+    import torch
+
+    modes = {name or "the module": m.training for name, m in model.named_modules()}
+    tensors = {f"input {i}": x for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
+    tensors |= dict(model.named_parameters())
+    wants = {name: x.requires_grad for name, x in tensors.items()}
+    return {
+        **{n: "in training mode" if is_on else "in eval mode" for n, is_on in modes.items()},
+        **{n: f"{'with' if is_on else 'without'} requires_grad" for n, is_on in wants.items()},
+    }
+
+
+def num_copies() -> int:
+    """Return how many children are copies of this process: forked, and running nothing else.
+
+    What a module starts by running a program, such as a pool of compilers, is not among them.
+    """
+    own, found = psutil.Process(), 0
+    with contextlib.suppress(psutil.Error):
+        command = own.cmdline()
+        for child in own.children():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                found += child.cmdline() == command
+    return found
+
+
+def poison(output_bytes: Sequence[int], device: torch.device) -> None:
+    """Leave NaN in the memory that the allocator will hand out next for such sizes."""
+    import torch
+
+    blocks = [
+        torch.full((max(1, size // 4),), float("nan"), device=device)
+        for size in output_bytes
+        for _ in range(2)
+    ]
+    del blocks
+
+
+@contextlib.contextmanager
+def nan_filled_memory() -> Iterator[None]:
+    """Fill all memory that PyTorch allocates uninitialised with NaN."""
+    import torch
+
+    # Not use_deterministic_algorithms, which imports the whole of inductor: 1.6 s in each process.
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
+@contextlib.contextmanager
+def busy_side_stream(device: torch.device) -> Iterator[None]:
+    """Make a stream current that is still busy when the candidate is called.
+
+    What the arguments are copied from is complete; their copies wait behind about 20 ms of
+    other work, so that a kernel launched on another stream reads memory not yet written.
+    """
+    import torch
+
+    torch.cuda.synchronize(device)
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(40_000_000)
+        yield
+    stream.synchronize()

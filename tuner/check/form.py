@@ -1,0 +1,110 @@
+"""The verdict on what is no number: keys, kinds and shapes, memory, edits, late work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tuner.check.crossing import Answer
+from tuner.check.exercise import checksum_of
+from tuner.check.expected import Expected
+
+__all__ = ["judge_behaviour", "judge_form", "label_of"]
+
+
+def judge_form(expected: Expected, answer: Answer) -> str:
+    """Judge the state_dict's keys and the outputs' number, type, dtype, shape and device."""
+    report, reference = answer.report, expected.report
+    mine, theirs = dict(_by_name(report.keys)), dict(_by_name(reference.keys))
+    for name in theirs:
+        if mine.get(name) != theirs[name]:
+            found = mine.get(name, "missing")
+            return f"state_dict: {name!r} is {found}; the reference's is {theirs[name]}"
+    extra = [name for name in mine if name not in theirs]
+    if extra:
+        return f"state_dict: {extra[0]!r} is not in the reference's"
+    weights = {name[7:] for name in reference.checksums if name.startswith("weight.")}
+    order, wanted = ([name for name in keys if name in weights] for keys in (mine, theirs))
+    if order != wanted:
+        at = next(i for i, name in enumerate(order) if name != wanted[i])
+        return (
+            f"state_dict: parameter {at + 1} is {order[at]!r}, the reference's is {wanted[at]!r}: "
+            "an optimiser's state goes by position"
+        )
+    for call, kinds in enumerate(reference.kinds):
+        got = report.kinds[call] if call < len(report.kinds) else ()
+        if got != kinds:
+            is_disguised = any(not kind.startswith("torch.Tensor ") for kind in got)
+            hint = ": a lazy or disguised tensor?" if is_disguised else ""
+            return (
+                f"call {call + 1} returned {', '.join(got) or 'nothing'}; "
+                f"expected {', '.join(kinds)}{hint}"
+            )
+    for name, want in expected.oracle.items():
+        got_tensor = answer.tensors.get(name)
+        if got_tensor is None and not name.startswith("grad"):
+            return f"{label_of(name)} is missing from the answer"
+        if got_tensor is not None and got_tensor.shape != want.shape:
+            return f"{label_of(name)} has shape {list(got_tensor.shape)}, not {list(want.shape)}"
+        # Announced kinds were compared above; the received bytes must be of that kind as well.
+        if got_tensor is not None and got_tensor.dtype != expected.dtypes[name]:
+            return f"{label_of(name)} is {got_tensor.dtype}, not {expected.dtypes[name]}"
+    return ""
+
+
+def _by_name(
+    keys: Sequence[tuple[str, str, tuple[int, ...]]],
+) -> Iterator[tuple[str, str]]:
+    for name, dtype, shape in keys:
+        yield name, f"{dtype.removeprefix('torch.')}{list(shape)}"
+
+
+def judge_behaviour(expected: Expected, answer: Answer) -> str:
+    """Judge what must hold whatever the values: memory, edits, late work."""
+    report = answer.report
+    if report.changes:
+        return report.changes[0]
+    aliases = [text for text in report.aliases if text not in expected.report.aliases]
+    if aliases:
+        return aliases[0]
+    if report.num_forks_left:
+        return f"{report.num_forks_left} forks of its process outlived the call"
+    for name, checksum in expected.report.checksums.items():
+        if report.checksums.get(name) == checksum:
+            continue
+        kind, _, rest = name.partition(".")
+        if kind == "input":
+            return f"input {rest} was edited by the call"
+        is_own = expected.question.script.own_seed is not None
+        if is_own and report.checksums.get(f"drawn.{name}") != checksum:
+            return (
+                f"{rest} differs from the reference's initial value: with the same seed, the "
+                "constructor must draw the same random numbers in the same order"
+            )
+        return f"the weight {rest} was edited by the call"
+    for name, tensor in answer.tensors.items():
+        if not name.startswith("call") or _is_view(expected, name):
+            continue
+        if report.checksums.get(f"late.{name}") != checksum_of(tensor):
+            return (
+                f"{label_of(name)} changed after the call had returned: a later call or another "
+                "thread or stream writes to it"
+            )
+    return ""
+
+
+def _is_view(expected: Expected, name: str) -> bool:
+    """Whether the reference itself returns memory of its input or state at that call."""
+    call = int(name.partition(".")[0].removeprefix("call"))
+    start = f"the output of call {call + 1} shares"
+    return any(text.startswith(start) for text in expected.report.aliases)
+
+
+def label_of(name: str) -> str:
+    """Return what a tensor of the answer is called in a message."""
+    kind, _, rest = name.partition(".")
+    if kind.startswith("call"):
+        which = "" if rest == "output0" else f" {int(rest.removeprefix('output')) + 1}"
+        return f"output{which} of call {int(kind[4:]) + 1}"
+    if kind == "buffer":
+        return f"buffer {rest}"
+    return f"gradient of {rest}" + (f" (backward {int(kind[4:]) + 1})" if kind != "grad0" else "")

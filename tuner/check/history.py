@@ -1,0 +1,167 @@
+"""What is done to a module between its calls: modes, weights, copies; the reference's alike.
+
+A question has two sets of weights, `state.*` and `other.*`. The module holds the first; each of
+the actions "edit", "load", "assign", "replace" and "borrow" gives it the one that it lacks.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.crossing import Action, Dtype, Mode, Script
+from tuner.check.exercise import tensors_under
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["History", "converted", "set_mode"]
+
+
+def set_mode(model: torch.nn.Module, mode: Mode) -> None:
+    """Put a model into the mode that a probe asks for."""
+    model.train(mode not in ("eval", "thawed"))
+    if mode in ("frozen", "thawed"):
+        for child in model.children():
+            child.train(mode == "thawed")
+    if mode == "cumulative":
+        for module in model.modules():
+            if hasattr(module, "momentum"):
+                module.momentum = None
+
+
+def converted(model: torch.nn.Module, dtype: Dtype) -> torch.nn.Module:
+    """Convert a model as a user would: `half()`, `bfloat16()`, `double()`."""
+    method = {"float64": "double", "float16": "half", "bfloat16": "bfloat16"}[dtype]
+    result: torch.nn.Module = getattr(model, method)()
+    return result
+
+
+class History:
+    """A module in the course of a script.
+
+    `model` is what is called; "copy" and "pickle" replace it. `refusals` are the actions that it
+    refused aloud, which then went undone. `changes` are what a copy shares with the original.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, script: Script, tensors: Mapping[str, torch.Tensor]
+    ) -> None:
+        self.model = model
+        self.refusals: list[str] = []
+        self.changes: list[str] = []
+        self._script = script
+        self._weights = tensors_under("state", tensors), tensors_under("other", tensors)
+        self._held = 0  # which of them the module holds
+        self._trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        self._num_frozen = 0
+        self._lent: dict[str, torch.Tensor] | None = None
+
+    def prepare(self, call: int) -> Callable[..., Any]:
+        """Do what comes before that call; return what is called."""
+        self._lent = None
+        for action in self._script.before[call] if call < len(self._script.before) else ():
+            self._act(action)
+        import torch
+
+        model: Callable[..., Any] = self.model
+        lent = self._lent
+        if lent is None:
+            return model
+        return lambda *arguments: torch.func.functional_call(self.model, lent, arguments)
+
+    def thaw(self) -> None:
+        """Let what "freeze" has frozen require gradients again."""
+        for name, parameter in self.model.named_parameters():
+            if self._num_frozen and name in self._trained:
+                parameter.requires_grad_()
+
+    def _act(self, action: Action) -> None:
+        if action in ("train", "eval"):
+            self.model.train(action == "train")
+        elif action == "copy":
+            self._go_on_with("deep copy", copy.deepcopy)
+        elif action == "pickle":
+            self._go_on_with("pickled copy", _pickled)
+        elif action == "freeze":
+            self._freeze()
+        elif action == "borrow":
+            parameters = dict(self.model.named_parameters())
+            other = self._weights[1 - self._held]
+            self._lent = {n: _like(t, parameters[n]) for n, t in other.items() if n in parameters}
+        else:
+            self._held = 1 - self._held
+            _GIVEN[action](self.model, self._weights[self._held])
+
+    def _go_on_with(self, what: str, made: Callable[[Any], Any]) -> None:
+        import torch
+
+        original = self.model.state_dict()
+        try:
+            self.model = made(self.model)
+        except Exception as error:  # a module with a lock or a library may
+            self.refusals.append(f"a {what} is refused: {type(error).__name__}: {error}")
+            return
+        for name, tensor in self.model.state_dict().items():
+            if name in original and original[name].data_ptr() == tensor.data_ptr() != 0:
+                self.changes.append(
+                    f"a copy ({what}) shares the memory of {name} with the original"
+                )
+        torch.nn.Module._apply(self.model, torch.clone)  # as `to` moves them
+
+    def _freeze(self) -> None:
+        self.thaw()
+        if self._trained:
+            at = self._script.first_frozen + self._num_frozen
+            name = self._trained[at % len(self._trained)]
+            self.model.get_parameter(name).requires_grad_(False)
+        self._num_frozen += 1
+
+
+def _pickled(model: Any) -> Any:
+    memory = io.BytesIO()
+    pickle.dump(model, memory)
+    memory.seek(0)
+    return pickle.load(memory)
+
+
+def _like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    return tensor.to(parameter.dtype).requires_grad_(parameter.requires_grad)
+
+
+def _edit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        if name in weights:
+            parameter.data.copy_(weights[name])  # .data: no version counter tells of it
+
+
+def _load(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    model.load_state_dict(weights, strict=True)
+
+
+def _assign(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    now = model.state_dict()
+    own = {name: tensor.to(now[name].dtype, copy=True) for name, tensor in weights.items()}
+    model.load_state_dict(own, strict=True, assign=True)
+
+
+def _replace(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
+    for path, parameter in list(model.named_parameters()):
+        if path in weights:
+            place, _, name = path.rpartition(".")
+            fresh = weights[path].to(parameter.dtype, copy=True)
+            new = torch.nn.Parameter(fresh, requires_grad=parameter.requires_grad)
+            setattr(model.get_submodule(place), name, new)
+
+
+_GIVEN: dict[str, Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], None]] = {
+    "edit": _edit,
+    "load": _load,
+    "assign": _assign,
+    "replace": _replace,
+}
