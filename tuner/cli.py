@@ -198,9 +198,16 @@ def verify(
     accuracy: AccuracyOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     timeout: Annotated[str, typer.Option(help="For one call of the module.")] = "30s",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Reject what is right but no drop-in.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Give the verdict on anybody's ModelNew: 0 accepted, 1 rejected, 2 unusable arguments.
+
+    Right: it computes what the reference computes as it is configured, forward and backward, in
+    every mode, whatever happens to it between its calls. Drop-in: it also does what the
+    reference's class could be asked. What it refuses aloud there is listed as a difference.
 
     With --certificate: 0 when all that it claims still holds here, 1 when something does not.
     """
@@ -243,6 +250,8 @@ def verify(
             timeout_s=timeout_s,
             observer=view,
         )
+    if strict:
+        check = check.strictly()
     if json:
         print_json(check)
     else:

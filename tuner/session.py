@@ -202,7 +202,7 @@ class Session:
             contender = Contender.of_candidate(
                 candidate, build, self.planned.family.model_new, builder.environment
             )
-            check = verifier.check(contender, self.observer.on_probe, SCREEN_TIMEOUT_S)
+            check = verifier.check(contender, self.observer.on_probe, SCREEN_TIMEOUT_S).strictly()
             if check.is_accepted:
                 return
             rejected.append(check)

@@ -125,7 +125,13 @@ def print_verdict(check: Check) -> None:
         )
     if check.is_accepted:
         near = draws_words(check.probes)
-        out.print(f"accepted: {len(check.probes)} probes{near}, accuracy class {check.accuracy}")
+        degree = "right" if check.differences else "right, and a drop-in"
+        out.print(
+            f"accepted: {degree}; {len(check.probes)} probes{near}, "
+            f"accuracy class {check.accuracy}"
+        )
+        for difference in check.differences:
+            out.print(f"difference: {difference}", markup=False)
     else:
         out.print(f"rejected: {check.reason}", markup=False)
     for note in check.notes:

@@ -201,7 +201,8 @@ class Verification:
             if self.shown == file.trial:
                 self.observer.on_probe(answered)
 
-        return self.verifier.check(file.contender, on_probe)
+        # An export must be a drop-in for the reference's class, too.
+        return self.verifier.check(file.contender, on_probe).strictly()
 
     def _wait(self, compiled: Future[None]) -> None:
         start_s = time.monotonic()

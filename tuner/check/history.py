@@ -18,7 +18,10 @@ from tuner.check.exercise import tensors_under
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["History", "converted", "set_mode"]
+__all__ = ["BEFORE_CALL", "History", "converted", "set_mode"]
+
+
+BEFORE_CALL = "what comes before call"  # the stage in which an action is refused
 
 
 def set_mode(model: torch.nn.Module, mode: Mode) -> None:
@@ -73,6 +76,11 @@ class History:
             return model
         return lambda *arguments: torch.func.functional_call(self.model, lent, arguments)
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether the next call is made with weights that are lent to the module."""
+        return self._lent is not None
+
     def thaw(self) -> None:
         """Let what "freeze" has frozen require gradients again."""
         for name, parameter in self.model.named_parameters():
@@ -107,9 +115,7 @@ class History:
             return
         for name, tensor in self.model.state_dict().items():
             if name in original and original[name].data_ptr() == tensor.data_ptr() != 0:
-                self.changes.append(
-                    f"a copy ({what}) shares the memory of {name} with the original"
-                )
+                self.changes.append(f"a {what} shares the memory of {name} with the original")
         torch.nn.Module._apply(self.model, torch.clone)  # as `to` moves them
 
     def _freeze(self) -> None:
@@ -117,7 +123,7 @@ class History:
         if self._trained:
             at = self._script.first_frozen + self._num_frozen
             name = self._trained[at % len(self._trained)]
-            self.model.get_parameter(name).requires_grad_(False)
+            dict(self.model.named_parameters())[name].requires_grad_(False)
         self._num_frozen += 1
 
 

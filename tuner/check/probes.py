@@ -256,23 +256,38 @@ def _gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> li
 def _history_probes(reduced: Callable[..., Probe], secret: random.Random) -> list[Probe]:
     """Return long lives of a module; in which order what happens to it is secret."""
 
-    def lived(actions: Sequence[tuple[Action, ...]]) -> dict[str, Any]:
-        before = ((), *secret.sample(actions, len(actions)))
+    def lived(
+        actions: Sequence[tuple[Action, ...]], after_last: Sequence[tuple[Action, ...]] = ()
+    ) -> dict[str, Any]:
+        """Put actions in a secret order; what follows the last one of them comes behind it."""
+        order = secret.sample(actions, len(actions))
+        at = order.index(actions[-1]) + 1
+        before = ((), *order[:at], *after_last, *order[at:])
         return {"calls": len(before), "before": before, "tells": TELLS["history"]}
 
-    ways: list[tuple[Action, ...]] = [("edit",), ("load",), ("assign",), ("replace",), ("borrow",)]
-    seen = lived([*ways, ("train",), ("copy",)])
-    # After each call in training mode there is one in eval mode.
-    at = seen["before"].index(("train",))
-    before = (*seen["before"][: at + 1], ("eval",), *seen["before"][at + 1 :])
-    seen |= {"before": before, "calls": len(before)}
+    # A module may refuse to hold other tensors, or to compute with ones that are lent to it; in
+    # place it must take others all the same.
+    in_place: list[tuple[Action, ...]] = [("edit",), ("load",), ("edit",), ("copy",)]
+    new_tensors: list[tuple[Action, ...]] = [("assign",), ("replace",), ("load",), ("edit",)]
+    lent: tuple[Action, ...] = ("borrow",)
     return [
-        reduced("a life, training", **lived([*ways, ("copy",)])),
-        reduced("a life, eval", mode="eval", inputs="overwritten", **seen),
-        reduced(
-            "a life, gradients", distribution="normal", gradients="all",
-            **lived([*ways[:4], ("copy",), ("eval",), ("train",)]),
-        ),
+        probe
+        for what, ways, more in (
+            ("a life", in_place, []),
+            ("a life with new tensors", new_tensors, [lent]),
+        )
+        for probe in (
+            reduced(f"{what}, training", **lived([*ways, *more])),
+            # After each call in training mode comes one in eval mode.
+            reduced(
+                f"{what}, eval", mode="eval", inputs="overwritten",
+                **lived([*ways, *more, ("train",)], [("eval",)]),
+            ),
+            reduced(
+                f"{what}, gradients", distribution="normal", gradients="all",
+                **lived([*ways, ("eval",)], [("train",)]),
+            ),
+        )
     ]  # fmt: skip
 
 

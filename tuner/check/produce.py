@@ -38,7 +38,7 @@ from tuner.check.exercise import (
     snapshot,
     tensors_under,
 )
-from tuner.check.history import History, converted, set_mode
+from tuner.check.history import BEFORE_CALL, History, converted, set_mode
 from tuner.check.surroundings import changed, is_pytorchs, settings
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class _Session:
 
     def call(self, call: int) -> None:
         """Run one forward and keep a copy of what it returned, taken at once."""
-        with _stage(f"what comes before call {call + 1}"):
+        with _stage(f"{BEFORE_CALL} {call + 1}"):
             called = self.history.prepare(call)
         parameters = dict(self.model.named_parameters())
         arguments = self._lay_out(call)
@@ -187,7 +187,9 @@ class _Session:
                     called(*arguments)
         poison(self.script.output_bytes, self.device)
         before, own = settings(), flags(self.model, arguments)
-        with _stage(f"call {call + 1}"):
+        # One that raises with lent weights alone refuses those.
+        stage = f"{BEFORE_CALL if self.history.is_lent else 'call'} {call + 1}"
+        with _stage(stage):
             with recorded(self.operations, self.script.traces):
                 result = called(*arguments)
             self._end_copies()

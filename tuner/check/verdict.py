@@ -33,6 +33,7 @@ from tuner.check.diagnosis import diagnosis, received
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import Expected
 from tuner.check.form import judge_behaviour, judge_form, label_of
+from tuner.check.history import BEFORE_CALL
 from tuner.check.probes import Probe
 from tuner.check.tells import ROUNDING
 from tuner.problem.accuracy import Accuracy
@@ -148,7 +149,7 @@ def _judge_refusal(expected: Expected, answer: Answer) -> tuple[str, str]:
     is_settings = report.stage == "a change of settings" or (
         report.stage == "build" and probe.has_options
     )
-    if probe.is_extra and (is_asked or is_settings):
+    if report.stage.startswith(BEFORE_CALL) or (probe.is_extra and (is_asked or is_settings)):
         return "", f"it refuses what the reference's class does not: {error}"
     if report.stage == "load":
         return f"it does not load the reference's state_dict: {error}", ""
