@@ -35,14 +35,11 @@ def module_of(model_new: str, file: str = "model_new.py") -> dict[str, Any]:
     """Execute a family's module text in the namespace that an exported file gives it."""
     import torch
 
-    module: dict[str, Any] = {
-        "torch": torch,
-        "nn": torch.nn,
-        "F": torch.nn.functional,
-        "__name__": "model_new",
-    }
-    exec(compile(model_new, file, "exec"), module)
-    return module
+    module = ModuleType("model_new")
+    sys.modules["model_new"] = module  # where pickling looks for its classes
+    vars(module).update(torch=torch, nn=torch.nn, F=torch.nn.functional)
+    exec(compile(model_new, file, "exec"), vars(module))
+    return vars(module)
 
 
 def fused(operator: BoundOp) -> dict[str, Any]:
