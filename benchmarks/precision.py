@@ -25,7 +25,8 @@ import torch
 
 from benchmarks.rounding import bf16, fp16, part, scale_of, summed
 from benchmarks.shapes import sizes_of
-from tuner.check.probes import Probe, screening_probes, thorough_probes
+from tuner.check.probe import Probe
+from tuner.check.probes import screening_probes, thorough_probes
 from tuner.check.produce import OWN_WEIGHTS_SEED
 from tuner.kernel.family import load_family
 from tuner.problem.reference import Problem, load_problem

@@ -24,7 +24,8 @@ from tuner.check.crossing import Answer, Question, Report, Script, pack, unpack
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import expected
 from tuner.check.majority import by_majority, redrawn
-from tuner.check.probes import Probe, screening_probes, thorough_probes
+from tuner.check.probe import Probe
+from tuner.check.probes import screening_probes, thorough_probes
 from tuner.check.produce import answer
 from tuner.check.verdict import CLOSE, judge, merge
 from tuner.errors import ProblemError

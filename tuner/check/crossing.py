@@ -38,21 +38,24 @@ Layout = Literal[
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
 Gradients = Literal["", "all", "plain_inputs"]
-GradientLayout = Literal["contiguous", "transposed", "of_sum"]
+GradientLayout = Literal["contiguous", "transposed", "misaligned", "of_sum", "of_row_sums"]
 Dtype = Literal["", "float64", "float16", "bfloat16"]
 # What is done to a module between two calls. A question has two sets of weights, and the module
-# holds one of them; the first five give it the other one, each in another way.
+# holds one of them; the first seven give it the other one, or a parameter of it.
 Action = Literal[
     "edit",  # each parameter in place, so that no version counter tells of it
     "load",  # load_state_dict
     "assign",  # load_state_dict(assign=True): other tensors
     "replace",  # each parameter by another nn.Parameter
     "borrow",  # for the next call alone: torch.func.functional_call
+    "replace one",  # a single parameter, by another nn.Parameter
+    "borrow one",
     "train",
     "eval",
     "copy",  # go on with a deep copy, whose memory is then moved
     "pickle",  # go on with what was pickled and read back
     "freeze",  # of all parameters the next one alone requires no gradients
+    "convert",  # to the script's dtype, as the inputs are from then on
 ]
 
 
@@ -63,8 +66,9 @@ class Script:
     `own_seed` seeds the candidate's constructor when it keeps its own weights, else None and the
     question's `state.*` is loaded; `options` are further arguments of its constructor. `before`
     is what is done before each call, `backward` which calls are differentiated after the last
-    one, in that order. `first_frozen` is the place of the parameter that the first "freeze"
-    takes. `numbers` are the inputs that are no tensors, by "call.argument". `output_bytes` are
+    one, in that order; with `backward_at_once` each is as soon as it was made. `first_place` is
+    that of the parameter which the first "freeze" or "replace one" takes. `numbers` are the
+    inputs that are no tensors, by "call.argument". `output_bytes` are
     the sizes of memory to poison before each call.
     """
 
@@ -79,7 +83,8 @@ class Script:
     gradients: Gradients = ""
     gradient_layout: GradientLayout = "contiguous"
     backward: tuple[int, ...] = ()
-    first_frozen: int = 0
+    backward_at_once: bool = False
+    first_place: int = 0
     dtype: Dtype = ""
     options: dict[str, float] = field(default_factory=dict)
     layout: Layout = "contiguous"

@@ -32,6 +32,7 @@ __all__ = [
     "outputs_of",
     "recorded",
     "snapshot",
+    "snapshots",
     "tensors_under",
 ]
 
@@ -125,6 +126,13 @@ def snapshot(output: torch.Tensor) -> torch.Tensor:
         return output.detach().clone(memory_format=torch.contiguous_format)
 
 
+def snapshots(outputs: Sequence[Any]) -> list[torch.Tensor | None]:
+    """Return a copy of each output, None for what is no tensor."""
+    import torch
+
+    return [snapshot(y) if isinstance(y, torch.Tensor) else None for y in outputs]
+
+
 def leaves_of(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, torch.Tensor]:
     """Return what a call is differentiated by: `input <i>` and parameters, by name.
 
@@ -150,7 +158,8 @@ def gradients_of(
         leaves: what to differentiate by, as `leaves_of` that call; they must require gradients.
         outputs: of the call.
         tensors: the question's; `grad.<k>` is the gradient that output k gets, in its shape.
-        layout: of those in memory; "of_sum" gives the first row to all, as `sum(0)` does.
+        layout: of those in memory; "of_sum" gives the first row to all, as `sum(0)` does, and
+            "of_row_sums" the first number of a row to all of it, as `sum(-1)`.
     """
     import torch
 
@@ -158,8 +167,10 @@ def gradients_of(
     given = [g.to(y.dtype) for y, g in pairs]
     if layout == "of_sum":
         given = [g[:1].expand(g.shape) if g.ndim and len(g) else g for g in given]
-    if layout == "transposed":
-        given = [laid_out(g, "transposed") for g in given]
+    if layout == "of_row_sums":
+        given = [g[..., :1].expand(g.shape) if g.ndim else g for g in given]
+    if layout in ("transposed", "misaligned"):
+        given = [laid_out(g, layout) for g in given]
     grads = torch.autograd.grad(
         [y for y, _ in pairs], list(leaves.values()), given, allow_unused=True, retain_graph=True
     )
@@ -216,12 +227,11 @@ def laid_out(value: Any, layout: Layout) -> Any:
         wide = value.new_full((*value.shape[:-1], value.shape[-1] + 8), float("nan"))
         wide[..., :-8] = value
         return wide[..., :-8]
-    if layout == "cut":  # a part of a wider tensor: an odd offset, and odd strides
-        wide = value.new_full(
-            (*value.shape[:-1], value.shape[-1] + 5 - value.shape[-1] % 2), float("nan")
-        )
-        cut = wide[..., 3 : 3 + value.shape[-1]]
-        return cut.copy_(value)
+    if layout == "cut":  # a part of a larger tensor: an odd offset, and odd strides
+        width, rows = value.shape[-1], value.shape[0] if value.ndim > 1 else 0
+        larger = (*([rows + 2] if rows else []), *value.shape[1:-1], width + 5 - width % 2)
+        whole = value.new_full(larger, float("nan"))
+        return (whole[2:] if rows else whole)[..., 3 : 3 + width].copy_(value)
     if layout == "misaligned":
         buffer = value.new_full((value.numel() + 1,), float("nan"))
         return buffer[1:].view(value.shape).copy_(value)

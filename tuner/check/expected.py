@@ -24,7 +24,7 @@ from tuner.check.exercise import (
     snapshot,
 )
 from tuner.check.history import History
-from tuner.check.probes import Probe
+from tuner.check.probe import Probe
 from tuner.check.questions import inputs_of_calls, script_of, weighted_model
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -98,7 +98,9 @@ def expected(
     sizes = tuple(t.numel() * t.element_size() for n, t in baseline.items() if n[:5] == "call0")
     script = dataclasses.replace(script, output_bytes=sizes)
     wide_tensors = {name: widened(value) for name, value in tensors.items()}
-    wide_report, oracle = _reference_answer(problem, wide, script, wide_tensors, probe)
+    wide_report, oracle = _reference_answer(
+        problem, wide, script, wide_tensors, probe, is_exact=True
+    )
     if wide_report.error:
         raise problem.error(f"the float64 run of the reference fails: {wide_report.error}")
     unjudged = {
@@ -131,7 +133,7 @@ def _beyond_reference(
     oracle: dict[str, torch.Tensor] = {}
     if probe.layout == "float64" or probe.dtype:
         exact = {name: widened(value) for name, value in question.tensors.items()}
-        _, oracle = _reference_answer(problem, wide, question.script, exact, probe)
+        _, oracle = _reference_answer(problem, wide, question.script, exact, probe, is_exact=True)
     return Expected(probe, question, num_rows, oracle, {}, report, error=report.error)
 
 
@@ -211,6 +213,8 @@ def _reference_answer(
     script: Script,
     tensors: dict[str, torch.Tensor],
     probe: Probe,
+    *,
+    is_exact: bool = False,
 ) -> tuple[Report, dict[str, torch.Tensor]]:
     """Play the script with the reference; draws `grad.*` into `tensors` when they are missing."""
     import torch
@@ -224,7 +228,13 @@ def _reference_answer(
     aliases: list[str] = []
     earlier: list[tuple[Any, ...]] = []
     leaves: list[dict[str, torch.Tensor]] = []
-    history = History(model, script, tensors)
+    history = History(model, script, tensors, is_exact)
+
+    def differentiate(k: int, call: int) -> None:
+        if any(y.requires_grad for y in earlier[call]):
+            grads = gradients_of(leaves[call], earlier[call], tensors, script.gradient_layout)
+            answers.update((f"grad{k}.{name}", grad) for name, grad in grads.items())
+
     for call in range(script.calls):
         called = history.prepare(call)
         values = [laid_out(v, "contiguous") for v in arguments_of(script, tensors, call)]
@@ -244,17 +254,15 @@ def _reference_answer(
         aliases += aliases_of(history.model, values, earlier, outputs)
         earlier.append(outputs)
         answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
+        if script.gradients:
+            _draw_output_gradients(outputs, tensors, probe)
+        if script.backward_at_once:
+            differentiate(call, call)
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in history.model.named_buffers())
-    if script.gradients:
-        _draw_output_gradients(outputs, tensors, probe)
-        history.thaw()
     for k, call in enumerate(script.backward):
-        differentiable = [y for y in earlier[call] if y.requires_grad]
-        if differentiable:
-            grads = gradients_of(leaves[call], earlier[call], tensors, script.gradient_layout)
-            answers.update((f"grad{k}.{name}", grad) for name, grad in grads.items())
+        differentiate(k, call)
     report = Report(
-        keys=keys,
+        keys=tuple(keys_of(history.model)),
         kinds=tuple(kinds),
         aliases=tuple(aliases),
         checksums=checksums_of(history.model, values),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Action, Dtype, Mode, Script
@@ -48,19 +48,26 @@ class History:
 
     `model` is what is called; "copy" and "pickle" replace it. `refusals` are the actions that it
     refused aloud, which then went undone. `changes` are what a copy shares with the original.
+    With `is_exact` it is the oracle, which stays in float64 when it is converted, but for what the
+    weights lose.
     """
 
     def __init__(
-        self, model: torch.nn.Module, script: Script, tensors: Mapping[str, torch.Tensor]
+        self,
+        model: torch.nn.Module,
+        script: Script,
+        tensors: Mapping[str, torch.Tensor],
+        is_exact: bool = False,
     ) -> None:
         self.model = model
         self.refusals: list[str] = []
         self.changes: list[str] = []
         self._script = script
+        self._is_exact = is_exact
         self._weights = tensors_under("state", tensors), tensors_under("other", tensors)
         self._held = 0  # which of them the module holds
         self._trained = [name for name, p in model.named_parameters() if p.requires_grad]
-        self._num_frozen = 0
+        self._num_placed = 0  # parameters that were taken one by one
         self._lent: dict[str, torch.Tensor] | None = None
 
     def prepare(self, call: int) -> Callable[..., Any]:
@@ -81,12 +88,6 @@ class History:
         """Whether the next call is made with weights that are lent to the module."""
         return self._lent is not None
 
-    def thaw(self) -> None:
-        """Let what "freeze" has frozen require gradients again."""
-        for name, parameter in self.model.named_parameters():
-            if self._num_frozen and name in self._trained:
-                parameter.requires_grad_()
-
     def _act(self, action: Action) -> None:
         if action in ("train", "eval"):
             self.model.train(action == "train")
@@ -96,13 +97,28 @@ class History:
             self._go_on_with("pickled copy", _pickled)
         elif action == "freeze":
             self._freeze()
-        elif action == "borrow":
+        elif action == "convert":
+            self.model = converted(self.model, self._script.dtype)
+            if self._is_exact:
+                self.model = self.model.double()
+        elif action in ("borrow", "borrow one"):
             parameters = dict(self.model.named_parameters())
+            names = parameters if action == "borrow" else [self._next(list(parameters))]
             other = self._weights[1 - self._held]
-            self._lent = {n: _like(t, parameters[n]) for n, t in other.items() if n in parameters}
+            self._lent = {n: _like(other[n], parameters[n]) for n in names if n in other}
+        elif action == "replace one":
+            other = self._weights[1 - self._held]
+            name = self._next([n for n, _ in self.model.named_parameters() if n in other])
+            _replace(self.model, {name: other[name]} if name else {})
         else:
             self._held = 1 - self._held
             _GIVEN[action](self.model, self._weights[self._held])
+
+    def _next(self, names: Sequence[str]) -> str:
+        """Return the name at the next place; "" where there is none."""
+        at = self._script.first_place + self._num_placed
+        self._num_placed += 1
+        return names[at % len(names)] if names else ""
 
     def _go_on_with(self, what: str, made: Callable[[Any], Any]) -> None:
         import torch
@@ -119,12 +135,10 @@ class History:
         torch.nn.Module._apply(self.model, torch.clone)  # as `to` moves them
 
     def _freeze(self) -> None:
-        self.thaw()
-        if self._trained:
-            at = self._script.first_frozen + self._num_frozen
-            name = self._trained[at % len(self._trained)]
-            dict(self.model.named_parameters())[name].requires_grad_(False)
-        self._num_frozen += 1
+        frozen = self._next(self._trained)
+        for name, parameter in self.model.named_parameters():
+            if name in self._trained:
+                parameter.requires_grad_(name != frozen)
 
 
 def _pickled(model: Any) -> Any:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from tuner.check.probes import Probe
+from tuner.check.probe import Probe
 from tuner.trial import ProbeResult
 
 __all__ = ["by_majority", "redrawn"]

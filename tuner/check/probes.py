@@ -5,85 +5,24 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from tuner.check.crossing import Action, Dtype, GradientLayout, Gradients, Layout, Mode
+from tuner.check.crossing import Action
+from tuner.check.probe import Probe
 from tuner.check.tells import TELLS
-from tuner.problem.draws import Distribution
 
 __all__ = [
-    "Probe",
     "screening_probes",
     "thorough_probes",
 ]
 
 # A module may have kernels for eval mode alone, and use them only where a call is large.
 _FULL: dict[str, Any] = {"batch": None, "is_reduced": False}
+# The same input in training and then in eval mode, which may have kernels of its own.
+_BOTH_MODES: dict[str, Any] = {"calls": 2, "inputs": "repeated", "before": ((), ("eval",))}
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """One thing that is asked of a candidate.
-
-    `batch` None is as given. `weights`: "own" are those that the candidate's constructor draws,
-    "initial" those of the reference, "random" and "dyadic" fresh ones. With several `calls`,
-    `inputs` says how the input of each relates to the one before: "fresh" (new content, new
-    memory), "repeated", "overwritten" (new content in the same memory, same version counter),
-    "nudged" (one element changed). `before` is what is done to the module before each call;
-    `other_weights` are those that it then gives it: "random", or "nudged", one element of each
-    parameter changed. Before the second call `more_calls` are made that nobody looks at.
-    `at_once`: two threads make the two calls, on a GPU on streams of their own, again and again.
-    `mode` "frozen" is training with every submodule in eval mode, "thawed" the reverse,
-    "cumulative" is training with momentum None. With `gradients` the calls that `backward` names
-    (by default the last) are differentiated in that order, after all calls; "plain_inputs" asks
-    for the parameters' alone. `dtype` converts the module and its inputs. With `has_options` the
-    constructor gets other values where it has defaults. `is_reduced`: the batch is smaller
-    only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
-    are a draw of the reference's own. `traces` lists PyTorch's operations that ran.
-
-    `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
-    to refuse that aloud is a difference from a drop-in, no mistake; a wrong answer is one.
-    `may_refuse` makes a refusal not even that. `tells` is what a failure here usually means.
-    """
-
-    name: str
-    distribution: Distribution = "as_given"
-    batch: int | None = None
-    seed_inputs: int = 0
-    seed_weights: int = 0
-    weights: Literal["own", "initial", "random", "dyadic"] = "random"
-    calls: int = 1
-    inputs: Literal["fresh", "repeated", "overwritten", "nudged"] = "fresh"
-    before: tuple[tuple[Action, ...], ...] = ()
-    other_weights: Literal["random", "nudged"] = "random"
-    more_calls: int = 0
-    at_once: bool = False
-    mode: Mode = "train"
-    gradients: Gradients = ""
-    gradient_layout: GradientLayout = "contiguous"
-    backward: tuple[int, ...] = ()
-    first_frozen: int = 0
-    dtype: Dtype = ""
-    has_options: bool = False
-    is_reduced: bool = False
-    is_drawn: bool = False
-    layout: Layout = "contiguous"
-    has_nan_memory: bool = False
-    has_side_stream: bool = False
-    traces: bool = False
-    wants_same_bits: bool = False
-    is_extra: bool = False
-    may_refuse: bool = False
-    tells: str = ""
-
-    @property
-    def gives_weights(self) -> bool:
-        """Whether the module gets other weights between its calls."""
-        return any(action in GIVING for actions in self.before for action in actions)
-
-
-GIVING = ("edit", "load", "assign", "replace", "borrow")
+NUM_FROZEN = 6  # parameters that are frozen in turn
 
 
 def screening_probes(seed: int, num_rows: int | None) -> list[Probe]:
@@ -134,7 +73,7 @@ def thorough_probes(
     reduced = _seeded(seed_reduced, seed_weights, batch=batch, is_reduced=True)
     probes = [
         full("as given", weights="own"),
-        reduced("fresh weights", tells=TELLS["weights"]),
+        reduced("fresh weights", **_BOTH_MODES, tells=TELLS["weights"]),
         full("offset", distribution="offset", tells=TELLS["offset"]),
         full("heavy-tailed", distribution="heavy_tailed", tells=TELLS["heavy"]),
         full(
@@ -180,15 +119,17 @@ def _value_probes(
         None if num_rows is None or is_fixed else 2 ** int(math.log2(min(max(num_rows, 2), 64)))
     )
     wide, poison = TELLS["range"], TELLS["poison"]
+    both = _BOTH_MODES
     return [
-        probe("wide range", distribution="wide_range", tells=wide),
-        probe("wide columns", distribution="wide_columns", tells=wide),
-        probe("huge values", distribution="huge", tells=wide),
-        probe("tiny values", distribution="tiny", tells=TELLS["tiny"]),
-        probe("denormal values", distribution="denormal", tells=TELLS["tiny"]),
+        probe("wide range", distribution="wide_range", **both, tells=wide),
+        probe("wide columns", distribution="wide_columns", **both, tells=wide),
+        probe("huge values", distribution="huge", **both, tells=wide),
+        probe("vast values", distribution="vast", weights="denormal", **both, tells=wide),
+        probe("denormal values", distribution="denormal", weights="vast", **both, tells=wide),
+        probe("tiny values", distribution="tiny", **both, tells=TELLS["tiny"]),
         probe(
             "constant columns", distribution="constant_columns", weights="dyadic", batch=power,
-            tells=TELLS["constant"],
+            **both, tells=TELLS["constant"],
         ),
         probe("NaN row", distribution="nan_row", tells=poison),
         probe("NaN row, eval", distribution="nan_row", mode="eval", **_FULL, tells=poison),
@@ -212,7 +153,10 @@ def _call_probes(
             "one weight of each edited", calls=2, inputs="repeated", before=((), ("edit",)),
             other_weights="nudged", tells=TELLS["edited"],
         ),
-        probe("copied", calls=2, before=((), ("copy", "edit")), tells=TELLS["copied"]),
+        probe(
+            "copied", calls=3, before=((), ("copy", "edit"), ("edit", "copy")),
+            tells=TELLS["copied"],
+        ),
         probe("many calls", calls=2, more_calls=num_more_calls, tells=TELLS["many"]),
         probe(
             "called twice", calls=2, inputs="repeated", wants_same_bits=is_deterministic,
@@ -236,18 +180,31 @@ def _gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> li
 
     # Which call is differentiated first, and that it is asked again, is known to nobody before.
     earlier = secret.randrange(2)
-    last = secret.randrange(4)
+
+    def frozen() -> dict[str, Any]:
+        return {
+            "tells": "frozen weight",
+            "calls": NUM_FROZEN,
+            "before": (("freeze",),) * NUM_FROZEN,
+            "first_place": secret.randrange(64),
+            "backward_at_once": True,
+        }
+
     return [
         probe("gradients of weights", gradients="plain_inputs"),
-        probe("gradients", calls=3, backward=(earlier, 2, 1 - earlier, earlier)),
+        probe(
+            "gradients", calls=3, more_calls=secret.randrange(8, 20),
+            backward=(earlier, 2, 1 - earlier, earlier),
+        ),
+        probe("gradients, copied", calls=2, before=((), ("copy",)), backward=(0, 1)),
         probe("gradients, eval", calls=2, mode="eval", backward=(earlier, 1 - earlier, earlier)),
         probe("gradients of a sum", "incoming", gradient_layout="of_sum"),
         probe("gradients of a sum, eval", "incoming", mode="eval", gradient_layout="of_sum"),
+        probe("gradients of row sums", "incoming", gradient_layout="of_row_sums"),
         probe("transposed gradients", "incoming", gradient_layout="transposed"),
-        probe(
-            "a parameter frozen", "frozen weight", calls=4, before=(("freeze",),) * 4,
-            first_frozen=secret.randrange(64), backward=(last, *(set(range(4)) - {last})),
-        ),
+        probe("misaligned gradients", "incoming", gradient_layout="misaligned"),
+        probe("a parameter frozen", **frozen()),
+        probe("a parameter frozen, plain inputs", gradients="plain_inputs", **frozen()),
         probe("gradients, frozen submodules", "frozen", mode="frozen"),
         probe("gradients, thawed submodules", "thawed", mode="thawed"),
     ]  # fmt: skip
@@ -263,18 +220,22 @@ def _history_probes(reduced: Callable[..., Probe], secret: random.Random) -> lis
         order = secret.sample(actions, len(actions))
         at = order.index(actions[-1]) + 1
         before = ((), *order[:at], *after_last, *order[at:])
-        return {"calls": len(before), "before": before, "tells": TELLS["history"]}
+        first = secret.randrange(64)
+        tells = TELLS["history"]
+        return {"calls": len(before), "before": before, "first_place": first, "tells": tells}
 
     # A module may refuse to hold other tensors, or to compute with ones that are lent to it; in
     # place it must take others all the same.
     in_place: list[tuple[Action, ...]] = [("edit",), ("load",), ("edit",), ("copy",)]
-    new_tensors: list[tuple[Action, ...]] = [("assign",), ("replace",), ("load",), ("edit",)]
-    lent: tuple[Action, ...] = ("borrow",)
+    new_tensors: list[tuple[Action, ...]] = [
+        ("assign",), ("replace",), ("replace one",), ("replace one",), ("load",), ("edit",)
+    ]  # fmt: skip
+    lent: list[tuple[Action, ...]] = [("borrow",), ("borrow one",), ("borrow one",)]
     return [
         probe
         for what, ways, more in (
             ("a life", in_place, []),
-            ("a life with new tensors", new_tensors, [lent]),
+            ("a life with new tensors", new_tensors, lent),
         )
         for probe in (
             reduced(f"{what}, training", **lived([*ways, *more])),
@@ -294,7 +255,8 @@ def _history_probes(reduced: Callable[..., Probe], secret: random.Random) -> lis
 def _layout_probes(reduced: Callable[..., Probe], has_cuda: bool) -> list[Probe]:
     def probe(layout: str, *, tells: str = "layout", **fields: Any) -> Probe:
         name = f"{layout} input"
-        return reduced(name, layout=layout, is_extra=True, tells=TELLS[tells], **fields)
+        more = {} if layout == "float64" else _BOTH_MODES
+        return reduced(name, layout=layout, is_extra=True, tells=TELLS[tells], **more, **fields)
 
     probes = [
         probe("transposed"),
@@ -322,10 +284,24 @@ def _extra_probes(reduced: Callable[..., Probe]) -> list[Probe]:
 
     return [
         probe("cumulative average", "cumulative", mode="cumulative", calls=2),
-        probe("pickled", "pickled", calls=2, before=((), ("pickle", "edit"))),
+        probe(
+            "pickled",
+            "pickled",
+            calls=3,
+            mode="eval",
+            before=((), ("pickle", "edit"), ("edit", "pickle")),
+        ),
         probe("other options", "options", has_options=True),
+        # Before it is converted it is called, or it would have nothing to keep.
         *(
-            probe(f"{dtype} module", "converted", dtype=dtype, distribution="normal")
+            probe(
+                f"{dtype} module",
+                "converted",
+                dtype=dtype,
+                mode="eval",
+                calls=3,
+                before=((), ("convert",), ("train",)),
+            )
             for dtype in ("float64", "float16", "bfloat16")
         ),
     ]
@@ -340,11 +316,13 @@ def _batch_probes(
     # Two rows that happen to be close have a difference with few right bits in any float32
     # arithmetic, so there the products and sums are made exact.
     exact = {"distribution": "dyadic", "weights": "dyadic", **fields}
-    fields["distribution"] = "normal"
-    settings = {2: exact, 1: fields, 0: fields}
+    usual = {"distribution": "normal", **_BOTH_MODES, **fields}
+    in_eval = {"distribution": "normal", "mode": "eval", **fields}
+    wide = {"gradients": "all", "backward": (0, 1), **usual}
+    small = {2: exact, 1: {"distribution": "normal", **fields}, 0: usual}
     probes = [
         probe(f"batch {batch}", batch=batch, **others)
-        for batch, others in settings.items()
+        for batch, others in small.items()
         if batch != num_rows
     ]
     # Which ones is secret, or a module could know them.
@@ -352,21 +330,22 @@ def _batch_probes(
     odd = _odd_batch(num_rows)
     if num_rows > 80:
         odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
-    more = num_rows + secret.randrange(1, 33)
+    more = num_rows + secret.randrange(1, 33, 2)
     # Whole tiles of any kernel, and where the problem is small as many as fill a device.
-    tiles = [rows for rows in (64, 128, 192, 256) if rows != num_rows]
+    tiles = secret.choice([rows for rows in (64, 128, 192, 256) if rows != num_rows])
     many = [rows for rows in (512, 1024, 2048) if rows != num_rows and num_rows <= 512]
-    whole = [secret.choice(tiles), *([secret.choice(many)] if many else [])]
+    whole = TELLS["tiles"]
+    probes += [
+        probe("whole tiles, many", batch=rows, **{**wide, "tells": whole})
+        for rows in [secret.choice(many)] * bool(many)
+    ]
     return [
-        *(
-            probe(f"whole tiles{', many' * at}", batch=rows, **{**fields, "tells": TELLS["tiles"]})
-            for at, rows in enumerate(whole)
-        ),
-        probe("some rows", batch=some, **fields),
-        probe("an odd batch", batch=odd, **fields),
-        probe("more rows", batch=more, **{**fields, "tells": TELLS["rows"]}),
-        probe("some rows, eval", batch=some, mode="eval", **fields),
-        probe("one row, eval", batch=1, mode="eval", **fields),
+        probe("some rows", batch=some, **usual),
+        probe("an odd batch", batch=odd, **usual),
+        probe("whole tiles", batch=tiles, **{**usual, "tells": whole}),
+        probe("more rows", batch=more, **{**wide, "tells": TELLS["rows"]}),
+        probe("some rows, eval", batch=some + 1, **in_eval),
+        probe("one row, eval", batch=1, **in_eval),
         *probes,
     ]
 

@@ -11,12 +11,12 @@ import os
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.circumstances import (
     busy_side_stream,
+    called_at_once,
     flags,
     nan_filled_memory,
     num_copies,
@@ -36,9 +36,10 @@ from tuner.check.exercise import (
     outputs_of,
     recorded,
     snapshot,
+    snapshots,
     tensors_under,
 )
-from tuner.check.history import BEFORE_CALL, History, converted, set_mode
+from tuner.check.history import BEFORE_CALL, History, set_mode
 from tuner.check.surroundings import changed, is_pytorchs, settings
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ __all__ = ["OWN_WEIGHTS_SEED", "answer", "answer_of_call"]
 
 OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
 
-NUM_AT_ONCE = 24  # calls of each of two threads
-AT_ONCE_WAIT_S = 60.0  # that one waits for the other
 LATE_WAIT_S = 0.05  # how long a thread that outlives the call is given to show itself
 
 
@@ -97,8 +96,8 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
                     for call in range(question.script.calls):
                         session.call(call)
             session.look_again()
-            if question.script.gradients:
-                session.differentiate()
+            for k, call in enumerate(question.script.backward):
+                session.differentiate(k, call)
     except _Halted as halt:
         return session.answer(halt.message, halt.stage)
     return session.answer()
@@ -155,9 +154,6 @@ class _Session:
                 model.load_state_dict(tensors_under("state", self.given), strict=True)
         with _stage("a change of settings"):
             set_mode(model, self.script.mode)
-        if self.script.dtype:
-            with _stage("conversion"):
-                model = converted(model, self.script.dtype)
         self.history = History(model, self.script, self.given)
         if not is_pytorchs(type(model).__call__):
             self.changes.append("it has a __call__ of its own: hooks on the module would not run")
@@ -194,7 +190,7 @@ class _Session:
                 result = called(*arguments)
             self._end_copies()
             # No synchronisation before the copy: work on another stream must not be waited for.
-            copies = _snapshots(outputs_of(result))
+            copies = snapshots(outputs_of(result))
         self.changes += changed(before)
         now = flags(self.model, arguments)
         self.changes += [
@@ -210,25 +206,18 @@ class _Session:
             if held.get(name) is not parameter
         ]
         self._keep(call, result, copies)
+        if self.script.backward_at_once:
+            self.differentiate(call, call)
 
     def calls_at_once(self) -> None:
-        """Let each call be made by a thread of its own, again and again at the same time.
-
-        Of what a thread got the first answer that is not as its others counts.
-        """
+        """Let each call be made by a thread of its own, again and again at the same time."""
         arguments = [self._lay_out(call) for call in range(self.script.calls)]
         self._synchronize()
-        with ThreadPoolExecutor(self.script.calls) as pool:
-            together = threading.Barrier(self.script.calls)
-            made = [pool.submit(self._repeated, values, together) for values in arguments]
+        with _stage("calls of two threads at once"):
+            made = called_at_once(self.model, arguments, self.device)
         self._synchronize()
-        # Who waited for another thread that failed has nothing to say.
-        errors = [error for each in made if (error := each.exception())]
-        for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
-            with _stage("calls of two threads at once"):
-                raise error
-        for call, each in enumerate(made):
-            self._keep(call, *each.result())
+        for call, (result, copies) in enumerate(made):
+            self._keep(call, result, copies)
 
     def _synchronize(self) -> None:
         import torch
@@ -236,28 +225,6 @@ class _Session:
         if self.device.type == "cuda":
             with _stage("synchronise"):
                 torch.cuda.synchronize(self.device)
-
-    def _repeated(
-        self, arguments: Sequence[Any], together: threading.Barrier
-    ) -> tuple[Any, list[torch.Tensor | None]]:
-        import torch
-
-        is_cuda = self.device.type == "cuda"
-        stream = torch.cuda.Stream(self.device) if is_cuda else None
-        kept: list[tuple[int, Any, list[torch.Tensor | None]]] = []
-        try:
-            with torch.cuda.stream(stream), torch.no_grad():  # both are of the thread
-                for _ in range(NUM_AT_ONCE):
-                    together.wait(AT_ONCE_WAIT_S)
-                    result = self.model(*arguments)
-                    copies = _snapshots(outputs_of(result))
-                    bits = hash(tuple(checksum_of(y) for y in copies if y is not None))
-                    kept.append((bits, result, copies))
-        except BaseException:
-            together.abort()  # or the other one would wait for this
-            raise
-        odd = next((each for each in kept if each[0] != kept[-1][0]), kept[-1])
-        return odd[1], odd[2]
 
     def _keep(self, call: int, result: Any, copies: list[torch.Tensor | None]) -> None:
         """Note what a call returned."""
@@ -320,34 +287,31 @@ class _Session:
         for name, value in self.model.named_buffers():
             self.tensors[f"buffer.{name}"] = value.detach().clone()
 
-    def differentiate(self) -> None:
-        """Take the gradients that the script asks for, by inputs and every parameter."""
+    def differentiate(self, k: int, call: int) -> None:
+        """Take the gradients of a call by its inputs and every parameter, the k-th ones."""
         import torch
 
         with _stage("gradients"):
-            self.history.thaw()
-            given = {name: t for name, t in self.given.items() if name.startswith("grad.")}
+            outputs = [y for y in self.outputs[call] if isinstance(y, torch.Tensor)]
+            if not any(y.requires_grad for y in outputs):
+                self.is_detached = True
+                return
+            # Copies, and of what comes back: a later backward may write where this one has.
+            given = {n: snapshot(t) for n, t in self.given.items() if n.startswith("grad.")}
             before = {name: checksum_of(tensor) for name, tensor in given.items()}
-            for k, call in enumerate(self.script.backward):
-                outputs = [y for y in self.outputs[call] if isinstance(y, torch.Tensor)]
-                if not any(y.requires_grad for y in outputs):
-                    self.is_detached = True
-                    continue
-                grads = gradients_of(
-                    self.leaves[call], outputs, self.given, self.script.gradient_layout
-                )
-                # A copy: a later backward may write where this one has written.
-                self.tensors.update((f"grad{k}.{n}", snapshot(g)) for n, g in grads.items())
-                self.changes += [
-                    f"the backward edited the incoming gradient ({name})"
-                    for name, tensor in given.items()
-                    if checksum_of(tensor) != before[name]
-                ]
-                self.changes += [
-                    f"the backward wrote the .grad of {name}: gradients would be added up twice"
-                    for name, parameter in self.model.named_parameters()
-                    if parameter.grad is not None
-                ]
+            layout = self.script.gradient_layout
+            grads = gradients_of(self.leaves[call], outputs, given, layout)
+            self.tensors.update((f"grad{k}.{n}", snapshot(g)) for n, g in grads.items())
+            self.changes += [
+                f"the backward edited the incoming gradient ({name})"
+                for name, tensor in given.items()
+                if checksum_of(tensor) != before[name]
+            ]
+            self.changes += [
+                f"the backward wrote the .grad of {name}: gradients would be added up twice"
+                for name, parameter in self.model.named_parameters()
+                if parameter.grad is not None
+            ]
 
     def answer(self, error: str = "", stage: str = "") -> Answer:
         """Return what was seen up to here."""
@@ -361,13 +325,6 @@ class _Session:
 
     def _of_history(self, what: str) -> tuple[str, ...]:
         return tuple(getattr(self.history, what)) if self.history else ()
-
-
-def _snapshots(outputs: Sequence[Any]) -> list[torch.Tensor | None]:
-    """Return a copy of each output, None for what is no tensor."""
-    import torch
-
-    return [snapshot(y) if isinstance(y, torch.Tensor) else None for y in outputs]
 
 
 def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:

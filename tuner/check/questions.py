@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Script
-from tuner.check.history import converted, set_mode
-from tuner.check.probes import Probe
+from tuner.check.history import set_mode
+from tuner.check.probe import Probe
 from tuner.problem.draws import WeightKind
 from tuner.problem.reference import Problem
 
@@ -30,7 +30,7 @@ def weighted_model(
     if "initial" not in models:
         models["initial"] = problem.make_model(_own_seed(probe), device)
     held: Any = "initial"
-    if probe.weights in ("random", "dyadic"):
+    if probe.weights not in ("own", "initial"):
         kind: Any = probe.weights
         held = _randomised(problem, probe.seed_weights, kind, models)
     tensors = {}
@@ -47,8 +47,6 @@ def weighted_model(
         model.load_state_dict(models[held].state_dict())
     else:
         model = copy.deepcopy(models[held])
-    if probe.dtype:
-        model = converted(model, probe.dtype)
     set_mode(model, probe.mode)
     return model, tensors
 
@@ -83,8 +81,6 @@ def inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[An
             return value[..., :1].expand(value.shape).contiguous()
         if probe.layout == "float64":
             return value.double()
-        if probe.dtype:
-            return value.to(getattr(torch, probe.dtype))
         if probe.layout == "too_wide":
             return torch.cat([value, value[..., :1]], dim=-1)
         return value
@@ -95,12 +91,26 @@ def inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[An
     if probe.is_drawn:  # legal for sure
         seeds = range(probe.seed_inputs, probe.seed_inputs + calls)
         return [problem.make_inputs(s, batch=probe.batch, device=device) for s in seeds]
-    return [
+    made = [
         [
             change(value, call) if call else value
             for value in _with_other_integers(problem, probe, first, call, device)
         ]
         for call in range(calls)
+    ]
+    return [_converted(values, probe, call) for call, values in enumerate(made)]
+
+
+def _converted(values: Sequence[Any], probe: Probe, call: int) -> list[Any]:
+    """Return inputs in the type that the module has been converted to by that call."""
+    import torch
+
+    if not any("convert" in actions for actions in probe.before[: call + 1]):
+        return list(values)
+    dtype = getattr(torch, probe.dtype)
+    return [
+        value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in values
     ]
 
 
@@ -162,6 +172,7 @@ def script_of(
                     f"get_inputs() gives a {type(value).__name__} as input {i}; "
                     "expected tensors and numbers"
                 )
+    is_last = bool(probe.gradients) and not probe.backward_at_once
     return Script(
         calls=probe.calls,
         num_inputs=len(arguments[0]),
@@ -173,8 +184,9 @@ def script_of(
         mode=probe.mode,
         gradients=probe.gradients,
         gradient_layout=probe.gradient_layout,
-        backward=probe.backward or (probe.calls - 1,) * bool(probe.gradients),
-        first_frozen=probe.first_frozen,
+        backward=probe.backward or (probe.calls - 1,) * is_last,
+        backward_at_once=probe.backward_at_once,
+        first_place=probe.first_place,
         dtype=probe.dtype,
         options=problem.options() if probe.has_options else {},
         layout=probe.layout,

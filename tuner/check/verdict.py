@@ -34,7 +34,7 @@ from tuner.check.exercise import checksum_of
 from tuner.check.expected import Expected
 from tuner.check.form import judge_behaviour, judge_form, label_of
 from tuner.check.history import BEFORE_CALL
-from tuner.check.probes import Probe
+from tuner.check.probe import Probe
 from tuner.check.tells import ROUNDING
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing, probes
+from tuner.check import crossing
 from tuner.check.expected import Expected
+from tuner.check.probe import Probe
 from tuner.evaluate.child import Answer
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.process import available_bytes
@@ -29,7 +30,7 @@ class Judge:
         self._room_bytes = int(KEPT_SHARE * _free_bytes(oracle.device))  # for what is kept
         self._asked: dict[int, Expected] = {}  # by ticket: several contenders may be in turn
         self._num_asked = 0
-        self._kept: dict[probes.Probe, Expected] = {}  # for the next contender
+        self._kept: dict[Probe, Expected] = {}  # for the next contender
         self._tokens: dict[Any, str] = {}  # of weights that questions refer to, by their place
         self._weights_of: dict[str, torch.Tensor] = {}  # by token
 
@@ -39,7 +40,7 @@ class Judge:
         The answer is judged by the question's `ticket`. Weights are the bulk of a question, and
         many questions share theirs: `known` refers to them by tokens.
         """
-        asked = from_json(probes.Probe, probe)
+        asked = from_json(Probe, probe)
         found = self._expected_once(asked)
         self._num_asked += 1
         self._asked[self._num_asked] = found
@@ -53,7 +54,7 @@ class Judge:
         text, blobs = crossing.pack(found.question.script, tensors)
         return {"question": text, "known": known, "ticket": self._num_asked}, blobs
 
-    def _expected_once(self, probe: probes.Probe) -> Expected:
+    def _expected_once(self, probe: Probe) -> Expected:
         """Compute what a probe expects, or find it where an earlier contender was asked the same.
 
         At full size a float64 oracle is most of a probe's time.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing, probes, verdict
+from tuner.check import crossing, verdict
 from tuner.check.expected import Expected, expected, expected_of_call
+from tuner.check.probe import Probe
 from tuner.evaluate.modules import tagged
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.reference import load_problem
@@ -35,7 +36,7 @@ class Oracle:
             "sha256": self.problem.sha256,
         }
 
-    def expected(self, probe: probes.Probe) -> Expected:
+    def expected(self, probe: Probe) -> Expected:
         """Compute what a probe expects."""
         return expected(self.problem, probe, self.accuracy, self.device, models=self._models)
 

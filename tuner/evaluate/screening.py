@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.check import probes, produce, verdict
 from tuner.check.expected import Expected
 from tuner.check.majority import by_majority, redrawn
+from tuner.check.probe import Probe
 from tuner.evaluate.child import Answer
 from tuner.evaluate.modules import constructed, fused, module_of
 from tuner.evaluate.oracle import Oracle
@@ -90,7 +91,7 @@ class Screening:
         return verdict.merge(results, self._oracle.accuracy, is_thorough=False), has_raised
 
     def _in_other_draws(
-        self, make: Callable[[], torch.nn.Module], probe: probes.Probe, first: ProbeResult
+        self, make: Callable[[], torch.nn.Module], probe: Probe, first: ProbeResult
     ) -> ProbeResult:
         """Let a near miss not be decided by the one draw that screens all candidates."""
 

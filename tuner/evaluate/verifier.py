@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.check.majority import by_majority, redrawn
-from tuner.check.probes import Probe, thorough_probes
+from tuner.check.probe import Probe
+from tuner.check.probes import thorough_probes
 from tuner.check.verdict import merge
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, new_worker

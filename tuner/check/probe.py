@@ -1,0 +1,76 @@
+"""One thing that is asked of a candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tuner.check.crossing import Action, Dtype, GradientLayout, Gradients, Layout, Mode
+from tuner.problem.draws import Distribution, WeightKind
+
+__all__ = ["Probe"]
+
+GIVING = ("edit", "load", "assign", "replace", "replace one", "borrow", "borrow one")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One thing that is asked of a candidate.
+
+    `batch` None is as given. `weights`: "own" are those that the candidate's constructor draws,
+    "initial" those of the reference, all others are fresh. With several `calls`,
+    `inputs` says how the input of each relates to the one before: "fresh" (new content, new
+    memory), "repeated", "overwritten" (new content in the same memory, same version counter),
+    "nudged" (one element changed). `before` is what is done to the module before each call;
+    `other_weights` are those that it then gives it: "random", or "nudged", one element of each
+    parameter changed. Before the second call `more_calls` are made that nobody looks at.
+    `at_once`: two threads make the two calls, on a GPU on streams of their own, again and again.
+    `mode` "frozen" is training with every submodule in eval mode, "thawed" the reverse,
+    "cumulative" is training with momentum None. With `gradients` the calls that `backward` names
+    (by default the last) are differentiated in that order, after all calls, or with
+    `backward_at_once` each at once; "plain_inputs" asks for the parameters' alone. `dtype` is
+    what "convert" converts to. With `has_options` the
+    constructor gets other values where it has defaults. `is_reduced`: the batch is smaller
+    only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
+    are a draw of the reference's own. `traces` lists PyTorch's operations that ran.
+
+    `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
+    to refuse that aloud is a difference from a drop-in, no mistake; a wrong answer is one.
+    `may_refuse` makes a refusal not even that. `tells` is what a failure here usually means.
+    """
+
+    name: str
+    distribution: Distribution = "as_given"
+    batch: int | None = None
+    seed_inputs: int = 0
+    seed_weights: int = 0
+    weights: Literal["own", "initial"] | WeightKind = "random"
+    calls: int = 1
+    inputs: Literal["fresh", "repeated", "overwritten", "nudged"] = "fresh"
+    before: tuple[tuple[Action, ...], ...] = ()
+    other_weights: Literal["random", "nudged"] = "random"
+    more_calls: int = 0
+    at_once: bool = False
+    mode: Mode = "train"
+    gradients: Gradients = ""
+    gradient_layout: GradientLayout = "contiguous"
+    backward: tuple[int, ...] = ()
+    backward_at_once: bool = False
+    first_place: int = 0
+    dtype: Dtype = ""
+    has_options: bool = False
+    is_reduced: bool = False
+    is_drawn: bool = False
+    layout: Layout = "contiguous"
+    has_nan_memory: bool = False
+    has_side_stream: bool = False
+    traces: bool = False
+    wants_same_bits: bool = False
+    is_extra: bool = False
+    may_refuse: bool = False
+    tells: str = ""
+
+    @property
+    def gives_weights(self) -> bool:
+        """Whether the module gets other weights between its calls."""
+        return any(action in GIVING for actions in self.before for action in actions)
