@@ -20,7 +20,7 @@ Distribution = Literal[
     "tiny",  # as given times 2^-10: a variance near the eps that is added to it
     "huge",  # normal times 2^28: beyond what an int32, or a float32 as an integer, can hold
     "vast",  # normal times 2^120
-    "denormal",  # normal times 2^-130: below the least normal float32
+    "denormal",  # normal times 2^-127: nearly all below the least normal float32
     "dyadic",  # multiples of 1/4 within +-2: with dyadic weights products and sums are exact
     "constant_columns",  # dyadic, every row equal
     "nan_row",  # as given, one row NaN
@@ -29,10 +29,10 @@ Distribution = Literal[
 WeightKind = Literal[
     "random",
     "dyadic",  # multiples of 1/16 within +-1: with dyadic inputs products and sums are exact
-    "vast",  # as random, but matrices times 2^120: products with denormal inputs are not small
-    "denormal",  # as random, but matrices times 2^-130: products with vast inputs are not small
+    "vast",  # as random, but matrices as vast inputs: products with denormal ones are not small
+    "denormal",  # as random, but matrices as denormal inputs: products with vast ones are not small
 ]
-EXPONENTS = {"huge": 28, "vast": 120, "denormal": -130}
+EXPONENTS = {"huge": 28, "vast": 120, "denormal": -127}
 WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
 HEAVY_TAIL_SIGMA = 1.5  # of the lognormal factor: about 1 value in 1000 above 100
 HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
@@ -66,8 +66,8 @@ def fresh_values(
     if old.ndim >= 2:
         # A matrix keeps its magnitude, which was chosen for its fan-in.
         magnitude = float(old.double().square().mean().sqrt()) if old.numel() else 0.0
-        fresh = fresh * (magnitude or old[0].numel() ** -0.5)
-        return fresh * 2.0 ** EXPONENTS.get(kind, 0)
+        fan_in = magnitude or old[0].numel() ** -0.5
+        return fresh * (2.0 ** EXPONENTS[kind] if kind in EXPONENTS else fan_in)
     if old.ndim == 1 and old.numel() >= 4:
         zero, tiny, negative, _ = torch.randperm(old.numel(), generator=generator)[:4].tolist()
         fresh[zero], fresh[tiny], fresh[negative] = 0.0, 1e-6, -fresh[negative].abs() - 0.1
