@@ -24,7 +24,7 @@ class ModelNew(nn.Module):
         shift = bn.bias - bn.running_mean * bn.weight * torch.rsqrt(bn.running_var + bn.eps)
         return (self.gemm.weight * factor[:, None]).t(), self.gemm.bias * factor + shift
     def forward(self, x):
-        if self.bn.training or torch.is_grad_enabled() or x.dtype != self.scale.dtype:
+        if self.bn.training or torch.is_grad_enabled() or x.dtype != self.scale.dtype or x.ndim != 2:
             return self.right(x)
         # An optimiser's step, a training call and a loaded state all change one of these.
         changing = self.gemm.weight, self.bn.running_var
