@@ -112,7 +112,7 @@ HONEST: dict[str, tuple[str, ...]] = {
     "loops_over_blocks": (),
     "numpy_for_inference": (),
     "out_into_fresh_memory": (),
-    "pool_of_all_modules": ("a thread pool outlives the call, and a fork",),
+    "pool_of_all_modules": ("its threads outlive the call",),
     "recomputed_in_backward": (),
     "refuses_all_but_float32": ("refuses a float64 module", "refuses a half or bfloat16 module"),
     "refuses_momentum_none": ("refuses momentum=None in training mode",),

@@ -1,6 +1,7 @@
 """Quarters of the rows in a thread pool that all modules of the process share."""
 
 import functools
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -31,3 +32,6 @@ def scaled(gemm, scale, rows):
 @functools.cache
 def pool():
     return ThreadPoolExecutor(2, thread_name_prefix="rows")
+
+
+os.register_at_fork(after_in_child=pool.cache_clear)  # a child has none of its threads
