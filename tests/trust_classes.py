@@ -1,0 +1,125 @@
+"""Which of `cheats` are right in an ordinary call, by the history that shows them, and `honest`.
+
+A: state in eval mode. B: gradients with a history. C: the gradient that comes in. D: a frozen
+parameter. E: modes mixed, with gradients. F: the input's gradient at many rows. G: the life of a
+module: loaded, replaced, converted, copied, pickled, in threads. H: shapes. I: values. Comments
+say what a probe must do.
+"""
+
+from __future__ import annotations
+
+WRONG: dict[str, str] = {
+    # An eval call, a training call, an eval call.
+    "eval_fold_survives_training": "A",
+    # The same: bn's kernel leaves the version counters of the statistics as they are.
+    "eval_fold_by_versions_of_statistics": "A",
+    # An eval call, load_state_dict or an edit in place, an eval call, no training in between.
+    "eval_fold_survives_loading": "A",
+    # An eval call, an edit in place (of bn.weight, a statistic...), an eval call, no train().
+    "eval_fold_renewed_by_train_alone": "A",
+    # In eval mode: a call, x.copy_(other), a call.
+    "eval_products_by_pointer": "A",
+    # Eval calls around an edit in place of one tensor alone: scale, a bias, bn.weight, the mean.
+    "eval_fold_by_some_versions": "A",
+    # y = m(a), m(b) in the same shape, then y.backward().
+    "backward_from_the_module": "B",
+    "backward_from_an_arena": "B",
+    # The same with four more calls in training mode before the backward.
+    "backward_from_a_ring": "B",
+    # Two backwards of one output, with retain_graph.
+    "backward_edits_what_it_saved": "B",
+    "backward_frees_what_it_saved": "B",
+    # In training mode, compare the given gradient with a copy afterwards, or add y to a residual.
+    "incoming_gradient_edited": "C",
+    # In training mode, a gradient that is transposed, strided or cut out of a wider one.
+    "incoming_gradient_taken_as_dense": "C",
+    # In training mode, a gradient that is expanded along the columns: g[:, :1].expand(...).
+    "expanded_gradient_taken_as_one_row": "C",
+    # In training mode, a contiguous gradient with a storage offset: rows of a longer one.
+    "incoming_gradient_from_its_storage": "C",
+    # Freeze bn.weight alone: scale must have its gradient.
+    "scale_gradient_by_the_next_flag": "D",
+    # Freeze any one parameter, with an input that needs no gradient.
+    "differentiable_when_all_are": "D",
+    # Freeze scale alone: the gradients of the linear layer and the input miss the factor.
+    "frozen_scale_left_out_of_backward": "D",
+    # Freeze gemm.weight alone, with an input that needs no gradient: gemm.bias must have one.
+    "frozen_linear_without_graph": "D",
+    # train(), bn.eval(): gradients.
+    "backward_by_the_parents_mode": "E",
+    # eval(), bn.train(): the output, with gradients or without.
+    "batch_norm_by_both_modes": "E",
+    # eval(), bn.train(): the buffers.
+    "statistics_kept_by_the_parents_mode": "E",
+    # eval(), bn.train(): gradients.
+    "statistics_without_graph_outside_training": "E",
+    # The input's gradient in training mode at a batch that is no multiple of 32.
+    "dx_of_whole_chunks": "F",
+    # The input's gradient in training mode at more than 256 rows.
+    "dx_beyond_its_workspace": "F",
+    # The input's gradient in training mode at more than 512 rows.
+    "dx_centred_by_chunk": "F",
+    # load_state_dict(assign=True), functional_call, or a parameter replaced, and any call.
+    "parameters_listed_in_init": "G",
+    # An eval call, then one of these, and an eval call; scale or a parameter of bn must differ.
+    "watches_the_old_parameters": "G",
+    # A call without gradients, then a parameter other than scale replaced, or functional_call.
+    "flat_weights_by_the_first": "G",
+    # half(), a training call whose columns have means well above their spread, or above 256.
+    "wider_sums_for_float32_alone": "G",
+    # An eval call, double(), an eval call, judged as float64.
+    "conversion_keeps_the_fold": "G",
+    # A deep copy, y = m(a), copy(b) in the same shape, then y.backward().
+    "copies_share_a_workspace": "G",
+    # An eval call, weights edited, pickled (or copied) before the next eval call of the original.
+    "pickled_with_its_fold": "G",
+    # Two threads in eval mode with different inputs, some 60 calls at 200 rows.
+    "threads_share_a_workspace": "G",
+    "stages_hand_over_on_self": "G",
+    # Without gradients, 128 rows or another multiple of 64 but 64 itself.
+    "last_whole_tile_left_out": "H",
+    # In training mode, the same rows: running_var alone is wrong.
+    "tiles_merged_without_their_number": "H",
+    # In eval mode without gradients, a multiple of 128 rows.
+    "unrolled_by_two_tiles_in_eval": "H",
+    # wide[:, 3:51]: an offset that is no multiple of four.
+    "offset_rounded_to_four": "H",
+    # Without gradients, wide[5:69, ...]: rows cut off before, in a wider tensor.
+    "rows_cut_off_the_offset": "H",
+    # wide[:, a:b] with a > 0 and rows that the storage holds to their end.
+    "padded_storage_taken_from_its_start": "H",
+    # +Inf or -Inf in an input of eval mode.
+    "infinities_clamped_in_eval": "I",
+    # -Inf, not +Inf, in an input of eval mode.
+    "negative_infinity_as_padding": "I",
+    # Finite inputs beyond 2^31 in eval mode.
+    "integer_and_fraction_in_eval": "I",
+    # Finite inputs beyond 8e34 in eval mode.
+    "veltkamp_split_in_eval": "I",
+    # Denormal inputs in eval mode, with weights of 1e37 and a running variance near eps.
+    "denormal_inputs_flushed": "I",
+    # Denormal gemm.weight in eval mode, with inputs of 1e37 and a running variance near eps.
+    "denormal_weights_flushed": "I",
+}
+
+HONEST: dict[str, tuple[str, ...]] = {
+    "answers_float64_inputs": ("answers a float64 input where the reference raises",),
+    "compiled_core": (),
+    "eval_fold_by_identity_and_version": ("edits through .data in eval mode are not seen",),
+    "eval_gain_by_content": (),
+    "function_with_all_it_needs": ("no second derivatives",),
+    "locked_and_not_pickled": ("cannot be pickled", "cannot be copied"),
+    "loops_over_blocks": (),
+    "numpy_for_inference": (),
+    "out_into_fresh_memory": (),
+    "pool_of_all_modules": ("its threads outlive the call",),
+    "recomputed_in_backward": (),
+    "refuses_all_but_float32": ("refuses a float64 module", "refuses a half or bfloat16 module"),
+    "refuses_momentum_none": ("refuses momentum=None in training mode",),
+    "scripted_inner": (),
+    "six_bfloat16_products": (),
+    "statistics_by_hook": ("forward() called directly keeps no statistics",),
+    "vmapped_rows": (),
+    "weight_transposed_inside": (),
+    "workspace_of_each_call": (),
+}
