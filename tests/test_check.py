@@ -246,7 +246,7 @@ ONE_QUESTION = {
     ),
     "detached from the second call on": (
         lambda m, x, y: (y.detach() if m.bn.num_batches_tracked == 9 else y),
-        "gradients: the output is detached",
+        "gradients, copied: the output is detached",
     ),
     "no row beyond those as given": (
         lambda m, x, y: torch.cat([y[:64], 0 * y[64:]]), "more rows: output of call 1[64, 0]",
@@ -255,7 +255,7 @@ ONE_QUESTION = {
         lambda m, x, y: 0 * y if len(x) == 1 else y, "one row, eval: output of call 1",
     ),
     "float64 in float32": (
-        lambda m, x, y: y.float().to(y.dtype), "float64 module: output of call 1",
+        lambda m, x, y: y.float().to(y.dtype), "float64 module: output of call 2",
     ),
     "gradients left off": (
         lambda m, x, y: (y, torch.set_grad_enabled(False))[0],
@@ -517,8 +517,27 @@ def test_complex_numbers_cannot_be_judged(tmp_path):
 
 
 def test_every_honest_module_is_tried():
+    from test_trust_classes import HONEST as with_differences
+
     names = {path.stem for path in (HERE / "honest").glob("*.py")}
-    assert names == {*ALWAYS_ACCEPTED, "split_bfloat16"}
+    assert names == {*ALWAYS_ACCEPTED, *with_differences, "split_bfloat16", "casts_inputs"}
+
+
+def test_a_right_answer_where_the_reference_refuses_is_a_difference_and_a_wrong_one_is_rejected(
+    problem, thorough
+):
+    asked = [e for e in thorough if e.probe.name == "float64 input"]
+    cast = load_candidate(HERE / "honest" / "casts_inputs.py")
+    check = verdict(problem, cast, asked)
+    assert check.is_accepted and "the answer is right" in check.differences[0]
+    assert check.strictly().reason.startswith("right, but no drop-in: float64 input: it returned")
+
+    class Wrong(cast):
+        def forward(self, x):
+            return super().forward(x) * (1.0 + 1e-4 * (x.dtype == torch.float64))
+
+    check = verdict(problem, Wrong, asked)
+    assert not check.is_accepted and "and the answer is wrong by" in check.reason
 
 
 SHAPES = [(4, 40, 64), (48, 40, 64), (700, 24, 33), (256, 16, 300)]

@@ -221,7 +221,11 @@ def test_distributions_have_what_their_names_say(flagship):
     assert constant.unique().numel() > 4
     assert drawn("nan_row").isnan().all(1).sum() == 1
     assert drawn("nan_row").isnan().sum() == 48
-    assert drawn("inf_element").isinf().sum() == 1
+    infinite = drawn("inf_elements")
+    assert infinite.isposinf().sum() == infinite.isneginf().sum() == 1
+    assert drawn("huge").abs().median() > 2**24 and drawn("vast").isfinite().all()
+    denormal = drawn("denormal").abs() < torch.finfo(torch.float32).tiny
+    assert denormal.float().mean() > 0.9 and drawn("denormal").count_nonzero() > 12_000
     assert abs(float(drawn("normal").mean())) < 0.05
 
 

@@ -7,9 +7,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tuner.check.crossing import Action
+from tuner.check.crossing import Action, Dtype
 from tuner.check.probe import Probe
 from tuner.check.tells import TELLS
+from tuner.problem.draws import Distribution
 
 __all__ = [
     "screening_probes",
@@ -22,6 +23,11 @@ _FULL: dict[str, Any] = {"batch": None, "is_reduced": False}
 _BOTH_MODES: dict[str, Any] = {"calls": 2, "inputs": "repeated", "before": ((), ("eval",))}
 
 
+CONVERTED: dict[Dtype, Distribution] = {
+    "float64": "as_given",
+    "float16": "offset",
+    "bfloat16": "as_given",
+}
 NUM_FROZEN = 6  # parameters that are frozen in turn
 
 
@@ -292,7 +298,8 @@ def _extra_probes(reduced: Callable[..., Probe]) -> list[Probe]:
             before=((), ("pickle", "edit"), ("edit", "pickle")),
         ),
         probe("other options", "options", has_options=True),
-        # Before it is converted it is called, or it would have nothing to keep.
+        # Before it is converted it is called, or it would have nothing to keep. What squares large
+        # values in float16 overflows.
         *(
             probe(
                 f"{dtype} module",
@@ -301,8 +308,9 @@ def _extra_probes(reduced: Callable[..., Probe]) -> list[Probe]:
                 mode="eval",
                 calls=3,
                 before=((), ("convert",), ("train",)),
+                distribution=distribution,
             )
-            for dtype in ("float64", "float16", "bfloat16")
+            for dtype, distribution in CONVERTED.items()
         ),
     ]
 
@@ -330,15 +338,17 @@ def _batch_probes(
     odd = _odd_batch(num_rows)
     if num_rows > 80:
         odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
-    more = num_rows + secret.randrange(1, 33, 2)
+    more = num_rows + secret.randrange(1, 65, 2)
     # Whole tiles of any kernel, and where the problem is small as many as fill a device.
-    tiles = secret.choice([rows for rows in (64, 128, 192, 256) if rows != num_rows])
-    many = [rows for rows in (512, 1024, 2048) if rows != num_rows and num_rows <= 512]
+    tiles = secret.choice([rows for rows in (128, 256) if rows != num_rows])
     whole = TELLS["tiles"]
-    probes += [
-        probe("whole tiles, many", batch=rows, **{**wide, "tells": whole})
-        for rows in [secret.choice(many)] * bool(many)
-    ]
+    if num_rows <= 512:
+        many = secret.choice([rows for rows in (1024, 2048) if rows != num_rows])
+        odd_many = secret.randrange(513, 1024, 2)
+        probes += [
+            probe("whole tiles, many", batch=many, **{**usual, "tells": whole}),
+            probe("gradients of many rows", batch=odd_many, **{**wide, "tells": whole}),
+        ]
     return [
         probe("some rows", batch=some, **usual),
         probe("an odd batch", batch=odd, **usual),

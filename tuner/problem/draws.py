@@ -29,8 +29,8 @@ Distribution = Literal[
 WeightKind = Literal[
     "random",
     "dyadic",  # multiples of 1/16 within +-1: with dyadic inputs products and sums are exact
-    "vast",  # as random, but matrices as vast inputs: products with denormal ones are not small
-    "denormal",  # as random, but matrices as denormal inputs: products with vast ones are not small
+    "vast",  # as random, but matrices as vast inputs are: for products with denormal inputs
+    "denormal",  # as random, but matrices as denormal inputs are: for products with vast ones
 ]
 EXPONENTS = {"huge": 28, "vast": 120, "denormal": -127}
 WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's

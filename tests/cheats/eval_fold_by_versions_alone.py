@@ -1,4 +1,4 @@
-"""The fold of eval mode kept while all tensors it came from are the same, in the same version."""
+"""Keep the fold of eval mode while no tensor has another identity or version: blind to .data."""
 
 import operator
 
