@@ -128,6 +128,10 @@ class Producer:
         text, blobs = crossing.pack(self._with_changes(found.report, changes), found.tensors)
         return {"call": call, "answer": text}, blobs
 
+    def kept_outputs(self) -> Answer:
+        """Return a few elements of every timed call's outputs, as `Keeper.kept`."""
+        return self._timed.keeper.kept()
+
 
 def _compiled(problem: Problem, device: str, mode: str) -> torch.nn.Module:
     """Return the reference, compiled at its first call, with the keys of its own state."""

@@ -1,0 +1,218 @@
+"""A few elements of every output of every timed call, and what they must be.
+
+The contender's process draws the positions when a call has returned, and hands over what it kept
+when all calls are over. Which calls are compared is drawn afterwards, in another process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.compare import compare, limits_of
+from tuner.check.crossing import Script, pack
+from tuner.check.exercise import kinds_of, outputs_of
+from tuner.check.expected import Expected
+from tuner.evaluate.child import Answer
+from tuner.evaluate.inputs import REPEATED_FROM
+from tuner.problem.accuracy import Accuracy
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["NUM_ELEMENTS", "Keeper", "missing_calls", "wrong_element"]
+
+NUM_ELEMENTS = 16  # kept of each output of each call
+# A kept element may be as far beyond its limit as a near miss of a probe, which other draws would
+# decide: what a call left out is much further away.
+NEAR_MISS = 4.0
+
+Key = tuple[Any, ...]  # what outputs are, cheaper to compute than their description
+
+
+class Keeper:
+    """Keeps elements of outputs; made before a stranger's file is imported.
+
+    PyTorch's and the system's functions are bound here, so that one that is replaced later is
+    not called.
+    """
+
+    def __init__(self, device: str) -> None:
+        import numpy as np
+        import torch
+
+        self._is_cuda = device.startswith("cuda")
+        self._device = torch.device(device)
+        self._urandom, self._numpy = os.urandom, np
+        self._tensor, self._from_numpy = torch.Tensor, torch.from_numpy
+        self._as_strided, self._index_select = torch.as_strided, torch.index_select
+        self._strided = torch.strided
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all calls: those that follow are given other inputs."""
+        self._numbers: list[int] = []
+        self._kinds: list[tuple[str, ...]] = []
+        self._known: dict[Key, tuple[str, ...]] = {}
+        self._positions: list[list[Any]] = []  # of each call: an array for each output
+        self._values: list[list[torch.Tensor]] = []
+
+    def keep(self, call: int, result: Any) -> None:
+        """Copy up to `NUM_ELEMENTS` elements of each output of a call that has just returned.
+
+        On a GPU the copy is enqueued on the current stream, and nothing is waited for: work that
+        goes on elsewhere is not done yet when it is looked at.
+        """
+        outputs = outputs_of(result)
+        self._numbers.append(call)
+        key = (type(result), *(self._key_of(output) for output in outputs))
+        kinds = self._known.get(key)
+        if kinds is None:
+            kinds = self._known[key] = kinds_of(result)
+        self._kinds.append(kinds)
+        positions, values = [], []
+        for output in outputs:
+            if type(output) is self._tensor and output.layout is self._strided:
+                places, elements = self._elements_of(output)
+                positions.append(places)
+                values.append(elements)
+        self._positions.append(positions)
+        self._values.append(values)
+
+    def _key_of(self, output: Any) -> Key:
+        if not isinstance(output, self._tensor):
+            return (type(output),)
+        return (
+            type(output), output.dtype, output.shape, output.device, output.requires_grad,
+            output.is_inference(),
+        )  # fmt: skip
+
+    def _elements_of(self, output: torch.Tensor) -> tuple[Any, torch.Tensor]:
+        """Return random positions in the flattened output, and the elements there.
+
+        They are found by their place in memory: a flat view of any strides would be a copy.
+        """
+        np = self._numpy
+        output = output.detach().resolve_neg()
+        size = output.numel()
+        if size == 0:
+            return np.empty(0, dtype=np.int64), output.reshape(-1)
+        drawn = np.frombuffer(self._urandom(8 * NUM_ELEMENTS), dtype=np.uint64)
+        positions = (drawn % np.uint64(size)).astype(np.int64)
+        offsets, extent = positions, size
+        if not output.is_contiguous():
+            offsets, rest, extent = np.zeros_like(positions), positions, 1
+            for length, stride in zip(
+                reversed(output.shape), reversed(output.stride()), strict=True
+            ):
+                offsets = offsets + rest % length * stride
+                rest, extent = rest // length, extent + (length - 1) * stride
+        flat = self._as_strided(output, (extent,), (1,), output.storage_offset())
+        index = self._from_numpy(offsets)
+        if self._is_cuda:  # pinned, else the copy could wait for what is enqueued before it
+            index = index.pin_memory().to(output.device, non_blocking=True)
+        return positions, self._index_select(flat, 0, index)
+
+    def kept(self) -> Answer:
+        """Return what was kept, as one tensor for all calls' elements of an output.
+
+        `numbers` are the calls', `kinds` those of the first call, and `odd` tells of the first
+        call that returned another kind ("" where there is none; then no elements are returned).
+        `positions.<j>` and `values.<j>` are [call][element] of output j.
+        """
+        import torch
+
+        usual = self._kinds[0] if self._kinds else ()
+        tensors: dict[str, torch.Tensor] = {}
+        odd = next((kinds for kinds in self._kinds if kinds != usual), None)
+        if odd is None:
+            for j in range(len(self._values[0]) if self._values else 0):
+                places = self._numpy.stack([each[j] for each in self._positions])
+                tensors[f"positions.{j}"] = self._from_numpy(places)
+                tensors[f"values.{j}"] = torch.stack([each[j] for each in self._values])
+        text, blobs = pack(Script(), tensors)
+        return {
+            "numbers": self._numbers,
+            "kinds": list(usual),
+            "odd": "" if odd is None else ", ".join(odd),
+            "kept": text,
+        }, blobs
+
+
+def missing_calls(numbers: Sequence[int], num_asked: int) -> str:
+    """Return why the calls that elements were kept of cannot be all that were asked for.
+
+    Args:
+        numbers: of the calls that something was kept of.
+        num_asked: how many calls the process was asked for; it may have made more.
+    """
+    twice = [number for number, count in Counter(numbers).items() if count > 1]
+    if twice:
+        return f"timed call {twice[0]} was reported twice; each call has one output"
+    for is_repeated in (False, True):
+        own = sorted(n for n in numbers if (n >= REPEATED_FROM) == is_repeated)
+        if own and own[-1] - own[0] + 1 != len(own):
+            missing = own[-1] - own[0] + 1 - len(own)
+            return f"of {missing} timed calls no output was kept; one of every call is expected"
+    if len(numbers) < num_asked:
+        return (
+            f"of {num_asked - len(numbers)} of {num_asked} timed calls no output was kept; "
+            "one of every call is expected"
+        )
+    return ""
+
+
+def wrong_element(
+    expected: Expected,
+    kinds: Sequence[str],
+    positions: Mapping[str, torch.Tensor],
+    values: Mapping[str, torch.Tensor],
+    accuracy: Accuracy,
+) -> str:
+    """Compare kept elements of one call with the reference's; return what is wrong, or nothing.
+
+    Args:
+        expected: of that call.
+        kinds: of its outputs.
+        positions: of elements in the flattened outputs, by the output's name ("call0.output0").
+        values: those elements.
+        accuracy: the class whose limits hold.
+    """
+    if tuple(kinds) != expected.report.kinds[0]:
+        return f"it returned {', '.join(kinds)}; expected {', '.join(expected.report.kinds[0])}"
+    for number, (name, oracle) in enumerate(expected.oracle.items()):
+        if name not in positions or name not in values:
+            return f"nothing was kept of output {number + 1}; some elements are expected"
+        places, got = positions[name], values[name]
+        if len(places) != len(got) or len(places) != min(
+            NUM_ELEMENTS, NUM_ELEMENTS * oracle.numel()
+        ):
+            return f"{len(got)} elements were kept of output {number + 1}; expected {NUM_ELEMENTS}"
+        if not len(places):
+            continue
+        if got.dtype != expected.dtypes[name] or not 0 <= int(places.min()) <= int(
+            places.max()
+        ) < (oracle.numel()):
+            return f"what was kept of output {number + 1} is not of that output"
+        want = oracle.reshape(-1)[places]
+        mask = expected.unjudged.get(name)
+        unjudged = None if mask is None else mask.reshape(-1)[places]
+        is_double = str(expected.dtypes[name]) == "torch.float64"
+        limits = limits_of(
+            name, expected.baseline[name], expected.num_rows, accuracy, is_double=is_double
+        )
+        error = compare(got, want, unjudged, accuracy)
+        # The limit of the root mean square is one of a whole output; 16 elements may exceed it.
+        if limits.excess(dataclasses.replace(error, rms_abs=0.0)) > NEAR_MISS:
+            difference = (got.double() - want.double()).abs().nan_to_num(float("inf"))
+            if unjudged is not None:
+                difference = difference.masked_fill(unjudged, 0.0)
+            at = int(difference.argmax())
+            return (
+                f"element {int(places[at])} of output {number + 1}: got {got[at].item():.9g}, "
+                f"expected {want[at].item():.9g}"
+            )
+    return ""
