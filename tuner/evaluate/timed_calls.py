@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from tuner.check.majority import by_majority
+from tuner.errors import WorkerError
 from tuner.evaluate.kept import missing_calls
 from tuner.evaluate.task import asked
 from tuner.evaluate.timed import NUM_UNTIMED
@@ -32,12 +35,12 @@ class TimedCalls:
     def burst(self, racer: Worker, num_samples: int) -> Reply:
         """Ask for that many samples."""
         self._num_asked[racer] += NUM_UNTIMED + num_samples
-        return asked(racer, "time_model", {"num_samples": num_samples})
+        return _asked_of(racer, "time_model", {"num_samples": num_samples})
 
     def repeat(self, racer: Worker, num_calls: int) -> None:
         """Ask for that many calls in a row."""
         self._num_asked[racer] += num_calls
-        asked(racer, "repeat", {"num_calls": num_calls})
+        _asked_of(racer, "repeat", {"num_calls": num_calls})
 
     def last_output(self, judge: Worker, racer: Worker) -> str:
         """Judge the whole output of the last call of `repeat`; return what is wrong with it."""
@@ -45,7 +48,7 @@ class TimedCalls:
         def ask(draw: int) -> ProbeResult:
             if draw:
                 self.repeat(racer, 1)
-            answer = asked(racer, "timed_output", {})
+            answer = _asked_of(racer, "timed_output", {})
             verdict = _judged(judge, "judge_timed", answer)
             if isinstance(verdict, str):
                 nothing = float("nan")
@@ -62,7 +65,7 @@ class TimedCalls:
         Which calls these are is drawn here, after all calls are over: every call that was timed
         may be among them.
         """
-        answer = asked(racer, "kept_outputs", {})
+        answer = _asked_of(racer, "kept_outputs", {})
         numbers = [int(number) for number in answer.data["numbers"]]
         refusal = missing_calls(numbers, self._num_asked[racer])
         if refusal:
@@ -78,12 +81,28 @@ class TimedCalls:
         return verdict if isinstance(verdict, str) else str(verdict.data["reason"])
 
 
+def _asked_of(racer: Worker, job: str, payload: Mapping[str, Any]) -> Reply:
+    """Run a job in a process of the race.
+
+    Raises:
+        WorkerError: it ended, before the job (a fresh one would hold no module) or in it.
+    """
+    if not racer.is_alive:
+        raise WorkerError(f"{racer.name}: its process ended between two calls: {racer.ending()}")
+    return asked(racer, job, payload)
+
+
 def _judged(judge: Worker, job: str, answer: Reply) -> Reply | str:
     """Return the judge's reply, or why the answer cannot be read.
 
     Raises:
         WorkerError: the judge ended or did not answer: no fault of the contender.
     """
+    if not judge.is_alive:
+        raise WorkerError(
+            f"the judge of the race ended: {judge.ending()}. This is an error of the machine, not "
+            "a verdict on a module. Next: see whether memory ran out, then ask again"
+        )
     try:
         return judge.call(job, answer.data, answer.blobs, timeout_s=JOB_TIMEOUT_S)
     except JobFailed as failure:

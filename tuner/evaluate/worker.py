@@ -142,6 +142,7 @@ class Worker:
         self._generation = 0
         self._number = 0
         self._log_tail = ""
+        self._ending = ""
         self._is_closed = False
         self._rests = False
 
@@ -173,6 +174,13 @@ class Worker:
         """The last of what the child printed (of the last child, when none is running)."""
         child = self._child
         return child.log_tail if child is not None else self._log_tail
+
+    def ending(self) -> str:
+        """Say how the last child ended, e.g. "killed by signal 9 (SIGKILL)"; "" before any did."""
+        with self._lock:
+            if self._child is not None and not self._child.is_idle:
+                self._bury()
+            return self._ending
 
     def get_ready(self) -> None:
         """Begin to start the server that the child will be forked by; does not wait."""
@@ -330,7 +338,9 @@ class Worker:
     def _bury(self) -> int:
         child, self._child = self._child, None
         assert child is not None
+        sentence = child.sentence if child.is_condemned else ""
         code = child.bury()
+        self._ending = sentence or describe_exit(code)
         self._log_tail = child.log_tail
         return code
 
