@@ -28,7 +28,7 @@ from typing import Any
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Blob, Closed, Expired, Garbled
 from tuner.evaluate.child import Fault
-from tuner.evaluate.forkserver import preload
+from tuner.evaluate.forkserver import import_path, preload
 from tuner.evaluate.process import KILL_WAIT_S, SETTINGS, Child, describe_exit
 from tuner.wording import one_line
 
@@ -200,7 +200,7 @@ class Worker:
                 if self._child.is_idle:
                     return
                 self._bury()
-            options = {"path": sys.path, "entry": self._entry}
+            options = {"path": import_path(sys.path), "entry": self._entry}
             self._child = Child(options, {**os.environ, **self._env})
             self._generation += 1
             self._number = 0
