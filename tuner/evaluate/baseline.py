@@ -31,6 +31,7 @@ class Baseline:
         self._timed = Timed(oracle.device, oracle.accuracy)
         self._timed.take_reference(oracle.problem)
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
+        self.operations = self._timed.operations
 
     def timing_set(self, has_other_values: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.

@@ -13,13 +13,15 @@ One child serves one role at a time, each with the jobs that belong to it:
                  time_model,
                  timing_set,
                  judge_timed,
-                 judge_kept
+                 judge_kept,
+                 operations
     producer     load, receive,      holds one stranger; only produces tensors and times
                  answer, time_model,
                  take_timing_set,
                  repeat,
                  timed_output,
-                 kept_outputs
+                 kept_outputs,
+                 operations
 
 Payloads and answers are JSON; tensors travel as raw bytes beside it.
 """

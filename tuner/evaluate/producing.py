@@ -57,6 +57,7 @@ class Producer:
         self._device, self._accuracy = device, Accuracy.parse(accuracy)
         self._timed = Timed(device, self._accuracy)  # before the import
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
+        self.operations = self._timed.operations
         self._received: dict[str, torch.Tensor] = {}
         self._is_own_seed = True
         self._functions: dict[str, Any] = {}  # PyTorch's, before a stranger was imported

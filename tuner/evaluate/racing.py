@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.errors import WorkerError
@@ -51,13 +51,15 @@ class Race:
     `bursts` are samples in us, [lane][process][round][sample]. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
-    `elsewhere` is the same race on other values, if that was asked for.
+    `elsewhere` is the same race on other values, if that was asked for. `falls_back` says whose
+    timed call ran the reference's own operations.
     """
 
     bursts: list[list[list[list[float]]]]
     num_throttled: int = 0
     num_disturbed: int = 0
     elsewhere: Race | None = None
+    falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
 
     def __getitem__(self, lane: int) -> list[list[float]]:
         return [[statistics.median(burst) for burst in rounds] for rounds in self.bursts[lane]]
@@ -147,6 +149,11 @@ class Racer:
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
                 self._judge_kept(racers, contenders)
+                if number == 0:
+                    for lane_number, contender in enumerate(contenders, 1):
+                        race.falls_back[lane_number] = not contender.is_ours and (
+                            self._calls.is_own_path(racers[0], racers[lane_number])
+                        )
                 if race.elsewhere is not None and number < SETS_ELSEWHERE:
                     self._give_timing_set(racers, has_other_values=True)
                     seconds_elsewhere = seconds * SHARE_ELSEWHERE
@@ -340,6 +347,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         samples_us=_frozen(race.bursts[lane]),
         baseline_samples_us=_frozen(race.bursts[0]),
         num_throttled=race.num_throttled,
+        falls_back=race.falls_back.get(lane, False),
         elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
     )
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tuner.check.exercise import outputs_of, snapshot
+from tuner.check.exercise import outputs_of, recorded, snapshot
 from tuner.check.surroundings import changed, settings
 from tuner.evaluate.child import Answer, Fault
 from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.kept import Keeper
 from tuner.evaluate.measure import measure
+from tuner.evaluate.own_path import is_compiled
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.machine.device import describe
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -139,6 +140,18 @@ class Timed:
             is_bare = len(outputs) == 1 and outputs[0] is result
             self.last = LastCall(call, copies[0] if is_bare else copies, tuple(changed(before)))
         return {}, ()
+
+    def operations(self) -> Answer:
+        """Return PyTorch's operations of one untimed call; none of a module that is compiled."""
+        import torch
+
+        names: list[str] = []
+        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+            inputs = self.inputs.of_call(self.inputs.fresh_call())
+            if not is_compiled(self.model):
+                with recorded(names):
+                    self.model(*inputs)
+        return {"operations": names}, ()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 from tuner.check.majority import by_majority
 from tuner.errors import WorkerError
 from tuner.evaluate.kept import missing_calls
+from tuner.evaluate.own_path import is_own_path
 from tuner.evaluate.task import asked
 from tuner.evaluate.timed import NUM_UNTIMED
 from tuner.evaluate.worker import JobFailed, Reply, Worker
@@ -58,6 +59,14 @@ class TimedCalls:
             return from_json(ProbeResult, json.dumps(verdict.data["result"]))
 
         return by_majority(ask).reason
+
+    def is_own_path(self, baseline: Worker, racer: Worker) -> bool:
+        """Whether a call of the contender runs the reference's own operations."""
+        theirs, mine = (
+            [str(name) for name in _asked_of(each, "operations", {}).data["operations"]]
+            for each in (baseline, racer)
+        )
+        return is_own_path(theirs, mine)
 
     def kept_outputs(self, judge: Worker, racer: Worker) -> str:
         """Judge elements of some calls' outputs; return what is wrong with them, or nothing.
