@@ -513,6 +513,15 @@ def test_the_cpu_timer_keeps_to_its_own_clock_and_renews_inputs_outside_of_the_t
     assert all(0 < us < 20_000 for us in times)
 
 
+def test_what_a_timer_keeps_of_a_call_is_its_result_outside_of_the_time():
+    timer = CpuTimer(is_cold=False)
+    seen: list[tuple[int, object]] = []
+    timer.keep = lambda i, result: (time.sleep(0.02), seen.append((i, result)))
+    times = timer.samples(lambda i: f"result {i}", 3)
+    assert seen == [(i, f"result {i}") for i in range(3)]
+    assert all(us < 20_000 for us in times)
+
+
 def test_the_cpu_timer_gives_a_plausible_time_to_real_work():
     import torch
 

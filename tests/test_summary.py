@@ -230,3 +230,11 @@ def test_hostile_text_moves_no_cursor_in_the_terminal(tmp_path):
     text = format_summary(summary(make_hostile(tmp_path)))
     assert "\x1b" not in text and "\u2028" not in text
     assert_fits_a_terminal(text)
+
+
+def test_a_file_that_runs_pytorchs_own_operations_is_no_difference(tmp_path):
+    made = trials(30)
+    proof = replace(result(made).exported, falls_back=True)
+    told = summary(make_run(tmp_path, made, replace(result(made), exported=proof)))
+    assert told.kind == "no difference"
+    assert told.verdict.startswith("No difference from PyTorch: the file runs its own operations")

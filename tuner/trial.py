@@ -263,7 +263,8 @@ class Finalist:
     told of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
     speed-up on random weights and normal inputs, where that was asked for. `key` is equal for
     equal code on equal terms, `race_key` for all that were in one race, and `seed` is that of the
-    probes: a later sitting need not check or race again.
+    probes: a later sitting need not check or race again. `falls_back` says that a timed call ran
+    the reference's own operations.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -282,6 +283,13 @@ class Finalist:
     key: str = ""
     race_key: str = ""
     seed: int = 0
+    falls_back: bool = False
+
+    @property
+    def verdict(self) -> Literal["faster", "slower", "no difference"] | None:
+        """The interval's, but what runs the reference's own operations is never faster."""
+        found = self.interval.verdict if self.interval is not None else None
+        return "no difference" if self.falls_back and found == "faster" else found
 
     @property
     def depends_on_values(self) -> bool:

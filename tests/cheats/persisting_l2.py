@@ -19,5 +19,7 @@ class ModelNew(nn.Module):
     def forward(self, x):
         if x.device.type == "cuda":
             driver = ctypes.CDLL("libcuda.so.1")
-            driver.cuCtxSetLimit(6, ctypes.c_size_t(16 * 2**20))  # CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+            driver.cuCtxSetLimit(
+                6, ctypes.c_size_t(16 * 2**20)
+            )  # CU_LIMIT_PERSISTING_L2_CACHE_SIZE
         return self.right(x)

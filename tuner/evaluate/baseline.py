@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from typing import Any
 
 from tuner.check import crossing
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.inputs import RotatingInputs
+from tuner.evaluate.kept import wrong_element
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.timed import WEIGHT_SEED, Timed
 from tuner.problem.accuracy import math_mode
 from tuner.trial import to_json
 
 __all__ = ["Baseline"]
+
+FEWEST_JUDGED = 3  # timed calls of one contender in one set of processes, however slow
+JUDGED_S = 0.3  # then no further one is begun
 
 
 class Baseline:
@@ -26,6 +31,7 @@ class Baseline:
         self._timed = Timed(oracle.device, oracle.accuracy)
         self._timed.take_reference(oracle.problem)
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
+        self.operations = self._timed.operations
 
     def timing_set(self, has_other_values: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.
@@ -37,6 +43,7 @@ class Baseline:
             self._problem.randomise(self._timed.model, WEIGHT_SEED)
             self._timed.inputs = RotatingInputs([])  # first, since there may be no memory for both
             self._timed.inputs = RotatingInputs(self._other_inputs())
+            self._timed.keeper.clear()
         tensors = {f"state.{n}": t for n, t in self._timed.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
         text, blobs = crossing.pack(crossing.Script(), tensors)
@@ -64,3 +71,43 @@ class Baseline:
             expected = self._oracle.expected_of_call(self._timed.model, inputs)
             result = self._oracle.verdict(expected, given)
         return {"result": json.loads(to_json(result))}, ()
+
+    def judge_kept(
+        self,
+        kept: str,
+        numbers: list[int],
+        kinds: list[str],
+        drawn: list[int],
+        blobs: list[memoryview],
+    ) -> Answer:
+        """Compare what was kept of some timed calls with the reference; the reason, or "".
+
+        Args:
+            kept: `positions.<j>` and `values.<j>` of output j, [call][element].
+            numbers: of the calls, in the same order.
+            kinds: of every call's outputs.
+            drawn: which calls are compared, as places in `numbers`. Slow ones take turns until
+                `JUDGED_S` are over; `FEWEST_JUDGED` are compared in any case.
+            blobs: the tensors' bytes.
+        """
+        _, tensors = crossing.unpack(crossing.Script, kept, blobs, self._oracle.device)
+        outputs = range(sum(name.startswith("values.") for name in tensors))
+        start_s = time.monotonic()
+        for count, row in enumerate(drawn):
+            if count >= FEWEST_JUDGED and time.monotonic() - start_s > JUDGED_S:
+                break
+            with math_mode(self._oracle.accuracy):
+                inputs = self._timed.inputs.of_call(numbers[row])
+                expected = self._oracle.expected_of_call(self._timed.model, inputs)
+                positions, values = (
+                    {f"call0.output{j}": tensors[f"{part}.{j}"][row] for j in outputs}
+                    for part in ("positions", "values")
+                )
+                wrong = wrong_element(expected, kinds, positions, values, self._oracle.accuracy)
+            if wrong:
+                return {
+                    "reason": f"the output of a timed call was wrong: {wrong} (timed call "
+                    f"{row + 1} of {len(numbers)}, one of {len(drawn)} that were drawn after "
+                    "all were over); was work left out while it was timed?"
+                }, ()
+        return {"reason": ""}, ()

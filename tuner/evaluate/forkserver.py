@@ -27,12 +27,14 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import psutil
 
-__all__ = ["MARKER", "SERVER", "Process", "preload", "serve_forks", "start_process"]
+__all__ = [
+    "MARKER", "SERVER", "Process", "import_path", "preload", "serve_forks", "start_process",
+]  # fmt: skip
 
 # Which server: what is ours and what a stranger may harm have different ones.
 SERVER = "TUNER_FORK_SERVER"
@@ -111,6 +113,29 @@ def start_process(
     raise AssertionError
 
 
+def import_path(entries: Sequence[str]) -> list[str]:
+    """Return what a process of ours imports from: all these folders but the current one.
+
+    A `json.py` or `torch.py` in the folder where the tuner was started is not ours. The current
+    folder stays where the tuner itself or installed packages are: in a checkout of the tuner.
+
+    Args:
+        entries: as in `sys.path` or `PYTHONPATH`; "" is the current folder.
+    """
+    try:
+        here = os.path.realpath(os.getcwd())
+    except OSError:  # it is gone
+        here = ""
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    is_installed = os.path.basename(here) in ("site-packages", "dist-packages")
+    folders = [os.path.abspath(entry) if entry else here for entry in entries]
+    return [
+        folder
+        for folder in dict.fromkeys(folders)
+        if folder and (os.path.realpath(folder) != here or here == ours or is_installed)
+    ]
+
+
 def preload(env: Mapping[str, str]) -> None:
     """Start the server for that environment, without waiting until it is ready."""
     _server_for(env)
@@ -129,15 +154,22 @@ class _Server:
         def spawn_and_wait() -> None:
             # Linux sends the parent-death signal when the spawning thread ends: this one lives
             # as long as the server.
-            options = {"path": sys.path, "fd": theirs.fileno(), "parent_pid": os.getpid()}
-            command = [sys.executable, "-X", "faulthandler", "-c", _BOOTSTRAP]
+            options = {
+                "path": import_path(sys.path),
+                "fd": theirs.fileno(),
+                "parent_pid": os.getpid(),
+            }
+            # -P: `-c` alone would import `json` from the current folder. Without PYTHONPATH, since
+            # a `sitecustomize.py` there runs before `path` is set.
+            command = [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOTSTRAP]
+            left_out = (MARKER, "PYTHONPATH")
             try:
                 process = subprocess.Popen(
                     [*command, json.dumps(options)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    env={name: value for name, value in env.items() if name != MARKER},
+                    env={name: value for name, value in env.items() if name not in left_out},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )

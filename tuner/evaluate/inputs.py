@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-__all__ = ["RotatingInputs"]
+__all__ = ["REPEATED_FROM", "RotatingInputs"]
 
 NUM_INPUT_SETS = 3  # rotated while timing, so that no call finds its own input in a cache
 REPEATED_FROM = 2**40  # numbers of calls that no timer reaches

@@ -12,12 +12,16 @@ One child serves one role at a time, each with the jobs that belong to it:
     baseline     prepare, repeat,    holds the reference; is timed, judges timed outputs
                  time_model,
                  timing_set,
-                 judge_timed
+                 judge_timed,
+                 judge_kept,
+                 operations
     producer     load, receive,      holds one stranger; only produces tensors and times
                  answer, time_model,
                  take_timing_set,
                  repeat,
-                 timed_output
+                 timed_output,
+                 kept_outputs,
+                 operations
 
 Payloads and answers are JSON; tensors travel as raw bytes beside it.
 """
@@ -144,6 +148,6 @@ _CHILD = _Child()
 def handle(job: str, payload: dict[str, Any], blobs: list[memoryview]) -> Answer:
     """Run one job of this child; payload entries are the job's arguments."""
     run = _CHILD.job(job)
-    if job in ("answer", "judge", "judge_timed", "receive", "take_timing_set"):
+    if job in ("answer", "judge", "judge_kept", "judge_timed", "receive", "take_timing_set"):
         return run(**payload, blobs=blobs)
     return run(**payload)

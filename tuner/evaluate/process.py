@@ -38,8 +38,9 @@ __all__ = ["KILL_WAIT_S", "SETTINGS", "Child", "available_bytes", "describe_exit
 LOG_TAIL_BYTES = 64 * 2**10
 KILL_WAIT_S = 30.0  # the driver may need seconds to tear down a context with a running kernel
 LOOK_EVERY_S = 0.2  # at the memory that is left; 50 us each time
-# The user's filter of warnings must not turn a stranger's into errors.
-SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": ""}
+# The user's filter of warnings must not turn a stranger's into errors. Programs that PyTorch's or
+# Triton's compilers start with `python -m` import nothing from the current folder.
+SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "", "PYTHONSAFEPATH": "1"}
 RESERVE_BYTES = 1 * 2**30  # left to the machine; a runaway allocates some 0.4 GB between two looks
 
 

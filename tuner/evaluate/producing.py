@@ -57,6 +57,7 @@ class Producer:
         self._device, self._accuracy = device, Accuracy.parse(accuracy)
         self._timed = Timed(device, self._accuracy)  # before the import
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
+        self.operations = self._timed.operations
         self._received: dict[str, torch.Tensor] = {}
         self._is_own_seed = True
         self._functions: dict[str, Any] = {}  # PyTorch's, before a stranger was imported
@@ -127,6 +128,10 @@ class Producer:
         found = produce.answer_of_call(self._timed.model, outputs)
         text, blobs = crossing.pack(self._with_changes(found.report, changes), found.tensors)
         return {"call": call, "answer": text}, blobs
+
+    def kept_outputs(self) -> Answer:
+        """Return a few elements of every timed call's outputs, as `Keeper.kept`."""
+        return self._timed.keeper.kept()
 
 
 def _compiled(problem: Problem, device: str, mode: str) -> torch.nn.Module:

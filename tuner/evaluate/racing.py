@@ -5,24 +5,23 @@ The processes take turns; this one holds a second clock against what each of the
 
 from __future__ import annotations
 
-import json
 import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.check.majority import by_majority
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S, Contender, Unedited, loaded, started
 from tuner.evaluate.measure import contradicted, ratio_interval
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, too_fast
+from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.timers import BOUND_LAUNCH_US, USERS_LAUNCH_US
 from tuner.evaluate.worker import Worker
-from tuner.trial import Check, Compiled, Finalist, Interval, ProbeResult, from_json
+from tuner.trial import Check, Compiled, Finalist, Interval
 
 __all__ = ["Race", "Racer", "compared_with_compiled", "finalist"]
 
@@ -52,13 +51,15 @@ class Race:
     `bursts` are samples in us, [lane][process][round][sample]. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
-    `elsewhere` is the same race on other values, if that was asked for.
+    `elsewhere` is the same race on other values, if that was asked for. `falls_back` says whose
+    timed call ran the reference's own operations.
     """
 
     bursts: list[list[list[list[float]]]]
     num_throttled: int = 0
     num_disturbed: int = 0
     elsewhere: Race | None = None
+    falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
 
     def __getitem__(self, lane: int) -> list[list[float]]:
         return [[statistics.median(burst) for burst in rounds] for rounds in self.bursts[lane]]
@@ -81,6 +82,7 @@ class Racer:
     def __init__(self, task: Task) -> None:
         self._task = task
         self._files = Unedited(task)
+        self._calls = TimedCalls()
         self._num_throttled = 0
         self._num_disturbed = 0
         self._about: dict[str, Any] = {}  # the problem, as the baseline's process prepared it
@@ -146,6 +148,12 @@ class Racer:
                         refusal = self._cross_check(racers, told, place + 1, is_bound_here)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
+                self._judge_kept(racers, contenders)
+                if number == 0:
+                    for lane_number, contender in enumerate(contenders, 1):
+                        race.falls_back[lane_number] = not contender.is_ours and (
+                            self._calls.is_own_path(racers[0], racers[lane_number])
+                        )
                 if race.elsewhere is not None and number < SETS_ELSEWHERE:
                     self._give_timing_set(racers, has_other_values=True)
                     seconds_elsewhere = seconds * SHARE_ELSEWHERE
@@ -154,6 +162,7 @@ class Racer:
                     )
                     for lane, rounds in zip(race.elsewhere.bursts, rounds_elsewhere, strict=True):
                         lane.append(rounds)
+                    self._judge_kept(racers, contenders)
                 for contender in contenders:
                     edited = self._files.edited(contender)
                     if edited:
@@ -188,6 +197,7 @@ class Racer:
 
     def _give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
         """Let the baseline's process share its weights and inputs with the others."""
+        self._calls.forget()
         reply = asked(racers[0], "timing_set", {"has_other_values": has_other_values})
         with ThreadPoolExecutor(len(racers)) as pool:
             list(
@@ -196,6 +206,13 @@ class Racer:
                     racers[1:],
                 )
             )
+
+    def _judge_kept(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
+        """Raise where the output of a call that was timed is wrong."""
+        for racer, contender in zip(racers[1:], contenders, strict=True):
+            refusal = "" if contender.is_ours else self._calls.kept_outputs(racers[0], racer)
+            if refusal:
+                raise WorkerError(f"{contender.name}: {refusal}")
 
     def _cross_check(
         self, racers: Sequence[Worker], told: Sequence[float], lane: int, is_bound_here: bool
@@ -224,7 +241,7 @@ class Racer:
             refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
             if not refusal:
                 break
-        return refusal or self._timed_output(racers[0], racers[lane])
+        return refusal or self._calls.last_output(racers[0], racers[lane])
 
     def _wall_us(self, racer: Worker, latency_us: float) -> float:
         """Return the time of one call in a row of calls, by this process's clock."""
@@ -233,7 +250,7 @@ class Racer:
             times = []
             for _ in range(2):  # what else the machine does makes one of them late, never early
                 start_s = time.perf_counter()
-                asked(racer, "repeat", {"num_calls": count})
+                self._calls.repeat(racer, count)
                 times.append(time.perf_counter() - start_s)
             return min(times)
 
@@ -245,20 +262,8 @@ class Racer:
             num_calls = min(most, 16 * num_calls)
         return max(0.0, seconds(num_calls) - empty_s) * 1e6 / num_calls
 
-    def _timed_output(self, judge: Worker, racer: Worker) -> str:
-        """Judge the last output of calls that this process has just timed."""
-
-        def ask(draw: int) -> ProbeResult:
-            if draw:
-                asked(racer, "repeat", {"num_calls": 1})
-            answer = asked(racer, "timed_output", {})
-            verdict = asked(judge, "judge_timed", answer.data, answer.blobs).data["result"]
-            return from_json(ProbeResult, json.dumps(verdict))
-
-        return by_majority(ask).reason
-
     def _burst(self, racer: Worker, num_samples: int) -> list[float]:
-        data = asked(racer, "time_model", {"num_samples": num_samples}).data
+        data = self._calls.burst(racer, num_samples).data
         self._num_throttled += data["num_throttled"]
         self._preempted_per_s = data["preempted_per_s"]
         samples: list[float] = data["samples_us"]
@@ -342,6 +347,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         samples_us=_frozen(race.bursts[lane]),
         baseline_samples_us=_frozen(race.bursts[0]),
         num_throttled=race.num_throttled,
+        falls_back=race.falls_back.get(lane, False),
         elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
     )
 

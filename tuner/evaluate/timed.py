@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tuner.check.exercise import outputs_of, snapshot
+from tuner.check.exercise import outputs_of, recorded, snapshot
 from tuner.check.surroundings import changed, settings
 from tuner.evaluate.child import Answer, Fault
 from tuner.evaluate.inputs import RotatingInputs
+from tuner.evaluate.kept import Keeper
 from tuner.evaluate.measure import measure
+from tuner.evaluate.own_path import is_compiled
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.machine.device import describe
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -22,7 +24,7 @@ from tuner.trial import Measurement
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["WEIGHT_SEED", "LastCall", "Timed", "spoilt_by_cuda_errors"]
+__all__ = ["NUM_UNTIMED", "WEIGHT_SEED", "LastCall", "Timed", "spoilt_by_cuda_errors"]
 
 # Until the threads of the process that had its turn before sleep; a GPU's work has none.
 SETTLE_S = {"cpu": 0.03, "cuda": 0.005}
@@ -48,6 +50,7 @@ class Timed:
         self._device, self._accuracy = device, accuracy
         self._model: torch.nn.Module | None = None
         self.inputs = RotatingInputs([])
+        self.keeper = Keeper(device)
         self.last: LastCall | None = None
         self.timer = _timer(device)
         self.timer.renew = lambda call: self.inputs.renew(call)
@@ -61,6 +64,7 @@ class Timed:
     def take(self, model: torch.nn.Module, inputs: list[Any]) -> None:
         """Time that model on these inputs from now on."""
         self._model = model
+        self.keeper.clear()
         self.inputs = RotatingInputs(inputs)
 
     def take_reference(self, problem: Problem) -> None:
@@ -93,12 +97,15 @@ class Timed:
     def time_model(self, num_samples: int) -> Answer:
         """Return that many samples of one call's time; the caller interleaves processes.
 
+        A few elements of each call's outputs are kept, also of those that are not timed.
+
         Untimed calls come first: after its turn, another process's OpenMP threads spin for some
         10 ms on the cores that this one needs, and what it left in the caches is gone.
         """
         import torch
 
         model, inputs = self.model, self.inputs
+        self.timer.keep = self.keeper.keep
         throttled_before = self.timer.num_throttled
         preempted_before, start_s = _num_preempted(), time.perf_counter()
         with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
@@ -127,11 +134,24 @@ class Timed:
             for _ in range(num_calls):
                 call = inputs.fresh_call()
                 result = model(*inputs.of_call(call))
+                self.keeper.keep(call, result)
             outputs = outputs_of(result)
             copies = tuple(snapshot(y) if isinstance(y, torch.Tensor) else y for y in outputs)
             is_bare = len(outputs) == 1 and outputs[0] is result
             self.last = LastCall(call, copies[0] if is_bare else copies, tuple(changed(before)))
         return {}, ()
+
+    def operations(self) -> Answer:
+        """Return PyTorch's operations of one untimed call; none of a module that is compiled."""
+        import torch
+
+        names: list[str] = []
+        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+            inputs = self.inputs.of_call(self.inputs.fresh_call())
+            if not is_compiled(self.model):
+                with recorded(names):
+                    self.model(*inputs)
+        return {"operations": names}, ()
 
 
 @contextmanager

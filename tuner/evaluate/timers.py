@@ -30,18 +30,21 @@ _now_ns, _now_s = time.perf_counter_ns, time.perf_counter
 
 Call = Callable[[int], object]
 """One call on the i-th of several rotating input sets; i grows without bound."""
+Keep = Callable[[int, object], None]
 
 
 class Timer(Protocol):
     """What times calls; it belongs to one thread, and rotates through input sets as it goes.
 
     `renew`, where it is set, is called before each sample with the number of the call that
-    follows, outside of the time: it gives that call's inputs a content they never had.
+    follows, outside of the time: it gives that call's inputs a content they never had. `keep`,
+    where it is set, is given each call's number and result, after its time.
     `is_bound_here` says that calls go through our own binding, whose work on the host is not
     the candidate's.
     """
 
     renew: Call | None
+    keep: Keep | None
     is_bound_here: bool
 
     @property
@@ -105,6 +108,7 @@ class CpuTimer:
         num_words = min(wanted, _MAX_FLUSH_BYTES) // 8 if is_cold else 0
         self.is_cold = is_cold
         self.renew: Call | None = None
+        self.keep: Keep | None = None
         self.is_bound_here = False  # says nothing here: a call's work is all on the host
         self._buffer = np.zeros(num_words, dtype=np.uint64)
         self._next = 0
@@ -121,6 +125,8 @@ class CpuTimer:
                 start = _now_ns()
                 answer = call(self._next)
                 stop = _now_ns()
+                if self.keep is not None:
+                    self.keep(self._next, answer)
                 del answer
                 self._next += 1
                 result.append((stop - start) / 1e3)
@@ -212,6 +218,7 @@ class CudaTimer:
         self.is_cold = is_cold
         self.num_throttled = 0
         self.renew: Call | None = None
+        self.keep: Keep | None = None
         event = torch.cuda.Event
         self._event, self._record, self._elapsed_ms = event, event.record, event.elapsed_time
         self._synchronize, self._spin = torch.cuda.synchronize, torch.cuda._sleep
@@ -286,8 +293,11 @@ class CudaTimer:
     def _sample(self, call: Call, start: Any, stop: Any) -> None:
         self._prepare()
         self._record(start)
-        call(self._next)  # its result is freed at once: the allocator works as for a user
+        answer = call(self._next)
         self._record(stop)
+        if self.keep is not None:
+            self.keep(self._next, answer)
+        del answer  # freed before the next call: the allocator works as for a user
         self._next += 1
 
     def _beyond_events(self, call: Call) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -19,13 +19,20 @@ from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.verdict import merge
+from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json, to_json
+from tuner.wording import one_line
 
-__all__ = ["Answered", "Verifier"]
+__all__ = ["Answered", "JudgeEnded", "Verifier"]
+
+
+class JudgeEnded(WorkerError):
+    """The judge's process ended in the middle of a check, whose module is not to blame."""
+
 
 FIXED_COST = 0.02  # of a probe on few rows, in full-size calls: what starting and talking take
 
@@ -154,23 +161,23 @@ class Verifier:
 
         The next question is made while the contender answers the one before.
         """
+        generation = self._judge.generation
         known: set[str] = set()  # weights that this producer has
         seconds: dict[str, float] = {}
         with ThreadPoolExecutor(1) as pool:
-            ahead = pool.submit(self._question, probes[0])
+            ahead = pool.submit(self._question, probes[0], generation)
             for number, probe in enumerate(probes):
                 start_s = time.monotonic()
                 question = ahead.result()
                 if number + 1 < len(probes):
-                    ahead = pool.submit(self._question, probes[number + 1])
+                    ahead = pool.submit(self._question, probes[number + 1], generation)
 
                 def answered(
                     draw: int, probe: Probe = probe, question: Reply = question
                 ) -> ProbeResult:
                     drawn = redrawn(probe, draw)
-                    return self._answered(
-                        producer, drawn, self._question(drawn) if draw else question, known, most_s
-                    )
+                    asks = self._question(drawn, generation) if draw else question
+                    return self._answered(producer, drawn, asks, known, most_s, generation)
 
                 result = by_majority(answered)
                 seconds[probe.name] = time.monotonic() - start_s
@@ -179,19 +186,48 @@ class Verifier:
                     return
         self._seconds = seconds
 
-    def _question(self, probe: Probe) -> Reply:
-        return asked(self._judge, "ask", {"probe": to_json(probe)})
+    def _question(self, probe: Probe, generation: int) -> Reply:
+        return self._of_judge(generation, "ask", {"probe": to_json(probe)})
+
+    def _of_judge(
+        self,
+        generation: int,
+        job: str,
+        payload: Mapping[str, Any],
+        blobs: Sequence[Any] = (),
+    ) -> Reply:
+        """Run a job in the judge of that generation; a later one knows nothing of this check.
+
+        Raises:
+            JudgeEnded: it ended, before the job or in it.
+            TunerError: as `asked`.
+        """
+        if self._judge.is_alive and self._judge.generation == generation:
+            try:
+                return asked(self._judge, job, payload, blobs, timeout_s=CALL_TIMEOUT_S)
+            except (WorkerCrashed, WorkerTimeout) as error:
+                raise _judge_ended(error.reason) from error
+        raise _judge_ended(self._judge.ending())
 
     def _answered(
-        self, producer: Worker, probe: Probe, question: Reply, known: set[str], most_s: float
+        self,
+        producer: Worker,
+        probe: Probe,
+        question: Reply,
+        known: set[str],
+        most_s: float,
+        generation: int,
     ) -> ProbeResult:
         """Put a question to the contender; return the judge's verdict on the answer."""
         nothing = float("nan")
+        if not producer.is_alive:  # a fresh one would hold no module
+            reason = f"{probe.name}: the module's process ended: {producer.ending()}"
+            return ProbeResult(probe.name, nothing, nothing, nothing, nothing, False, reason)
         tokens: Mapping[str, str] = question.data["known"]
         missing = sorted({*tokens.values()} - known)
         try:
             if missing:
-                weights = asked(self._judge, "weights", {"tokens": missing})
+                weights = self._of_judge(generation, "weights", {"tokens": missing})
                 producer.call("receive", weights.data, weights.blobs, timeout_s=most_s)
                 known.update(missing)
             asks = {name: question.data[name] for name in ("question", "known")}
@@ -203,8 +239,20 @@ class Verifier:
             )
         payload = {**answer.data, "ticket": question.data["ticket"]}
         try:
-            reply = self._judge.call("judge", payload, answer.blobs, timeout_s=CALL_TIMEOUT_S)
-        except JobFailed as failure:  # the answer was no answer
-            reason = f"{probe.name}: unreadable answer: {failure.message}"
+            reply = self._of_judge(generation, "judge", payload, answer.blobs)
+        except JudgeEnded:
+            raise
+        except TunerError as failure:  # what was received is no answer
+            cause = failure.__cause__
+            said = cause.message if isinstance(cause, JobFailed) else str(failure)
+            reason = f"{probe.name}: its answer was garbled: {one_line(said, 300)}"
             return ProbeResult(probe.name, nothing, nothing, nothing, nothing, False, reason)
         return from_json(ProbeResult, json.dumps(reply.data["result"]))
+
+
+def _judge_ended(how: str) -> JudgeEnded:
+    return JudgeEnded(
+        f"the judge ended: {how}. This is an error of the machine, not a verdict on the module. "
+        "Next: see whether memory ran out, and whether another program ends processes; then "
+        "ask again"
+    )

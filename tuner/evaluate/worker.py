@@ -28,7 +28,7 @@ from typing import Any
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Blob, Closed, Expired, Garbled
 from tuner.evaluate.child import Fault
-from tuner.evaluate.forkserver import preload
+from tuner.evaluate.forkserver import import_path, preload
 from tuner.evaluate.process import KILL_WAIT_S, SETTINGS, Child, describe_exit
 from tuner.wording import one_line
 
@@ -142,6 +142,7 @@ class Worker:
         self._generation = 0
         self._number = 0
         self._log_tail = ""
+        self._ending = ""
         self._is_closed = False
         self._rests = False
 
@@ -174,6 +175,13 @@ class Worker:
         child = self._child
         return child.log_tail if child is not None else self._log_tail
 
+    def ending(self) -> str:
+        """Say how the last child ended, e.g. "killed by signal 9 (SIGKILL)"; "" before any did."""
+        with self._lock:
+            if self._child is not None and not self._child.is_idle:
+                self._bury()
+            return self._ending
+
     def get_ready(self) -> None:
         """Begin to start the server that the child will be forked by; does not wait."""
         preload({**os.environ, **self._env, **SETTINGS})
@@ -192,7 +200,7 @@ class Worker:
                 if self._child.is_idle:
                     return
                 self._bury()
-            options = {"path": sys.path, "entry": self._entry}
+            options = {"path": import_path(sys.path), "entry": self._entry}
             self._child = Child(options, {**os.environ, **self._env})
             self._generation += 1
             self._number = 0
@@ -330,7 +338,9 @@ class Worker:
     def _bury(self) -> int:
         child, self._child = self._child, None
         assert child is not None
+        sentence = child.sentence if child.is_condemned else ""
         code = child.bury()
+        self._ending = sentence or describe_exit(code)
         self._log_tail = child.log_tail
         return code
 

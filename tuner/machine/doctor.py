@@ -222,7 +222,9 @@ def _nvcc_finding() -> Finding:
 
 
 def _gpu_finding() -> Finding:
-    answer = ask_program([sys.executable, "-W", "ignore", "-c", _GPU_PROGRAM], timeout_s=120.0)
+    answer = ask_program(
+        [sys.executable, "-P", "-W", "ignore", "-c", _GPU_PROGRAM], timeout_s=120.0
+    )
     if answer.is_ok:
         return Finding("GPU", True, f"{answer.text}; driver {driver_version()}")
     last = answer.text.splitlines()[-1] if answer.text else "PyTorch does not start"
@@ -235,7 +237,7 @@ def _triton_finding() -> Finding:
     if importlib.util.find_spec("triton") is None:
         return Finding("Triton", False, "not installed: no Triton templates", remedy)
     code = "import triton; print(triton.__version__)"
-    answer = ask_program([sys.executable, "-W", "ignore", "-c", code], timeout_s=120.0)
+    answer = ask_program([sys.executable, "-P", "-W", "ignore", "-c", code], timeout_s=120.0)
     last = answer.text.splitlines()[-1] if answer.text else "does not import"
     return Finding("Triton", answer.is_ok, last, "" if answer.is_ok else remedy)
 

@@ -163,6 +163,10 @@ def _verdict(
     if interval is not None and facts.result is not None and facts.result.is_fallback:
         said = "No kernel is faster than PyTorch: the exported file holds PyTorch's own modules"
         return interval.verdict, said
+    if interval is not None and proof is not None and proof.verdict != interval.verdict:
+        ratio = ratio_words(interval.speedup)
+        said = f"No difference from PyTorch: the file runs its own operations ({ratio} timed)"
+        return "no difference", said
     if interval is not None:
         ratio = ratio_words(interval.speedup)
         words = {

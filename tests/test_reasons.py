@@ -1,0 +1,110 @@
+"""Whose end it was: the judge's is the machine's error, the module's its own, garbage its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from test_problem import FLAGSHIP
+
+from tuner.errors import MachineError, WorkerError
+from tuner.evaluate.contender import Contender
+from tuner.evaluate.racing import Racer
+from tuner.evaluate.task import Task
+from tuner.evaluate.verifier import Verifier
+from tuner.evaluate.worker import Worker
+
+MODULE = Path(__file__).parent / "cheats" / "holds_the_reference.py"  # right, on every probe
+
+
+@pytest.fixture
+def task(tmp_path) -> Task:
+    reference = tmp_path / "reference.py"
+    reference.write_text(FLAGSHIP)
+    return Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+
+
+def contender() -> Contender:
+    return Contender.of_file(MODULE, is_deterministic=True)
+
+
+def end(worker: Worker) -> None:
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker._child is not None and worker._child.has_exited(10.0)
+
+
+def test_the_judges_end_is_an_error_of_the_machine_that_says_how_it_ended(task):
+    with Verifier(task, seed=3) as verifier:
+
+        def end_the_judge(answered) -> None:
+            if answered.number == 2:
+                end(verifier._judge)
+
+        with pytest.raises(
+            MachineError, match=r"^the judge ended: killed by signal 9 \(SIGKILL\)"
+        ):
+            verifier.check(contender(), end_the_judge)
+        check = verifier.check(contender())  # a fresh judge, which asks all anew
+        assert check.is_accepted, check.reason
+
+
+def test_the_modules_end_between_two_probes_is_named(task, monkeypatch):
+    from tuner.evaluate import verifier as room
+
+    producers: list[Worker] = []
+    real = room.started
+
+    def started(*given, **named):
+        producers[:] = real(*given, **named)
+        return producers
+
+    monkeypatch.setattr(room, "started", started)
+    with Verifier(task, seed=3) as verifier:
+
+        def end_the_producer(answered) -> None:
+            if answered.number == 2:
+                end(producers[0])
+
+        check = verifier.check(contender(), end_the_producer)
+    assert not check.is_accepted
+    assert "the module's process ended: killed by signal 9 (SIGKILL)" in check.reason
+
+
+def test_garbage_for_an_answer_is_named_as_the_answers_fault(task, tmp_path):
+    path = tmp_path / "garbage.py"
+    garbled = "\nimport tuner.check.crossing as c\nc.pack = lambda record, tensors: ('[]', [])\n"
+    path.write_text(MODULE.read_text() + garbled)
+    with Verifier(task, seed=3) as verifier:
+        check = verifier.check(Contender.of_file(path, is_deterministic=True))
+    assert not check.is_accepted
+    assert check.reason.startswith("as given: its answer was garbled: not a packed record")
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        (0, r"^baseline: its process ended between two calls: killed by signal 9"),
+        (1, r"^holds_the_reference\.py: its process ended between two calls: killed by signal 9"),
+    ],
+)
+def test_who_ends_between_two_turns_of_a_race_is_named(task, place, reason, monkeypatch):
+    racers: list[Worker] = []
+    real = Racer._get_ready
+
+    def get_ready(self, workers, contenders) -> None:
+        real(self, workers, contenders)
+        racers[:] = workers
+
+    monkeypatch.setattr(Racer, "_get_ready", get_ready)
+    turns = []
+
+    def on_round(share: float) -> None:
+        turns.append(share)
+        if len(turns) == 2:
+            end(racers[place])
+
+    with pytest.raises(WorkerError, match=reason):
+        Racer(task).race([contender()], num_processes=1, seconds=0.01, on_round=on_round)

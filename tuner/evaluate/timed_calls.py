@@ -1,0 +1,118 @@
+"""Whether what a contender's timed calls returned is right, asked of the processes of a race."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.check.majority import by_majority
+from tuner.errors import WorkerError
+from tuner.evaluate.kept import missing_calls
+from tuner.evaluate.own_path import is_own_path
+from tuner.evaluate.task import asked
+from tuner.evaluate.timed import NUM_UNTIMED
+from tuner.evaluate.worker import JobFailed, Reply, Worker
+from tuner.trial import ProbeResult, from_json
+
+__all__ = ["TimedCalls"]
+
+MOST_JUDGED = 16  # calls of one contender in one set of processes
+JOB_TIMEOUT_S = 300.0
+
+
+class TimedCalls:
+    """Asks for calls, counts them, and has some of their outputs judged."""
+
+    def __init__(self) -> None:
+        self._num_asked: Counter[Worker] = Counter()  # since the inputs were given
+
+    def forget(self) -> None:
+        """Count anew: the processes were given other inputs."""
+        self._num_asked.clear()
+
+    def burst(self, racer: Worker, num_samples: int) -> Reply:
+        """Ask for that many samples."""
+        self._num_asked[racer] += NUM_UNTIMED + num_samples
+        return _asked_of(racer, "time_model", {"num_samples": num_samples})
+
+    def repeat(self, racer: Worker, num_calls: int) -> None:
+        """Ask for that many calls in a row."""
+        self._num_asked[racer] += num_calls
+        _asked_of(racer, "repeat", {"num_calls": num_calls})
+
+    def last_output(self, judge: Worker, racer: Worker) -> str:
+        """Judge the whole output of the last call of `repeat`; return what is wrong with it."""
+
+        def ask(draw: int) -> ProbeResult:
+            if draw:
+                self.repeat(racer, 1)
+            answer = _asked_of(racer, "timed_output", {})
+            verdict = _judged(judge, "judge_timed", answer)
+            if isinstance(verdict, str):
+                nothing = float("nan")
+                return ProbeResult(
+                    "after timing", nothing, nothing, nothing, nothing, False, verdict
+                )
+            return from_json(ProbeResult, json.dumps(verdict.data["result"]))
+
+        return by_majority(ask).reason
+
+    def is_own_path(self, baseline: Worker, racer: Worker) -> bool:
+        """Whether a call of the contender runs the reference's own operations."""
+        theirs, mine = (
+            [str(name) for name in _asked_of(each, "operations", {}).data["operations"]]
+            for each in (baseline, racer)
+        )
+        return is_own_path(theirs, mine)
+
+    def kept_outputs(self, judge: Worker, racer: Worker) -> str:
+        """Judge elements of some calls' outputs; return what is wrong with them, or nothing.
+
+        Which calls these are is drawn here, after all calls are over: every call that was timed
+        may be among them.
+        """
+        answer = _asked_of(racer, "kept_outputs", {})
+        numbers = [int(number) for number in answer.data["numbers"]]
+        refusal = missing_calls(numbers, self._num_asked[racer])
+        if refusal:
+            return refusal
+        if answer.data["odd"]:
+            usual = ", ".join(answer.data["kinds"])
+            return f"one timed call returned {answer.data['odd']}, the first one {usual}"
+        drawn = secrets.SystemRandom().sample(range(len(numbers)), min(MOST_JUDGED, len(numbers)))
+        more = {"numbers": numbers, "kinds": answer.data["kinds"], "drawn": drawn}
+        verdict = _judged(
+            judge, "judge_kept", Reply({"kept": answer.data["kept"], **more}, answer.blobs)
+        )
+        return verdict if isinstance(verdict, str) else str(verdict.data["reason"])
+
+
+def _asked_of(racer: Worker, job: str, payload: Mapping[str, Any]) -> Reply:
+    """Run a job in a process of the race.
+
+    Raises:
+        WorkerError: it ended, before the job (a fresh one would hold no module) or in it.
+    """
+    if not racer.is_alive:
+        raise WorkerError(f"{racer.name}: its process ended between two calls: {racer.ending()}")
+    return asked(racer, job, payload)
+
+
+def _judged(judge: Worker, job: str, answer: Reply) -> Reply | str:
+    """Return the judge's reply, or why the answer cannot be read.
+
+    Raises:
+        WorkerError: the judge ended or did not answer: no fault of the contender.
+    """
+    if not judge.is_alive:
+        raise WorkerError(
+            f"the judge of the race ended: {judge.ending()}. This is an error of the machine, not "
+            "a verdict on a module. Next: see whether memory ran out, then ask again"
+        )
+    try:
+        return judge.call(job, answer.data, answer.blobs, timeout_s=JOB_TIMEOUT_S)
+    except JobFailed as failure:
+        return f"its answer was garbled: {failure.message}"
