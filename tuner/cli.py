@@ -202,7 +202,8 @@ def verify(
 ) -> None:
     """Give the verdict on anybody's ModelNew: 0 accepted, 1 rejected, 2 unusable arguments.
 
-    With --certificate: 0 when all that it claims still holds here, 1 when something does not.
+    With --certificate: 0 when all that it claims still holds here, 1 when something does not or
+    cannot be told here. Without --reference only references installed with the tuner are used.
     """
     from tuner import tuning
     from tuner.config.quantities import parse_accuracy, parse_device, parse_duration
