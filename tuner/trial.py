@@ -300,6 +300,7 @@ class Result:
     measurement of the exported file itself, made from its file in fresh processes; with
     `is_fallback` that file holds the reference's own modules, since even the winner was slower.
     `compiled` is there where the config asked for it. `effort` is how much was asked for.
+    `disagreements` are found at each reading: figures that were not what their samples give.
     """
 
     winner: int
@@ -311,6 +312,7 @@ class Result:
     is_fallback: bool = False
     compiled: Compiled | None = None
     effort: str = "normal"
+    disagreements: tuple[str, ...] = ()
 
 
 # ---- to and from JSON -----------------------------------------------------------------------
