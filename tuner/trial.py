@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter
 from tuner.plans import Plan
 
 __all__ = [
+    "SAME_SPEED",
     "Build",
     "Candidate",
     "Check",
