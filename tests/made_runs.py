@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from full_runs import REASONS, environment, probe
 
+from tuner.evaluate.racing import Race, finalist
 from tuner.run import Run, create_run
 from tuner.trial import (
     Build,
@@ -82,6 +84,20 @@ def result(made: Sequence[Trial], interval: Interval | None = None) -> Result:
     interval = interval or Interval(2.0, 1.9, 2.1, 0.95, 5)
     proof = Finalist(winner.number, accepted(), interval, 1500.0, BASELINE_US, 0.002)
     return Result(winner.number, (proof,), (winner.number,), proof, "export/model_new.py")
+
+
+def raced(trial_number: int, speedup: float) -> Finalist:
+    """A finalist as the racer summarises it, with the samples of three processes."""
+    bursts = [[[us, us + 1.0, us - 1.0] for us in (1500.0 + p, 1502.0, 1501.0)] for p in range(3)]
+    baseline = [[[us * speedup for us in b] for b in rounds] for rounds in bursts]
+    return finalist(trial_number, accepted(), Race([baseline, bursts]), 1)
+
+
+def raced_result(made: Sequence[Trial], speedup: float) -> Result:
+    """A result whose figures are those of its samples."""
+    usual = result(made)
+    proof = raced(usual.winner, speedup)
+    return replace(usual, finalists=(proof,), exported=proof)
 
 
 def made_run(

@@ -13,6 +13,7 @@ from command_line import tune
 from tiny_operator import REFERENCE
 
 from tuner.errors import InputError
+from tuner.evaluate.measure import ratio_interval
 from tuner.export import repeat as room
 from tuner.export.certificate import (
     MARK,
@@ -22,7 +23,7 @@ from tuner.export.certificate import (
     read_certificate,
     whole_path,
 )
-from tuner.export.repeat import Repeated, clocks_of, with_reference
+from tuner.export.repeat import Repeated, clocks_of, reference_for
 from tuner.kernel.family import builtin_folder
 from tuner.trial import Check, Interval, ProbeResult, to_json
 from tuner.tuning import verify_certificate
@@ -62,6 +63,11 @@ CERTIFICATE = Certificate(
     probes=PROBES,
     reference=REFERENCE,
     samples_us=(((15.0, 15.1), (15.2, 15.0)), ((10.0, 10.1), (10.2, 10.0))),
+)
+
+SAMPLES_US = (
+    ((15.0, 15.1, 15.2), (15.2, 15.0, 15.1), (15.1, 15.3, 15.0)),
+    ((10.0, 10.1, 10.2), (10.2, 10.0, 10.1), (10.1, 10.0, 10.1)),
 )
 
 
@@ -165,24 +171,20 @@ def test_one_of_another_format_is_refused(file):
 # ---- the reference --------------------------------------------------------------------------
 
 
-def test_the_reference_is_the_one_given_or_ours_or_the_certificates(tmp_path):
+def test_the_reference_is_the_one_given_or_one_that_was_installed(tmp_path):
     mine = tmp_path / "mine.py"
-    with with_reference(CERTIFICATE, mine) as path:
-        assert path == mine
+    assert reference_for(CERTIFICATE, mine) == mine
     ours = sorted(builtin_folder().glob("*/reference.py"))[0]
     digest = hashlib.sha256(ours.read_bytes()).hexdigest()
-    with with_reference(replace(CERTIFICATE, reference_sha256=digest), None) as path:
-        assert path == ours
-    with with_reference(CERTIFICATE, None) as path:
-        assert path.read_text() == REFERENCE
-    assert not path.exists()
+    assert reference_for(replace(CERTIFICATE, reference_sha256=digest), None) == ours
 
 
-def test_a_reference_that_is_not_what_was_certified_is_not_taken():
-    forged = replace(CERTIFICATE, reference="def Model(): return None\n")
-    with pytest.raises(InputError, match=r"is not at hand\n  next: --reference REF\.py"):
-        with with_reference(forged, None):
-            pytest.fail("it was taken")
+def test_the_text_of_a_reference_in_a_certificate_is_never_taken():
+    assert hashlib.sha256(CERTIFICATE.reference.encode()).hexdigest() == (
+        CERTIFICATE.reference_sha256
+    )
+    with pytest.raises(InputError, match=r"never run\n  next: --reference REF\.py"):
+        reference_for(CERTIFICATE, None)
 
 
 # ---- point by point -------------------------------------------------------------------------
@@ -212,7 +214,53 @@ def test_a_rejection_is_told_with_its_reason():
 
 
 def test_notes_are_no_claims():
-    assert Repeated((room.Point("another torch", None, ""), room._same("x", "a", "a"))).holds
+    note = room.Point("another torch", None, "", is_claim=False)
+    assert Repeated((note, room._same("x", "a", "a"))).holds
+
+
+def interval(speedup: float, low: float, high: float) -> Interval:
+    return Interval(speedup, low, high, 0.95, 5)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "holds", "why"),
+    [
+        ((1.5, 1.4, 1.6), (1.45, 1.35, 1.55), True, ""),
+        ((4.18, 4.16, 4.20), (4.10, 4.08, 4.12), True, ""),  # nobody need be told of 2 %
+        ((1.5, 1.4, 1.6), (1.0, 0.95, 1.05), False, ""),
+        ((1.0, 0.95, 1.05), (1.5, 1.4, 1.6), False, ""),  # neither may claim less
+        ((50.0, 0.5, 60.0), (1.0, 0.98, 1.02), False, "claims nothing"),
+        ((50.0, 0.5, 60.0), (1.0, 0.1, 90.0), False, "claims nothing"),
+        ((2.2, 0.9, 3.5), (1.0, 0.95, 1.05), False, ""),  # today's lies within, the claim does not
+        ((1.5, 1.4, 1.6), (1.4, 0.8, 2.4), None, "too wide to tell"),
+        ((9.0, 8.0, 10.0), (1.4, 0.1, 20.0), False, "factor of two"),
+        ((1.0, 0.9, 1.1), (9.0, 1.0, 90.0), False, "factor of two"),
+        ((1.5, 0.0, float("inf")), (1.5, 1.4, 1.6), False, "no interval"),
+        ((50.0, 0.9, 1.1), (1.0, 0.9, 1.1), False, "no interval"),
+        ((1.5, 1.4, float("nan")), (1.5, 1.4, 1.6), False, "no interval"),
+    ],
+)
+def test_a_speed_up_holds_where_claim_and_race_agree_both_ways(then, now, holds, why):
+    point = room.compared(interval(*then), interval(*now))
+    assert point.holds is holds and why in point.detail, point
+
+
+def test_what_cannot_be_told_is_no_success():
+    told = room.compared(interval(1.5, 1.4, 1.6), interval(1.4, 0.8, 2.4))
+    assert told.holds is None and told.is_claim and not Repeated((told,)).holds
+
+
+def test_an_interval_is_computed_again_from_its_own_samples():
+    pairs = [list(zip(*lanes, strict=True)) for lanes in zip(*SAMPLES_US, strict=True)]
+    true = replace(CERTIFICATE, samples_us=SAMPLES_US, interval=ratio_interval(pairs))
+    assert true.interval is not None
+    assert room._own_samples(true, true.interval).holds is True
+    assert room._own_samples(true, replace(true.interval, speedup=50.0)).holds is False
+    assert room._own_samples(true, replace(true.interval, high=60.0)).holds is False
+    odd = replace(true, samples_us=(SAMPLES_US[0], ((1.0,),)))
+    assert room._own_samples(odd, true.interval).holds is False
+    short = room._own_samples(true.shortened(), true.interval)
+    assert (short.holds, short.is_claim) == (None, False)
 
 
 def test_clocks_are_told_with_their_unit_or_not_at_all():
@@ -222,18 +270,55 @@ def test_clocks_are_told_with_their_unit_or_not_at_all():
 
 # ---- `tune verify FILE --certificate` -------------------------------------------------------
 
+VERIFY = ("verify", "mine.py", "--certificate")
+
+
+def test_a_forged_reference_is_never_run(tmp_path):
+    """Its hash is right, for whoever forges the text forges the hash."""
+    file = tmp_path / "mine.py"
+    file.write_text(TEXT)
+    text = f"open({str(tmp_path / 'it_ran')!r}, 'w').close()\n{REFERENCE}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    certify(file, replace(CERTIFICATE, reference=text, reference_sha256=digest))
+    said = tune(*VERIFY, cwd=tmp_path)
+    assert said.code == 2, said
+    assert "code in a certificate is never run" in said.err and "--reference REF.py" in said.err
+    assert not (tmp_path / "it_ran").exists()
+
+
+def test_a_plain_module_that_claims_50x_does_not_hold(tmp_path):
+    file, reference = tmp_path / "mine.py", tmp_path / "ref.py"
+    file.write_text(TEXT)
+    reference.write_text(REFERENCE)
+    certify(file, replace(CERTIFICATE, interval=interval(50.0, 0.5, 60.0), samples_us=()))
+    said = tune(*VERIFY, "--reference", "ref.py", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert said.code == 1, said
+    assert "no longer holds  the speed-up: 50.000x [0.500, 60.000] then" in said.out
+    assert "so wide that it claims nothing" in said.out
+
+
+def test_absurd_tolerances_in_a_certificate_are_damage(tmp_path):
+    file, reference = tmp_path / "mine.py", tmp_path / "ref.py"
+    file.write_text(TEXT)
+    reference.write_text(REFERENCE)
+    certify(file, replace(CERTIFICATE, accuracy="rtol=0.99,atol=1e30"))
+    said = tune(*VERIFY, "--reference", "ref.py", cwd=tmp_path)
+    assert said.code == 2 and "Traceback" not in said.err, said
+    assert "the certificate is damaged: accuracy: expected 0 <= rtol <= 0.1" in said.err
+
 
 def test_it_says_point_by_point_what_holds_and_what_no_longer_does(tmp_path):
     """A right file with a claim of speed that never held; the rest of its claims are true."""
-    file = tmp_path / "mine.py"
+    file, reference = tmp_path / "mine.py", tmp_path / "ref.py"
     file.write_text(TEXT)
+    reference.write_text(REFERENCE)
     forged = replace(
         CERTIFICATE,
         interval=Interval(900.0, 890.0, 910.0, 0.95, 2),
         probes=(probe("as given", 0.0),),
     )
     certify(file, forged)
-    said = tune("verify", "mine.py", "--certificate", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    said = tune(*VERIFY, "--reference", "ref.py", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
     assert said.code == 1, said
     lines = [re.split(r"\s{2,}|: ", line) for line in said.out.splitlines()]
     found = {parts[1]: parts[0] for parts in lines if len(parts) > 2 and parts[0]}
@@ -241,19 +326,21 @@ def test_it_says_point_by_point_what_holds_and_what_no_longer_does(tmp_path):
     assert found["right on the certified probes (seed 1234)"] == "holds"
     assert found["the errors against float64"] == "holds"
     assert found["right on probes that nobody has seen"] == "holds"
-    assert "no longer holds the speed-up: 900.000x [890.000, 910.000] then" in " ".join(
-        said.out.split()
-    )
+    words = " ".join(said.out.split())
+    assert "no longer holds the speed-up: 900.000x [890.000, 910.000] then" in words
+    assert "no longer holds the interval, from its own samples: claimed 900.000x" in words
+    assert "note other sizes: rows = 64; they replace the reference's own" in words
     assert found["another torch"] == "note" and "9.9 then" in said.out
-    assert said.out.endswith("the certificate: 1 of its points no longer hold here\n")
+    assert said.out.endswith("accuracy class float32: 2 of its points no longer hold here\n")
 
 
 def test_a_file_that_was_edited_is_found_out_and_judged(tmp_path):
-    file = tmp_path / "mine.py"
+    file, reference = tmp_path / "mine.py", tmp_path / "ref.py"
     file.write_text(TEXT)
+    reference.write_text(REFERENCE)
     certify(file, CERTIFICATE)
     file.write_text(file.read_text().replace("x + x", "x + 1.001 * x"))
-    said = tune("verify", "mine.py", "--certificate", cwd=tmp_path)
+    said = tune(*VERIFY, "--reference", "ref.py", cwd=tmp_path)
     assert said.code == 1, said
     assert "no longer holds  the code: changed: sha256" in said.out
     assert "no longer holds  right on the certified probes (seed 1234): as given: " in said.out

@@ -163,7 +163,7 @@ def finished_run(tmp_path: Path) -> Path:
                 measurement = Measurement(
                     latency_us,
                     0.01 if number else math.inf,
-                    (latency_us, latency_us + 1),
+                    (latency_us - 1, latency_us, latency_us + 1),
                     is_cold=True,
                     is_censored=number == 3,
                     anchor_us=20.0,

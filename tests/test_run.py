@@ -236,8 +236,8 @@ def appended_until_refused(run: Run, big: Trial) -> tuple[int, StorageError]:
 
 
 def big_trial() -> Trial:
-    samples = tuple(float(n) for n in range(2000))  # a line longer than a page and any buffer
-    outcome = Outcome(Status.CORRECT, measurement=Measurement(1.5, 0.1, samples, is_cold=True))
+    samples = tuple(float(n) for n in range(1, 2001))  # a line longer than a page and any buffer
+    outcome = Outcome(Status.CORRECT, measurement=Measurement(1000.5, 0.1, samples, is_cold=True))
     return Trial(7, "cpu", {"template": "cpu"}, "key", outcome)
 
 
@@ -307,7 +307,7 @@ from tuner.run import open_run
 from tuner.trial import Measurement, Outcome, Status, Trial
 run = open_run(Path(sys.argv[1]))
 samples = tuple(float(n) for n in range(3000))
-outcome = Outcome(Status.CORRECT, measurement=Measurement(1.5, 0.1, samples, is_cold=True))
+outcome = Outcome(Status.CORRECT, measurement=Measurement(1000.5, 0.1, samples, is_cold=True))
 with run.locked() as writer:
     number = len(run.trials())
     while True:

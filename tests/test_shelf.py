@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import tune
-from made_runs import append, facts, made_run, result, trial, trials
+from made_runs import append, facts, made_run, raced_result, result, trial, trials
 
 from tuner.errors import InputError
 from tuner.review.facts import Facts
@@ -24,11 +24,19 @@ from tuner.trial import Check, Finalist, Interval, to_json
 
 def test_a_run_is_listed_with_what_it_proved(tmp_path):
     made = trials(30)
-    run = made_run(tmp_path, made, result(made, Interval(2.4, 2.3, 2.5, 0.95, 5)))
+    run = made_run(tmp_path, made, raced_result(made, 2.4))
     (shown,) = Shelf(tmp_path).runs()
     assert (shown.name, shown.op, shown.device) == (run.path.name, "gemm", "NVIDIA H200")
     assert (shown.state, shown.num_trials, shown.is_proved) == ("finished", 30, True)
-    assert (shown.speedup, shown.low, shown.high) == (2.4, 2.3, 2.5)
+    assert shown.low is not None and shown.high is not None and not shown.problem
+    assert shown.speedup == pytest.approx(2.4) and shown.low <= 2.4001 and shown.high >= 2.3999
+
+
+def test_a_speed_up_without_samples_is_not_listed_as_verified(tmp_path):
+    made = trials(30)
+    made_run(tmp_path, made, result(made, Interval(2.4, 2.3, 2.5, 0.95, 5)))
+    (shown,) = Shelf(tmp_path).runs()
+    assert (shown.speedup, shown.is_proved) == (2.4, False)
 
 
 def test_an_open_run_is_listed_with_its_best_trial_and_follows_what_is_added(tmp_path):

@@ -86,7 +86,7 @@ SITTINGS = {
 def test_the_baseline_that_is_told_is_of_the_sitting_of_what_is_told(tmp_path):
     made = trials(30)
     early = min(range(20), key=lambda n: made[n].outcome.latency_us or math.inf)
-    fastest = replace(made[early].outcome.measurement, latency_us=1000.0)
+    fastest = replace(made[early].outcome.measurement, latency_us=1000.0, samples_us=(1000.0,) * 5)
     made[early] = replace(made[early], outcome=replace(made[early].outcome, measurement=fastest))
     facts = Facts.of(made_run(tmp_path, made, environment=SITTINGS))
     told = summary_of(facts)

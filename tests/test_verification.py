@@ -116,6 +116,26 @@ def test_what_an_earlier_sitting_verified_is_not_verified_again(verified, tmp_pa
     assert run.result() is not None
 
 
+def test_a_faked_time_is_named_by_the_sitting_that_resumes(verified, tmp_path):
+    folder, _ = verified
+    shutil.copytree(folder, tmp_path / "copy")
+    run = only_run(tmp_path / "copy")
+    result = run.result()
+    assert result is not None
+    path = run.path / "trials.jsonl"
+    lines = path.read_text().splitlines()
+    made = [json.loads(line) for line in lines]
+    number = next(e.trial for e in result.finalists if e.trial != result.winner)
+    made[number]["outcome"]["measurement"]["latency_us"] = 0.01
+    path.write_text("".join(json.dumps(t) + "\n" for t in made))
+    said = tune("--resume", run.path, cwd=tmp_path / "copy")
+    assert said.code == 0, said.out + said.err
+    assert f"trial {number}: set aside, its records disagree: latency 0.01 us" in said.out
+    again = run.result()
+    assert again is not None and number not in {e.trial for e in again.finalists}
+    assert any("set aside" in note for note in again.notes)
+
+
 def test_a_rejected_export_never_says_that_it_is_verified(verified, tmp_path):
     folder, _ = verified
     shutil.copytree(folder, tmp_path / "copy")

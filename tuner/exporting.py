@@ -21,7 +21,7 @@ from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.task import asked, new_worker
 from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
 from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
-from tuner.export.repeat import clocks_of
+from tuner.export.repeat import clocks_of, known_reference
 from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned, version_here
 from tuner.storage import sha256_of, storage_errors, write_whole
@@ -132,9 +132,11 @@ class ExportFile:
 
     def _certificate(self, entry: Finalist, samples_s: float) -> Certificate:
         planned, check = self.planned, entry.check
+        reference_sha256 = sha256_of(planned.reference)
+        needed = "" if known_reference(reference_sha256) else " --reference REF.py"
         return Certificate(
             code_sha256="",  # of the file as it will be
-            reference_sha256=sha256_of(planned.reference),
+            reference_sha256=reference_sha256,
             device=planned.device.torch_name,
             accuracy=check.accuracy,
             seed=entry.seed,
@@ -151,7 +153,7 @@ class ExportFile:
             versions={**planned.environment, "tuner": version_here()},
             origin=f"run {self.run_path.name}, trial {self.trial}",
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=f"tune verify {self.path.name} --certificate",
+            command=f"tune verify {self.path.name} --certificate{needed}",
             probes=check.probes,
             reference=planned.reference.read_bytes().decode(),
             samples_us=tuple(

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tuner.errors import RunLockedError, StorageError
+from tuner.records import recomputed, recomputed_result, set_aside
 from tuner.storage import append_line, drop_half_line, storage_errors, write_whole
 from tuner.trial import Finalist, Result, Trial, from_json, to_json
 
@@ -112,7 +113,7 @@ class Run:
 
         A line that cannot be read is left out: what it said is done again.
         """
-        return self._records("checks.jsonl", Finalist)
+        return [recomputed(entry)[0] for entry in self._records("checks.jsonl", Finalist)]
 
     def _records(self, name: str, kind: type[R]) -> list[R]:
         path = self.path / name
@@ -127,19 +128,24 @@ class Run:
         return found
 
     def result(self) -> Result | None:
-        """Return what the run ended with, None when it has not."""
+        """Return what the run ended with, None when it has not; its figures from its samples.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
         path = self.path / "result.json"
         if not path.exists():
             return None
         with storage_errors(path):
             text = path.read_bytes()
         try:
-            return from_json(Result, text)
+            found = from_json(Result, text)
         except ValidationError as error:
             raise StorageError(
                 f"{path}: not a result: {error.errors()[0]['msg']}\n"
                 "  next: move the file away, then `tune --resume`"
             ) from error
+        return recomputed_result(found)
 
     def best(self) -> Trial | None:
         """Return the fastest correct trial by its screening latency."""
@@ -297,6 +303,8 @@ def _may_lock(path: Path) -> bool:
 def parsed_trials(path: Path, lines: Sequence[bytes], num_before: int = 0) -> list[Trial]:
     """Return the trials of whole lines of a `trials.jsonl`.
 
+    A latency that is not the median of its samples is left out (`records.set_aside`).
+
     Args:
         path: of the file, for what an error says.
         lines: of the file, without their newlines.
@@ -309,7 +317,7 @@ def parsed_trials(path: Path, lines: Sequence[bytes], num_before: int = 0) -> li
     with _uncollected():
         for number, line in enumerate(lines, num_before + 1):
             try:
-                trials.append(from_json(Trial, line))
+                trials.append(set_aside(from_json(Trial, line)))
             except ValidationError as error:
                 raise StorageError(
                     f"{path}:{number}: not a trial: {error.errors()[0]['msg']}\n"

@@ -27,6 +27,7 @@ from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
 from tuner.machine.host import usable_cores
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop_rule_of
+from tuner.records import SET_ASIDE
 from tuner.review.report import write_report
 from tuner.run import Outlook, Run, RunWriter
 from tuner.schedule import COMPILE_S, Costs, scheduled
@@ -89,6 +90,7 @@ class Session:
         with ExitStack() as stack:
             writer = stack.enter_context(self.run.locked())
             self.trials = list(self.run.trials())  # after a half-written line was dropped
+            self._name_set_aside()
             builder = stack.enter_context(
                 Builder(
                     self.toolchain,
@@ -110,6 +112,14 @@ class Session:
                 raise
             self._report()
         return self.run
+
+    def _name_set_aside(self) -> None:
+        """Say which recorded trials disagree with their samples; they are no finalists."""
+        for trial in self.trials:
+            if trial.outcome.reason.startswith(SET_ASIDE):
+                said = f"trials.jsonl, trial {trial.number}: {trial.outcome.reason}"
+                self.observer.on_stage(f"warning: {said}\n  next: tune again, if it was the best")
+                self.notes.append(said)
 
     def _verified(
         self, stack: ExitStack, writer: RunWriter, builder: Builder, environment: dict[str, Any]

@@ -140,12 +140,18 @@ def print_verdict(check: Check) -> None:
 
 def print_points(repeated: Repeated) -> None:
     """Print point by point what of a certificate holds."""
-    words = {True: "holds", False: "no longer holds", None: "note"}
+    words = {True: "holds", False: "no longer holds", None: "cannot tell"}
     for point in repeated.points:
-        out.print(f"{words[point.holds]:<16} {point.what}: {point.detail}", markup=False)
-    num_broken = sum(point.holds is False for point in repeated.points)
+        word = words[point.holds] if point.is_claim else "note"
+        out.print(f"{word:<16} {point.what}: {point.detail}", markup=False)
+    claims = [point.holds for point in repeated.points if point.is_claim]
+    num_broken, num_open = claims.count(False), claims.count(None)
     end = f"{num_broken} of its points no longer" if num_broken else "all of its points still"
-    out.print(f"the certificate: {end} hold here")
+    if num_open and not num_broken:
+        end = f"not shown to hold, {num_open} of its points cannot be told here"
+    else:
+        end += " hold here" + (f", {num_open} cannot be told" if num_open else "")
+    out.print(f"the certificate, accuracy class {repeated.accuracy}: {end}", markup=False)
 
 
 def print_runs(folder: Path, runs: Sequence[Shown]) -> None:

@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter
 from tuner.plans import Plan
 
 __all__ = [
+    "SAME_SPEED",
     "Build",
     "Candidate",
     "Check",
@@ -323,6 +324,7 @@ class Result:
     measurement of the exported file itself, made from its file in fresh processes; with
     `is_fallback` that file holds the reference's own modules, since even the winner was slower.
     `compiled` is there where the config asked for it. `effort` is how much was asked for.
+    `disagreements` are found at each reading: figures that were not what their samples give.
     """
 
     winner: int
@@ -334,6 +336,7 @@ class Result:
     is_fallback: bool = False
     compiled: Compiled | None = None
     effort: str = "normal"
+    disagreements: tuple[str, ...] = ()
 
 
 # ---- to and from JSON -----------------------------------------------------------------------

@@ -357,7 +357,8 @@ def on_values(exported: Finalist) -> list[str]:
 
 def ranked_trials(trials: Sequence[Trial]) -> list[Trial]:
     """Return correct trials, fastest first; of those with the same machine code, one."""
-    known = {t.number for t in trials}  # one may be like a later one, which a stop dropped
+    # One may be like a later one, which a stop dropped, or like one that was set aside.
+    known = {t.number for t in trials if t.outcome.latency_us}
     correct = [t for t in trials if t.outcome.latency_us and t.outcome.same_as not in known]
     return sorted(correct, key=lambda t: t.outcome.latency_us or 0.0)
 

@@ -14,7 +14,7 @@ from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.task import Task, asked, new_worker
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
-from tuner.export.repeat import Repeated, repeat, with_reference
+from tuner.export.repeat import Repeated, reference_for, repeat
 from tuner.exporting import ExportCompiler, export_of
 from tuner.observing import Observer
 from tuner.planning import DESCRIBE_S, config_of, num_workers, plan, toolchain_of, version_here
@@ -149,13 +149,14 @@ def verify_certificate(
 
     Args:
         file: an exported file; imported in processes of its own, never here.
-        reference: a KernelBench-format file; by default the one that the certificate names.
+        reference: a KernelBench-format file, trusted like code; by default the one that the
+            certificate names, if it was installed with the tuner.
         device: auto (the kind of the certificate's), cpu, cuda or cuda:N.
         timeout_s: seconds for each call of the file.
         observer: is told of each probe and stage.
 
     Raises:
-        InputError: no file, no certificate in it, or no reference at hand.
+        InputError: no file, no certificate in it, a damaged one, or no reference to trust.
         DeviceError: the device does not exist.
     """
     observer = observer or Observer()
@@ -166,16 +167,16 @@ def verify_certificate(
     wanted = device
     if device == "auto":
         wanted = "cpu" if certificate.device == "cpu" else "cuda"
+    trusted = reference_for(certificate, reference)
     observer.on_stage(f"repeating what the certificate of {file} claims")
     found = _described(wanted)
-    with with_reference(certificate, reference) as at:
-        return repeat(
-            file,
-            certificate,
-            at,
-            device=found["torch_name"],
-            versions={**found["environment"], "tuner": version_here()},
-            timeout_s=timeout_s,
-            on_probe=observer.on_probe,
-            on_stage=observer.on_stage,
-        )
+    return repeat(
+        file,
+        certificate,
+        trusted,
+        device=found["torch_name"],
+        versions={**found["environment"], "tuner": version_here()},
+        timeout_s=timeout_s,
+        on_probe=observer.on_probe,
+        on_stage=observer.on_stage,
+    )

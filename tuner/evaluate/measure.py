@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from tuner.evaluate.timers import Call, Timer
-from tuner.trial import Interval, Measurement
+from tuner.intervals import Pair, median_error, ratio_interval, robust_sigma, tie_set
+from tuner.trial import Measurement
 
 __all__ = [
     "Pair",
@@ -30,11 +30,6 @@ __all__ = [
     "tie_set",
     "unseen_work",
 ]
-
-Pair = tuple[float, float]
-"""Baseline and candidate of one interleaved round, in us."""
-
-K = TypeVar("K", bound=Hashable)
 
 
 # ---- one call -------------------------------------------------------------------------------
@@ -91,7 +86,7 @@ def measure(
         chunk = _chunk(len(samples), sample_s, budget_s, (min_samples, max_samples))
         samples += timer.samples(call, chunk)
         sample_s = (time.perf_counter() - begun) / len(samples)
-        error = _relative(_median_error(samples), statistics.median(samples))
+        error = _relative(median_error(samples), statistics.median(samples))
         num_known = num_known + 1 if len(samples) >= min_samples and error <= max_noise else 0
         is_censored = stop_above_us is not None and is_clearly_slower(samples, stop_above_us)
     latency_us = statistics.median(samples)
@@ -99,7 +94,7 @@ def measure(
     hidden_us = None if is_censored else timer.hidden_us(call, allowed_us)
     return Measurement(
         latency_us=latency_us,
-        noise=_relative(_sigma(samples), latency_us),
+        noise=_relative(robust_sigma(samples), latency_us),
         samples_us=tuple(samples),
         is_cold=timer.is_cold,
         is_censored=is_censored,
@@ -256,143 +251,5 @@ def _round_order(num_calls: int, number: int) -> list[int]:
     return order if number % 2 == 0 else order[::-1]
 
 
-def ratio_interval(
-    pairs_by_process: Sequence[Sequence[Pair]], confidence: float = 0.95
-) -> Interval:
-    """Return the speed-up baseline / candidate and where another process would find it.
-
-    Each process gives the median d_p of its rounds' log-ratios. With mean m and standard
-    deviation s of the P medians, the interval is
-
-        exp(m ± t(P - 1) * max(s, w) * sqrt(1 + 1 / P)),
-
-    Student's prediction interval for one future observation (Hahn and Meeker, "Statistical
-    Intervals", 1991, section 4.8): memory layout, clocks and neighbours differ between processes
-    more than between rounds, and a user is another process (Kalibera and Jones, "Rigorous
-    benchmarking in reasonable time", ISMM 2013). w is the root mean square standard error of the
-    d_p, from their rounds' scatter: already part of s in expectation, but a few processes may
-    agree by luck, and none can be predicted better than its own rounds know it.
-
-    With one process the rounds stand in for processes: an interval for one more round. It says
-    nothing of other processes, and `num_processes` is 1.
-
-    Args:
-        pairs_by_process: for each process, (baseline_us, candidate_us) of interleaved rounds.
-        confidence: chance that a future process falls into the interval.
-
-    Raises:
-        ValueError: no pairs, or a time that is not above 0.
-    """
-    logs = [_log_ratios(pairs) for pairs in pairs_by_process if pairs]
-    if not logs:
-        raise ValueError("ratio_interval: no pairs")
-    spread: float
-    if len(logs) == 1:
-        observations, spread = logs[0], _sigma(logs[0])
-        centre = statistics.median(observations)
-    else:
-        observations = [statistics.median(rounds) for rounds in logs]
-        centre, spread = statistics.fmean(observations), _process_spread(observations, logs)
-    count = len(observations)
-    quantile = _student((1 + confidence) / 2, count - 1)
-    half = quantile * spread * math.sqrt(1 + 1 / count) if count > 1 else math.inf
-    return Interval(
-        speedup=math.exp(centre),
-        low=math.exp(centre - half),
-        high=math.exp(centre + half) if half < math.inf else math.inf,
-        confidence=confidence,
-        num_processes=len(logs),
-    )
-
-
-def tie_set(rounds_us: Mapping[K, Sequence[Sequence[float]]], confidence: float = 0.95) -> list[K]:
-    """Return the candidates that cannot be told from the fastest, the fastest first.
-
-    A candidate is told apart when the mean of its paired log-differences to the fastest is above
-    0 at this confidence (one-sided Student test over processes; over rounds where there is one
-    process), which is shared among the comparisons (Bonferroni).
-
-    Args:
-        rounds_us: for each candidate and process, its times in us in interleaved rounds; round
-            r of one candidate belongs to round r of another.
-        confidence: chance that no candidate as fast as the fastest is left out.
-
-    Raises:
-        ValueError: candidates that differ in their processes or rounds, or times not above 0.
-    """
-    if not rounds_us:
-        return []
-    speeds = {key: _typical_log(processes) for key, processes in rounds_us.items()}
-    ranked = sorted(rounds_us, key=lambda key: speeds[key])
-    best = ranked[0]
-    risk = (1 - confidence) / max(1, len(ranked) - 1)
-    return [best] + [
-        key for key in ranked[1:] if not _is_slower(rounds_us[best], rounds_us[key], risk)
-    ]
-
-
-def _typical_log(processes: Sequence[Sequence[float]]) -> float:
-    return statistics.fmean(math.log(statistics.median(rounds)) for rounds in processes)
-
-
-def _is_slower(
-    best: Sequence[Sequence[float]], other: Sequence[Sequence[float]], risk: float
-) -> bool:
-    paired = zip(best, other, strict=True)
-    logs = [_log_ratios(list(zip(b, a, strict=True))) for a, b in paired]
-    if len(logs) == 1:
-        observations = logs[0]
-        centre, error = statistics.median(observations), _median_error(observations)
-    else:
-        observations = [statistics.median(rounds) for rounds in logs]
-        centre = statistics.fmean(observations)
-        error = _process_spread(observations, logs) / math.sqrt(len(logs))
-    if len(observations) < 2:
-        return False
-    return centre > _student(1 - risk, len(observations) - 1) * error
-
-
-# ---- statistics -----------------------------------------------------------------------------
-
-
-def _log_ratios(pairs: Sequence[Pair]) -> list[float]:
-    if any(not (0 < time_us < math.inf) for pair in pairs for time_us in pair):
-        raise ValueError("times must be above 0 and finite")
-    return [math.log(first / second) for first, second in pairs]
-
-
-def _process_spread(medians: Sequence[float], logs: Sequence[Sequence[float]]) -> float:
-    """Return the deviation over processes, at least what their rounds' scatter implies."""
-    within = math.sqrt(statistics.fmean(_median_error(rounds) ** 2 for rounds in logs))
-    return max(statistics.stdev(medians), within)
-
-
-# What makes the median absolute deviation of few normal samples unbiased: Croux and Rousseeuw,
-# "Time-efficient algorithms for two highly robust estimators of scale", Compstat 1992.
-_SMALL_SAMPLE = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
-
-
-def _sigma(values: Sequence[float]) -> float:
-    """Return a robust standard deviation: 1.4826 times the median absolute deviation."""
-    count = len(values)
-    if count < 2:
-        return 0.0
-    centre = statistics.median(values)
-    deviation = statistics.median(abs(value - centre) for value in values)
-    return 1.4826 * _SMALL_SAMPLE.get(count, count / (count - 0.8)) * deviation
-
-
-def _median_error(values: Sequence[float]) -> float:
-    """Return the standard error of the median, sqrt(pi / 2) times that of a normal mean."""
-    return math.sqrt(math.pi / 2) * _sigma(values) / math.sqrt(len(values))
-
-
 def _relative(spread: float, centre: float) -> float:
     return spread / centre if centre > 0 else 0.0
-
-
-def _student(probability: float, degrees: int) -> float:
-    """Return a quantile of Student's t distribution."""
-    from scipy import stats
-
-    return float(stats.t.ppf(probability, degrees)) if degrees > 0 else math.inf

@@ -8,12 +8,10 @@ answer: another driver or GPU explains a point that no longer holds, it does not
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import secrets
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import psutil
 
 from tuner.errors import InputError, WorkerError
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.measure import ratio_interval
 from tuner.evaluate.racing import Racer, finalist
 from tuner.evaluate.task import Task
 from tuner.evaluate.verifier import Answered, Verifier
@@ -28,61 +27,67 @@ from tuner.export.certificate import Certificate, code_sha256
 from tuner.kernel.family import builtin_folder
 from tuner.problem.accuracy import Accuracy
 from tuner.storage import sha256_of, storage_errors
-from tuner.trial import Check, Finalist
+from tuner.trial import SAME_SPEED, Check, Finalist, Interval
 
-__all__ = ["Point", "Repeated", "clocks_of", "repeat", "with_reference"]
+__all__ = ["Point", "Repeated", "clocks_of", "known_reference", "reference_for", "repeat"]
 
 ERROR_SLACK = 1.25  # times the certified error: other hardware adds in another order
+MAX_CLAIMED_WIDTH = 4.0  # high / low of a claim; a wider one says nothing that could be checked
+MAX_TELLING_WIDTH = 2.0  # high / low of today's race, above which it cannot confirm a claim
+MIN_PROCESSES = 3  # that race today: the interval of two is hopelessly wide
+SAME_NUMBER = 1e-6  # relative difference of a number computed twice
 ASKED_S = 10.0  # nvidia-smi
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One claim: whether it holds (None: it is no claim, but worth knowing), then and now."""
+    """One claim, then and now: whether it holds; None: it cannot be told here.
+
+    With `is_claim` False it is no claim, but worth knowing, and `holds` is None.
+    """
 
     what: str
     holds: bool | None
     detail: str
+    is_claim: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """What became of a certificate's claims."""
+    """What became of a certificate's claims, all of them in its accuracy class."""
 
     points: tuple[Point, ...]
+    accuracy: str = "float32"
 
     @property
     def holds(self) -> bool:
-        """Whether every claim does."""
-        return all(point.holds is not False for point in self.points)
+        """Whether every claim does; one that cannot be told here does not."""
+        return all(point.holds is True for point in self.points if point.is_claim)
 
 
-@contextlib.contextmanager
-def with_reference(certificate: Certificate, given: Path | None) -> Iterator[Path]:
-    """Yield the reference's path: the one given, one that came with us, or the certificate's own.
+def known_reference(sha256: str) -> Path | None:
+    """Return the reference of a built-in family that has this hash; None if none has."""
+    found = sorted(builtin_folder().glob("*/reference.py"))
+    return next((path for path in found if sha256_of(path) == sha256), None)
+
+
+def reference_for(certificate: Certificate, given: Path | None) -> Path:
+    """Return the reference's path: the one given, or one that was installed with the tuner.
+
+    The text in the certificate is for readers. It is never run: whoever wrote the certificate
+    would choose what the file is judged by.
 
     Raises:
-        InputError: none is at hand.
+        InputError: none is given, and the certificate's is none of the installed ones.
     """
-    wanted = certificate.reference_sha256
-    if given is not None:
-        yield given
-        return
-    for path in sorted(builtin_folder().glob("*/reference.py")):
-        if hashlib.sha256(path.read_bytes()).hexdigest() == wanted:
-            yield path
-            return
-    text = certificate.reference.encode()
-    if hashlib.sha256(text).hexdigest() != wanted:
+    found = given or known_reference(certificate.reference_sha256)
+    if found is None:
         raise InputError(
-            f"the certificate's reference (sha256 {wanted[:16]}...) is not at hand\n"
-            "  next: --reference REF.py, or put certificate.json beside the file"
+            f"the certificate's reference (sha256 {certificate.reference_sha256[:16]}...) is none "
+            "of those installed with the tuner, and code in a certificate is never run\n"
+            "  next: --reference REF.py, a file that you trust"
         )
-    with tempfile.TemporaryDirectory(prefix="tuner-reference-") as folder:
-        path = Path(folder, "reference.py")
-        with storage_errors(path):
-            path.write_bytes(text)
-        yield path
+    return found
 
 
 def repeat(
@@ -122,6 +127,12 @@ def repeat(
         _same("the code", certificate.code_sha256, code),
         _same("the reference", certificate.reference_sha256, sha256_of(reference)),
     ]
+    if certificate.sizes:
+        sizes = ", ".join(f"{name} = {size}" for name, size in certificate.sizes.items())
+        detail = f"{sizes}; they replace the reference's own, and all claims are of them"
+        points.append(Point("other sizes", None, detail, is_claim=False))
+    if certificate.interval is not None:
+        points.append(_own_samples(certificate, certificate.interval))
     task = Task(
         str(reference), certificate.sizes, device, accuracy.label, "", "[]", ""
     )  # its sizes replace the reference's own
@@ -142,8 +153,9 @@ def repeat(
     for name in sorted({*certificate.versions, *versions}):
         then, now = certificate.versions.get(name, "none"), versions.get(name, "none")
         if then != now:
-            points.append(Point(f"another {name}", None, f"{then} then, {now} now"))
-    return Repeated(tuple(points))
+            detail = f"{then} then, {now} now"
+            points.append(Point(f"another {name}", None, detail, is_claim=False))
+    return Repeated(tuple(points), accuracy.label)
 
 
 def _same(what: str, then: str, now: str) -> Point:
@@ -181,26 +193,75 @@ def _growth(then: float, now: float) -> float:
     return now / then
 
 
+def _own_samples(certificate: Certificate, claimed: Interval) -> Point:
+    """Compute the claimed interval from the certificate's own samples."""
+    what = "the interval, from its own samples"
+    if not certificate.samples_us:  # the short form, in the file's header
+        detail = "no samples are at hand; next: put certificate.json beside the file"
+        return Point(what, None, detail, is_claim=False)
+    try:
+        baseline, own = certificate.samples_us
+        pairs = [list(zip(b, o, strict=True)) for b, o in zip(baseline, own, strict=True)]
+        found = ratio_interval(pairs, claimed.confidence)
+    except (ValueError, OverflowError) as error:
+        return Point(what, False, f"they give none: {error}")
+    numbers = ("speedup", "low", "high", "num_processes")
+    is_same = all(_is_same(getattr(claimed, n), getattr(found, n)) for n in numbers)
+    return Point(what, is_same, f"claimed {_words(claimed)}, they give {_words(found)}")
+
+
+def _is_same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=SAME_NUMBER)
+
+
+def _words(interval: Interval) -> str:
+    return f"{interval.speedup:.3f}x [{interval.low:.3f}, {interval.high:.3f}]"
+
+
 def _speed(certificate: Certificate, racer: Racer, contender: Contender, check: Check) -> Point:
     then = certificate.interval
     assert then is not None
-    claim = f"{then.speedup:.3f}x [{then.low:.3f}, {then.high:.3f}] then"
     try:
         race = racer.race(
             [contender],
-            num_processes=max(2, min(then.num_processes, 20)),
+            num_processes=max(MIN_PROCESSES, min(then.num_processes, 20)),
             seconds=min(certificate.seconds, 60.0),
         )
     except WorkerError as error:
-        return Point("the speed-up", False, f"{claim}; in the race now: {error}")
+        return Point("the speed-up", False, f"{_words(then)} then; in the race now: {error}")
     entry: Finalist = finalist(0, check, race, 1)
-    now = entry.interval
-    if now is None:
-        return Point("the speed-up", False, f"{claim}; now: {entry.error}")
-    detail = f"{claim}, {now.speedup:.3f}x [{now.low:.3f}, {now.high:.3f}] now"
-    # Few or noisy processes make a wide interval; it cannot save a claim of twice what was seen.
-    holds = now.high >= then.low and 2.0 * now.speedup >= then.low
-    return Point("the speed-up", holds, detail)
+    if entry.interval is None:
+        return Point("the speed-up", False, f"{_words(then)} then; now: {entry.error}")
+    return compared(then, entry.interval)
+
+
+def compared(then: Interval, now: Interval) -> Point:
+    """Say whether a claimed speed-up is today's.
+
+    It holds where each side's speed-up lies within the other's interval, give or take
+    `SAME_SPEED`. A claim so wide that all would lie within it says nothing, and does not hold.
+    Where today's interval is too wide to confirm anything, a claim that is twice what was seen,
+    or half of it, does not hold; of another it cannot be told.
+    """
+    detail = f"{_words(then)} then, {_words(now)} now"
+
+    def point(holds: bool | None, why: str = "") -> Point:
+        return Point("the speed-up", holds, f"{detail}{why and f': {why}'}")
+
+    if not 0.0 < then.low <= then.speedup <= then.high < math.inf:
+        return point(False, "the claim is no interval around a speed-up")
+    if then.high / then.low > MAX_CLAIMED_WIDTH:
+        return point(False, "the claimed interval is so wide that it claims nothing")
+    if now.low <= 0.0 or now.high / now.low > MAX_TELLING_WIDTH:
+        if then.low > 2.0 * now.speedup or 2.0 * then.high < now.speedup:
+            return point(False, "another speed-up by a factor of two")
+        return point(None, "today's interval is too wide to tell; next: end other programs")
+    return point(_lies_in(then.speedup, now) and _lies_in(now.speedup, then))
+
+
+def _lies_in(speedup: float, interval: Interval) -> bool:
+    slack = 1.0 + SAME_SPEED
+    return interval.low / slack <= speedup <= interval.high * slack
 
 
 def clocks_of(device: str) -> dict[str, str]:

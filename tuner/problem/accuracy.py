@@ -13,7 +13,10 @@ from tuner.errors import ProblemError, did_you_mean
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Accuracy", "math_mode"]
+__all__ = ["MAX_TOLERANCE", "Accuracy", "math_mode"]
+
+# Of rtol and atol: ten times what KernelBench allows float16. More would accept wrong answers.
+MAX_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class Accuracy:
     """How near to float64 an answer must be.
 
     `float32` and `tf32` are relative to PyTorch's own error in that arithmetic; `tolerance`
-    accepts every element within `atol + rtol * |value|`.
+    accepts every element within `atol + rtol * |value|`, both at most `MAX_TOLERANCE`.
     """
 
     kind: Literal["float32", "tf32", "tolerance"] = "float32"
@@ -32,10 +35,12 @@ class Accuracy:
         if self.kind != "tolerance":
             if self.rtol or self.atol:
                 raise ValueError(f"accuracy {self.kind} takes no rtol and atol")
-        elif not (0.0 <= self.rtol < 1.0 and 0.0 <= self.atol < float("inf")):
+        elif not (0.0 <= self.rtol <= MAX_TOLERANCE and 0.0 <= self.atol <= MAX_TOLERANCE):
             raise ValueError(
-                f"accuracy: expected 0 <= rtol < 1 and a finite atol >= 0, "
-                f"got rtol={self.rtol:g}, atol={self.atol:g}"
+                f"accuracy: expected 0 <= rtol <= {MAX_TOLERANCE:g} and 0 <= atol <= "
+                f"{MAX_TOLERANCE:g}, got rtol={self.rtol:g}, atol={self.atol:g}; "
+                "larger tolerances accept wrong answers (KernelBench allows float32 1e-4 and "
+                "float16 1e-2); next: name smaller ones, such as 1e-2,1e-2"
             )
         elif self.rtol == 0.0 and self.atol == 0.0:
             raise ValueError("accuracy: rtol and atol are both 0, which no float32 kernel meets")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tuner.records import SET_ASIDE
 from tuner.review.facts import Facts, correct_trials
 from tuner.review.words import number_words, percent_words, us_words
 from tuner.trial import Interval
@@ -29,13 +30,31 @@ def advice_of(facts: Facts, interval: Interval | None, noise: float | None) -> l
         interval: of the speed-up that is reported.
         noise: of the latency that is reported.
     """
-    found = [*_advice_on_state(facts), *_advice_on_verdict(facts, interval)]
+    found = [
+        *_advice_on_records(facts),
+        *_advice_on_state(facts),
+        *_advice_on_verdict(facts, interval),
+    ]
     if (limit := facts.max_noise) < (noise or 0.0):
         found.append(_noise_advice("the winner's", noise or 0.0, limit))
     sitting = facts.sitting(facts.best.number if facts.best else len(facts.trials))
     if limit < (baseline_noise := facts.baseline.noise or sitting.noise or 0.0):
         found.append(_noise_advice("the baseline's", baseline_noise, limit))
     return [*found, *_advice_on_machine(facts), *_notes(facts)]
+
+
+def _advice_on_records(facts: Facts) -> list[Advice]:
+    remedy = "what is shown is what the samples give; verify the file, or tune again"
+    said = facts.result.disagreements if facts.result is not None else ()
+    found = [Advice(f"the run's records disagree: {words}", remedy) for words in said]
+    if facts.proof is not None and facts.proof.interval and not facts.proof.samples_us:
+        text = "the figures are as they were recorded: no samples are kept to compute them from"
+        found.append(Advice(text, "verify the file"))
+    aside = [t for t in facts.trials if t.outcome.reason.startswith(SET_ASIDE)]
+    if aside:
+        text = f"{len(aside)} of the trials disagree with their samples, first {aside[0].number}"
+        found.append(Advice(f"{text}: {aside[0].outcome.reason}", "tune again"))
+    return found
 
 
 def _noise_advice(whose: str, noise: float, limit: float) -> Advice:

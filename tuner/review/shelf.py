@@ -61,7 +61,8 @@ class Shown:
     `state` is `verifying` once the search is over and a process still works on it. `speedup` is
     the exported file's, or the winner's, raced in fresh processes (`is_proved`, with `low` and
     `high`); of a run that was not verified the best at screening. `age_s` counts from the last
-    thing written. `problem` says why a run is unreadable, or was rejected by the check.
+    thing written. `problem` says why a run is unreadable,
+    or was rejected by the check, or that its records disagree.
     """
 
     name: str
@@ -297,7 +298,7 @@ def _ratio(trial: Trial, baseline_us: object) -> float:
 
 def _shown(run: Run, tally: _Tally) -> Shown:
     environment, result = tally.environment, tally.result
-    interval, is_rejected = _proof_of(result)
+    interval, is_rejected, has_samples = _proof_of(result)
     device = environment.get("device")
     name = device.get("name") if isinstance(device, Mapping) else device
     state: State = "stopped"
@@ -312,6 +313,8 @@ def _shown(run: Run, tally: _Tally) -> Shown:
         state = "rejected"
     is_open = state in (*WORKING, "stopped")
     speedup = interval.speedup if interval else (tally.best_ratio if is_open else 0.0) or None
+    found = result.disagreements if result is not None else ()
+    disagreement = f"its records disagree: {found[0]}" if found else ""
     op = str(environment.get("op") or run.path.name)
     return Shown(
         name=run.path.name,
@@ -325,22 +328,26 @@ def _shown(run: Run, tally: _Tally) -> Shown:
         speedup=speedup,
         low=interval.low if interval and math.isfinite(interval.low) else None,
         high=interval.high if interval and math.isfinite(interval.high) else None,
-        is_proved=interval is not None and not is_rejected,
+        is_proved=interval is not None and not is_rejected and has_samples,
         started_at=str(environment.get("started_at") or ""),
         age_s=_age_s(tally),
-        problem=tally.problem or (tally.rejection if state == "rejected" else ""),
+        problem=tally.problem or (tally.rejection if state == "rejected" else disagreement),
     )
 
 
-def _proof_of(result: Result | None) -> tuple[Interval | None, bool]:
-    """Return the interval of the exported file, or of the winner; and whether it was rejected."""
+def _proof_of(result: Result | None) -> tuple[Interval | None, bool, bool]:
+    """Return the interval of the exported file, or of the winner, and what it is worth.
+
+    That is whether the file was rejected, and whether there are samples that give the interval.
+    """
     if result is None:
-        return None, False
+        return None, False, False
     by_trial = (entry for entry in result.finalists if entry.trial == result.winner)
     proof = result.exported or next(by_trial, None)
     if proof is None:
-        return None, False
-    return proof.interval, bool(proof.error) or not proof.check.is_accepted
+        return None, False, False
+    is_rejected = bool(proof.error) or not proof.check.is_accepted
+    return proof.interval, is_rejected, bool(proof.samples_us)
 
 
 def _age_s(tally: _Tally) -> float:

@@ -1,0 +1,109 @@
+"""Whether a run's records agree with themselves: figures computed again from stored samples.
+
+Whoever can edit a run's folder can edit a headline. What is shown is computed from the samples
+whenever it is read, and a record that says otherwise is named. Samples that were edited to agree
+with it cannot be found out so.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tuner.intervals import ratio_interval
+from tuner.trial import Finalist, Result, Status, Trial
+
+__all__ = ["SET_ASIDE", "recomputed", "recomputed_result", "set_aside"]
+
+SET_ASIDE = "set aside, its records disagree"
+SAME_NUMBER = 1e-6  # relative difference of a number computed twice
+_FIGURES = ("latency_us", "baseline_us", "noise")
+_ENDS = ("speedup", "low", "high", "num_processes")
+
+
+def recomputed(entry: Finalist) -> tuple[Finalist, str]:
+    """Return a finalist with the figures that its samples give, and what it said instead.
+
+    The second is empty where both agree. An entry without samples is left as it is: of an older
+    run, say, whose figures nobody can compute again; what is shown of it says so. Where samples
+    give no figures, interval and latencies are None.
+    """
+    if not entry.samples_us:
+        return entry, ""
+    who = f"trial {entry.trial}"
+    try:
+        own, baseline = _rounds(entry.samples_us), _rounds(entry.baseline_samples_us)
+        confidence = entry.interval.confidence if entry.interval else 0.95
+        pairs = [list(zip(b, o, strict=True)) for b, o in zip(baseline, own, strict=True)]
+        interval = ratio_interval(pairs, confidence)
+    except (ValueError, OverflowError) as error:
+        gone = replace(entry, interval=None, latency_us=None, baseline_us=None, noise=None)
+        return gone, f"{who}: no figures can be computed from its samples: {error}"
+    rounds = [value for process in own for value in process]
+    latency_us = statistics.median(rounds)
+    spread = statistics.median(abs(value - latency_us) for value in rounds)
+    found = replace(
+        entry,
+        interval=interval,
+        latency_us=latency_us,
+        baseline_us=statistics.median(value for process in baseline for value in process),
+        noise=1.4826 * spread / latency_us,
+    )
+    is_same = all(_is_same(getattr(entry, n), getattr(found, n)) for n in _FIGURES) and all(
+        _is_same(getattr(entry.interval, n, None), getattr(interval, n)) for n in _ENDS
+    )
+    if is_same:
+        return found, ""
+    return found, f"{who}: recorded {_words(entry)}, its samples give {_words(found)}"
+
+
+def recomputed_result(result: Result) -> Result:
+    """Return a result with the figures that its samples give; `disagreements` are named."""
+    pairs = [recomputed(entry) for entry in result.finalists]
+    finalists, said = tuple(entry for entry, _ in pairs), [words for _, words in pairs]
+    exported = result.exported
+    if exported is not None:
+        exported, words = recomputed(exported)
+        said.append(words and f"the exported file, {words}")
+    disagreements = tuple(words for words in said if words)
+    return replace(result, finalists=finalists, exported=exported, disagreements=disagreements)
+
+
+def set_aside(trial: Trial) -> Trial:
+    """Return a trial as it is; without its measurement where that is not what its samples give.
+
+    Such a one is shown and searched like a failure, and takes no finalist's place.
+    """
+    measurement = trial.outcome.measurement
+    if measurement is None:
+        return trial
+    samples_us, latency_us = measurement.samples_us, measurement.latency_us
+    if not samples_us:
+        found = "there are no samples"
+    elif not all(0.0 < sample < math.inf for sample in samples_us):
+        found = "one of its samples is no time above 0"
+    elif _is_same(latency_us, statistics.median(samples_us)):
+        return trial
+    else:
+        found = f"the median of its samples is {statistics.median(samples_us):g} us"
+    reason = f"{SET_ASIDE}: latency {latency_us:g} us, but {found}"
+    outcome = replace(trial.outcome, status=Status.RUNTIME, reason=reason, measurement=None)
+    return replace(trial, outcome=outcome)
+
+
+def _rounds(samples_us: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    return [[statistics.median(burst) for burst in process] for process in samples_us]
+
+
+def _is_same(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return math.isclose(one, other, rel_tol=SAME_NUMBER, abs_tol=1e-12)
+
+
+def _words(entry: Finalist) -> str:
+    i = entry.interval
+    speed = f"{i.speedup:.3f}x [{i.low:.3f}, {i.high:.3f}]" if i else "no interval"
+    return f"{speed}, {entry.latency_us or math.nan:.1f} us of {entry.baseline_us or math.nan:.1f}"
