@@ -26,6 +26,7 @@ from tuner.terminal import (
     go_on,
     interruptible,
     out,
+    print_findings,
     print_json,
     print_plan,
     print_points,
@@ -370,20 +371,13 @@ def doctor(json: JsonOption = False) -> None:
     """Say what this machine can build and run, and what to install for the rest."""
     from tuner.machine.doctor import doctor as findings
 
-    worst, found = 0, findings()
+    found = findings()
     if json:
         print_json(found)
-    for finding in found:
-        is_needed = finding.name in ("Python headers", "C++ compiler")
-        worst = max(worst, 3 if is_needed and not finding.is_ok else 0)
-        if json:
-            continue
-        mark = "[green]yes[/]" if finding.is_ok else "[red]no [/]"
-        out.print(f"{mark}  {finding.name}: ", end="")
-        out.print(finding.detail, markup=False)
-        if not finding.is_ok and finding.remedy:
-            out.print(f"     next: {finding.remedy}", markup=False)
-    raise typer.Exit(worst)
+    else:
+        print_findings(found)
+    needed = [f for f in found if f.name in ("Python headers", "C++ compiler")]
+    raise typer.Exit(0 if all(finding.is_ok for finding in needed) else 3)
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ from tuner.wording import percent
 
 if TYPE_CHECKING:
     from tuner.export.repeat import Repeated
+    from tuner.machine.doctor import Finding
     from tuner.review.shelf import Shown
     from tuner.run import Run
     from tuner.trial import Check
@@ -36,6 +37,7 @@ __all__ = [
     "go_on",
     "interruptible",
     "out",
+    "print_findings",
     "print_json",
     "print_plan",
     "print_points",
@@ -111,6 +113,16 @@ def print_summary(run: Run, *, is_json: bool = False) -> None:
         return
     out.print(format_summary(found), markup=False)
     out.print(f"report: {run.report_path}\nrun:    {run.path}", markup=False)
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print what this machine can do, and what to install for the rest."""
+    for finding in findings:
+        mark = "[green]yes[/]" if finding.is_ok else "[red]no [/]"
+        out.print(f"{mark}  {finding.name}: ", end="")
+        out.print(finding.detail, markup=False)
+        if not finding.is_ok and finding.remedy:
+            out.print(f"     next: {finding.remedy}", markup=False)
 
 
 def print_verdict(check: Check) -> None:
