@@ -252,8 +252,7 @@ def verify(
             timeout_s=timeout_s,
             observer=view,
         )
-    if strict:
-        check = check.strictly()
+    check = check.strictly() if strict else check
     if json:
         print_json(check)
     else:

@@ -265,7 +265,7 @@ def _provenance(
         i = raced.interval
         lines.append(
             f"  speed-up over PyTorch eager: {i.speedup:.3f}x, {i.confidence:.0%} of processes "
-            f"in [{i.low:.3f}, {i.high:.3f}] ({i.verdict}; {i.num_processes} processes, "
+            f"in [{i.low:.3f}, {i.high:.3f}] ({raced.verdict}; {i.num_processes} processes, "
             f"cold caches)"
         )
         lines.append(f"  latency: {raced.latency_us:.1f} us, baseline {raced.baseline_us:.1f} us")

@@ -265,5 +265,5 @@ def _finalist_line(entry: Finalist) -> str:
         )
     i = entry.interval
     return head + (
-        f"{_us(entry.latency_us)}, {i.speedup:.3f}x [{i.low:.3f}, {i.high:.3f}]: {i.verdict}"
+        f"{_us(entry.latency_us)}, {i.speedup:.3f}x [{i.low:.3f}, {i.high:.3f}]: {entry.verdict}"
     )

@@ -232,6 +232,9 @@ def _speed(certificate: Certificate, racer: Racer, contender: Contender, check: 
     entry: Finalist = finalist(0, check, race, 1)
     if entry.interval is None:
         return Point("the speed-up", False, f"{_words(then)} then; now: {entry.error}")
+    if entry.falls_back:
+        why = "it runs the reference's own operations, which is no speed-up"
+        return Point("the speed-up", False, f"{_words(then)} then; now: {why}")
     return compared(then, entry.interval)
 
 

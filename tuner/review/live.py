@@ -156,7 +156,7 @@ def _verdict_words(entry: Finalist) -> str:
     if i is None:
         return f"trial {entry.trial}: accepted on every probe, not raced yet"
     speedup, low, high = (ratio_words(value) for value in (i.speedup, i.low, i.high))
-    return f"trial {entry.trial}: {i.verdict}, {speedup} ({low} to {high})"
+    return f"trial {entry.trial}: {entry.verdict}, {speedup} ({low} to {high})"
 
 
 class _Kept:

@@ -338,7 +338,8 @@ def _shown(run: Run, tally: _Tally) -> Shown:
 def _proof_of(result: Result | None) -> tuple[Interval | None, bool, bool]:
     """Return the interval of the exported file, or of the winner, and what it is worth.
 
-    That is whether the file was rejected, and whether there are samples that give the interval.
+    That is whether the file was rejected, and whether there are samples that give the interval,
+    of a file that has kernels of its own.
     """
     if result is None:
         return None, False, False
@@ -347,7 +348,7 @@ def _proof_of(result: Result | None) -> tuple[Interval | None, bool, bool]:
     if proof is None:
         return None, False, False
     is_rejected = bool(proof.error) or not proof.check.is_accepted
-    return proof.interval, is_rejected, bool(proof.samples_us)
+    return proof.interval, is_rejected, bool(proof.samples_us) and not proof.falls_back
 
 
 def _age_s(tally: _Tally) -> float:
