@@ -61,10 +61,13 @@ def rows() -> list[Row]:
         "cheat|takes_all_memory|worth_nothing|cache_lines|leaves_behind|put_together|cannot_use"
     )
     honest = "honest_module_is|in_another_order|split_bfloat16|traced_or_scripted"
+    classes = ("test_trust_classes",)
     files, names = fuzzed()
     return [
         Row("cheats", "rejected or named", ("test_check", "test_cheats"), cheats),
         Row("honest modules", "accepted", ("test_check",), honest),
+        Row("wrong modules, nine classes", "rejected", classes, "wrong_module_is_rejected"),
+        Row("honest, of such classes", "right, differences listed", classes, "honest"),
         Row("fewer bits than declared", "refused", ("test_check",), "fewer_bits"),
         Row("times that cannot be true", "refused", ("test_evaluate",), "cannot_be_true|floor"),
         Row("measurement", "as stated", ("test_measure",)),
