@@ -1,0 +1,341 @@
+"""A graph as one loop nest over rows and columns: what each pass over a row computes.
+
+    rows x cols     every tensor is whole (a value for each place), one value a row, one value a
+                    column, or one value
+    pass 0 .. p     sweeps over the columns of a row; a reduction over the columns ends a pass,
+                    and what follows from it for the row is computed before the next one
+    the last pass   writes what is whole
+
+What is not whole is stored once a row. Tensors are contiguous, so that a view that keeps their
+order changes nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.operations import OPERATIONS
+from tuner.errors import InputError
+
+__all__ = ["Nest", "NotOneNest", "Place", "Reduction", "Statement", "nest_of"]
+
+Place = Literal["whole", "row", "column", "one"]
+Fold = Literal["sum", "amax", "amin"]
+_REDUCTIONS = {"sum", "mean", "amax", "amin", "var"}
+_SAME_ORDER = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "contiguous", "clone", "alias"}
+
+
+class NotOneNest(InputError):
+    """The graph is more than one loop nest, or has work that no loop is generated for yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One operation on vectors of float32; operands are names of values, or numbers."""
+
+    name: str
+    op: str
+    operands: tuple[str | float | bool, ...]
+    attrs: Mapping[str, object]
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A value a row: `fold` over the columns of `value`."""
+
+    name: str
+    fold: Fold
+    value: str
+
+
+@dataclass(slots=True)
+class Pass:
+    """A sweep over the columns: what it computes, reduces and writes.
+
+    `after` is computed once for the row when it is over.
+    """
+
+    statements: list[Statement] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
+    writes: list[str] = field(default_factory=list)
+    after: list[Statement] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """The loops of a graph.
+
+    Attributes:
+        rows, cols: the problem's own sizes; `row_shape` has the dimensions of the rows.
+        arguments: what is read, in order, with its place.
+        before: computed once a row, before the first pass.
+        passes: in order; the last one has no reduction.
+        outputs: what is written, by the name of the value, in the graph's order.
+        row_strides: of values with one for each row, their strides in `row_shape`.
+    """
+
+    rows: int
+    cols: int
+    row_shape: tuple[int, ...]
+    arguments: tuple[tuple[Tensor, Place], ...]
+    before: tuple[Statement, ...]
+    passes: tuple[Pass, ...]
+    outputs: tuple[tuple[str, Place], ...]
+    flops: int
+    row_strides: Mapping[str, tuple[int, ...]]
+
+
+def nest_of(graph: Graph) -> Nest:
+    """Return a graph as one nest.
+
+    Raises:
+        NotOneNest: it names the line of the user's file and the operation.
+    """
+    if graph.buffer_updates:
+        name = next(iter(graph.buffer_updates))
+        raise _refusal(None, f"the buffer {name} is updated by the call", "--mode eval")
+    return _Builder(graph).build()
+
+
+def _refusal(node: Node | None, what: str, next_step: str = "") -> NotOneNest:
+    where = f"line {node.line}: " if node is not None and node.line else ""
+    text = f"{where}{what}\n  expected: pointwise work and reductions over the last dimensions"
+    return NotOneNest(text + (f"\n  next: {next_step}" if next_step else ""))
+
+
+class _Builder:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.alias: dict[str, str] = {}
+        self.places: dict[str, Place] = {}
+        self.levels: dict[str, int] = {}
+        self.statements: dict[str, Statement] = {}
+        self.reductions: dict[str, Reduction] = {}
+        self.order: list[str] = []
+        self.row_strides: dict[str, tuple[int, ...]] = {}
+        self.flops = 0
+        self.row_shape, self.col_shape = self._space()
+        self.rows, self.cols = math.prod(self.row_shape), math.prod(self.col_shape)
+
+    # ---- the space ----------------------------------------------------------------------------
+
+    def _space(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of the rows and of the columns."""
+        for node in self.graph.nodes:
+            if node.op in _REDUCTIONS:
+                source = self.graph.value(_name(node.args[0]))
+                axes = _axes(node, len(source.shape))
+                first = len(source.shape) - len(axes)
+                if axes != tuple(range(first, len(source.shape))):
+                    raise _refusal(node, f"{node.op} over the dimensions {axes}")
+                if not first:
+                    raise _refusal(node, f"{node.op} over all of a tensor")
+                return source.shape[:first], source.shape[first:]
+        shape = max((n.shape for n in self.graph.nodes), key=math.prod, default=())
+        if not shape:
+            raise _refusal(None, "nothing is computed")
+        return self._without_reductions(shape)
+
+    def _without_reductions(
+        self, shape: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Split so that in the columns every tensor is whole or has one value."""
+        shapes = [t.shape for t in (*self.graph.tensors(), *self.graph.nodes)]
+        for at in range(len(shape)):
+            size = math.prod(shape[at:])
+            ends = [_aligned(other, shape)[at:] for other in shapes]
+            if all(math.prod(end) in (1, size) for end in ends):
+                return shape[:at], shape[at:]
+        return shape[:-1], shape[-1:]
+
+    def place_of(self, name: str, shape: tuple[int, ...], node: Node | None) -> Place:
+        """Return how a value lies in the space; note the strides of one for each row."""
+        num, space = math.prod(shape), (*self.row_shape, *self.col_shape)
+        if num == 1:
+            return "one"
+        if num == self.rows * self.cols:
+            return "whole"
+        aligned = _aligned(shape, space)
+        if len(aligned) == len(space):
+            own_rows, own_cols = aligned[: len(self.row_shape)], aligned[len(self.row_shape) :]
+            if own_cols == self.col_shape and math.prod(own_rows) == 1:
+                return "column"
+            if math.prod(own_cols) == 1:
+                self.row_strides[name] = _strides(own_rows)
+                return "row"
+        if num == self.rows:  # of a reduction without keepdim
+            self.row_strides[name] = _strides(self.row_shape)
+            return "row"
+        raise _refusal(node, f"a tensor of shape {list(shape)} beside {list(space)}")
+
+    # ---- nodes --------------------------------------------------------------------------------
+
+    def build(self) -> Nest:
+        arguments = []
+        used = {_name(a) for n in self.graph.nodes for a in n.args if isinstance(a, Ref)}
+        for tensor in self.graph.tensors():
+            if tensor.name not in used and tensor.name not in self.graph.outputs:
+                continue
+            if tensor.dtype != "float32":
+                raise _refusal(None, f"{tensor.name} is {tensor.dtype}, float32 alone is read")
+            place = self.place_of(tensor.name, tensor.shape, None)
+            self.places[tensor.name], self.levels[tensor.name] = place, 0
+            arguments.append((tensor, place))
+        for node in self.graph.nodes:
+            self._take(node)
+        outputs = []
+        for name in self.graph.outputs:
+            real = self._real(name)
+            if real not in self.statements and real not in self.reductions:
+                raise _refusal(None, f"the output {name} is an input as it is")
+            if self.places[real] not in ("whole", "row"):
+                raise _refusal(None, f"the output {name} has one value a {self.places[real]}")
+            outputs.append((real, self.places[real]))
+        names = [name for name, _ in outputs]
+        return Nest(
+            self.rows, self.cols, self.row_shape, tuple(arguments),
+            tuple(self._of_rows(self._needed(names), 0)), tuple(self._passes(names)),
+            tuple(outputs), self.flops, self.row_strides,
+        )  # fmt: skip
+
+    def _real(self, name: str) -> str:
+        while name in self.alias:
+            name = self.alias[name]
+        return name
+
+    def _take(self, node: Node) -> None:
+        if node.op in _SAME_ORDER or node.op == "expand":  # read where it is needed
+            self.alias[node.name] = self._real(_name(node.args[0]))
+            return
+        if node.op in _REDUCTIONS:
+            self._reduce(node)
+            return
+        if node.op not in OPERATIONS:
+            raise _refusal(node, f"no loop is generated for {node.op} yet")
+        if node.dtype not in ("float32", "bool"):
+            raise _refusal(node, f"{node.op} gives {node.dtype}, float32 alone is computed")
+        operands = tuple(self._operand(a) for a in node.args)
+        names = [o for o in operands if isinstance(o, str)]
+        place = self.place_of(node.name, node.shape, node)
+        self._add(Statement(node.name, node.op, operands, node.attrs, place), names)
+        self.flops += OPERATIONS[node.op].flops * math.prod(node.shape)
+
+    def _operand(self, operand: Operand) -> str | float | bool:
+        return self._real(operand.name) if isinstance(operand, Ref) else operand
+
+    def _add(self, statement: Statement, names: Sequence[str]) -> None:
+        self.statements[statement.name] = statement
+        self.places[statement.name] = statement.place
+        self.levels[statement.name] = max((self.levels[n] for n in names), default=0)
+        self.order.append(statement.name)
+
+    def _reduce(self, node: Node) -> None:
+        source = self._real(_name(node.args[0]))
+        shape = self.graph.value(_name(node.args[0])).shape
+        axes = _axes(node, len(shape))
+        size = math.prod(shape[a] for a in axes)
+        if self.places[source] != "whole" or size != self.cols:
+            raise _refusal(node, f"a second kind of {node.op}, over {size} elements")
+        self.flops += math.prod(shape) * (4 if node.op == "var" else 1)
+        if node.op in ("sum", "amax", "amin"):
+            self._fold(node.name, "sum" if node.op == "sum" else _fold(node.op), source)
+            return
+        mean = node.name if node.op == "mean" else f"{node.name}_mean"
+        self._fold(f"{mean}_sum", "sum", source)
+        self._row(mean, "mul", (f"{mean}_sum", 1.0 / self.cols))
+        if node.op == "var":
+            # About the mean, in a pass of its own: sums of squares cancel.
+            whole: Place = "whole"
+            apart, squared = f"{node.name}_apart", f"{node.name}_squared"
+            self._add(Statement(apart, "sub", (source, mean), {}, whole), [source, mean])
+            self._add(Statement(squared, "square", (apart,), {}, whole), [apart])
+            self._fold(f"{node.name}_sum", "sum", squared)
+            correction = float(str(node.attrs.get("correction", 1)))
+            divisor = self.cols - correction
+            scale = 1.0 / divisor if divisor > 0 else math.nan
+            self._row(node.name, "mul", (f"{node.name}_sum", scale))
+
+    def _fold(self, name: str, fold: Fold, source: str) -> None:
+        self.reductions[name] = Reduction(name, fold, source)
+        self.places[name] = "row"
+        self.levels[name] = self.levels[source] + 1
+
+    def _row(self, name: str, op: str, operands: tuple[str | float | bool, ...]) -> None:
+        names = [o for o in operands if isinstance(o, str)]
+        self._add(Statement(name, op, operands, {}, "row"), names)
+
+    # ---- passes -------------------------------------------------------------------------------
+
+    def _passes(self, outputs: Sequence[str]) -> list[Pass]:
+        needed = self._needed(outputs)
+        reductions = [r for name, r in self.reductions.items() if name in needed]
+        whole = [o for o in dict.fromkeys(outputs) if self.places[o] == "whole"]
+        levels = [self.levels[n] for n in (*(r.value for r in reductions), *whole)]
+        passes = []
+        for number in range(max(levels, default=-1) + 1):
+            ends = [r for r in reductions if self.levels[r.value] == number]
+            writes = [o for o in whole if self.levels[o] == number]
+            wanted = self._needed([*(r.value for r in ends), *writes])
+            own = [self.statements[n] for n in self.order if n in wanted]
+            passes.append(
+                Pass(
+                    [s for s in own if s.place in ("whole", "column")],
+                    ends,
+                    writes,
+                    self._of_rows(needed, number + 1),
+                )
+            )
+        return passes
+
+    def _of_rows(self, needed: set[str], level: int) -> list[Statement]:
+        """Return what is computed once a row when all passes below that level are over."""
+        own = [self.statements[n] for n in self.order if n in needed and self.levels[n] == level]
+        return [s for s in own if s.place in ("row", "one")]
+
+    def _needed(self, ends: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        left = list(ends)
+        while left:
+            name = left.pop()
+            if name in found:
+                continue
+            found.add(name)
+            if name in self.statements:
+                left += [o for o in self.statements[name].operands if isinstance(o, str)]
+            elif name in self.reductions:
+                left.append(self.reductions[name].value)
+        return found
+
+
+def _name(operand: Operand) -> str:
+    assert isinstance(operand, Ref), operand
+    return operand.name
+
+
+def _fold(op: str) -> Fold:
+    return "amax" if op == "amax" else "amin"
+
+
+def _axes(node: Node, ndim: int) -> tuple[int, ...]:
+    given = node.attrs.get("axes")
+    axes = range(ndim) if given in (None, (), []) else [int(str(a)) % ndim for a in given]  # type: ignore[attr-defined]
+    return tuple(sorted(axes))
+
+
+def _aligned(shape: tuple[int, ...], space: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape as it broadcasts: with ones in front."""
+    return (1,) * (len(space) - len(shape)) + shape
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return contiguous strides, 0 where the size is 1."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step if size > 1 else 0)
+        step *= size
+    return tuple(reversed(strides))
