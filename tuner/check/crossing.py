@@ -21,6 +21,7 @@ __all__ = [
     "Action",
     "Answer",
     "Dtype",
+    "Edits",
     "GradientLayout",
     "Gradients",
     "Layout",
@@ -38,6 +39,7 @@ Layout = Literal[
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
 Gradients = Literal["", "all", "plain_inputs"]
+Edits = Literal["", "output", "input"]
 GradientLayout = Literal["contiguous", "transposed", "misaligned", "of_sum", "of_row_sums"]
 Dtype = Literal["", "float64", "float16", "bfloat16"]
 # What is done to a module between two calls. A question has two sets of weights, and the module
@@ -55,6 +57,11 @@ Action = Literal[
     "copy",  # go on with a deep copy, whose memory is then moved
     "pickle",  # go on with what was pickled and read back
     "freeze",  # of all parameters the next one alone requires no gradients
+    "freeze module",  # those of the next submodule that has any
+    "freeze all",
+    "thaw",
+    "replace module",  # the next submodule by a copy of it, with the other weights
+    "another",  # make another module with other options, and call it
     "convert",  # to the script's dtype, as the inputs are from then on
 ]
 
@@ -67,8 +74,11 @@ class Script:
     question's `state.*` is loaded; `options` are further arguments of its constructor. `before`
     is what is done before each call, `backward` which calls are differentiated after the last
     one, in that order; with `backward_at_once` each is as soon as it was made. `first_place` is
-    that of the parameter which the first "freeze" or "replace one" takes. `numbers` are the
-    inputs that are no tensors, by "call.argument". `output_bytes` are
+    that of the parameter which the first "freeze" or "replace one" takes. With `accumulates`
+    gradients are added up in `.grad`, one of which is scaled between two backwards. `edits` is
+    what is edited in place between a call and its backward. `other_options` are of "another".
+    `layout_at` is the one input that has the layout, None for all. `num_threads` 0 is as many as
+    usual. `numbers` are the inputs that are no tensors, by "call.argument". `output_bytes` are
     the sizes of memory to poison before each call.
     """
 
@@ -85,6 +95,12 @@ class Script:
     backward: tuple[int, ...] = ()
     backward_at_once: bool = False
     first_place: int = 0
+    accumulates: bool = False
+    edits: Edits = ""
+    is_inference: bool = False
+    num_threads: int = 0
+    other_options: dict[str, float] = field(default_factory=dict)
+    layout_at: int | None = None
     dtype: Dtype = ""
     options: dict[str, float] = field(default_factory=dict)
     layout: Layout = "contiguous"
@@ -111,9 +127,10 @@ class Report:
     `error` with its `stage` ("build", "load", "call 1", "gradients") when it raised. `keys` is
     the candidate's state_dict as [name, dtype, shape]. `kinds` describes each call's outputs.
     Checksums are of `input.*`, `weight.*` and `late.*` (an output as it is at the very end).
-    `num_forks_left` are copies of the process that outlive the call; `operations` are PyTorch's,
-    in the order in which they ran, where the script wants them; `changes` are what the candidate
-    has done to what is not its own; `refusals` are what it refused aloud that was not a call.
+    `detached` are the backwards whose call had no graph. `num_forks_left` are copies of the
+    process that outlive the call; `operations` are PyTorch's, in the order in which they ran,
+    where the script wants them; `changes` are what the candidate has done to what is not its own;
+    `refusals` are what it refused aloud that was not a call.
     """
 
     error: str = ""
@@ -123,7 +140,7 @@ class Report:
     aliases: tuple[str, ...] = ()
     checksums: dict[str, int] = field(default_factory=dict)
     num_threads_left: int = 0
-    is_detached: bool = False
+    detached: tuple[int, ...] = ()
     num_forks_left: int = 0
     operations: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()

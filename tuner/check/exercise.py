@@ -12,23 +12,27 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.crossing import GradientLayout, Layout, Script
+from tuner.check.crossing import Edits, GradientLayout, Layout, Script
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "CHUNK_ELEMENTS",
+    "accumulated",
     "aliases_of",
     "arguments_of",
     "checksum_of",
     "checksums_of",
+    "edit_before_backward",
     "gradients_of",
     "keys_of",
     "kind_of",
     "kinds_of",
     "laid_out",
+    "laid_out_where",
     "leaves_of",
+    "mode_of",
     "outputs_of",
     "recorded",
     "snapshot",
@@ -177,6 +181,52 @@ def gradients_of(
     return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
 
 
+def edit_before_backward(
+    edits: Edits, arguments: Sequence[Any], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Edit the outputs of a call in the graph, as `relu_` does, or its inputs beside it."""
+    import torch
+
+    if edits == "output":
+        for output in outputs:
+            if output.requires_grad:
+                output.mul_(0.5)
+    if edits == "input":
+        with torch.no_grad():
+            for value in arguments:
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    value.mul_(0.5)
+
+
+def accumulated(
+    leaves: Sequence[Mapping[str, torch.Tensor]],
+    outputs: Sequence[Sequence[torch.Tensor]],
+    tensors: Mapping[str, torch.Tensor],
+    place: int,
+) -> dict[str, torch.Tensor]:
+    """Return what calls add up in `.grad`, by leaf; one of them is scaled after each backward.
+
+    Args:
+        leaves: of each call, as `leaves_of`; their `.grad` are None, and are so again.
+        outputs: of each call.
+        tensors: the question's; `grad.<k>` is the gradient that output k gets.
+        place: of the leaf whose gradient is scaled, as by a clipping of its own.
+    """
+    import torch
+
+    both = {name: leaf for each in leaves for name, leaf in each.items()}
+    for results in outputs:
+        pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(results) if y.requires_grad]
+        torch.autograd.backward([y for y, _ in pairs], [g.to(y.dtype) for y, g in pairs])
+        have = [leaf for _, leaf in sorted(both.items()) if leaf.grad is not None]
+        if have:
+            have[place % len(have)].grad.mul_(3.0)
+    grads = {n: leaf.grad.clone() for n, leaf in both.items() if leaf.grad is not None}
+    for leaf in both.values():
+        leaf.grad = None
+    return grads
+
+
 def aliases_of(
     model: torch.nn.Module,
     arguments: Sequence[Any],
@@ -238,6 +288,25 @@ def laid_out(value: Any, layout: Layout) -> Any:
     if layout == "expanded":
         return value[..., :1].clone().expand(value.shape)
     return value.clone(memory_format=torch.contiguous_format)
+
+
+def laid_out_where(values: Sequence[Any], script: Script) -> list[Any]:
+    """Return copies of arguments in fresh memory, all or one of them with the script's layout."""
+    import torch
+
+    tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    at = None if script.layout_at is None or not tensors else script.layout_at % len(tensors)
+    return [
+        laid_out(value, script.layout if at is None or i == tensors[at] else "contiguous")
+        for i, value in enumerate(values)
+    ]
+
+
+def mode_of(script: Script) -> contextlib.AbstractContextManager[None]:
+    """Return what surrounds each call of a script: inference mode, or nothing."""
+    import torch
+
+    return torch.inference_mode() if script.is_inference else contextlib.nullcontext()
 
 
 def checksums_of(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, int]:

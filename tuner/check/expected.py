@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 from tuner.check.compare import SMALL_BATCH, Error, compare, disputed
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import (
+    accumulated,
     aliases_of,
     arguments_of,
     checksums_of,
+    edit_before_backward,
     gradients_of,
     keys_of,
     kinds_of,
     laid_out,
     leaves_of,
+    mode_of,
     outputs_of,
     recorded,
     snapshot,
@@ -58,6 +61,7 @@ class Expected:
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers before the calls
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of the reference's answer
     may_refuse: bool = False  # as the reference refuses such strides
+    may_refuse_backward: bool = False  # as it does after such an edit
     error: str = ""
 
 
@@ -81,13 +85,15 @@ def expected(
     accuracy.require_on(device)
     known = {} if models is None else models
     model, tensors = weighted_model(problem, probe, device, known)
-    arguments = inputs_of_calls(problem, probe, device)
-    script = script_of(problem, probe, arguments, tensors)
+    arguments = inputs_of_calls(problem, probe, device, model)
+    script = script_of(problem, probe, arguments, tensors, known)
     wide = copy.deepcopy(model).double()
     start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
     with math_mode(accuracy):
         report, baseline = _reference_answer(problem, model, script, tensors, probe)
     num_rows = _rows_of(arguments[0])
+    if report.stage == "gradients" and probe.edits:
+        return _without_edits(problem, probe, accuracy, device, known)
     tamer = _tamer(probe) if report.error else None
     if tamer is not None:
         return expected(problem, tamer, accuracy, device, models=known)
@@ -116,6 +122,20 @@ def expected(
         start, {name: t.dtype for name, t in baseline.items()},
         may_refuse=_refuses_layout(problem, model, probe, arguments[0]),
     )  # fmt: skip
+
+
+def _without_edits(
+    problem: Problem, probe: Probe, accuracy: Accuracy, device: Any, models: dict[Any, Any]
+) -> Expected:
+    """Return what is expected where the reference refuses a backward after an edit.
+
+    The candidate must refuse it as well, or give the gradients of the values as they were.
+    """
+    plain = dataclasses.replace(probe, edits="")
+    found = expected(problem, plain, accuracy, device, models=models)
+    script = dataclasses.replace(found.question.script, edits=probe.edits)
+    question = Question(script, found.question.tensors)
+    return dataclasses.replace(found, probe=probe, question=question, may_refuse_backward=True)
 
 
 def _beyond_reference(
@@ -172,7 +192,9 @@ def _tamer(probe: Probe) -> Probe | None:
 
 def _is_odd(probe: Probe) -> bool:
     """Whether a reference may refuse what a probe asks."""
-    return probe.layout in ("float64", "too_wide") or probe.batch is not None or bool(probe.dtype)
+    return probe.layout in ("float64", "too_wide") or bool(
+        probe.batch is not None or probe.dtype or probe.has_options
+    )
 
 
 def expected_of_call(
@@ -228,9 +250,11 @@ def _reference_answer(
     aliases: list[str] = []
     earlier: list[tuple[Any, ...]] = []
     leaves: list[dict[str, torch.Tensor]] = []
+    arguments_of_calls: list[list[Any]] = []
     history = History(model, script, tensors, is_exact)
 
     def differentiate(k: int, call: int) -> None:
+        edit_before_backward(script.edits, arguments_of_calls[call], earlier[call])
         if any(y.requires_grad for y in earlier[call]):
             grads = gradients_of(leaves[call], earlier[call], tensors, script.gradient_layout)
             answers.update((f"grad{k}.{name}", grad) for name, grad in grads.items())
@@ -244,12 +268,13 @@ def _reference_answer(
             try:
                 for _ in range(script.more_calls if call == 1 else 0):
                     problem.result_of(called, values)
-                with recorded(operations, script.traces):
+                with recorded(operations, script.traces), mode_of(script):
                     result = problem.result_of(called, values)
             except ProblemError as error:
                 return Report(error=str(error), stage=f"call {call + 1}", keys=keys), {}
             kinds.append(kinds_of(result))
         outputs = outputs_of(result)
+        arguments_of_calls.append(values)
         leaves.append(leaves_of(history.model, values) if script.gradients else {})
         aliases += aliases_of(history.model, values, earlier, outputs)
         earlier.append(outputs)
@@ -259,13 +284,23 @@ def _reference_answer(
         if script.backward_at_once:
             differentiate(call, call)
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in history.model.named_buffers())
-    for k, call in enumerate(script.backward):
-        differentiate(k, call)
+    checksums = checksums_of(history.model, values)
+    try:
+        if script.accumulates:
+            grads = accumulated(leaves, earlier, tensors, script.first_place)
+            answers.update((f"grad0.{name}", grad) for name, grad in grads.items())
+        else:
+            for k, call in enumerate(script.backward):
+                differentiate(k, call)
+    except RuntimeError as error:
+        if not script.edits:
+            raise
+        return Report(error=str(error), stage="gradients", keys=keys), {}
     report = Report(
         keys=tuple(keys_of(history.model)),
         kinds=tuple(kinds),
         aliases=tuple(aliases),
-        checksums=checksums_of(history.model, values),
+        checksums=checksums,
         operations=tuple(operations),
         refusals=tuple(history.refusals),
     )

@@ -46,8 +46,9 @@ def converted(model: torch.nn.Module, dtype: Dtype) -> torch.nn.Module:
 class History:
     """A module in the course of a script.
 
-    `model` is what is called; "copy" and "pickle" replace it. `refusals` are the actions that it
-    refused aloud, which then went undone. `changes` are what a copy shares with the original.
+    `model` is what is called; "copy" and "pickle" replace it. `make_another` is what "another"
+    does. `refusals` are the actions that it refused aloud, which then went undone. `changes` are
+    what a copy shares with the original.
     With `is_exact` it is the oracle, which stays in float64 when it is converted, but for what the
     weights lose.
     """
@@ -60,6 +61,7 @@ class History:
         is_exact: bool = False,
     ) -> None:
         self.model = model
+        self.make_another: Callable[[], None] = lambda: None
         self.refusals: list[str] = []
         self.changes: list[str] = []
         self._script = script
@@ -95,8 +97,12 @@ class History:
             self._go_on_with("deep copy", copy.deepcopy)
         elif action == "pickle":
             self._go_on_with("pickled copy", _pickled)
-        elif action == "freeze":
-            self._freeze()
+        elif action.startswith("freeze") or action == "thaw":
+            self._freeze(action)
+        elif action == "replace module":
+            self._replace_module()
+        elif action == "another":
+            self.make_another()
         elif action == "convert":
             self.model = converted(self.model, self._script.dtype)
             if self._is_exact:
@@ -134,11 +140,28 @@ class History:
                 self.changes.append(f"a {what} shares the memory of {name} with the original")
         torch.nn.Module._apply(self.model, torch.clone)  # as `to` moves them
 
-    def _freeze(self) -> None:
-        frozen = self._next(self._trained)
+    def _freeze(self, action: Action) -> None:
+        frozen = {"freeze": [], "thaw": [], "freeze all": self._trained}.get(action, [])
+        if action == "freeze":
+            frozen = [self._next(self._trained)]
+        if action == "freeze module":
+            owners = dict.fromkeys(name.rpartition(".")[0] for name in self._trained)
+            owner = self._next(list(owners))
+            frozen = [name for name in self._trained if name.rpartition(".")[0] == owner]
         for name, parameter in self.model.named_parameters():
             if name in self._trained:
-                parameter.requires_grad_(name != frozen)
+                parameter.requires_grad_(name not in frozen)
+
+    def _replace_module(self) -> None:
+        """Put a copy in the place of the next submodule, with the other weights."""
+        name = self._next([n for n, _ in self.model.named_children()])
+        if not name:
+            return
+        child = copy.deepcopy(getattr(self.model, name))
+        other = self._weights[1 - self._held]
+        own = {n[len(name) + 1 :]: t for n, t in other.items() if n.startswith(f"{name}.")}
+        _edit(child, own)
+        setattr(self.model, name, child)
 
 
 def _pickled(model: Any) -> Any:

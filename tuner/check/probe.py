@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.check.crossing import Action, Dtype, GradientLayout, Gradients, Layout, Mode
+from tuner.check.crossing import Action, Dtype, Edits, GradientLayout, Gradients, Layout, Mode
 from tuner.problem.draws import Distribution, WeightKind
+from tuner.problem.reference import Options
 
 __all__ = ["Probe"]
 
@@ -30,7 +31,9 @@ class Probe:
     (by default the last) are differentiated in that order, after all calls, or with
     `backward_at_once` each at once; "plain_inputs" asks for the parameters' alone. `dtype` is
     what "convert" converts to. With `has_options` the
-    constructor gets other values where it has defaults. `is_reduced`: the batch is smaller
+    constructor gets other values where it has defaults. With `accumulates` gradients are added up
+    in `.grad`; `edits` is what is edited between a call and its backward. `num_threads` are
+    PyTorch's; `layout_at` is the one input that has the layout. `is_reduced`: the batch is smaller
     only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
     are a draw of the reference's own. `traces` lists PyTorch's operations that ran.
 
@@ -57,8 +60,13 @@ class Probe:
     backward: tuple[int, ...] = ()
     backward_at_once: bool = False
     first_place: int = 0
+    accumulates: bool = False
+    edits: Edits = ""
+    is_inference: bool = False
+    num_threads: int = 0
+    layout_at: int | None = None
     dtype: Dtype = ""
-    has_options: bool = False
+    has_options: Options = ""
     is_reduced: bool = False
     is_drawn: bool = False
     layout: Layout = "contiguous"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from tuner.check.crossing import Action, Dtype
+from tuner.check.crossing import Dtype
+from tuner.check.lives import gradient_probes, history_probes
 from tuner.check.probe import Probe
 from tuner.check.tells import TELLS
 from tuner.problem.draws import Distribution
@@ -28,7 +29,6 @@ CONVERTED: dict[Dtype, Distribution] = {
     "float16": "offset",
     "bfloat16": "as_given",
 }
-NUM_FROZEN = 6  # parameters that are frozen in turn
 
 
 def screening_probes(seed: int, num_rows: int | None) -> list[Probe]:
@@ -90,8 +90,8 @@ def thorough_probes(
              tells=TELLS["gradients"]),
         *_value_probes(reduced, num_rows, may_refuse_batches),
         *_call_probes(reduced, is_deterministic, num_more_calls=secret.randrange(8, 20)),
-        *_gradient_probes(reduced, secret),
-        *_history_probes(reduced, secret),
+        *gradient_probes(reduced, secret),
+        *history_probes(reduced, secret),
         *_layout_probes(reduced, has_cuda),
         *_extra_probes(reduced),
         reduced("own work", traces=True, may_refuse=True),
@@ -173,88 +173,19 @@ def _call_probes(
             "eval and training in turn", distribution="heavy_tailed", mode="eval", calls=3,
             before=((), ("train",), ("eval",)), tells=TELLS["turns"],
         ),
+        probe("special values", distribution="special", **_BOTH_MODES, tells=TELLS["special"]),
+        probe("few values", distribution="few_values", **_BOTH_MODES, tells=TELLS["special"]),
+        probe(
+            "another module", calls=2, before=((), ("another",)), inputs="repeated",
+            tells=TELLS["another"],
+        ),
+        probe(
+            "submodules replaced", calls=4, before=((), *(("replace module",),) * 3),
+            tells=TELLS["edited"],
+        ),
         probe("frozen submodules", mode="frozen", tells=TELLS["frozen"]),
         probe("thawed submodules", mode="thawed", tells=TELLS["thawed"]),
         probe("two threads, eval", mode="eval", calls=2, at_once=True, tells=TELLS["threads"]),
-    ]  # fmt: skip
-
-
-def _gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> list[Probe]:
-    def probe(name: str, tells: str = "gradients", **fields: Any) -> Probe:
-        settings = {"distribution": "normal", "gradients": "all", "tells": TELLS[tells]}
-        return reduced(name, **{**settings, **fields})
-
-    # Which call is differentiated first, and that it is asked again, is known to nobody before.
-    earlier = secret.randrange(2)
-
-    def frozen() -> dict[str, Any]:
-        return {
-            "tells": "frozen weight",
-            "calls": NUM_FROZEN,
-            "before": (("freeze",),) * NUM_FROZEN,
-            "first_place": secret.randrange(64),
-            "backward_at_once": True,
-        }
-
-    return [
-        probe("gradients of weights", gradients="plain_inputs"),
-        probe(
-            "gradients", calls=3, more_calls=secret.randrange(8, 20),
-            backward=(earlier, 2, 1 - earlier, earlier),
-        ),
-        probe("gradients, copied", calls=2, before=((), ("copy",)), backward=(0, 1)),
-        probe("gradients, eval", calls=2, mode="eval", backward=(earlier, 1 - earlier, earlier)),
-        probe("gradients of a sum", "incoming", gradient_layout="of_sum"),
-        probe("gradients of a sum, eval", "incoming", mode="eval", gradient_layout="of_sum"),
-        probe("gradients of row sums", "incoming", gradient_layout="of_row_sums"),
-        probe("transposed gradients", "incoming", gradient_layout="transposed"),
-        probe("misaligned gradients", "incoming", gradient_layout="misaligned"),
-        probe("a parameter frozen", **frozen()),
-        probe("a parameter frozen, plain inputs", gradients="plain_inputs", **frozen()),
-        probe("gradients, frozen submodules", "frozen", mode="frozen"),
-        probe("gradients, thawed submodules", "thawed", mode="thawed"),
-    ]  # fmt: skip
-
-
-def _history_probes(reduced: Callable[..., Probe], secret: random.Random) -> list[Probe]:
-    """Return long lives of a module; in which order what happens to it is secret."""
-
-    def lived(
-        actions: Sequence[tuple[Action, ...]], after_last: Sequence[tuple[Action, ...]] = ()
-    ) -> dict[str, Any]:
-        """Put actions in a secret order; what follows the last one of them comes behind it."""
-        order = secret.sample(actions, len(actions))
-        at = order.index(actions[-1]) + 1
-        before = ((), *order[:at], *after_last, *order[at:])
-        first = secret.randrange(64)
-        tells = TELLS["history"]
-        return {"calls": len(before), "before": before, "first_place": first, "tells": tells}
-
-    # A module may refuse to hold other tensors, or to compute with ones that are lent to it; in
-    # place it must take others all the same.
-    in_place: list[tuple[Action, ...]] = [("edit",), ("load",), ("edit",), ("copy",)]
-    new_tensors: list[tuple[Action, ...]] = [
-        ("assign",), ("replace",), ("replace one",), ("replace one",), ("load",), ("edit",)
-    ]  # fmt: skip
-    lent: list[tuple[Action, ...]] = [("borrow",), ("borrow one",), ("borrow one",)]
-    return [
-        probe
-        for what, ways, more in (
-            ("a life", in_place, []),
-            ("a life with new tensors", new_tensors, lent),
-        )
-        for probe in (
-            reduced(f"{what}, training", **lived([*ways, *more])),
-            # After each call in training mode comes one in eval mode.
-            reduced(
-                f"{what}, eval", mode="eval", inputs="overwritten",
-                **lived([*ways, *more, ("train",)], [("eval",)]),
-            ),
-            reduced(
-                f"{what}, gradients", distribution="normal", gradients="all",
-                **lived([*ways, ("eval",)], [("train",)]),
-            ),
-        )
     ]  # fmt: skip
 
 
@@ -273,6 +204,16 @@ def _layout_probes(reduced: Callable[..., Probe], has_cuda: bool) -> list[Probe]
         # expanded input is then 0 in PyTorch's order of sums alone.
         probe("expanded", distribution="normal"),
         probe("misaligned", tells="misaligned"),
+        *(
+            reduced(
+                f"transposed input, only {at + 1}",
+                layout="transposed",
+                layout_at=at,
+                is_extra=True,
+                tells=TELLS["layout"],
+            )
+            for at in (0, 1)
+        ),
         probe("float64", tells="refused"),
         reduced("one feature too many", layout="too_wide", tells=TELLS["refused"]),
         reduced("NaN-filled memory", has_nan_memory=True, calls=2, tells=TELLS["memory"]),
@@ -297,7 +238,10 @@ def _extra_probes(reduced: Callable[..., Probe]) -> list[Probe]:
             mode="eval",
             before=((), ("pickle", "edit"), ("edit", "pickle")),
         ),
-        probe("other options", "options", has_options=True),
+        *(
+            probe(f"other options, {kind}", "options", has_options=kind)
+            for kind in ("numbers", "zeros", "flags")
+        ),
         # Before it is converted it is called, or it would have nothing to keep. What squares large
         # values in float16 overflows.
         *(
@@ -353,6 +297,12 @@ def _batch_probes(
         probe("some rows", batch=some, **usual),
         probe("an odd batch", batch=odd, **usual),
         probe("whole tiles", batch=tiles, **{**usual, "tells": whole}),
+        probe(
+            "another number of threads",
+            batch=tiles,
+            num_threads=secret.choice((3, 5, 7)),
+            **{**usual, "tells": TELLS["team"]},
+        ),
         probe("more rows", batch=more, **{**wide, "tells": TELLS["rows"]}),
         probe("some rows, eval", batch=some + 1, **in_eval),
         probe("one row, eval", batch=1, **in_eval),

@@ -24,15 +24,18 @@ from tuner.check.circumstances import (
 )
 from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
+    accumulated,
     aliases_of,
     arguments_of,
     checksum_of,
     checksums_of,
+    edit_before_backward,
     gradients_of,
     keys_of,
     kinds_of,
-    laid_out,
+    laid_out_where,
     leaves_of,
+    mode_of,
     outputs_of,
     recorded,
     snapshot,
@@ -96,8 +99,11 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
                     for call in range(question.script.calls):
                         session.call(call)
             session.look_again()
-            for k, call in enumerate(question.script.backward):
-                session.differentiate(k, call)
+            if question.script.accumulates:
+                session.accumulate()
+            else:
+                for k, call in enumerate(question.script.backward):
+                    session.differentiate(k, call)
     except _Halted as halt:
         return session.answer(halt.message, halt.stage)
     return session.answer()
@@ -127,7 +133,7 @@ class _Session:
         self.operations: list[str] = []
         self.changes: list[str] = []
         self.process = os.getpid()
-        self.is_detached = False
+        self.detached: list[int] = []
         self.history: Any = None
         self.leaves: list[dict[str, torch.Tensor]] = []
         self.threads_before = set(threading.enumerate())
@@ -155,8 +161,17 @@ class _Session:
         with _stage("a change of settings"):
             set_mode(model, self.script.mode)
         self.history = History(model, self.script, self.given)
+        self.history.make_another = lambda: self._another(make_candidate)
         if not is_pytorchs(type(model).__call__):
             self.changes.append("it has a __call__ of its own: hooks on the module would not run")
+
+    def _another(self, make_candidate: Callable[..., torch.nn.Module]) -> None:
+        """Make another module, with other options, and call it as the first one was called."""
+        import torch
+
+        other = make_candidate(**self.script.other_options).to(self.device)
+        with torch.no_grad():
+            other(*self.arguments[-1])
 
     @contextlib.contextmanager
     def circumstances(self) -> Iterator[None]:
@@ -165,6 +180,9 @@ class _Session:
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(bool(self.script.gradients)))
+            if self.script.num_threads:
+                stack.callback(torch.set_num_threads, torch.get_num_threads())
+                torch.set_num_threads(self.script.num_threads)
             if self.script.has_nan_memory:
                 stack.enter_context(nan_filled_memory())
             if self.script.has_side_stream and self.device.type == "cuda":
@@ -186,7 +204,7 @@ class _Session:
         # One that raises with lent weights alone refuses those.
         stage = f"{BEFORE_CALL if self.history.is_lent else 'call'} {call + 1}"
         with _stage(stage):
-            with recorded(self.operations, self.script.traces):
+            with recorded(self.operations, self.script.traces), mode_of(self.script):
                 result = called(*arguments)
             self._end_copies()
             # No synchronisation before the copy: work on another stream must not be waited for.
@@ -255,7 +273,7 @@ class _Session:
                 if isinstance(new, torch.Tensor):
                     old.data.copy_(new)  # .data: the version counter stays as it was
         else:
-            arguments = [laid_out(value, script.layout) for value in source]
+            arguments = laid_out_where(source, script)
             if script.gradients and script.gradients != "plain_inputs":
                 for value in arguments:
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -294,11 +312,12 @@ class _Session:
         with _stage("gradients"):
             outputs = [y for y in self.outputs[call] if isinstance(y, torch.Tensor)]
             if not any(y.requires_grad for y in outputs):
-                self.is_detached = True
+                self.detached.append(k)
                 return
             # Copies, and of what comes back: a later backward may write where this one has.
             given = {n: snapshot(t) for n, t in self.given.items() if n.startswith("grad.")}
             before = {name: checksum_of(tensor) for name, tensor in given.items()}
+            edit_before_backward(self.script.edits, self.arguments[call], outputs)
             layout = self.script.gradient_layout
             grads = gradients_of(self.leaves[call], outputs, given, layout)
             self.tensors.update((f"grad{k}.{n}", snapshot(g)) for n, g in grads.items())
@@ -313,11 +332,23 @@ class _Session:
                 if parameter.grad is not None
             ]
 
+    def accumulate(self) -> None:
+        """Let the calls add up their gradients in `.grad`."""
+        import torch
+
+        outputs = [[y for y in each if isinstance(y, torch.Tensor)] for each in self.outputs]
+        if not any(y.requires_grad for each in outputs for y in each):
+            self.detached.append(0)
+        else:
+            with _stage("gradients"):
+                grads = accumulated(self.leaves, outputs, self.given, self.script.first_place)
+                self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
+
     def answer(self, error: str = "", stage: str = "") -> Answer:
         """Return what was seen up to here."""
         report = Report(
             error, stage, tuple(self.keys), tuple(self.kinds), tuple(self.aliases),
-            self.checksums, self.num_threads_left, self.is_detached, self.num_forks_left,
+            self.checksums, self.num_threads_left, tuple(self.detached), self.num_forks_left,
             tuple(self.operations), (*self.changes, *self._of_history("changes")),
             self._of_history("refusals"),
         )  # fmt: skip

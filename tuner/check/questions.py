@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tuner.check.crossing import Script
 from tuner.check.history import set_mode
 from tuner.check.probe import Probe
+from tuner.errors import ProblemError
 from tuner.problem.draws import WeightKind
-from tuner.problem.reference import Problem
+from tuner.problem.reference import Options, Problem
 
 if TYPE_CHECKING:
     import torch
@@ -42,9 +43,11 @@ def weighted_model(
     elif probe.gives_weights:
         other = models[_randomised(problem, probe.seed_weights + 1, "random", models)]
         tensors |= {f"other.{n}": t.detach() for n, t in other.state_dict().items()}
-    if probe.has_options:  # what is made otherwise gets the same weights
-        model = problem.make_model(_own_seed(probe), device, problem.options())
-        model.load_state_dict(models[held].state_dict())
+    if probe.has_options:  # what is made otherwise may have other weights
+        options = _options_of(problem, probe.has_options, models)
+        model = problem.make_model(_own_seed(probe), device, options)
+        problem.randomise(model, probe.seed_weights)
+        tensors = {f"state.{n}": t.detach().clone() for n, t in model.state_dict().items()}
     else:
         model = copy.deepcopy(models[held])
     set_mode(model, probe.mode)
@@ -61,13 +64,38 @@ def _randomised(
     return key
 
 
+def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict[str, float]:
+    """Return other options that the reference's constructor takes; none where it refuses them."""
+    if not kind:
+        return {}
+    key = ("options", kind)
+    if key not in models:
+        options = problem.options(kind)
+        try:
+            problem.make_model(0, "cpu", options)
+        except ProblemError:
+            options = {}
+        models[key] = options
+    found: dict[str, float] = models[key]
+    return found
+
+
+def _makes_another(probe: Probe) -> bool:
+    return any("another" in actions for actions in probe.before)
+
+
 def _own_seed(probe: Probe) -> int:
     """Return the seed of both constructors: a known one could be the only one that is right."""
     return random.Random(probe.seed_weights).getrandbits(31)
 
 
-def inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[Any]]:
-    """Return each call's arguments; those of "repeated" calls are given once."""
+def inputs_of_calls(
+    problem: Problem, probe: Probe, device: Any, model: torch.nn.Module
+) -> list[list[Any]]:
+    """Return each call's arguments; those of "repeated" calls are given once.
+
+    `model` is the reference, which is left as it is; it says what integers are special.
+    """
     import torch
 
     first = problem.make_inputs(
@@ -86,6 +114,8 @@ def inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[An
         return value
 
     first = [shaped(value) for value in first]
+    if probe.distribution == "special":
+        first = _with_special_values(problem, model, first)
     calls = 1 if probe.inputs == "repeated" else probe.calls
     change = _nudged if probe.inputs == "nudged" else _varied
     if probe.is_drawn:  # legal for sure
@@ -99,6 +129,41 @@ def inputs_of_calls(problem: Problem, probe: Probe, device: Any) -> list[list[An
         for call in range(calls)
     ]
     return [_converted(values, probe, call) for call, values in enumerate(made)]
+
+
+def _with_special_values(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any]
+) -> list[Any]:
+    """Return integers with those that mean something else, and bools that are alike in a row.
+
+    Special are the least and the largest that were given, a `padding_idx` of a submodule, and
+    -100, which losses ignore, where the reference takes it.
+    """
+    import torch
+
+    padding = [getattr(part, "padding_idx", None) for part in model.modules()]
+    result = list(values)
+    for i, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or not value.numel():
+            continue
+        if value.dtype == torch.bool and value.ndim:
+            result[i] = value.clone()
+            result[i][0], result[i][-1] = False, True
+        if value.dtype != torch.int64:
+            continue
+        special = [int(value.min()), int(value.max()), *(p for p in padding if p is not None)]
+        for extra in ([-100], []):
+            marked = value.clone().reshape(-1)
+            for at, number in enumerate([*extra, *special]):
+                marked[at::8][: max(1, len(marked) // 16)] = number
+            result[i] = marked.view(value.shape)
+            try:
+                with torch.no_grad():
+                    problem.call(copy.deepcopy(model), result)
+                break
+            except ProblemError:
+                result[i] = value
+    return result
 
 
 def _converted(values: Sequence[Any], probe: Probe, call: int) -> list[Any]:
@@ -156,6 +221,7 @@ def script_of(
     probe: Probe,
     arguments: Sequence[Sequence[Any]],
     tensors: dict[str, torch.Tensor],
+    models: dict[Any, Any],
 ) -> Script:
     """Return the script; puts `input.*` into `tensors`."""
     import torch
@@ -188,7 +254,13 @@ def script_of(
         backward_at_once=probe.backward_at_once,
         first_place=probe.first_place,
         dtype=probe.dtype,
-        options=problem.options() if probe.has_options else {},
+        accumulates=probe.accumulates,
+        edits=probe.edits,
+        is_inference=probe.is_inference,
+        num_threads=probe.num_threads,
+        layout_at=probe.layout_at,
+        options=_options_of(problem, probe.has_options, models),
+        other_options=_options_of(problem, "numbers" if _makes_another(probe) else "", models),
         layout=probe.layout,
         has_nan_memory=probe.has_nan_memory,
         has_side_stream=probe.has_side_stream,

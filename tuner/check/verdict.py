@@ -146,10 +146,15 @@ def _judge_refusal(expected: Expected, answer: Answer) -> tuple[str, str]:
     is_asked = report.stage.startswith(("call", "conversion"))
     if is_asked and (expected.error or probe.may_refuse or expected.may_refuse):
         return "", ""
+    if expected.may_refuse_backward and report.stage == "gradients":
+        return "", ""
     is_settings = report.stage == "a change of settings" or (
         report.stage == "build" and probe.has_options
     )
-    if report.stage.startswith(BEFORE_CALL) or (probe.is_extra and (is_asked or is_settings)):
+    # One that keeps what was edited refuses the backward, as PyTorch's own modules do.
+    is_edited = probe.edits and report.stage == "gradients"
+    is_other = probe.is_extra and (is_asked or is_settings)
+    if report.stage.startswith(BEFORE_CALL) or is_edited or is_other:
         return "", f"it refuses what the reference's class does not: {error}"
     if report.stage == "load":
         return f"it does not load the reference's state_dict: {error}", ""
@@ -239,7 +244,8 @@ def _judge_gradients(
     accuracy: Accuracy,
 ) -> str:
     names = [name for name in expected.oracle if _is_gradient(name)]
-    if names and answer.report.is_detached:
+    detached = tuple(f"grad{k}." for k in answer.report.detached)
+    if detached and any(name.startswith(detached) for name in names):
         return "the output is detached: it has no gradient, and nothing was raised"
     for name in names:
         if name not in errors:

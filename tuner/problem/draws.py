@@ -18,6 +18,8 @@ Distribution = Literal[
     "wide_range",  # normal, each row scaled by its own power of two, 2^-20 to 2^20
     "wide_columns",  # the same over the last dimension
     "tiny",  # as given times 2^-10: a variance near the eps that is added to it
+    "few_values",  # -1, 0 or 1, and a row of zeros: what is equal, and where a kink is
+    "special",  # as given, with integers and bools that mean something else
     "huge",  # normal times 2^28: beyond what an int32, or a float32 as an integer, can hold
     "vast",  # normal times 2^120
     "denormal",  # normal times 2^-127: nearly all below the least normal float32
@@ -86,7 +88,7 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return value
-    if distribution == "as_given":
+    if distribution in ("as_given", "special"):
         return value
     if distribution == "offset":
         return value + 100.0
@@ -106,6 +108,12 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         )
         return torch.exp2(exponents.to(value.dtype))
 
+    if distribution == "few_values":
+        few = torch.randint(-1, 2, value.shape, generator=generator, device=generator.device)
+        few = few.to(value.dtype)
+        if few.ndim:
+            few[len(few) // 2] = 0.0
+        return few
     if distribution == "normal":
         return drawn(value.shape)
     if distribution in EXPONENTS:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tuner.errors import ProblemError, did_you_mean
 from tuner.problem.draws import Distribution, WeightKind, fresh_values, redistributed
@@ -30,7 +30,9 @@ from tuner.problem.draws import Distribution, WeightKind, fresh_values, redistri
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Problem", "load_problem", "widened"]
+__all__ = ["Options", "Problem", "load_problem", "widened"]
+
+Options = Literal["", "numbers", "zeros", "flags"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +78,23 @@ class Problem:
                 raise ProblemError(f"{self.path}: Model is not a torch.nn.Module")
             return model.to(device).train()
 
-    def options(self) -> dict[str, float]:
-        """Return other values for what the constructor has defaults for: eps, momentum ...
+    def options(self, kind: Options) -> dict[str, float]:
+        """Return other values for what the constructor has defaults for: eps, momentum, bias ...
 
-        Those of floating-point parameters that `get_init_inputs` leaves at their defaults; a
-        small one becomes so large that it shows.
+        Of parameters that `get_init_inputs` leaves at their defaults: "numbers" of another size
+        (a small one becomes so large that it shows), "zeros", or "flags", the other bool.
         """
         try:
             parameters = inspect.signature(self.module.Model).parameters.values()
         except (TypeError, ValueError):
             return {}
         usual = list(parameters)[len(self.init_inputs(0)) :]
-        return {
-            p.name: p.default * (1000.0 if 0.0 < p.default < 0.01 else 0.5)
-            for p in usual
-            if type(p.default) is float
-        }
+        if kind == "flags":
+            return {p.name: not p.default for p in usual if type(p.default) is bool}
+        numbers = {p.name: p.default for p in usual if type(p.default) is float}
+        if kind == "zeros":  # an eps of 0 is refused by many
+            return {name: 0.0 for name, value in numbers.items() if value >= 0.01}
+        return {n: x * (1000.0 if 0.0 < x < 0.01 else 0.5) for n, x in numbers.items()}
 
     def init_inputs(self, seed: int) -> list[Any]:
         """Return the constructor's arguments; a candidate gets the same ones."""
