@@ -5,7 +5,8 @@
     │   ├── ConfigError             the YAML file: every error at once
     │   ├── ExpressionError         one constraint or shape expression
     │   ├── TemplateError           a template's head, its text, or its rendering
-    │   └── ProblemError            the reference file or its inputs
+    │   ├── ProblemError            the reference file or its inputs
+    │   └── CaptureError            a module whose forward cannot be recorded as a graph
     ├── NothingCorrectError exit 1  the search ended without one correct candidate
     └── MachineError        exit 3  the machine, not the user
         ├── ToolchainError          no compiler, or one that does not work
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 __all__ = [
+    "CaptureError",
     "ConfigError",
     "DeviceError",
     "ExpressionError",
@@ -71,6 +73,10 @@ class TemplateError(InputError):
 
 class ProblemError(InputError):
     """The reference file cannot be used as a problem."""
+
+
+class CaptureError(InputError):
+    """A module's forward cannot be recorded as a graph."""
 
 
 class NothingCorrectError(TunerError):

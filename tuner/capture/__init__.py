@@ -1,0 +1,1 @@
+"""From a module to its graph: what a forward computes, as data."""

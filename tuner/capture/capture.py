@@ -1,0 +1,393 @@
+"""A KernelBench-format file's forward as a Graph: `capture(load_problem(path))`."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tuner.capture.graph import MAX_CONSTANT, Argument, Graph, Node, Operand, Ref, Tensor
+from tuner.capture.lowering import Lowering, dtype_name, plain
+from tuner.capture.rules import lowered
+from tuner.capture.tracing import Mode, Traced, traced
+from tuner.errors import CaptureError
+from tuner.problem.reference import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["capture"]
+
+
+def capture(
+    problem: Problem,
+    *,
+    mode: Mode = "as_given",
+    with_sizes: bool = True,
+    memory: int | None = None,
+) -> Graph:
+    """Record what `Model.forward` computes on the shapes of `get_inputs()`.
+
+    Nothing of the file's tensors is allocated. The module is in the mode in which its constructor
+    leaves it, which is training as a rule, or with `mode="eval"` in that. `with_sizes` records it
+    once more, to find which sizes of inputs may vary. `memory` is how many bytes inputs, weights
+    and outputs may take together. This imports torch, and calls the file's code in this process.
+
+    Raises:
+        CaptureError: what the file computes depends on values or chance, is no tensor, needs
+            operators that are not PyTorch's, or more than `memory` bytes; or the file fails.
+    """
+    found = traced(problem, mode, with_sizes=with_sizes)
+    graph = _Reader(problem, found, mode).graph()
+    if memory is not None and graph.num_bytes > memory:
+        raise CaptureError(
+            f"{problem.path}: inputs, weights and outputs take {graph.num_bytes / 1e9:.1f} GB; "
+            f"expected at most {memory / 1e9:.1f} GB\n"
+            "  next: make the sizes in get_inputs() smaller, or use a device with more memory"
+        )
+    return graph
+
+
+@dataclass(slots=True)
+class _State:
+    """Names of what the graph is given, by the names of PyTorch's placeholders."""
+
+    tensors: dict[str, list[Tensor]]
+    names: dict[str, Operand | None]
+    arguments: list[Argument]
+    tied: dict[str, str]
+
+
+class _Reader:
+    """PyTorch's program, read into a graph."""
+
+    def __init__(self, problem: Problem, found: Traced, mode: Mode) -> None:
+        self.problem = problem
+        self.found = found
+        self.mode = mode
+        self.program: Any = found.program
+        self.signature: Any = found.program.graph_signature
+        # A user's line is the innermost one of the user's own file.
+        self.line_pattern = re.compile(rf'File "{re.escape(str(problem.path))}", line (\d+)')
+
+    def error(self, node: Any, reason: str, then: str) -> CaptureError:
+        line = self.line_of(node) if node is not None else 0
+        place = f"{self.problem.path}:{line}" if line else str(self.problem.path)
+        return CaptureError(f"{place}: {reason}\n  next: {then}")
+
+    def line_of(self, node: Any) -> int:
+        lines = self.line_pattern.findall(node.meta.get("stack_trace") or "")
+        return int(lines[-1]) if lines else 0
+
+    def graph(self) -> Graph:
+        outputs, updates = self.results()
+        state = self.state()
+        low = Lowering([t for tensors in state.tensors.values() for t in tensors])
+        values: dict[str, Any] = dict(state.names)
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self.refuse(node)
+                values[node.name] = self.lower(low, node, values)
+            elif node.op not in ("placeholder", "output"):
+                raise self.error(
+                    node,
+                    f"Model.forward uses {node.target}; expected PyTorch's operators only",
+                    "write it without control flow of torch.cond, torch.while_loop and their like",
+                )
+        names = tuple(self.result_name(low, values, name) for name in outputs)
+        written = {buffer: self.result_name(low, values, name) for buffer, name in updates.items()}
+        nodes = _live(low.nodes, {*names, *written.values()})
+        notes = (self.found.note,) if self.found.note else ()
+        kinds = state.tensors
+        used = {name for node in nodes for name in node.refs} | {*names, *written.values()}
+        return Graph(
+            arguments=tuple(state.arguments),
+            inputs=tuple(kinds["inputs"]),
+            parameters=tuple(kinds["parameters"]),
+            buffers=tuple(kinds["buffers"]),
+            constants=tuple(t for t in kinds["constants"] if t.name in used),
+            nodes=nodes,
+            outputs=names,
+            buffer_updates=written,
+            is_training=self.found.is_training,
+            tied=state.tied,
+            sizes=self.found.sizes,
+            notes=notes,
+        )
+
+    # ---- what the graph is given ---------------------------------------------------------
+
+    def state(self) -> _State:
+        vals = {
+            node.name: node.meta.get("val")
+            for node in self.program.graph.nodes
+            if node.op == "placeholder"
+        }
+        lists: dict[str, list[Tensor]] = {
+            kind: [] for kind in ("inputs", "parameters", "buffers", "constants")
+        }
+        state = _State(lists, {}, [], {})
+        by_tensor: dict[int, str] = {}
+        user = iter(zip(self.found.names, self.found.values, strict=True))
+        taken = set(self.found.state)
+        for spec in self.signature.input_specs:
+            kind, placeholder = spec.kind.name, spec.arg.name
+            if kind == "USER_INPUT":
+                name, value = next(user)
+                self.add_argument(state, placeholder, name, value, taken)
+                continue
+            where = {"PARAMETER": "parameters", "BUFFER": "buffers"}.get(kind, "constants")
+            if kind not in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
+                raise self.error(
+                    None,
+                    f"Model holds {spec.target!r}, which is no tensor",
+                    "compute with parameters and buffers only",
+                )
+            name = spec.target
+            held = self.found.state.get(name)
+            if held is not None:
+                name = by_tensor.setdefault(id(held), name)
+            if name == spec.target:
+                tensor = _tensor(name, vals[placeholder])
+                if where == "constants":
+                    tensor = self.constant(tensor)
+                state.tensors[where].append(tensor)
+            state.names[placeholder] = Ref(name)
+        for name, held in self.found.state.items():
+            first = by_tensor.get(id(held))
+            if first is not None and first != name:
+                state.tied[name] = first
+        return state
+
+    def add_argument(
+        self, state: _State, placeholder: str, name: str, value: Any, taken: set[str]
+    ) -> None:
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            state.arguments.append(Argument(name, False, value, is_fixed=True))
+            state.names[placeholder] = value
+            return
+        while name in taken:  # a parameter of the module has the name already
+            name += "_"
+        state.arguments.append(Argument(name, True))
+        state.tensors["inputs"].append(_tensor(name, value))
+        state.names[placeholder] = Ref(name)
+
+    def constant(self, tensor: Tensor) -> Tensor:
+        from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+        value = self.program.constants.get(tensor.name)
+        if isinstance(value, FakeTensor):
+            value = value.constant
+        num_elements = 1
+        for size in tensor.shape:
+            num_elements *= size
+        if value is None or num_elements > MAX_CONSTANT:
+            raise self.error(
+                None,
+                f"Model uses the tensor {tensor.name!r} of shape {tensor.shape}, which is neither "
+                f"a parameter nor a buffer; expected one of at most {MAX_CONSTANT} given numbers",
+                f"register it: self.register_buffer({tensor.name.split('.')[-1]!r}, ...)",
+            )
+        with unset_fake_temporarily():
+            return Tensor(tensor.name, tensor.shape, tensor.dtype, plain(value.tolist()))
+
+    # ---- what comes out ------------------------------------------------------------------
+
+    def results(self) -> tuple[list[str], dict[str, str]]:
+        """Return outputs and new values of buffers, by the names of PyTorch's nodes."""
+        outputs: list[str] = []
+        updates: dict[str, str] = {}
+        for spec in self.signature.output_specs:
+            kind = spec.kind.name
+            if kind == "USER_OUTPUT":
+                outputs.append(self.output(spec.arg))
+            elif kind == "BUFFER_MUTATION":
+                updates[spec.target] = spec.arg.name
+            else:
+                what = "input" if kind == "USER_INPUT_MUTATION" else "parameter"
+                node = next((n for n in self.program.graph.nodes if n.name == spec.arg.name), None)
+                raise self.error(
+                    node,
+                    f"Model.forward writes to its {what} {spec.target!r}; expected one that "
+                    "leaves it as it is",
+                    f"write to a copy: {spec.target} = {spec.target}.clone()",
+                )
+        spec = self.program.call_spec.out_spec
+        if spec is not None and not _is_flat(spec):
+            raise self.error(
+                None,
+                "Model.forward returns a nested or named structure; expected a tensor, or a "
+                "tuple of tensors",
+                "return the tensors alone, in one tuple",
+            )
+        if not outputs:
+            raise self.error(None, "Model.forward returns nothing; expected a tensor", "return it")
+        return outputs, updates
+
+    def output(self, argument: Any) -> str:
+        import torch
+
+        name = getattr(argument, "name", "")
+        node = next((n for n in self.program.graph.nodes if n.name == name), None)
+        value = node.meta.get("val") if node is not None else getattr(argument, "value", None)
+        if not isinstance(value, torch.Tensor):
+            raise self.error(
+                node,
+                f"Model.forward returns {type(value).__name__}; expected a tensor, or a tuple of "
+                "tensors",
+                "return tensors only",
+            )
+        if value.is_complex():
+            raise self.error(
+                node,
+                "Model.forward returns complex numbers, which cannot be judged; expected real "
+                "ones",
+                "return torch.view_as_real of it",
+            )
+        return str(name)
+
+    def result_name(self, low: Lowering, values: dict[str, Any], name: str) -> str:
+        value = values[name]
+        if isinstance(value, tuple):
+            value = value[0]
+        return str(value.name if isinstance(value, Ref) else low.emit("full", value).name)
+
+    # ---- one operator --------------------------------------------------------------------
+
+    def refuse(self, node: Any) -> None:
+        """Raise where an operator draws numbers, asks for a value, or is not PyTorch's."""
+        import torch
+
+        target = node.target
+        if target is operator.getitem:
+            return
+        name = str(getattr(target, "name", lambda: target)())
+        if not isinstance(target, torch._ops.OpOverload):
+            raise self.error(
+                node,
+                f"Model.forward uses {name}; expected PyTorch's operators on tensors only",
+                "compute with tensors of fixed sizes, without torch.cond and its like",
+            )
+        if target.namespace not in ("aten", "prims"):
+            raise self.error(
+                node,
+                f"Model.forward calls the operator {name}; expected PyTorch's own operators",
+                "write it with PyTorch's operators",
+            )
+        if name.startswith(("aten::_local_scalar_dense", "aten::item")):
+            raise self.error(
+                node,
+                "Model.forward reads a number out of a tensor; expected the same operations for "
+                "all values",
+                "keep it as a tensor, without .item() and .tolist()",
+            )
+        if not _is_random(node):
+            return
+        is_dropout = "dropout" in name or "bernoulli" in name or "attention" in name
+        advice = "capture it with --mode eval" if self.found.is_training and is_dropout else ""
+        raise self.error(
+            node,
+            f"Model.forward draws random numbers ({name.split('.')[0]}); expected the same "
+            "answer for the same inputs",
+            advice or "draw them in get_inputs() and pass them to forward",
+        )
+
+    def lower(self, low: Lowering, node: Any, values: dict[str, Any]) -> Any:
+        import torch
+
+        def operand(value: Any) -> Any:
+            if isinstance(value, torch.fx.Node):
+                found = values[value.name]
+                return found[0] if isinstance(found, tuple) else found
+            if isinstance(value, (list, tuple)):
+                return [operand(item) for item in value]
+            return value
+
+        if node.target is operator.getitem:
+            source, index = node.args
+            return self.picked(low, node, values[source.name], index)
+        result = node.meta["val"]
+        first = result[0] if isinstance(result, (list, tuple)) else result
+        if not isinstance(first, torch.Tensor):
+            raise self.error(
+                node,
+                f"Model.forward computes {type(first).__name__} by {node.target}; expected "
+                "tensors of fixed sizes",
+                "compute with tensors of fixed sizes",
+            )
+        low.move_to(first.shape, dtype_name(first.dtype), self.line_of(node))
+        schema = node.target._schema.arguments
+        given = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
+        arguments = {
+            a.name: operand(given[a.name]) if a.name in given else a.default_value for a in schema
+        }
+        name, overload = node.target._opname, node.target._overloadname
+        if name in ("native_dropout", "dropout"):
+            return (arguments["input"], None)  # with p = 0: `refuse` has seen to it
+        if name == "as_strided" and _is_view(node):
+            name = "view"
+        return lowered(low, name, overload, arguments)
+
+    def picked(self, low: Lowering, node: Any, value: Any, index: int) -> Any:
+        """Return one result of an operator with several."""
+        if isinstance(value, tuple):
+            return value[index]
+        if index == 0:
+            return value
+        result = node.meta["val"]
+        low.move_to(result.shape, dtype_name(result.dtype), self.line_of(node))
+        return low.emit("result", value, index=index)
+
+
+def _tensor(name: str, value: torch.Tensor) -> Tensor:
+    return Tensor(name, tuple(int(n) for n in value.shape), dtype_name(value.dtype))
+
+
+def _is_random(node: Any) -> bool:
+    """Whether an operator draws numbers: by PyTorch's tag, but not with a probability of 0."""
+    import torch
+
+    if torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    names = [a.name for a in node.target._schema.arguments]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    if "dropout_p" in names:
+        return bool(given.get("dropout_p", 0.0))
+    if "train" in names and "dropout" in given and "hx" in names:  # recurrent layers
+        return bool(given["dropout"] and given["train"])
+    if node.target._opname in ("native_dropout", "dropout"):
+        return bool(given["p"] and given["train"])
+    return True
+
+
+def _is_view(node: Any) -> bool:
+    """Whether as_strided gives the same elements in the same order, all of them."""
+    before, after = node.args[0].meta["val"], node.meta["val"]
+    is_whole = before.numel() == after.numel() and not after.storage_offset()
+    return bool(is_whole and before.is_contiguous() and after.is_contiguous())
+
+
+def _is_flat(spec: Any) -> bool:
+    """Whether PyTorch's description of a returned value is a tensor, or one list of tensors."""
+    children = list(spec.children() if hasattr(spec, "children") else spec.children_specs)
+    if not children:
+        return True
+    is_list = spec.type in (tuple, list)
+    return is_list and all(child.num_nodes == 1 for child in children)
+
+
+def _live(nodes: list[Node], wanted: set[str]) -> tuple[Node, ...]:
+    """Return the nodes that `wanted` depends on, in their order."""
+
+    def backwards() -> Iterator[Node]:
+        needed = set(wanted)
+        for node in reversed(nodes):
+            if node.name in needed:
+                needed.update(node.refs)
+                yield node
+
+    return tuple(reversed(list(backwards())))

@@ -1,0 +1,244 @@
+"""A module's forward as data: inputs, weights, nodes in order, outputs, buffer updates.
+
+A graph is for the shapes and the mode in which it was captured. `vocabulary` says what each
+operation means. Each value has one name: an input's is that of forward's parameter, a
+parameter's or buffer's its name in the state_dict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import TypeVar
+
+from pydantic import ConfigDict, JsonValue
+
+from tuner.capture.vocabulary import Kind, kind_of
+from tuner.trial import content_key
+
+__all__ = ["MAX_CONSTANT", "Argument", "Graph", "Node", "Operand", "Ref", "Tensor"]
+
+MAX_CONSTANT = 64  # elements up to which a graph holds the values of a constant
+
+# Infinity and NaN survive as words: `masked_fill` with -inf is common.
+_NUMBERS = ConfigDict(ser_json_inf_nan="strings")
+# PyTorch's dtypes whose name does not end in their number of bits.
+_BYTES = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor that no node computes: an input, a parameter, a buffer or a constant.
+
+    `shape` is in elements, `dtype` PyTorch's name without `torch.`. `value` is a constant's, as a
+    number or nested lists, where infinities and NaN are the words `inf`, `-inf` and `nan`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    value: JsonValue = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all elements."""
+        return prod(self.shape) * _size_of(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One positional argument of forward, in the order of `get_inputs`.
+
+    A tensor's `value` is None, and `inputs` has the rest. Other arguments have their value as
+    given; `is_fixed` says that the graph holds for that value only. A number that is not fixed is
+    an input of shape () as well, and nodes refer to it by name.
+    """
+
+    __pydantic_config__ = _NUMBERS
+
+    name: str
+    is_tensor: bool
+    value: bool | int | float | str | None = None
+    is_fixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value of the graph as an operand, by name."""
+
+    name: str
+
+
+Operand = Ref | bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation and its result.
+
+    `shape` (elements) and `dtype` are the result's, and `line` is where the user's file asks for
+    it: 0 where that is not known.
+    """
+
+    __pydantic_config__ = _NUMBERS
+
+    name: str
+    op: str
+    args: tuple[Operand, ...]
+    attrs: dict[str, JsonValue]
+    shape: tuple[int, ...]
+    dtype: str
+    line: int = 0
+
+    @property
+    def refs(self) -> tuple[str, ...]:
+        """Names of the operands that are tensors, in order, repeated as they are."""
+        return tuple(arg.name for arg in self.args if isinstance(arg, Ref))
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its operation."""
+        return kind_of(self.op)
+
+
+V = TypeVar("V", Tensor, Node)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What one call of a module computes; each node stands after those that it uses.
+
+    `arguments` are forward's, all of them; `inputs` those that are tensors, and numbers that are
+    not fixed. `buffer_updates` gives for each buffer that the call writes the value that it has
+    afterwards. `tied` gives for each further name of a parameter or buffer the name that the
+    graph knows it by. `sizes` says for each axis of an input that may be of another size which
+    axis gives the size, as an expression: `{"x.0": "x.0", "y.0": "x.0", "z.1": "2*x.0"}`. An axis
+    that is absent is fixed; None: it was not found out. `notes` are sentences for the user.
+    """
+
+    arguments: tuple[Argument, ...]
+    inputs: tuple[Tensor, ...]
+    parameters: tuple[Tensor, ...]
+    buffers: tuple[Tensor, ...]
+    constants: tuple[Tensor, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    buffer_updates: dict[str, str] = field(default_factory=dict)
+    is_training: bool = True
+    tied: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, str] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """Tensors that no node computes: inputs, parameters, buffers, constants."""
+        return (*self.inputs, *self.parameters, *self.buffers, *self.constants)
+
+    def value(self, name: str) -> Tensor | Node:
+        """Return the tensor or node of that name; KeyError where there is none."""
+        everything: tuple[Tensor | Node, ...] = (*self.given, *self.nodes)
+        for value in everything:
+            if value.name == name:
+                return value
+        raise KeyError(name)
+
+    def users(self) -> dict[str, tuple[Node, ...]]:
+        """Return for each value, by name, the nodes that use it, in order."""
+        names = [*(t.name for t in self.given), *(node.name for node in self.nodes)]
+        found: dict[str, list[Node]] = {name: [] for name in names}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.refs):
+                found[name].append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of what a call needs at the least: all that is given, and the outputs."""
+        nodes = _by_name(self.nodes)
+        outputs = [nodes[name] for name in dict.fromkeys(self.outputs) if name in nodes]
+        return sum(tensor.num_bytes for tensor in self.given) + sum(
+            prod(node.shape) * _size_of(node.dtype) for node in outputs
+        )
+
+    @property
+    def key(self) -> str:
+        """Content key: equal for graphs that compute the same in the same way, whatever names.
+
+        Neither names, lines, notes and `sizes` count, nor the order of independent nodes. Inputs
+        are told apart by their order in the call, parameters, buffers and constants by their
+        first use.
+        """
+        return content_key(json.dumps(list(self._canonical())))
+
+    def _canonical(self) -> Iterator[JsonValue]:
+        """Describe all that outputs and updates depend on, each value by its number."""
+        roles = {
+            **{t.name: "parameter" for t in self.parameters},
+            **{t.name: "buffer" for t in self.buffers},
+            **{t.name: "constant" for t in self.constants},
+        }
+        given, nodes = _by_name(self.given), _by_name(self.nodes)
+        numbers: dict[str, int] = {}
+        yield [[a.is_tensor, repr(a.value) if a.is_fixed else ""] for a in self.arguments]
+        for tensor in self.inputs:
+            numbers[tensor.name] = len(numbers)
+            yield ["input", *_form(tensor)]
+        for wanted in (*self.outputs, *_updates_in_order(self)):
+            for name in _needed(wanted, nodes, numbers):
+                line: list[JsonValue]
+                if name in given:
+                    line = [roles[name], *_form(given[name]), given[name].value]
+                else:
+                    node = nodes[name]
+                    args: list[JsonValue] = [
+                        f"%{numbers[arg.name]}" if isinstance(arg, Ref) else repr(arg)
+                        for arg in node.args
+                    ]
+                    line = [node.op, args, dict(sorted(node.attrs.items())), *_form(node)]
+                numbers[name] = len(numbers)
+                yield line
+        yield ["outputs", *(numbers[name] for name in self.outputs)]
+        pairs = sorted((numbers[b], numbers[name]) for b, name in self.buffer_updates.items())
+        yield ["updates", *(list(pair) for pair in pairs)]
+
+
+def _updates_in_order(graph: Graph) -> list[str]:
+    """Return buffers that are written, each before its new value, in an order without names.
+
+    That order is the one of the nodes, which the capture keeps from one run to the next.
+    """
+    places = {node.name: place for place, node in enumerate(graph.nodes)}
+    pairs = sorted(graph.buffer_updates.items(), key=lambda pair: places.get(pair[1], -1))
+    return [name for pair in pairs for name in pair]
+
+
+def _needed(wanted: str, nodes: dict[str, Node], known: dict[str, int]) -> list[str]:
+    """Return what `wanted` needs and is not known yet, operands first, `wanted` last."""
+    order: list[str] = []
+    seen = set(known)
+    pending = [(wanted, False)]
+    while pending:
+        name, is_ready = pending.pop()
+        if is_ready:
+            order.append(name)
+        elif name not in seen:
+            seen.add(name)
+            pending.append((name, True))
+            if name in nodes:
+                pending += [(ref, False) for ref in reversed(nodes[name].refs)]
+    return order
+
+
+def _by_name(values: tuple[V, ...]) -> dict[str, V]:
+    return {value.name: value for value in values}
+
+
+def _form(value: Tensor | Node) -> tuple[JsonValue, JsonValue]:
+    return list(value.shape), value.dtype
+
+
+def _size_of(dtype: str) -> int:
+    bits = "".join(c for c in dtype if c.isdigit())
+    return _BYTES[dtype] if dtype in _BYTES else int(bits) // 8

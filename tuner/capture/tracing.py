@@ -1,0 +1,279 @@
+"""Run a file's forward on fake tensors and record PyTorch's operators, or say why it cannot be.
+
+Nothing is allocated: weights and inputs are made under a FakeTensorMode, whatever their size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import linecache
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tuner.errors import CaptureError
+from tuner.problem.reference import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Mode", "Traced", "traced"]
+
+Mode = Literal["as_given", "eval"]
+
+# What PyTorch calls it where code asks for the value of a tensor, or a shape depends on one.
+_VALUE_ERRORS = {
+    "GuardOnDataDependentSymNode",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "PendingUnbackedSymbolNotFound",
+}
+# Composite operators that stay whole; all others are opened into their parts.
+_KEPT = """linear matmul silu mish hardswish hardsigmoid softplus log_sigmoid selu square
+conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d
+max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+adaptive_avg_pool3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu flip"""
+# Operators of the core set that are opened all the same, by how their names end.
+_OPENED_ENDS = (
+    "_norm",
+    "_norm_legit",
+    "_norm_legit_functional",
+    "_norm_legit_no_training",
+    "softmax",
+    "nll_loss_forward",
+    "nll_loss2d_forward",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What was recorded: PyTorch's program, and what only the module knows.
+
+    `names` are forward's arguments in order, `values` what `get_inputs` gave for them (tensors
+    are fake), `state` the module's parameters and buffers by all of their names. `sizes` is
+    `Graph.sizes`.
+    """
+
+    program: torch.export.ExportedProgram
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    state: Mapping[str, torch.Tensor]
+    is_training: bool
+    sizes: dict[str, str] | None
+    note: str = ""
+
+
+def traced(problem: Problem, mode: Mode, *, with_sizes: bool) -> Traced:
+    """Record one call of `Model(*get_init_inputs())` on `get_inputs()`, without allocating.
+
+    What the file prints goes to stderr.
+
+    Raises:
+        CaptureError: it fails, or what it does depends on the values of tensors.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        torch.manual_seed(0)
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        with fake:
+            with _explained(problem, "get_init_inputs()"):
+                init = problem.module.get_init_inputs()
+            with _explained(problem, "Model(*get_init_inputs())"):
+                model = problem.module.Model(*init)
+            with _explained(problem, "get_inputs()"):
+                given = problem.module.get_inputs()
+        if not isinstance(model, torch.nn.Module):
+            raise CaptureError(
+                f"{problem.path}: Model is no torch.nn.Module; got {type(model).__name__}\n"
+                "  next: derive class Model from torch.nn.Module"
+            )
+        if mode == "eval":
+            model.eval()
+        names = _argument_names(problem, model, given)
+        values = tuple(
+            fake.from_tensor(x, static_shapes=True)
+            if isinstance(x, torch.Tensor) and not hasattr(x, "fake_mode")
+            else x
+            for x in given
+        )
+        is_training = model.training
+        with _explained(problem, "Model.forward"), torch.no_grad():
+            recorded = torch.export.export(model, values, strict=False)
+            program = recorded.run_decompositions(_decompositions())
+        sizes, note = _sizes_of(model, names, values) if with_sizes else (None, "")
+        state = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+    return Traced(program, names, values, state, is_training, sizes, note)
+
+
+def _decompositions() -> dict[Any, Any]:
+    """Return what to open: all that PyTorch's core set opens, and norms, softmax and losses."""
+    import torch
+    from torch._decomp import decomposition_table
+
+    opened: dict[Any, Any] = dict(torch.export.default_decompositions())
+    for operator, function in decomposition_table.items():
+        name = str(operator).split("::")[-1].removeprefix("aten.").split(".")[0]
+        if name.endswith(_OPENED_ENDS) and isinstance(operator, torch._ops.OpOverload):
+            opened.setdefault(operator, function)
+    for name in _KEPT.split():
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads():
+            opened.pop(getattr(packet, overload), None)
+    return opened
+
+
+def _argument_names(problem: Problem, model: torch.nn.Module, given: Any) -> tuple[str, ...]:
+    """Return the names of forward's arguments that `given` stands for; refuse other kinds."""
+    import torch
+
+    if not isinstance(given, (list, tuple)):
+        raise CaptureError(
+            f"{problem.path}: get_inputs() returned {type(given).__name__}; expected a list\n"
+            "  next: return the arguments of forward as a list"
+        )
+    signature = inspect.signature(model.forward)
+    try:
+        bound = signature.bind(*given).arguments
+    except TypeError as error:
+        raise CaptureError(
+            f"{problem.path}: get_inputs() does not fit Model.forward{signature}: {error}; got "
+            f"{len(given)} arguments\n  next: return one value for each argument of forward"
+        ) from None
+    names: list[str] = []
+    for name, value in bound.items():
+        is_rest = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+        names += [f"{name}_{i}" for i in range(len(value))] if is_rest else [name]
+    for name, value in zip(names, given, strict=True):
+        if not isinstance(value, (torch.Tensor, bool, int, float, str, type(None))):
+            raise CaptureError(
+                f"{problem.path}: the argument {name!r} of Model.forward is of type "
+                f"{type(value).__name__}; expected a tensor or a number\n"
+                "  next: give each tensor as an argument of its own"
+            )
+    return tuple(names)
+
+
+def _sizes_of(
+    model: torch.nn.Module, names: tuple[str, ...], values: tuple[Any, ...]
+) -> tuple[dict[str, str] | None, str]:
+    """Record forward once more with sizes left open; return which may vary, and a note."""
+    import torch
+
+    auto = torch.export.Dim.AUTO
+    shapes = tuple(
+        dict.fromkeys(range(x.ndim), auto) if isinstance(x, torch.Tensor) else None for x in values
+    )
+    try:
+        with torch.no_grad():
+            program = torch.export.export(model, values, dynamic_shapes=shapes, strict=False)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return None, f"which sizes may vary was not found out: {reason[:120]}"
+    found = [node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"]
+    axes = [
+        (f"{name}.{axis}", size)
+        for name, value in zip(names, found[len(found) - len(names) :], strict=True)
+        if isinstance(value, torch.Tensor)
+        for axis, size in enumerate(value.shape)
+        if isinstance(size, torch.SymInt)
+    ]
+    first: dict[Any, str] = {}
+    for axis_name, size in axes:
+        if size.node.expr.is_Symbol:
+            first.setdefault(size.node.expr, axis_name)
+    return {
+        axis_name: "".join(_in_axes(size.node.expr, first))
+        for axis_name, size in axes
+        if size.node.expr.free_symbols and size.node.expr.free_symbols <= set(first)
+    }, ""
+
+
+def _in_axes(expression: Any, first: Mapping[Any, str]) -> str:
+    """Write an expression of PyTorch's symbols with the axes that set them."""
+    import sympy
+
+    named = {symbol: sympy.Symbol(name) for symbol, name in first.items()}
+    return str(expression.xreplace(named))
+
+
+# ---- why it cannot be -----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _explained(problem: Problem, what: str) -> Iterator[None]:
+    """Turn whatever the user's code or its recording raises into a CaptureError with its line."""
+    try:
+        yield
+    except CaptureError:
+        raise
+    except (Exception, SystemExit) as error:
+        chain = list(_chain(error))
+        line = next((n for e in chain if (n := _line_of(e, problem.path))), 0)
+        place = f"{problem.path}:{line}" if line else str(problem.path)
+        raise CaptureError(f"{place}: {_reason(chain, what, problem.path, line)}") from error
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and what it was raised from or during, innermost last."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _line_of(error: BaseException, path: Path) -> int:
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno or 0 for f in reversed(frames) if f.filename == str(path)), 0)
+
+
+def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str:
+    """Return what went wrong and what to do next."""
+    kinds = {type(error).__name__ for error in chain}
+    words = " ".join(str(error) for error in chain)
+    text = linecache.getline(str(path), line).strip() if line else ""
+    if kinds & _VALUE_ERRORS or "data-dependent" in words or "data dependent" in words:
+        if ".item(" in text or ".tolist(" in text:
+            what_for = "reads a number out of a tensor"
+            then = "keep it as a tensor, without .item() and .tolist()"
+        elif kinds & {"DynamicOutputShapeException"}:
+            what_for = "makes a tensor whose size depends on values"
+            then = "compute with a mask of fixed size, for example by torch.where"
+        else:
+            what_for = "decides by the values of a tensor"
+            then = "compute both cases and choose by torch.where"
+        return (
+            f"{what} {what_for}{text and f': {text}'}; expected the same operations for all "
+            f"values\n  next: {then}"
+        )
+    if kinds & {"UnsupportedOperatorException", "UnsupportedFakeTensorException"}:
+        return (
+            f"{what} calls an operator that cannot be recorded{text and f': {text}'}; expected "
+            "PyTorch's own operators\n  next: write it with PyTorch's operators"
+        )
+    if "MemoryError" in kinds or "allocate memory" in words:
+        return (
+            f"{what} allocates more memory than there is\n"
+            "  next: make its tensors by torch.rand and the like, or smaller"
+        )
+    error = chain[0]
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return (
+        f"{what} failed while it was recorded: {type(error).__name__}: {first}\n"
+        "  next: see that the file runs by itself, and that forward only calls PyTorch"
+    )
