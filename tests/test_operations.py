@@ -1,0 +1,240 @@
+"""Every pointwise operation of generated C++, beside float64 over the whole of float32."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from cpu_machine import GPP, VECTORS
+from shared_builds import built_once
+from torch import Tensor
+
+from tuner.capture.operations import OPERATIONS, converted, emit, literal
+from tuner.kernel.family import builtin_folder
+from tuner.kernel.rendering import rendered
+from tuner.kernel.toolchain import CPP_FLAGS
+
+TEMPLATES = builtin_folder()
+WIDTHS = (4, 8, 16)
+COUNT = 2**20  # random bit patterns of each operand
+
+# Attributes whose values are no defaults; exact in float32, as the oracle's are.
+ATTRIBUTES = {
+    "leaky_relu": {"slope": 0.125},
+    "elu": {"alpha": 1.5},
+    "softplus": {"beta": 2.0, "threshold": 16.0},
+    "hardtanh": {"lo": -0.75, "hi": 2.5},
+    "clamp": {"lo": -3.0, "hi": 1e30},
+}
+CASES = [(name, {}) for name in OPERATIONS] + list(ATTRIBUTES.items())
+
+
+def _name(case: tuple[str, dict[str, float]]) -> str:
+    return case[0] + ("_with_attributes" if case[1] else "")
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    return torch.sigmoid(x)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    argument = 2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return x * torch.sigmoid(argument)
+
+
+def _elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    return torch.where(x > 0, x, alpha * torch.expm1(x))
+
+
+def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    z = x * beta
+    soft = (z.clamp(min=0) + torch.log1p(torch.exp(-z.abs()))) / beta
+    return torch.where(z > threshold, x, soft)
+
+
+def _selu(x: Tensor) -> Tensor:
+    scale, alpha = 1.0507009873554805, 1.6732632423543772
+    return torch.where(x > 0, scale * x, scale * alpha * torch.expm1(x))
+
+
+# PyTorch's function of each; asked in float32 for what is special.
+PYTORCH: dict[str, Callable[..., Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "leaky_relu": lambda x, slope=0.01: F.leaky_relu(x, slope),
+    "softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
+    "elu": lambda x, alpha=1.0: F.elu(x, alpha),
+    "hardtanh": lambda x, lo=-1.0, hi=1.0: F.hardtanh(x, lo, hi),
+    "clamp": lambda x, lo=-math.inf, hi=math.inf: torch.clamp(x, lo, hi),
+    "where": lambda m, a, b: torch.where(m != 0, a, b),
+    "logical_and": lambda a, b: torch.logical_and(a, b).to(a),
+    "logical_or": lambda a, b: torch.logical_or(a, b).to(a),
+    "logical_not": lambda a: torch.logical_not(a).to(a),
+    "isnan": lambda a: torch.isnan(a).to(a),
+    **{
+        name: lambda a, b, name=name: getattr(torch, name)(a, b).to(a)
+        for name in ("lt", "le", "gt", "ge", "eq", "ne")
+    },
+}
+for _op in OPERATIONS:
+    if _op not in PYTORCH:
+        PYTORCH[_op] = getattr(torch, _op, None) or getattr(F, _op)
+
+# The same in float64, where PyTorch's own loses digits there too.
+EXACT = {
+    **PYTORCH,
+    "gelu": lambda x: x * 0.5 * torch.special.erfc(-x / math.sqrt(2)),
+    "gelu_tanh": _gelu_tanh,
+    "elu": _elu,
+    "selu": _selu,
+    "softplus": _softplus,
+    "tanh": torch.tanh,
+}
+
+
+def _source(width: int) -> str:
+    """The C++ text with a function for every case: three arrays in, one out."""
+    functions = []
+    for case in CASES:
+        op, attributes = case
+        operation = OPERATIONS[op]
+        loads = [f"simd::load({array} + i)" for array in "abc"]
+        operands = [
+            converted(load, "float", kind)
+            for load, kind in zip(loads, operation.takes, strict=False)
+        ]
+        value = converted(emit(op, operands, attributes), operation.gives, "float")
+        functions.append(
+            f'extern "C" void test_{_name(case)}(const float* a, const float* b, const float* c,'
+            " float* out, int64_t count) {\n"
+            "  for (int64_t i = 0; i < count; i += simd::kWidth)\n"
+            f"    simd::store(out + i, {value});\n}}\n"
+        )
+    for name in ("sum_of", "wide_sum_of", "max_of", "min_of"):
+        functions.append(
+            f'extern "C" double test_{name}(const float* a) {{'
+            f" return math::{name}(simd::load(a)); }}\n"
+        )
+    for name in ("sum_of", "max_of", "min_of"):
+        functions.append(
+            f'extern "C" double test_double_{name}(const double* a) {{'
+            f" return math::{name}(simd::load(a)); }}\n"
+        )
+    values = ", ".join(f"({literal(value)})[0]" for value in CONSTANTS)
+    functions.append(
+        f'extern "C" float test_constant(int i) {{ const float all[] = {{{values}}};'
+        " return all[i]; }\n"
+    )
+    head = "#include <algorithm>\n#include <cstdint>\n"
+    parts = [f'{{% include "_lib/{name}.hpp" %}}\n' for name in ("cpu_simd", "cpu_math")]
+    text = head + "".join(parts)
+    return rendered(TEMPLATES / "test", text, [TEMPLATES], {"width": width}) + "".join(functions)
+
+
+CONSTANTS = [0.0, -0.0, 0.1, -1.5, 1e-45, 3.4028234663852886e38, 1e39, -math.inf, math.nan, 1, True]
+
+
+@functools.cache
+def _library(width: int, march: str = VECTORS.march) -> ctypes.CDLL:
+    if GPP is None:
+        pytest.skip("needs g++, which is not on the PATH")
+    flags = [f"-march={march}" if flag == "-march=native" else flag for flag in CPP_FLAGS]
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-psabi"]
+    command = [GPP, *flags, "-shared", "-fPIC", *warnings]
+    return ctypes.CDLL(str(built_once(_source(width), ".cpp", command)[0]))
+
+
+@pytest.fixture(params=WIDTHS)
+def width(request: pytest.FixtureRequest) -> int:
+    if 32 * request.param > VECTORS.bits:
+        pytest.skip(f"this machine's registers have {VECTORS.bits} bits")
+    return int(request.param)
+
+
+def _run(width: int, case: tuple[str, dict[str, float]], operands: list[Tensor]) -> Tensor:
+    count = operands[0].numel()
+    assert count % 16 == 0
+    out = torch.empty(count)
+    arrays = [*operands, *[operands[0]] * (3 - len(operands))]
+    function = getattr(_library(width), f"test_{_name(case)}")
+    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64]
+    function.restype = None
+    function(*(array.data_ptr() for array in arrays), out.data_ptr(), count)
+    return out
+
+
+SPECIAL = [
+    *(0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5, 3.0, -3.0),
+    *(1e-45, -1e-45, 1.1754942e-38, 1.1754944e-38, -1.1754944e-38, 3.4028235e38, -3.4028235e38),
+]
+
+
+def _of_bits(bits: np.ndarray) -> Tensor:
+    return torch.from_numpy(bits.astype(np.uint32).view(np.float32).copy())
+
+
+@functools.cache
+def _numbers(num_operands: int) -> list[Tensor]:
+    """Operands: special ones in all pairs, every exponent, halves, ordinary and any bits."""
+    draw = np.random.default_rng(7)
+    mantissas = np.array([0, 1, 0x3504F3, 0x3504F4, 0x400000, 0x7FFFFE, 0x7FFFFF])
+    grid = (np.arange(512)[:, None] << 23 | mantissas).ravel()
+    columns = []
+    for at in range(num_operands):
+        special = torch.tensor(SPECIAL)
+        repeated = special.repeat_interleave(len(SPECIAL)) if at else special.repeat(len(SPECIAL))
+        exponents = _of_bits(draw.permutation(grid) if at else grid)
+        halves = torch.arange(-4096, 4096) / 2 if at != 1 else torch.arange(-4096, 4096) % 97 - 48.0
+        ordinary = torch.from_numpy(
+            np.concatenate(
+                [draw.uniform(-scale, scale, 2**16) for scale in (1.0, 5.0, 20.0, 110.0, 1e5)]
+            ).astype(np.float32)
+        )
+        if at == 1:
+            ordinary = torch.roll(ordinary, 2**16)
+        anything = _of_bits(draw.integers(0, 2**32, COUNT, dtype=np.uint64))
+        columns.append(torch.cat([repeated, exponents, halves, ordinary, anything]))
+    length = columns[0].numel() // 16 * 16
+    return [column[:length].contiguous() for column in columns]
+
+
+def _ulps(got: Tensor, exact: Tensor) -> Tensor:
+    """How far float32 numbers are from float64 ones; Inf counts as 2^128, the next number."""
+    nearest = exact.float()
+    _, exponent = torch.frexp(exact)
+    ulp = torch.ldexp(torch.ones_like(exact), exponent.clamp(-125, 128) - 24)
+    top = torch.tensor(2.0**128, dtype=torch.float64)
+    finite = torch.where(got.isinf(), torch.copysign(top, got.double()), got.double())
+    error = (finite - exact).abs() / ulp
+    same = (got == nearest) & nearest.isinf() | (got.isnan() & nearest.isnan())
+    return torch.where(same, torch.zeros_like(error), error)
+
+
+def _bound(op: str) -> float:
+    """The table's, or half a ULP where it says that the nearest float32 comes out."""
+    return max(OPERATIONS[op].ulp, 0.5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_an_operation_is_as_exact_as_the_table_says(case, width):
+    op, attributes = case
+    operands = _numbers(OPERATIONS[op].arity)
+    if 32 * width < VECTORS.bits:  # the same text: fewer numbers will do
+        operands = [operand[: 2**18].contiguous() for operand in operands]
+    got = _run(width, case, operands)
+    exact = EXACT[op](*(operand.double() for operand in operands), **attributes)
+    error = _ulps(got, exact)
+    assert not error.isnan().any(), [
+        (operand[error.isnan()][:5], got[error.isnan()][:5]) for operand in operands
+    ]
+    worst = int(error.argmax())
+    said = f"{[float(o[worst]) for o in operands]}: {float(got[worst])}, {float(exact[worst])}"
+    print(f"{op}: {float(error[worst]):.3f} ULP at {said}")
+    assert error[worst] <= _bound(op), said
