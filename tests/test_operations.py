@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cpu_machine import GPP, VECTORS
+from cpu_machine import GPP, VECTORS, WIDTH
 from shared_builds import built_once
 from torch import Tensor
 
@@ -205,21 +205,21 @@ def _numbers(num_operands: int) -> list[Tensor]:
     return [column[:length].contiguous() for column in columns]
 
 
-def _ulps(got: Tensor, exact: Tensor) -> Tensor:
-    """How far float32 numbers are from float64 ones; Inf counts as 2^128, the next number."""
+def _errors(got: Tensor, exact: Tensor) -> tuple[Tensor, Tensor]:
+    """How far float32 numbers are from float64 ones, and a ULP there. Inf counts as 2^128."""
     nearest = exact.float()
-    _, exponent = torch.frexp(exact)
+    _, exponent = torch.frexp(exact)  # of 1.0: 1
     ulp = torch.ldexp(torch.ones_like(exact), exponent.clamp(-125, 128) - 24)
     top = torch.tensor(2.0**128, dtype=torch.float64)
     finite = torch.where(got.isinf(), torch.copysign(top, got.double()), got.double())
-    error = (finite - exact).abs() / ulp
     same = (got == nearest) & nearest.isinf() | (got.isnan() & nearest.isnan())
-    return torch.where(same, torch.zeros_like(error), error)
+    return torch.where(same, 0.0, (finite - exact).abs()), ulp
 
 
-def _bound(op: str) -> float:
-    """The table's, or half a ULP where it says that the nearest float32 comes out."""
-    return max(OPERATIONS[op].ulp, 0.5)
+def _constants(op: str, attributes: dict[str, float]) -> dict[str, float]:
+    """All attributes of a case as the float32 numbers that both sides compute with."""
+    values = {**OPERATIONS[op].attributes, **attributes}
+    return {name: ctypes.c_float(value).value for name, value in values.items()}
 
 
 @pytest.mark.parametrize("case", CASES, ids=_name)
@@ -229,12 +229,29 @@ def test_an_operation_is_as_exact_as_the_table_says(case, width):
     if 32 * width < VECTORS.bits:  # the same text: fewer numbers will do
         operands = [operand[: 2**18].contiguous() for operand in operands]
     got = _run(width, case, operands)
-    exact = EXACT[op](*(operand.double() for operand in operands), **attributes)
-    error = _ulps(got, exact)
-    assert not error.isnan().any(), [
-        (operand[error.isnan()][:5], got[error.isnan()][:5]) for operand in operands
-    ]
-    worst = int(error.argmax())
-    said = f"{[float(o[worst]) for o in operands]}: {float(got[worst])}, {float(exact[worst])}"
-    print(f"{op}: {float(error[worst]):.3f} ULP at {said}")
-    assert error[worst] <= _bound(op), said
+    exact = EXACT[op](*(operand.double() for operand in operands), **_constants(op, attributes))
+    error, ulp = _errors(got, exact)
+    operation = OPERATIONS[op]
+    excess = error - operation.ulp * ulp - operation.absolute * 2.0**-24
+    worst = int(torch.where(excess.isnan(), math.inf, excess).argmax())  # NaN on one side only
+    print(f"{op}: {float((error / ulp).max()):.3f} ULP, {float(error[exact.abs() < 1].max() * 2**24):.3f}")
+    said = [float(operand[worst]) for operand in operands]
+    assert excess[worst] <= 0, f"{op} of {said}: {float(got[worst])}, not {float(exact[worst])}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_special_values_are_pytorch_s(case):
+    """NaN, Inf and the signs of zeros that come of zeros, Inf, NaN and a few ordinary numbers."""
+    op, attributes = case
+    num_pairs = len(SPECIAL) ** 2 // 16 * 16
+    operands = [operand[:num_pairs].contiguous() for operand in _numbers(OPERATIONS[op].arity)]
+    got = _run(WIDTH, case, operands)
+    theirs = PYTORCH[op](*operands, **_constants(op, attributes))
+    ordinary = [operand.abs().log2().abs() < 100 for operand in operands]
+    special = [operand.isnan() | operand.isinf() | (operand == 0) for operand in operands]
+    asked = torch.stack([a | b for a, b in zip(ordinary, special, strict=True)]).all(0)
+    for what in (torch.isnan, torch.isposinf, torch.isneginf):
+        wrong = asked & (what(got) != what(theirs))
+        assert not wrong.any(), (what, [operand[wrong] for operand in operands], got[wrong])
+    wrong = asked & (got == 0) & (theirs == 0) & (got.signbit() != theirs.signbit())
+    assert not wrong.any(), ([operand[wrong] for operand in operands], got[wrong])

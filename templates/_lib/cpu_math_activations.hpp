@@ -31,10 +31,14 @@ MATH_INLINE Floats silu(Floats x) {
   return where(x < 0.0f, exp_times(down, x), x) / (1.0f + exp(down));
 }
 
-MATH_INLINE Floats tanh(Floats x) {  // t / (t + 2) with t = e^(2|x|) - 1
+MATH_INLINE Floats tanh(Floats x) {
   const Floats size = abs(x);
-  const Floats t = expm1(2.0f * where(size > 10.0f, splat(10.0f), size));  // tanh(10) rounds to 1
-  return with_sign(t / (t + 2.0f), x);
+  const Floats z = x * x;
+  // (tanh(x) / x - 1) / x^2 by x^2, for |x| <= 0.65: 2^-27.0 of tanh(x) / x.
+  const Floats p = polynomial(z, -3.333325982e-01f, 1.333083063e-01f, -5.368801951e-02f,
+                              2.046941034e-02f, -5.515154451e-03f);
+  const Floats far = 1.0f - 2.0f / (1.0f + exp(2.0f * size));
+  return with_sign(where(size < 0.65f, size + size * (z * p), far), x);
 }
 
 MATH_INLINE Floats softplus(Floats x, Floats beta, Floats threshold) {
@@ -50,7 +54,7 @@ MATH_INLINE Floats logsigmoid(Floats x) {
 MATH_INLINE Floats mish(Floats x) {  // x n / (n + 2) with n = e^x (e^x + 2), and x above 20
   const Floats z = where(x > 20.0f, splat(20.0f), x);
   const Floats e = exp(z);
-  const Floats value = exp_times(z, x * (e + 2.0f)) / (e * (e + 2.0f) + 2.0f);
+  const Floats value = exp_times(z, x) * ((e + 2.0f) / (e * (e + 2.0f) + 2.0f));
   return where(x > 20.0f, x, value);
 }
 
@@ -84,7 +88,7 @@ MATH_INLINE Floats gelu(Floats x) {  // x P(X < x)
   const Floats low = -0.5f * ((a - high) * (a + high));
   const Floats weight = tail(a) * (1.0f + low * (1.0f + 0.5f * low));
   const Floats power = -0.5f * (high * high);
-  const Floats above = x - x * (exp(power) * weight);
+  const Floats above = x * (1.0f - exp(power) * weight);
   return where(x < 0.0f, exp_times(power, x * weight), above);
 }
 

@@ -105,7 +105,8 @@ MATH_INLINE Floats trunc(Floats x) { return with_sign(floor(abs(x)), x); }
 MATH_INLINE Floats sqrt(Floats x) {
 {% if width == 16 %}
 #if defined(__AVX512F__)
-  return reinterpret_cast<Floats>(_mm512_sqrt_ps(reinterpret_cast<__m512>(x)));
+  // Of all lanes. GCC 12 warns of the undefined lanes in its own _mm512_sqrt_ps.
+  return reinterpret_cast<Floats>(_mm512_maskz_sqrt_ps(0xffff, reinterpret_cast<__m512>(x)));
 #endif
 {% elif width == 8 %}
 #if defined(__AVX__)

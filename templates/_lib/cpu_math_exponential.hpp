@@ -9,10 +9,10 @@ constexpr float kLn2Low = -2.12194440e-4f;   // log(2) - kLn2High
 // The least argument whose k two normal powers of two can express: e^-174 is 2^-251.
 constexpr float kLeast = -174.0f;
 
-// mantissa * first * second, where the factors are powers of two. There are two, since one float
+// (1 + rest) * first * second, where the factors are powers of two. There are two, since one float
 // cannot hold 2^-149 times anything exactly; the last multiplication alone may round to a denormal.
 struct Scaled {
-  Floats mantissa, first, second;
+  Floats rest, first, second;
 };
 
 // The integer that `shifted` = kShift + k holds in its low bits.
@@ -24,12 +24,12 @@ MATH_INLINE Floats power_of_two(Mask k) {  // -126 <= k <= 127
   return of_bits((reinterpret_cast<Bits>(k) + 127u) << 23);
 }
 
-MATH_INLINE Scaled scaled(Floats mantissa, Mask k) {
+MATH_INLINE Scaled scaled(Floats rest, Mask k) {
   const Mask half = k >> 1;
-  return Scaled{mantissa, power_of_two(half), power_of_two(k - half)};
+  return Scaled{rest, power_of_two(half), power_of_two(k - half)};
 }
 
-MATH_INLINE Floats value_of(Scaled x) { return x.mantissa * x.first * x.second; }
+MATH_INLINE Floats value_of(Scaled x) { return (1.0f + x.rest) * x.first * x.second; }
 
 // (e^r - 1 - r) / r^2 for |r| <= 0.3476: 2^-27.9 of e^r.
 MATH_INLINE Floats exp_rest(Floats r) {
@@ -42,16 +42,16 @@ MATH_INLINE Scaled exp_parts(Floats x) {
   const Floats shifted = z * kLog2E + kShift;
   const Floats k = shifted - kShift;
   const Floats r = (z - k * kLn2High) - k * kLn2Low;
-  return scaled(1.0f + (r + r * r * exp_rest(r)), integer_of(shifted));
+  return scaled(r + r * r * exp_rest(r), integer_of(shifted));
 }
 
 MATH_INLINE Floats exp(Floats x) { return value_of(exp_parts(x)); }
 
-// factor * e^x for x <= 20, where e^x alone would be denormal or 0 too; NaN for e^-Inf * Inf.
+// factor * e^x for x <= 20, also where e^x alone would be denormal or 0. 0 * Inf is NaN.
 MATH_INLINE Floats exp_times(Floats x, Floats factor) {
-  Scaled parts = exp_parts(x);
-  parts.mantissa = where(x < kLeast, Floats{}, parts.mantissa) * factor;
-  return value_of(parts);
+  const Scaled parts = exp_parts(x);
+  const Floats counted = where(x < kLeast, 0.0f * factor, factor);
+  return (counted + counted * parts.rest) * parts.first * parts.second;
 }
 
 MATH_INLINE Floats exp2(Floats x) {
@@ -61,7 +61,7 @@ MATH_INLINE Floats exp2(Floats x) {
   // (2^r - 1) / r for |r| <= 1/2: 2^-25.9 of 2^r.
   const Floats q = polynomial(r, 6.931471825e-01f, 2.402264774e-01f, 5.550332367e-02f,
                               9.618436918e-03f, 1.339887502e-03f, 1.535336050e-04f);
-  return value_of(scaled(1.0f + r * q, integer_of(shifted)));
+  return value_of(scaled(r * q, integer_of(shifted)));
 }
 
 MATH_INLINE Floats expm1(Floats x) {

@@ -35,7 +35,8 @@ class Operation:
             integer instructions are not counted. Each is at least 1.
         ulp: how far the C++ function may be from the exact value of its float32 arguments, in
             ULP: distances of neighbouring float32 numbers at that value, 2^-149 for denormals.
-            0 where it is always the nearest float32, or a mask.
+            0 where nothing is rounded.
+        absolute: what may be added to that, in 2^-24: for small results of large arguments.
         takes: what each operand is; their number is the arity.
         gives: what the result is.
         attributes: constants by name, with PyTorch's default of each.
@@ -46,6 +47,7 @@ class Operation:
     triton: str
     flop: int
     ulp: float = 0.0
+    absolute: float = 0.0
     takes: tuple[Kind, ...] = ("float",)
     gives: Kind = "float"
     attributes: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +68,7 @@ _MASKS: tuple[Kind, ...] = ("mask", "mask")
 
 def _infix(sign: str, flop: int = 1) -> Operation:
     text = f"({{0}} {sign} {{1}})"
-    return Operation(text, text, text, flop, 0.5, _TWO)
+    return Operation(text, text, text, flop, 0.5, takes=_TWO)
 
 
 def _comparison(sign: str) -> Operation:
@@ -75,11 +77,20 @@ def _comparison(sign: str) -> Operation:
 
 
 def _function(
-    name: str, cuda: str, triton: str, flop: int, ulp: float = 0.0, /, **attributes: float
+    name: str,
+    cuda: str,
+    triton: str,
+    flop: int,
+    ulp: float = 0.0,
+    absolute: float = 0.0,
+    /,
+    **attributes: float,
 ) -> Operation:
     """Return an operation of one operand that is a function of cpu_math.hpp."""
     arguments = ", ".join(["{0}", *(f"{{{attribute}}}" for attribute in attributes)])
-    return Operation(f"math::{name}({arguments})", cuda, triton, flop, ulp, attributes=attributes)
+    return Operation(
+        f"math::{name}({arguments})", cuda, triton, flop, ulp, absolute, attributes=attributes
+    )
 
 
 _CUDA_SOFTPLUS = (
@@ -107,7 +118,7 @@ OPERATIONS: dict[str, Operation] = {
     "sqrt": _function("sqrt", "sqrtf({0})", "tl.sqrt_rn({0})", 1, 0.5),
     "rsqrt": _function("rsqrt", "rsqrtf({0})", "tl.rsqrt({0})", 2, 2.0),
     "pow": Operation(
-        "math::pow({0}, {1})", "powf({0}, {1})", "libdevice.pow({0}, {1})", 60, 1.0, _TWO
+        "math::pow({0}, {1})", "powf({0}, {1})", "libdevice.pow({0}, {1})", 60, 1.0, takes=_TWO
     ),
     # Exponentials and logarithms.
     "exp": _function("exp", "expf({0})", "tl.exp({0})", 21, 2.0),
@@ -138,6 +149,7 @@ OPERATIONS: dict[str, Operation] = {
         "({0} * tl.sigmoid({0} * (1.5957691216057308 + 0.07135481282989444 * ({0} * {0}))))",
         34,
         4.0,
+        1.0,
     ),
     "erf": _function("erf", "erff({0})", "libdevice.erf({0})", 62, 2.0),
     "relu": _function("relu", "({0} < 0.0f ? 0.0f : {0})", "tl.where({0} < 0, 0.0, {0})", 1),
@@ -147,6 +159,7 @@ OPERATIONS: dict[str, Operation] = {
         "tl.where({0} > 0, {0}, {slope} * {0})",
         2,
         0.5,
+        0.0,
         slope=0.01,
     ),
     "elu": _function(
@@ -155,6 +168,7 @@ OPERATIONS: dict[str, Operation] = {
         "tl.where({0} > 0, {0}, {alpha} * libdevice.expm1({0}))",
         38,
         2.0,
+        0.0,
         alpha=1.0,
     ),
     "selu": _function(
@@ -165,7 +179,7 @@ OPERATIONS: dict[str, Operation] = {
         2.0,
     ),
     "softplus": _function(
-        "softplus", _CUDA_SOFTPLUS, _TRITON_SOFTPLUS, 78, 2.0, beta=1.0, threshold=20.0
+        "softplus", _CUDA_SOFTPLUS, _TRITON_SOFTPLUS, 78, 2.0, 0.0, beta=1.0, threshold=20.0
     ),
     "mish": _function(
         "mish",
@@ -174,7 +188,7 @@ OPERATIONS: dict[str, Operation] = {
         32,
         4.0,
     ),
-    "hardtanh": _function("clamp", _CUDA_CLAMP, _TRITON_CLAMP, 2, lo=-1.0, hi=1.0),
+    "hardtanh": _function("clamp", _CUDA_CLAMP, _TRITON_CLAMP, 2, 0.0, 0.0, lo=-1.0, hi=1.0),
     "hardsigmoid": _function(
         "hardsigmoid",
         "(fminf(fmaxf({0} + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f))",
@@ -214,7 +228,7 @@ OPERATIONS: dict[str, Operation] = {
         1,
         takes=_TWO,
     ),
-    "clamp": _function("clamp", _CUDA_CLAMP, _TRITON_CLAMP, 2, lo=-math.inf, hi=math.inf),
+    "clamp": _function("clamp", _CUDA_CLAMP, _TRITON_CLAMP, 2, 0.0, 0.0, lo=-math.inf, hi=math.inf),
     # Selection, comparisons and masks.
     "where": Operation(
         "math::where({0}, {1}, {2})",
