@@ -13,7 +13,7 @@ MATH_INLINE Floats selu(Floats x) {
 }
 
 MATH_INLINE Floats hardsigmoid(Floats x) {
-  return clamp(x + 3.0f, Floats{}, splat(6.0f)) * (1.0f / 6.0f);
+  return clamp(x + 3.0f, Floats{}, splat(6.0f)) / 6.0f;
 }
 
 MATH_INLINE Floats hardswish(Floats x) { return x * hardsigmoid(x); }
@@ -86,7 +86,9 @@ MATH_INLINE Floats gelu(Floats x) {  // x P(X < x)
   // a^2 = high^2 + (a - high) (a + high), of which the first is exact: e^(-a^2 / 2) needs both.
   const Floats high = of_bits(bits_of(a) & 0xfffff000u);
   const Floats low = -0.5f * ((a - high) * (a + high));
-  const Floats weight = tail(a) * (1.0f + low * (1.0f + 0.5f * low));
+  // e^low for |low| <= 0.05: the first terms of its Taylor series.
+  const Floats correction = polynomial(low, 1.0f, 1.0f, 0.5f, 1.0f / 6.0f, 1.0f / 24.0f);
+  const Floats weight = tail(a) * correction;
   const Floats power = -0.5f * (high * high);
   const Floats above = x * (1.0f - exp(power) * weight);
   return where(x < 0.0f, exp_times(power, x * weight), above);

@@ -132,16 +132,16 @@ OPERATIONS: dict[str, Operation] = {
     "cos": _function("cos", "cosf({0})", "tl.cos({0})", 31, 2.0),
     # Activations.
     "tanh": _function("tanh", "tanhf({0})", "libdevice.tanh({0})", 43, 2.0),
-    "sigmoid": _function("sigmoid", "(1.0f / (1.0f + expf(-{0})))", "tl.sigmoid({0})", 26, 2.0),
+    "sigmoid": _function("sigmoid", "(1.0f / (1.0f + expf(-{0})))", "tl.sigmoid({0})", 26, 2.5),
     "silu": _function(
-        "silu", "({0} / (1.0f + expf(-{0})))", "({0} * tl.sigmoid({0}))", 30, 2.0
+        "silu", "({0} / (1.0f + expf(-{0})))", "({0} * tl.sigmoid({0}))", 30, 2.5
     ),
     "gelu": _function(
         "gelu",
         "({0} * normcdff({0}))",
         "({0} * 0.5 * (1.0 + libdevice.erf({0} * 0.7071067811865476)))",
-        65,
-        4.0,
+        70,
+        8.0,
     ),
     "gelu_tanh": _function(
         "gelu_tanh",
