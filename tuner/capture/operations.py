@@ -133,9 +133,7 @@ OPERATIONS: dict[str, Operation] = {
     # Activations.
     "tanh": _function("tanh", "tanhf({0})", "libdevice.tanh({0})", 43, 2.0),
     "sigmoid": _function("sigmoid", "(1.0f / (1.0f + expf(-{0})))", "tl.sigmoid({0})", 26, 2.5),
-    "silu": _function(
-        "silu", "({0} / (1.0f + expf(-{0})))", "({0} * tl.sigmoid({0}))", 30, 2.5
-    ),
+    "silu": _function("silu", "({0} / (1.0f + expf(-{0})))", "({0} * tl.sigmoid({0}))", 30, 2.5),
     "gelu": _function(
         "gelu",
         "({0} * normcdff({0}))",
@@ -228,7 +226,9 @@ OPERATIONS: dict[str, Operation] = {
         1,
         takes=_TWO,
     ),
-    "clamp": _function("clamp", _CUDA_CLAMP, _TRITON_CLAMP, 2, 0.0, 0.0, lo=-math.inf, hi=math.inf),
+    "clamp": _function(
+        "clamp", _CUDA_CLAMP, _TRITON_CLAMP, 2, 0.0, 0.0, lo=-math.inf, hi=math.inf
+    ),
     # Selection, comparisons and masks.
     "where": Operation(
         "math::where({0}, {1}, {2})",
@@ -249,9 +249,7 @@ OPERATIONS: dict[str, Operation] = {
     "logical_or": Operation(
         "({0} | {1})", "({0} || {1})", "({0} | {1})", 1, takes=_MASKS, gives="mask"
     ),
-    "logical_not": Operation(
-        "(~{0})", "(!{0})", "({0} == 0)", 1, takes=("mask",), gives="mask"
-    ),
+    "logical_not": Operation("(~{0})", "(!{0})", "({0} == 0)", 1, takes=("mask",), gives="mask"),
     "isnan": Operation("math::isnan({0})", "({0} != {0})", "({0} != {0})", 1, gives="mask"),
     # Rounding; `round` takes halves to the even neighbour.
     "sign": _function(
