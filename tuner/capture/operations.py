@@ -118,38 +118,38 @@ OPERATIONS: dict[str, Operation] = {
     "sqrt": _function("sqrt", "sqrtf({0})", "tl.sqrt_rn({0})", 1, 0.5),
     "rsqrt": _function("rsqrt", "rsqrtf({0})", "tl.rsqrt({0})", 2, 2.0),
     "pow": Operation(
-        "math::pow({0}, {1})", "powf({0}, {1})", "libdevice.pow({0}, {1})", 60, 1.0, takes=_TWO
+        "math::pow({0}, {1})", "powf({0}, {1})", "libdevice.pow({0}, {1})", 71, 1.0, takes=_TWO
     ),
     # Exponentials and logarithms.
-    "exp": _function("exp", "expf({0})", "tl.exp({0})", 21, 2.0),
-    "exp2": _function("exp2", "exp2f({0})", "tl.exp2({0})", 19, 2.0),
-    "expm1": _function("expm1", "expm1f({0})", "libdevice.expm1({0})", 36, 2.0),
-    "log": _function("log", "logf({0})", "tl.log({0})", 39, 2.0),
-    "log2": _function("log2", "log2f({0})", "tl.log2({0})", 39, 2.0),
-    "log1p": _function("log1p", "log1pf({0})", "libdevice.log1p({0})", 52, 2.0),
+    "exp": _function("exp", "expf({0})", "tl.exp({0})", 25, 2.0),
+    "exp2": _function("exp2", "exp2f({0})", "tl.exp2({0})", 21, 2.0),
+    "expm1": _function("expm1", "expm1f({0})", "libdevice.expm1({0})", 37, 2.0),
+    "log": _function("log", "logf({0})", "tl.log({0})", 37, 2.0),
+    "log2": _function("log2", "log2f({0})", "tl.log2({0})", 37, 2.0),
+    "log1p": _function("log1p", "log1pf({0})", "libdevice.log1p({0})", 54, 2.0),
     # Trigonometry.
-    "sin": _function("sin", "sinf({0})", "tl.sin({0})", 33, 2.0),
-    "cos": _function("cos", "cosf({0})", "tl.cos({0})", 31, 2.0),
+    "sin": _function("sin", "sinf({0})", "tl.sin({0})", 31, 2.0),
+    "cos": _function("cos", "cosf({0})", "tl.cos({0})", 29, 2.0),
     # Activations.
     "tanh": _function("tanh", "tanhf({0})", "libdevice.tanh({0})", 43, 2.0),
-    "sigmoid": _function("sigmoid", "(1.0f / (1.0f + expf(-{0})))", "tl.sigmoid({0})", 26, 2.5),
-    "silu": _function("silu", "({0} / (1.0f + expf(-{0})))", "({0} * tl.sigmoid({0}))", 30, 2.5),
+    "sigmoid": _function("sigmoid", "(1.0f / (1.0f + expf(-{0})))", "tl.sigmoid({0})", 29, 2.5),
+    "silu": _function("silu", "({0} / (1.0f + expf(-{0})))", "({0} * tl.sigmoid({0}))", 36, 2.5),
     "gelu": _function(
         "gelu",
         "({0} * normcdff({0}))",
         "({0} * 0.5 * (1.0 + libdevice.erf({0} * 0.7071067811865476)))",
-        70,
+        75,
         8.0,
     ),
     "gelu_tanh": _function(
         "gelu_tanh",
         "({0} / (1.0f + expf(-{0} * (1.59576912f + 0.0713548163f * ({0} * {0})))))",
         "({0} * tl.sigmoid({0} * (1.5957691216057308 + 0.07135481282989444 * ({0} * {0}))))",
-        34,
+        40,
         4.0,
         1.0,
     ),
-    "erf": _function("erf", "erff({0})", "libdevice.erf({0})", 62, 2.0),
+    "erf": _function("erf", "erff({0})", "libdevice.erf({0})", 69, 2.0),
     "relu": _function("relu", "({0} < 0.0f ? 0.0f : {0})", "tl.where({0} < 0, 0.0, {0})", 1),
     "leaky_relu": _function(
         "leaky_relu",
@@ -164,7 +164,7 @@ OPERATIONS: dict[str, Operation] = {
         "elu",
         "({0} > 0.0f ? {0} : {alpha} * expm1f({0}))",
         "tl.where({0} > 0, {0}, {alpha} * libdevice.expm1({0}))",
-        38,
+        39,
         2.0,
         0.0,
         alpha=1.0,
@@ -173,17 +173,17 @@ OPERATIONS: dict[str, Operation] = {
         "selu",
         "({0} > 0.0f ? 1.05070098f * {0} : 1.75809934f * expm1f({0}))",
         "tl.where({0} > 0, 1.0507009873554805 * {0}, 1.7580993408473766 * libdevice.expm1({0}))",
-        39,
+        40,
         2.0,
     ),
     "softplus": _function(
-        "softplus", _CUDA_SOFTPLUS, _TRITON_SOFTPLUS, 78, 2.0, 0.0, beta=1.0, threshold=20.0
+        "softplus", _CUDA_SOFTPLUS, _TRITON_SOFTPLUS, 77, 2.0, 0.0, beta=1.0, threshold=20.0
     ),
     "mish": _function(
         "mish",
         "({0} > 20.0f ? {0} : {0} * tanhf(log1pf(expf({0}))))",
         "tl.where({0} > 20, {0}, {0} * libdevice.tanh(libdevice.log1p(tl.exp({0}))))",
-        32,
+        40,
         4.0,
     ),
     "hardtanh": _function("clamp", _CUDA_CLAMP, _TRITON_CLAMP, 2, 0.0, 0.0, lo=-1.0, hi=1.0),
@@ -258,10 +258,10 @@ OPERATIONS: dict[str, Operation] = {
         "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
         2,
     ),
-    "floor": _function("floor", "floorf({0})", "tl.floor({0})", 1),
-    "ceil": _function("ceil", "ceilf({0})", "tl.ceil({0})", 1),
-    "round": _function("round", "rintf({0})", "libdevice.rint({0})", 1),
-    "trunc": _function("trunc", "truncf({0})", "libdevice.trunc({0})", 1),
+    "floor": _function("floor", "floorf({0})", "tl.floor({0})", 6),
+    "ceil": _function("ceil", "ceilf({0})", "tl.ceil({0})", 6),
+    "round": _function("round", "rintf({0})", "libdevice.rint({0})", 4),
+    "trunc": _function("trunc", "truncf({0})", "libdevice.trunc({0})", 6),
 }
 
 # Kind asked for -> language -> format of a text of the other kind. NaN is true, as in PyTorch.
