@@ -234,7 +234,7 @@ def _model_new(
         is_free = bool(shape) and bool(first) and shape[0] == first
         text = ", ".join(["-1" if is_free else str(shape[0]), *map(str, shape[1:])]) if shape else ""
         results.append(f"made[{distinct.index(name)}].view({text})")
-    result = results[0] if len(results) == 1 and not graph.is_tuple else f"({', '.join(results)},)"
+    result = results[0] if len(results) == 1 else f"({', '.join(results)},)"
     lines = [
         reference.rstrip(),
         "",

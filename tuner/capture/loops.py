@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.capture.nest import Nest, Pass, Reduction, Statement
-from tuner.capture.operations import OPERATIONS, emit, literal
+from tuner.capture.operations import OPERATIONS, converted, emit, literal
 
 __all__ = ["kept_values", "loops_text"]
 
@@ -24,7 +24,7 @@ def kept_values(nest: Nest) -> list[str]:
         later = {s.name for p in nest.passes[number + 1 :] for s in p.statements}
         cost: dict[str, int] = {}
         for statement in each.statements:
-            own = OPERATIONS[statement.op].flops
+            own = OPERATIONS[statement.op].flop
             before = [cost.get(o, 0) for o in statement.operands if isinstance(o, str)]
             cost[statement.name] = own + sum(before)
         names = [s.name for s in each.statements if s.place == "whole" and s.name in later]
@@ -51,6 +51,8 @@ class _Writer:
         self.nest, self.function, self.names = nest, function, names
         self.places = {tensor.name: place for tensor, place in nest.arguments}
         self.kept = kept_values(nest)
+        every = [s for p in nest.passes for s in (*p.statements, *p.after)] + list(nest.before)
+        self.kinds = {s.name: OPERATIONS[s.op].gives for s in every}
         self.outputs = [name for name, _ in nest.outputs]
 
     def lines(self) -> Iterator[str]:
@@ -190,7 +192,7 @@ class _Writer:
             start = _START[reduction.fold]
             value = f"rows_of::first<kPart>({value}, n, {start})"
             operation = {"sum": "add", "amax": "maximum", "amin": "minimum"}[reduction.fold]
-            yield f"{part} = {emit(operation, [part, value], {})};"
+            yield f"{part} = {emit(operation, [part, value])};"
         for name in each.writes:
             out = self.names[name]
             yield f"rows_of::store<kPart>({out}_row + j, {out}, n);"
@@ -202,10 +204,15 @@ class _Writer:
         return f"{name} = rows_of::all(rows_of::{reduction.fold}({name}_part));"
 
     def _statement(self, statement: Statement) -> str:
+        takes = OPERATIONS[statement.op].takes
         operands = [
-            self.names[o] if isinstance(o, str) else literal(o, "cpp") for o in statement.operands
+            converted(self.names[o], self.kinds.get(o, "float"), wanted)
+            if isinstance(o, str)
+            else converted(literal(float(o), "cpp"), "float", wanted)
+            for o, wanted in zip(statement.operands, takes, strict=True)
         ]
-        value = emit(statement.op, operands, dict(statement.attrs))
+        attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
+        value = emit(statement.op, operands, attrs)
         return f"const auto {self.names[statement.name]} = {value};"
 
 

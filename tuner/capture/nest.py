@@ -26,7 +26,7 @@ __all__ = ["Nest", "NotOneNest", "Place", "Reduction", "Statement", "nest_of"]
 Place = Literal["whole", "row", "column", "one"]
 Fold = Literal["sum", "amax", "amin"]
 _REDUCTIONS = {"sum", "mean", "amax", "amin", "var"}
-_SAME_ORDER = {"view", "reshape", "unsqueeze", "squeeze", "flatten", "contiguous", "clone", "alias"}
+_SAME_ORDER = {"view", "expand"}  # of row-major order; what is expanded is read where it is needed
 
 
 class NotOneNest(InputError):
@@ -112,6 +112,7 @@ class _Builder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.alias: dict[str, str] = {}
+        self.numbers: dict[str, float] = {}  # what is one number everywhere
         self.places: dict[str, Place] = {}
         self.levels: dict[str, int] = {}
         self.statements: dict[str, Statement] = {}
@@ -145,7 +146,7 @@ class _Builder:
         self, shape: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Split so that in the columns every tensor is whole or has one value."""
-        shapes = [t.shape for t in (*self.graph.tensors(), *self.graph.nodes)]
+        shapes = [t.shape for t in self.graph.given] + [n.shape for n in self.graph.nodes]
         for at in range(len(shape)):
             size = math.prod(shape[at:])
             ends = [_aligned(other, shape)[at:] for other in shapes]
@@ -176,11 +177,16 @@ class _Builder:
     # ---- nodes --------------------------------------------------------------------------------
 
     def build(self) -> Nest:
-        arguments = []
+        arguments: list[tuple[Tensor, Place]] = []
         used = {_name(a) for n in self.graph.nodes for a in n.args if isinstance(a, Ref)}
-        for tensor in self.graph.tensors():
+        for tensor in self.graph.given:
             if tensor.name not in used and tensor.name not in self.graph.outputs:
                 continue
+            if isinstance(tensor.value, int | float):
+                self.numbers[tensor.name] = float(tensor.value)
+                continue
+            if tensor.value is not None:
+                raise _refusal(None, f"the constant {tensor.name} has several values")
             if tensor.dtype != "float32":
                 raise _refusal(None, f"{tensor.name} is {tensor.dtype}, float32 alone is read")
             place = self.place_of(tensor.name, tensor.shape, None)
@@ -188,7 +194,7 @@ class _Builder:
             arguments.append((tensor, place))
         for node in self.graph.nodes:
             self._take(node)
-        outputs = []
+        outputs: list[tuple[str, Place]] = []
         for name in self.graph.outputs:
             real = self._real(name)
             if real not in self.statements and real not in self.reductions:
@@ -209,24 +215,36 @@ class _Builder:
         return name
 
     def _take(self, node: Node) -> None:
-        if node.op in _SAME_ORDER or node.op == "expand":  # read where it is needed
+        if node.op in _SAME_ORDER:
             self.alias[node.name] = self._real(_name(node.args[0]))
             return
         if node.op in _REDUCTIONS:
             self._reduce(node)
             return
-        if node.op not in OPERATIONS:
+        if node.op == "full" and not isinstance(node.args[0], Ref):
+            self.numbers[node.name] = float(node.args[0])
+            return
+        operation = OPERATIONS.get(node.op)
+        if operation is None:
             raise _refusal(node, f"no loop is generated for {node.op} yet")
         if node.dtype not in ("float32", "bool"):
             raise _refusal(node, f"{node.op} gives {node.dtype}, float32 alone is computed")
-        operands = tuple(self._operand(a) for a in node.args)
+        given = [self._operand(a) for a in node.args]
+        operands = tuple(given[: operation.arity])
+        constants = given[operation.arity :]
+        if any(isinstance(constant, str) for constant in constants):
+            raise _refusal(node, f"{node.op} with a tensor where a number is expected")
+        attrs = dict(zip(operation.attributes, constants, strict=False))
         names = [o for o in operands if isinstance(o, str)]
         place = self.place_of(node.name, node.shape, node)
-        self._add(Statement(node.name, node.op, operands, node.attrs, place), names)
-        self.flops += OPERATIONS[node.op].flops * math.prod(node.shape)
+        self._add(Statement(node.name, node.op, operands, attrs, place), names)
+        self.flops += OPERATIONS[node.op].flop * math.prod(node.shape)
 
     def _operand(self, operand: Operand) -> str | float | bool:
-        return self._real(operand.name) if isinstance(operand, Ref) else operand
+        if not isinstance(operand, Ref):
+            return operand
+        name = self._real(operand.name)
+        return self.numbers.get(name, name)
 
     def _add(self, statement: Statement, names: Sequence[str]) -> None:
         self.statements[statement.name] = statement
