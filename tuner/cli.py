@@ -54,6 +54,10 @@ app = typer.Typer(
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="What to tune: a YAML file.")
 ]
+ModuleOption = Annotated[
+    Path | None,
+    typer.Option("--module", help="A file with a Model; `tune my_module.py` is short for it."),
+]
 ResumeOption = Annotated[
     Path | None, typer.Option("--resume", help="Go on with this run where it stopped.")
 ]
@@ -80,6 +84,7 @@ RunArgument = Annotated[Path, typer.Argument(help="A run folder, such as runs/20
 def tune(
     context: typer.Context,
     config: ConfigOption = None,
+    module: ModuleOption = None,
     resume: ResumeOption = None,
     time: TimeOption = None,
     effort: EffortOption = None,
@@ -108,8 +113,10 @@ def tune(
     """Tune a config, or resume a run."""
     if context.invoked_subcommand is not None:
         return
-    if (config is None) == (resume is None):
-        raise InputError("expected either --config X.yaml or --resume RUN\n  next: tune --help")
+    if sum(given is not None for given in (config, module, resume)) != 1:
+        raise InputError(
+            "expected one of FILE.py, --config X.yaml and --resume RUN\n  next: tune --help"
+        )
     if dry_run and resume is not None:
         raise InputError("--dry-run goes with --config, not with --resume\n  next: tune --help")
     from tuner import tuning
@@ -126,6 +133,10 @@ def tune(
         "sampler": sampler,
     }
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
+    if module is not None:
+        from tuner.modules import derive_operator
+
+        config = derive_operator(module).config
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False
@@ -381,6 +392,9 @@ def doctor(json: JsonOption = False) -> None:
 
 def main() -> None:
     """Run the command line; every failure of ours is a message and an exit code."""
+    words = [at for at, word in enumerate(sys.argv) if at and not word.startswith("-")]
+    if words and sys.argv[words[0]].endswith(".py") and sys.argv[words[0] - 1][:1] != "-":
+        sys.argv.insert(words[0], "--module")
     try:
         app(standalone_mode=True)
     except NothingCorrectError as error:

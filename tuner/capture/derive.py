@@ -9,6 +9,7 @@ that were captured, and `super().forward` everywhere else.
 
 from __future__ import annotations
 
+import inspect
 import json
 import keyword
 import math
@@ -19,12 +20,20 @@ from pathlib import Path
 
 from tuner.capture.graph import Graph
 from tuner.capture.loops import kept_values, loops_text
-from tuner.capture.nest import Nest, nest_of
+from tuner.capture.nest import Nest, NotOneNest, nest_of
+from tuner.capture.settings import settings_of
 from tuner.storage import write_whole
 from tuner.trial import content_key
 
 __all__ = ["Derived", "derived"]
 
+# What a search varies, where the template has it.
+_VALUES: dict[str, list[int | bool]] = {
+    "unroll": [1, 2, 4],
+    "stream_output": [False, True],
+    "huge_pages": [True, False],
+    "keep": [True, False],
+}
 FORMAT = 1  # of what is written; part of the key
 
 
@@ -38,7 +47,12 @@ class Derived:
 
 
 def derived(
-    graph: Graph, reference: str, name: str, settings: Mapping[str, object], folder: Path
+    graph: Graph,
+    reference: str,
+    name: str,
+    settings: Mapping[str, object],
+    has_modes: bool,
+    folder: Path,
 ) -> Derived:
     """Write the operator of a module.
 
@@ -46,19 +60,22 @@ def derived(
         graph: of its forward, as it was captured.
         reference: the text of its file.
         name: of the file; what is no identifier in it is left out.
-        settings: by dotted name, what the module's attributes were: numbers and words.
+        settings: of `settings_of`, as they were.
+        has_modes: whether those name modes, in which the forward differs.
         folder: under which the operator's is made.
 
     Raises:
         NotOneNest: no loops can be generated for the graph.
     """
+    if any(not argument.is_tensor for argument in graph.arguments):
+        raise NotOneNest("an argument of forward is no tensor\n  expected: tensors alone")
     nest = nest_of(graph)
     op = identifier(name)
     names = _names(nest)
     texts = {
         "op.yaml": _op_yaml(nest, op, names),
         "reference.py": reference,
-        "model_new.py": _model_new(graph, nest, reference, settings),
+        "model_new.py": _model_new(graph, nest, reference, settings, has_modes),
         "nest.cpp.j2": _template(nest, op, names),
     }
     key = content_key(str(FORMAT), *(texts[file] for file in sorted(texts)))[:12]
@@ -68,7 +85,11 @@ def derived(
     for file, text in texts.items():
         write_whole(family / file, text)
     config = root / f"{op}.yaml"
-    write_whole(config, json.dumps({"problem": {"op": op, "templates": ["."]}}, indent=1) + "\n")
+    space = {
+        name: values for name, values in _VALUES.items() if f"  {name}:" in texts["nest.cpp.j2"]
+    }
+    content = {"problem": {"op": op, "templates": ["."]}, "space": space}
+    write_whole(config, json.dumps(content, indent=1) + "\n")
     return Derived(root, op, config)
 
 
@@ -164,7 +185,7 @@ def _template(nest: Nest, op: str, names: Mapping[str, str]) -> str:
         f"title: {passes} sweep{'s' if passes > 1 else ''} over each row while it is in cache, in C++",
         "language: cpp",
         "requires:",
-        "  - {expr: \"device.kind == 'cpu'\", why: \"it is C++ for the CPU\"}",
+        '  - {expr: "device.kind == \'cpu\'", why: "it is C++ for the CPU"}',
         '  - {expr: "32 * width <= device.simd_bits", why: "a vector is no wider than this '
         "machine's registers\"}",
         "parameters:",
@@ -217,90 +238,95 @@ def _template(nest: Nest, op: str, names: Mapping[str, str]) -> str:
 
 
 def _model_new(
-    graph: Graph, nest: Nest, reference: str, settings: Mapping[str, object]
+    graph: Graph, nest: Nest, reference: str, settings: Mapping[str, object], has_modes: bool
 ) -> str:
     inputs = [t.name for t in graph.inputs]
     state = {t.name for t in (*graph.parameters, *graph.buffers)}
     arguments = []
     for tensor, place in nest.arguments:
         source = f"self.{tensor.name}" if tensor.name in state else tensor.name
-        shape = "-1, _COLS" if place == "whole" else "-1"
-        arguments.append(f"{source}.detach().reshape({shape})")
+        flat = "-1, _COLS" if place == "whole" else "-1"
+        arguments.append(f"{source}.detach().reshape({flat})")
     first = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else 0
     results = []
     distinct = list(dict.fromkeys(n for n, _ in nest.outputs))
     for (name, _), given in zip(nest.outputs, graph.outputs, strict=True):
-        shape = list(graph.value(given).shape)
+        shape = graph.value(given).shape
         is_free = bool(shape) and bool(first) and shape[0] == first
-        text = ", ".join(["-1" if is_free else str(shape[0]), *map(str, shape[1:])]) if shape else ""
-        results.append(f"made[{distinct.index(name)}].view({text})")
-    result = results[0] if len(results) == 1 else f"({', '.join(results)},)"
-    lines = [
-        reference.rstrip(),
-        "",
-        "",
-        f"_COLS = {nest.cols}",
-        f"_INPUTS = {[list(t.shape) for t in graph.inputs]!r}",
-        f"_STATE = {_shapes((*graph.parameters, *graph.buffers))!r}",
-        f"_SETTINGS = {dict(settings)!r}",
-        "",
-        "",
-        "def _is_usual(module, inputs):",
-        "    # Whether a call is one that the loops were written for.",
-        "    if torch.is_grad_enabled() and (",
-        "        any(x.requires_grad for x in inputs) or any(p.requires_grad for p in module.parameters())",
-        "    ):",
-        "        return False",
-        "    if torch.is_autocast_enabled('cpu') or torch.overrides.has_torch_function(inputs):",
-        "        return False",
-        "    for x, shape in zip(inputs, _INPUTS):",
-        "        if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:",
-        "            return False",
-        "        if x.device != fused_device or x.dim() != len(shape) or list(x.shape[1:]) != shape[1:]:",
-        "            return False",
-        "        if not len(x) or (x.shape[0] != shape[0] and not _HAS_FREE_ROWS):",
-        "            return False",
-        "        if shape[0] == _INPUTS[0][0] and len(x) != len(inputs[0]):",
-        "            return False",
-        "    state = dict(module.named_parameters()) | dict(module.named_buffers())",
-        "    if {n: list(t.shape) for n, t in state.items()} != _STATE:",
-        "        return False",
-        "    if any(t.dtype != torch.float32 or t.device != fused_device for t in state.values()):",
-        "        return False",
-        "    return _settings(module) == _SETTINGS",
-        "",
-        "",
-        "def _settings(module):",
-        "    # What a forward may read beside tensors: numbers, words, modes; and whether hooks run.",
-        "    found = {}",
-        "    for path, part in module.named_modules():",
-        "        for name, value in vars(part).items():",
-        "            if isinstance(value, (bool, int, float, str)) and name[:1] != '_':",
-        "                found[f'{path}.{name}'] = value",
-        "        if path and (part._forward_hooks or part._forward_pre_hooks):",
-        "            found[f'{path} has hooks'] = True",
-        "    return found",
-        "",
-        "",
-        "class ModelNew(Model):",
-        "    # The reference itself, with its forward in one loop where a call is as usual.",
-        f"    def forward(self, {', '.join(inputs)}):",
-        f"        if not _is_usual(self, ({', '.join(inputs)},)):",
-        f"            return super().forward({', '.join(inputs)})",
-        f"        made = fused_op({', '.join(arguments)})",
-        f"        return {result}",
-        "",
-        "",
-        "def setup_context(ctx, inputs, output):",
-        "    ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))",
-        "",
-        "",
-        "def backward(ctx, *grads):",
-        "    raise RuntimeError('the loops have no backward: calls with gradients take the reference')",
-        "",
-    ]
-    text = "\n".join(lines)
-    return text.replace("_HAS_FREE_ROWS", str(_has_free_rows(graph, nest)))
+        sizes = ["-1" if is_free else str(shape[0]), *map(str, shape[1:])] if shape else []
+        results.append(f"made[{distinct.index(name)}].view({', '.join(sizes)})")
+    return _MODULE.format(
+        reference=reference.rstrip(),
+        cols=nest.cols,
+        inputs=[list(t.shape) for t in graph.inputs],
+        state=_shapes((*graph.parameters, *graph.buffers)),
+        settings=dict(settings),
+        has_modes=has_modes,
+        has_free_rows=_has_free_rows(graph, nest),
+        settings_of=inspect.getsource(settings_of).rstrip(),
+        names=", ".join(inputs),
+        arguments=", ".join(arguments),
+        result=results[0] if len(results) == 1 else f"({', '.join(results)},)",
+    )
+
+
+_MODULE = """\
+{reference}
+
+
+from typing import Any
+
+_DEVICE = "cpu"
+_COLS = {cols}
+_HAS_FREE_ROWS = {has_free_rows}
+_INPUTS = {inputs!r}
+_STATE = {state!r}
+_SETTINGS = {settings!r}
+
+
+{settings_of}
+
+
+def is_usual(module, inputs):
+    # Whether a call is one that the loops were written for.
+    tensors = (*inputs, *module.parameters(), *module.buffers())
+    if not all(isinstance(x, torch.Tensor) for x in tensors):
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return False
+    if torch.is_autocast_enabled(_DEVICE) or torch.overrides.has_torch_function(tensors):
+        return False
+    if any(x.dtype != torch.float32 or x.device.type != _DEVICE for x in tensors):
+        return False
+    for x, shape in zip(inputs, _INPUTS):
+        if list(x.shape[1:]) != shape[1:] or x.dim() != len(shape) or not x.numel():
+            return False
+        if shape and x.shape[0] != shape[0] and not _HAS_FREE_ROWS:
+            return False
+        if shape and shape[0] == _INPUTS[0][0] and len(x) != len(inputs[0]):
+            return False
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    if {{name: list(t.shape) for name, t in state.items()}} != _STATE:
+        return False
+    return settings_of(module, {has_modes}) == _SETTINGS
+
+
+class ModelNew(Model):
+    # The reference itself, with its forward in one loop where a call is as usual.
+    def forward(self, {names}):
+        if not is_usual(self, ({names},)):
+            return super().forward({names})
+        made = fused_op({arguments})
+        return {result}
+
+
+def setup_context(ctx, inputs, output):
+    ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
+
+
+def backward(ctx, *grads):
+    raise RuntimeError("calls that want gradients take the reference")
+"""
 
 
 def _shapes(tensors: Iterable[object]) -> dict[str, list[int]]:
@@ -315,7 +341,8 @@ def _has_free_rows(graph: Graph, nest: Nest) -> bool:
     if nest.row_shape[0] != first:
         return False
     of_inputs = all(
-        place == "whole" or (t.name not in {i.name for i in graph.inputs} and place != "row")
+        place == "whole"
+        or (t.name not in {i.name for i in graph.inputs} and place != "row")
         or nest.row_strides.get(t.name, (0,))[0] == 0
         for t, place in nest.arguments
     )

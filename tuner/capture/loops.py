@@ -29,9 +29,7 @@ def kept_values(nest: Nest) -> list[str]:
             cost[statement.name] = own + sum(before)
         names = [s.name for s in each.statements if s.place == "whole" and s.name in later]
         inner = {o for s in each.statements if s.name in names for o in s.operands}
-        kept += [
-            n for n in names if n not in kept and n not in inner and cost[n] >= KEPT_FLOPS
-        ]
+        kept += [n for n in names if n not in kept and n not in inner and cost[n] >= KEPT_FLOPS]
     return kept
 
 
@@ -73,7 +71,7 @@ class _Writer:
         yield "#pragma omp for schedule(static)"
         yield "    for (int64_t i = 0; i < rows; ++i) {"
         for line in self._row():
-            yield f"      {line}" if line and line[0] not in "{#" or line[:2] == "{ " else line
+            yield f"      {line}" if (line and line[0] not in "{#") or line[:2] == "{ " else line
         yield "    }"
         yield "{% if stream_output %}"
         yield "    streams::finish();"

@@ -224,12 +224,13 @@ class _Builder:
         if node.op == "full" and not isinstance(node.args[0], Ref):
             self.numbers[node.name] = float(node.args[0])
             return
-        operation = OPERATIONS.get(node.op)
+        op, own = _simpler(node)
+        operation = OPERATIONS.get(op)
         if operation is None:
             raise _refusal(node, f"no loop is generated for {node.op} yet")
         if node.dtype not in ("float32", "bool"):
             raise _refusal(node, f"{node.op} gives {node.dtype}, float32 alone is computed")
-        given = [self._operand(a) for a in node.args]
+        given = [self._operand(a) for a in own]
         operands = tuple(given[: operation.arity])
         constants = given[operation.arity :]
         if any(isinstance(constant, str) for constant in constants):
@@ -237,8 +238,8 @@ class _Builder:
         attrs = dict(zip(operation.attributes, constants, strict=False))
         names = [o for o in operands if isinstance(o, str)]
         place = self.place_of(node.name, node.shape, node)
-        self._add(Statement(node.name, node.op, operands, attrs, place), names)
-        self.flops += OPERATIONS[node.op].flop * math.prod(node.shape)
+        self._add(Statement(node.name, op, operands, attrs, place), names)
+        self.flops += operation.flop * math.prod(node.shape)
 
     def _operand(self, operand: Operand) -> str | float | bool:
         if not isinstance(operand, Ref):
@@ -330,6 +331,16 @@ class _Builder:
         return found
 
 
+_POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+
+
+def _simpler(node: Node) -> tuple[str, tuple[Operand, ...]]:
+    """Return an operation and its operands, of a power the one that PyTorch takes for it."""
+    if node.op == "pow" and not isinstance(node.args[1], Ref) and node.args[1] in _POWERS:
+        return _POWERS[node.args[1]], node.args[:1]
+    return node.op, node.args
+
+
 def _name(operand: Operand) -> str:
     assert isinstance(operand, Ref), operand
     return operand.name
@@ -341,8 +352,8 @@ def _fold(op: str) -> Fold:
 
 def _axes(node: Node, ndim: int) -> tuple[int, ...]:
     given = node.attrs.get("axes")
-    axes = range(ndim) if given in (None, (), []) else [int(str(a)) % ndim for a in given]  # type: ignore[attr-defined]
-    return tuple(sorted(axes))
+    axes = given if isinstance(given, list) and given else range(ndim)
+    return tuple(sorted(int(str(axis)) % ndim for axis in axes))
 
 
 def _aligned(shape: tuple[int, ...], space: tuple[int, ...]) -> tuple[int, ...]:

@@ -186,6 +186,7 @@ class Fit:
         Raises:
             TemplateError, ProblemError: it raises, calls it with something else, or never.
         """
+        import torch
 
         def seen(*args: Any, **named: Any) -> Any:
             raise _Seen(args, named)
@@ -194,6 +195,8 @@ class Fit:
         try:
             with self._told("ModelNew.forward", self._inputs(inputs), passing=_Seen):
                 model(*inputs)
+                with torch.no_grad():  # an operator without gradients is called there alone
+                    model(*inputs)
         except _Seen as call:
             args, named = call.args
             return self._matched(args, named, self._place_in(call) or str(self.file))

@@ -2,8 +2,8 @@
 
 One child serves one role at a time, each with the jobs that belong to it:
 
-    any role     describe, warm_up,  the device and the machine; what sizes a problem has
-                 sizes
+    any role     describe, warm_up,  the device and the machine; what sizes a problem has;
+                 sizes, capture      what a module's forward computes
     compiler     import_file         one of our own exports
     screening    prepare, screen,    the user's own candidates, checked and timed in place
                  time_baseline
@@ -34,6 +34,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tuner.capture.capture import capture
+from tuner.capture.settings import settings_of
 from tuner.check import probes
 from tuner.errors import InputError
 from tuner.evaluate.baseline import Baseline
@@ -110,6 +112,19 @@ class _Child:
                 screening.append(fit.sizes(module, model, inputs))
         fit.rehearse(module, model)
         return {"sizes": found, "screening": screening}, ()
+
+    def capture(self, path: str) -> Answer:
+        """Record a module's forward, in the mode in which its file leaves it.
+
+        `has_modes` says that it computes something else in eval mode.
+        """
+        problem = load_problem(Path(path))
+        graph = capture(problem, with_sizes=False)
+        has_modes = graph.key != capture(problem, mode="eval", with_sizes=False).key
+        settings = settings_of(problem.make_model(0), has_modes)
+        return {
+            "graph": json.loads(to_json(graph)), "settings": settings, "has_modes": has_modes,
+        }, ()  # fmt: skip
 
     def import_file(self, file: str) -> Answer:
         """Import one of our own exported files, which compiles it."""

@@ -1,0 +1,57 @@
+"""Any module: from a file with a `Model` to the config of an operator that is derived from it.
+
+The file's code runs in a process of its own. What is derived lies in the cache, by content, and
+is an operator's folder like any: `tune --config` takes it, and an editor.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tuner.capture.derive import Derived, derived
+from tuner.capture.graph import Graph
+from tuner.capture.nest import NotOneNest
+from tuner.errors import InputError
+from tuner.evaluate.contender import QUIET
+from tuner.evaluate.task import explained, new_worker
+from tuner.evaluate.worker import JobFailed
+from tuner.kernel.cache import default_cache_dir
+from tuner.storage import storage_errors
+from tuner.trial import from_json
+
+__all__ = ["derive_operator"]
+
+CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
+
+
+def derive_operator(path: Path) -> Derived:
+    """Capture the forward of a KernelBench-format file; write an operator that computes it.
+
+    Args:
+        path: the file: `class Model`, `get_inputs()`, `get_init_inputs()`; trusted like code.
+
+    Raises:
+        InputError: the file cannot be used, its forward cannot be captured, or no kernel is
+            generated for what it computes yet.
+        StorageError: the cache cannot be written.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+    with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
+        try:
+            found = worker.call("capture", {"path": str(path.resolve())}, timeout_s=CAPTURE_S).data
+        except JobFailed as failure:
+            raise explained(failure) from failure
+    graph = from_json(Graph, json.dumps(found["graph"]))
+    folder = default_cache_dir().parent / "modules"
+    try:
+        with storage_errors(folder):
+            return derived(
+                graph, path.read_text(), path.stem, found["settings"], found["has_modes"], folder
+            )
+    except NotOneNest as error:
+        raise InputError(
+            f"{path}: {error}\n"
+            "  next: write the operator by hand (docs/architecture.md), or tune a part of it"
+        ) from error
