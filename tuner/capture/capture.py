@@ -89,6 +89,8 @@ class _Reader:
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self.refuse(node)
+                if _is_assertion(node):
+                    continue
                 values[node.name] = self.lower(low, node, values)
             elif node.op not in ("placeholder", "output"):
                 raise self.error(
@@ -136,7 +138,8 @@ class _Reader:
             kind, placeholder = spec.kind.name, spec.arg.name
             if kind == "USER_INPUT":
                 name, value = next(user)
-                self.add_argument(state, placeholder, name, value, taken)
+                form = vals[placeholder]
+                self.add_argument(state, placeholder, name, value, form, taken)
                 continue
             where = {"PARAMETER": "parameters", "BUFFER": "buffers"}.get(kind, "constants")
             if kind not in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
@@ -162,24 +165,31 @@ class _Reader:
         return state
 
     def add_argument(
-        self, state: _State, placeholder: str, name: str, value: Any, taken: set[str]
+        self,
+        state: _State,
+        placeholder: str,
+        name: str,
+        value: Any,
+        form: Any,
+        taken: set[str],
     ) -> None:
         import torch
 
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(form, torch.Tensor):
             state.arguments.append(Argument(name, False, value, is_fixed=True))
             state.names[placeholder] = value
             return
         while name in taken:  # a parameter of the module has the name already
             name += "_"
-        state.arguments.append(Argument(name, True))
-        state.tensors["inputs"].append(_tensor(name, value))
+        is_tensor = isinstance(value, torch.Tensor)
+        state.arguments.append(Argument(name, is_tensor, None if is_tensor else value))
+        state.tensors["inputs"].append(_tensor(name, form))
         state.names[placeholder] = Ref(name)
 
     def constant(self, tensor: Tensor) -> Tensor:
         from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-        value = self.program.constants.get(tensor.name)
+        value = self.found.held.get(tensor.name, self.program.constants.get(tensor.name))
         if isinstance(value, FakeTensor):
             value = value.constant
         num_elements = 1
@@ -319,6 +329,13 @@ class _Reader:
                 "tensors of fixed sizes",
                 "compute with tensors of fixed sizes",
             )
+        if any(isinstance(size, torch.SymInt) for size in first.shape):
+            raise self.error(
+                node,
+                "Model.forward makes a tensor whose size depends on values; expected the same "
+                "shapes for all values",
+                "compute with a mask of fixed size, for example by torch.where",
+            )
         low.move_to(first.shape, dtype_name(first.dtype), self.line_of(node))
         schema = node.target._schema.arguments
         given = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
@@ -362,6 +379,11 @@ def _is_random(node: Any) -> bool:
     if node.target._opname in ("native_dropout", "dropout"):
         return bool(given["p"] and given["train"])
     return True
+
+
+def _is_assertion(node: Any) -> bool:
+    """Whether an operator returns nothing: PyTorch's notes on dtypes that it relied on."""
+    return node.target is not operator.getitem and not node.target._schema.returns
 
 
 def _is_view(node: Any) -> bool:
