@@ -175,7 +175,7 @@ def _given_numbers() -> Iterator[dict[int, torch.Tensor]]:
     known: dict[int, torch.Tensor] = {}
     made: list[torch.Tensor] = []  # alive, so that no other tensor gets the id
 
-    class Keeping(TorchFunctionMode):
+    class Keeping(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
