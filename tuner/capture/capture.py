@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.capture.calls import is_assertion, is_flat, is_random, is_view
 from tuner.capture.graph import MAX_CONSTANT, Argument, Graph, Node, Operand, Ref, Tensor
 from tuner.capture.lowering import Lowering, dtype_name, plain
 from tuner.capture.rules import lowered
@@ -89,6 +90,8 @@ class _Reader:
         for node in self.program.graph.nodes:
             if node.op == "call_function":
                 self.refuse(node)
+                if is_assertion(node):
+                    continue
                 values[node.name] = self.lower(low, node, values)
             elif node.op not in ("placeholder", "output"):
                 raise self.error(
@@ -136,7 +139,8 @@ class _Reader:
             kind, placeholder = spec.kind.name, spec.arg.name
             if kind == "USER_INPUT":
                 name, value = next(user)
-                self.add_argument(state, placeholder, name, value, taken)
+                form = vals[placeholder]
+                self.add_argument(state, placeholder, name, value, form, taken)
                 continue
             where = {"PARAMETER": "parameters", "BUFFER": "buffers"}.get(kind, "constants")
             if kind not in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
@@ -162,24 +166,31 @@ class _Reader:
         return state
 
     def add_argument(
-        self, state: _State, placeholder: str, name: str, value: Any, taken: set[str]
+        self,
+        state: _State,
+        placeholder: str,
+        name: str,
+        value: Any,
+        form: Any,
+        taken: set[str],
     ) -> None:
         import torch
 
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(form, torch.Tensor):
             state.arguments.append(Argument(name, False, value, is_fixed=True))
             state.names[placeholder] = value
             return
         while name in taken:  # a parameter of the module has the name already
             name += "_"
-        state.arguments.append(Argument(name, True))
-        state.tensors["inputs"].append(_tensor(name, value))
+        is_tensor = isinstance(value, torch.Tensor)
+        state.arguments.append(Argument(name, is_tensor, None if is_tensor else value))
+        state.tensors["inputs"].append(_tensor(name, form))
         state.names[placeholder] = Ref(name)
 
     def constant(self, tensor: Tensor) -> Tensor:
         from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-        value = self.program.constants.get(tensor.name)
+        value = self.found.held.get(tensor.name, self.program.constants.get(tensor.name))
         if isinstance(value, FakeTensor):
             value = value.constant
         num_elements = 1
@@ -217,7 +228,7 @@ class _Reader:
                     f"write to a copy: {spec.target} = {spec.target}.clone()",
                 )
         spec = self.program.call_spec.out_spec
-        if spec is not None and not _is_flat(spec):
+        if spec is not None and not is_flat(spec):
             raise self.error(
                 None,
                 "Model.forward returns a nested or named structure; expected a tensor, or a "
@@ -285,7 +296,7 @@ class _Reader:
                 "all values",
                 "keep it as a tensor, without .item() and .tolist()",
             )
-        if not _is_random(node):
+        if not is_random(node):
             return
         is_dropout = "dropout" in name or "bernoulli" in name or "attention" in name
         advice = "capture it with --mode eval" if self.found.is_training and is_dropout else ""
@@ -319,6 +330,13 @@ class _Reader:
                 "tensors of fixed sizes",
                 "compute with tensors of fixed sizes",
             )
+        if any(isinstance(size, torch.SymInt) for size in first.shape):
+            raise self.error(
+                node,
+                "Model.forward makes a tensor whose size depends on values; expected the same "
+                "shapes for all values",
+                "compute with a mask of fixed size, for example by torch.where",
+            )
         low.move_to(first.shape, dtype_name(first.dtype), self.line_of(node))
         schema = node.target._schema.arguments
         given = dict(zip((a.name for a in schema), node.args, strict=False)) | dict(node.kwargs)
@@ -328,7 +346,7 @@ class _Reader:
         name, overload = node.target._opname, node.target._overloadname
         if name in ("native_dropout", "dropout"):
             return (arguments["input"], None)  # with p = 0: `refuse` has seen to it
-        if name == "as_strided" and _is_view(node):
+        if name == "as_strided" and is_view(node):
             name = "view"
         return lowered(low, name, overload, arguments)
 
@@ -345,39 +363,6 @@ class _Reader:
 
 def _tensor(name: str, value: torch.Tensor) -> Tensor:
     return Tensor(name, tuple(int(n) for n in value.shape), dtype_name(value.dtype))
-
-
-def _is_random(node: Any) -> bool:
-    """Whether an operator draws numbers: by PyTorch's tag, but not with a probability of 0."""
-    import torch
-
-    if torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    names = [a.name for a in node.target._schema.arguments]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    if "dropout_p" in names:
-        return bool(given.get("dropout_p", 0.0))
-    if "train" in names and "dropout" in given and "hx" in names:  # recurrent layers
-        return bool(given["dropout"] and given["train"])
-    if node.target._opname in ("native_dropout", "dropout"):
-        return bool(given["p"] and given["train"])
-    return True
-
-
-def _is_view(node: Any) -> bool:
-    """Whether as_strided gives the same elements in the same order, all of them."""
-    before, after = node.args[0].meta["val"], node.meta["val"]
-    is_whole = before.numel() == after.numel() and not after.storage_offset()
-    return bool(is_whole and before.is_contiguous() and after.is_contiguous())
-
-
-def _is_flat(spec: Any) -> bool:
-    """Whether PyTorch's description of a returned value is a tensor, or one list of tensors."""
-    children = list(spec.children() if hasattr(spec, "children") else spec.children_specs)
-    if not children:
-        return True
-    is_list = spec.type in (tuple, list)
-    return is_list and all(child.num_nodes == 1 for child in children)
 
 
 def _live(nodes: list[Node], wanted: set[str]) -> tuple[Node, ...]:

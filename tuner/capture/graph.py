@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
-from typing import TypeVar
+from math import isfinite, prod
+from typing import Annotated, TypeVar
 
-from pydantic import ConfigDict, JsonValue
+from pydantic import JsonValue, PlainSerializer
 
 from tuner.capture.vocabulary import Kind, kind_of
 from tuner.trial import content_key
@@ -22,10 +22,16 @@ __all__ = ["MAX_CONSTANT", "Argument", "Graph", "Node", "Operand", "Ref", "Tenso
 
 MAX_CONSTANT = 64  # elements up to which a graph holds the values of a constant
 
-# Infinity and NaN survive as words: `masked_fill` with -inf is common.
-_NUMBERS = ConfigDict(ser_json_inf_nan="strings")
 # PyTorch's dtypes whose name does not end in their number of bits.
 _BYTES = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+
+
+def _as_json(number: float) -> float | str:
+    """Return infinity and NaN as words: `masked_fill` with -inf is common."""
+    return number if isfinite(number) else str(number)
+
+
+_Float = Annotated[float, PlainSerializer(_as_json, when_used="json")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +62,9 @@ class Argument:
     an input of shape () as well, and nodes refer to it by name.
     """
 
-    __pydantic_config__ = _NUMBERS
-
     name: str
     is_tensor: bool
-    value: bool | int | float | str | None = None
+    value: bool | int | _Float | str | None = None
     is_fixed: bool = False
 
 
@@ -71,7 +75,7 @@ class Ref:
     name: str
 
 
-Operand = Ref | bool | int | float
+Operand = Ref | bool | int | _Float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,6 @@ class Node:
     `shape` (elements) and `dtype` are the result's, and `line` is where the user's file asks for
     it: 0 where that is not known.
     """
-
-    __pydantic_config__ = _NUMBERS
 
     name: str
     op: str
@@ -201,7 +203,7 @@ class Graph:
                 yield line
         yield ["outputs", *(numbers[name] for name in self.outputs)]
         pairs = sorted((numbers[b], numbers[name]) for b, name in self.buffer_updates.items())
-        yield ["updates", *(list(pair) for pair in pairs)]
+        yield ["updates", *(f"{buffer} {value}" for buffer, value in pairs)]
 
 
 def _updates_in_order(graph: Graph) -> list[str]:

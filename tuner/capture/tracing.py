@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
+import re
 import sys
 import traceback
 import warnings
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tuner.capture.graph import MAX_CONSTANT
 from tuner.errors import CaptureError
 from tuner.problem.reference import Problem
 
@@ -55,14 +57,15 @@ class Traced:
     """What was recorded: PyTorch's program, and what only the module knows.
 
     `names` are forward's arguments in order, `values` what `get_inputs` gave for them (tensors
-    are fake), `state` the module's parameters and buffers by all of their names. `sizes` is
-    `Graph.sizes`.
+    are fake), `state` the module's parameters and buffers by all of their names, `held` the other
+    tensors that it has as attributes. `sizes` is `Graph.sizes`.
     """
 
     program: torch.export.ExportedProgram
     names: tuple[str, ...]
     values: tuple[Any, ...]
     state: Mapping[str, torch.Tensor]
+    held: Mapping[str, torch.Tensor]
     is_training: bool
     sizes: dict[str, str] | None
     note: str = ""
@@ -86,11 +89,12 @@ def traced(problem: Problem, mode: Mode, *, with_sizes: bool) -> Traced:
         warnings.simplefilter("ignore")
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(0)
-        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
         with fake:
             with _explained(problem, "get_init_inputs()"):
                 init = problem.module.get_init_inputs()
-            with _explained(problem, "Model(*get_init_inputs())"):
+            with _explained(problem, "Model(*get_init_inputs())"), _given_numbers() as known:
                 model = problem.module.Model(*init)
             with _explained(problem, "get_inputs()"):
                 given = problem.module.get_inputs()
@@ -110,14 +114,83 @@ def traced(problem: Problem, mode: Mode, *, with_sizes: bool) -> Traced:
         )
         is_training = model.training
         with _explained(problem, "Model.forward"), torch.no_grad():
-            recorded = torch.export.export(model, values, strict=False)
-            program = recorded.run_decompositions(_decompositions())
+            program = _recorded(model, values)
+            if any(type(x) is float for x in values):
+                program = _with_free_numbers(model, values, program)
         sizes, note = _sizes_of(model, names, values) if with_sizes else (None, "")
         state = {
             **dict(model.named_parameters(remove_duplicate=False)),
             **dict(model.named_buffers(remove_duplicate=False)),
         }
-    return Traced(program, names, values, state, is_training, sizes, note)
+        held = {
+            f"{prefix}.{name}" if prefix else name: known.get(id(value), value)
+            for prefix, module in model.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+        }
+    return Traced(program, names, values, state, held, is_training, sizes, note)
+
+
+def _recorded(model: torch.nn.Module, values: tuple[Any, ...]) -> torch.export.ExportedProgram:
+    import torch
+
+    program = torch.export.export(model, values, strict=False)
+    return program.run_decompositions(_decompositions())
+
+
+def _with_free_numbers(
+    model: torch.nn.Module, values: tuple[Any, ...], fixed: torch.export.ExportedProgram
+) -> torch.export.ExportedProgram:
+    """Record once more with floats as tensors of shape (), so that they stay arguments.
+
+    Return `fixed` where that is not the same computation: an operator wants a number, forward
+    branches on it, or the dtypes differ.
+    """
+    import torch
+
+    def steps(program: Any) -> list[Any]:
+        nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+        return [
+            (getattr(node.target, "_opname", str(node.target)), value.shape, value.dtype)
+            if isinstance(value := node.meta.get("val"), torch.Tensor)
+            else str(node.target)
+            for node in nodes
+        ]
+
+    free = tuple(torch.tensor(x, dtype=torch.float64) if type(x) is float else x for x in values)
+    try:
+        program = _recorded(model, free)
+    except Exception:
+        return fixed
+    return program if steps(program) == steps(fixed) else fixed
+
+
+@contextlib.contextmanager
+def _given_numbers() -> Iterator[dict[int, torch.Tensor]]:
+    """Keep the numbers of tensors that code makes by torch.tensor([...]), by the tensor's id."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.overrides import TorchFunctionMode
+
+    known: dict[int, torch.Tensor] = {}
+    made: list[torch.Tensor] = []  # alive, so that no other tensor gets the id
+
+    class Keeping(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.tensor and result.numel() <= MAX_CONSTANT:
+                with unset_fake_temporarily():
+                    known[id(result)] = func(*args, **(kwargs or {}))
+                made.append(result)
+            return result
+
+    with Keeping():
+        yield known
+    for tensor in made:
+        if tensor._version:
+            del known[id(tensor)]  # written to since
 
 
 def _decompositions() -> dict[Any, Any]:
@@ -197,7 +270,7 @@ def _sizes_of(
         if size.node.expr.is_Symbol:
             first.setdefault(size.node.expr, axis_name)
     return {
-        axis_name: "".join(_in_axes(size.node.expr, first))
+        axis_name: _in_axes(size.node.expr, first)
         for axis_name, size in axes
         if size.node.expr.free_symbols and size.node.expr.free_symbols <= set(first)
     }, ""
@@ -205,10 +278,8 @@ def _sizes_of(
 
 def _in_axes(expression: Any, first: Mapping[Any, str]) -> str:
     """Write an expression of PyTorch's symbols with the axes that set them."""
-    import sympy
-
-    named = {symbol: sympy.Symbol(name) for symbol, name in first.items()}
-    return str(expression.xreplace(named))
+    named = {str(symbol): name for symbol, name in first.items()}
+    return re.sub(r"[A-Za-z_]\w*", lambda word: named.get(word[0], word[0]), str(expression))
 
 
 # ---- why it cannot be -----------------------------------------------------------------------
@@ -260,6 +331,11 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
         return (
             f"{what} {what_for}{text and f': {text}'}; expected the same operations for all "
             f"values\n  next: {then}"
+        )
+    if "fake mode" in words and "match mode" in words:
+        return (
+            f"{what} keeps a tensor in the module from one call to the next; expected a buffer\n"
+            "  next: register it by self.register_buffer, and write to it in place"
         )
     if kinds & {"UnsupportedOperatorException", "UnsupportedFakeTensorException"}:
         return (
