@@ -82,6 +82,11 @@ MATH_INLINE Floats erf(Floats x) {
 
 MATH_INLINE Floats gelu(Floats x) {  // x P(X < x)
   const Floats size = abs(x);
+  const Floats z = x * x;
+  // (P(X < x) - 1/2) / x by x^2, for |x| <= 1: 2^-24.8 of it. Here `tail` loses three bits.
+  const Floats p = polynomial(z, 3.989422917e-01f, -6.649035960e-02f, 9.973322973e-03f,
+                              -1.186329988e-03f, 1.134863705e-04f, -7.654207366e-06f);
+  const Floats near = x * (0.5f + x * p);
   const Floats a = where(size > 20.0f, splat(20.0f), size);  // e^-200 counts as 0 in `exp_times`
   // a^2 = high^2 + (a - high) (a + high), of which the first is exact: e^(-a^2 / 2) needs both.
   const Floats high = of_bits(bits_of(a) & 0xfffff000u);
@@ -91,7 +96,8 @@ MATH_INLINE Floats gelu(Floats x) {  // x P(X < x)
   const Floats weight = tail(a) * correction;
   const Floats power = -0.5f * (high * high);
   const Floats above = x * (1.0f - exp(power) * weight);
-  return where(x < 0.0f, exp_times(power, x * weight), above);
+  const Floats far = where(x < 0.0f, exp_times(power, x * weight), above);
+  return where(size < 1.0f, near, far);
 }
 
 MATH_INLINE Floats gelu_tanh(Floats x) {  // x sigmoid(2 u), which is x (1 + tanh(u)) / 2

@@ -138,7 +138,7 @@ OPERATIONS: dict[str, Operation] = {
         "gelu",
         "({0} * normcdff({0}))",
         "({0} * 0.5 * (1.0 + libdevice.erf({0} * 0.7071067811865476)))",
-        75,
+        92,
         8.0,
     ),
     "gelu_tanh": _function(
