@@ -19,6 +19,22 @@ from typing import Annotated
 import typer
 
 from tuner.errors import InputError, NothingCorrectError, TunerError
+from tuner.options import (
+    AccuracyOption,
+    ConfigOption,
+    DeviceOption,
+    EffortOption,
+    JsonOption,
+    ModuleOption,
+    ResumeOption,
+    RunArgument,
+    RunsDirOption,
+    SamplerOption,
+    SeedOption,
+    TimeOption,
+    TimeoutOption,
+    TrialsOption,
+)
 from tuner.terminal import (
     INTERRUPTED,
     Interrupted,
@@ -50,34 +66,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="What to tune: a YAML file.")
-]
-ModuleOption = Annotated[
-    Path | None,
-    typer.Option("--module", help="A file with a Model; `tune my_module.py` is short for it."),
-]
-ResumeOption = Annotated[
-    Path | None, typer.Option("--resume", help="Go on with this run where it stopped.")
-]
-TrialsOption = Annotated[str | None, typer.Option(help="At most this many trials.")]
-TimeoutOption = Annotated[str | None, typer.Option(help="Search for at most this long, e.g. 10m.")]
-SeedOption = Annotated[str | None, typer.Option(help="Seed of the sampler and the probes.")]
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-AccuracyOption = Annotated[
-    str | None, typer.Option(help="float32, tf32 or RTOL,ATOL such as 1e-4,1e-4.")
-]
-SamplerOption = Annotated[str | None, typer.Option(help="surrogate, tpe, random or grid.")]
-TimeOption = Annotated[
-    str | None, typer.Option(help="For everything, until the verified file, e.g. 5m.")
-]
-EffortOption = Annotated[str | None, typer.Option(help="quick, normal or thorough.")]
-RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")
-]
-RunArgument = Annotated[Path, typer.Argument(help="A run folder, such as runs/20260101-...")]
 
 
 @app.callback(invoke_without_command=True)
@@ -114,9 +102,7 @@ def tune(
     if context.invoked_subcommand is not None:
         return
     if sum(given is not None for given in (config, module, resume)) != 1:
-        raise InputError(
-            "expected one of FILE.py, --config X.yaml and --resume RUN\n  next: tune --help"
-        )
+        raise InputError("expected one of FILE.py, --config X.yaml, --resume RUN; see --help")
     if dry_run and resume is not None:
         raise InputError("--dry-run goes with --config, not with --resume\n  next: tune --help")
     from tuner import tuning
@@ -134,7 +120,7 @@ def tune(
     }
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     if module is not None:
-        from tuner.modules import derive_operator
+        from tuner.deriving import derive_operator
 
         config = derive_operator(module).config
     if config is not None:

@@ -70,7 +70,7 @@ def derived(
     if any(not argument.is_tensor for argument in graph.arguments):
         raise NotOneNest("an argument of forward is no tensor\n  expected: tensors alone")
     nest = nest_of(graph)
-    op = identifier(name)
+    op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
     names = _names(nest)
     texts = {
         "op.yaml": _op_yaml(nest, op, names),
@@ -182,7 +182,7 @@ def _template(nest: Nest, op: str, names: Mapping[str, str]) -> str:
     passes = len(nest.passes)
     head = [
         "---",
-        f"title: {passes} sweep{'s' if passes > 1 else ''} over each row while it is in cache, in C++",
+        f"title: Sweeps over each row while it is in cache ({passes}), in C++",
         "language: cpp",
         "requires:",
         '  - {expr: "device.kind == \'cpu\'", why: "it is C++ for the CPU"}',

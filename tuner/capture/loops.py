@@ -65,8 +65,9 @@ class _Writer:
         if self.kept:
             yield "{% if keep %}"
             for name in self.kept:
-                yield f"    std::vector<float> {self.names[name]}_memory(cols + simd::kWidth);"
-                yield f"    float* const {self.names[name]}_kept = {self.names[name]}_memory.data();"
+                own = self.names[name]
+                yield f"    std::vector<float> {own}_memory(cols + simd::kWidth);"
+                yield f"    float* const {own}_kept = {own}_memory.data();"
             yield "{% endif %}"
         yield "#pragma omp for schedule(static)"
         yield "    for (int64_t i = 0; i < rows; ++i) {"

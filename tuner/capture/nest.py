@@ -21,7 +21,7 @@ from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.operations import OPERATIONS
 from tuner.errors import InputError
 
-__all__ = ["Nest", "NotOneNest", "Place", "Reduction", "Statement", "nest_of"]
+__all__ = ["Nest", "NotOneNest", "Pass", "Place", "Reduction", "Statement", "nest_of"]
 
 Place = Literal["whole", "row", "column", "one"]
 Fold = Literal["sum", "amax", "amin"]
@@ -111,6 +111,7 @@ def _refusal(node: Node | None, what: str, next_step: str = "") -> NotOneNest:
 class _Builder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.users = graph.users()
         self.alias: dict[str, str] = {}
         self.numbers: dict[str, float] = {}  # what is one number everywhere
         self.places: dict[str, Place] = {}
@@ -146,13 +147,30 @@ class _Builder:
         self, shape: tuple[int, ...]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Split so that in the columns every tensor is whole or has one value."""
-        shapes = [t.shape for t in self.graph.given] + [n.shape for n in self.graph.nodes]
-        for at in range(len(shape)):
+        shapes = [s for t in self.graph.given for s in self._shapes_of(t.name, t.shape)]
+        shapes += [n.shape for n in self.graph.nodes if n.op not in _SAME_ORDER]
+        # Rows where there are any: another number of them is the same loop.
+        for at in [*range(1, len(shape)), 0]:
             size = math.prod(shape[at:])
             ends = [_aligned(other, shape)[at:] for other in shapes]
             if all(math.prod(end) in (1, size) for end in ends):
                 return shape[:at], shape[at:]
         return shape[:-1], shape[-1:]
+
+    def _shapes_of(self, name: str, shape: tuple[int, ...]) -> set[tuple[int, ...]]:
+        """Return the shapes in which a value takes part, through views of it.
+
+        What is expanded takes part in the shape that it had before.
+        """
+        found: set[tuple[int, ...]] = set()
+        for node in self.users[name]:
+            if node.op == "view":
+                found |= self._shapes_of(node.name, node.shape)
+            elif node.op == "expand":
+                found |= self._shapes_of(node.name, shape)
+            else:
+                found.add(shape)
+        return found or {shape}
 
     def place_of(self, name: str, shape: tuple[int, ...], node: Node | None) -> Place:
         """Return how a value lies in the space; note the strides of one for each row."""
@@ -189,7 +207,10 @@ class _Builder:
                 raise _refusal(None, f"the constant {tensor.name} has several values")
             if tensor.dtype != "float32":
                 raise _refusal(None, f"{tensor.name} is {tensor.dtype}, float32 alone is read")
-            place = self.place_of(tensor.name, tensor.shape, None)
+            shapes = sorted(self._shapes_of(tensor.name, tensor.shape))
+            if len({self.place_of(tensor.name, shape, None) for shape in shapes}) > 1:
+                raise _refusal(None, f"{tensor.name} is used in several shapes")
+            place = self.place_of(tensor.name, shapes[0], None)
             self.places[tensor.name], self.levels[tensor.name] = place, 0
             arguments.append((tensor, place))
         for node in self.graph.nodes:

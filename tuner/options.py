@@ -1,0 +1,53 @@
+"""The options of `tune`, as its commands share them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "AccuracyOption",
+    "ConfigOption",
+    "DeviceOption",
+    "EffortOption",
+    "JsonOption",
+    "ModuleOption",
+    "ResumeOption",
+    "RunArgument",
+    "RunsDirOption",
+    "SamplerOption",
+    "SeedOption",
+    "TimeOption",
+    "TimeoutOption",
+    "TrialsOption",
+]
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", help="What to tune: a YAML file.")
+]
+ModuleOption = Annotated[
+    Path | None,
+    typer.Option("--module", help="A file with a Model; `tune my_module.py` is short for it."),
+]
+ResumeOption = Annotated[
+    Path | None, typer.Option("--resume", help="Go on with this run where it stopped.")
+]
+TrialsOption = Annotated[str | None, typer.Option(help="At most this many trials.")]
+TimeoutOption = Annotated[str | None, typer.Option(help="Search for at most this long, e.g. 10m.")]
+SeedOption = Annotated[str | None, typer.Option(help="Seed of the sampler and the probes.")]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+AccuracyOption = Annotated[
+    str | None, typer.Option(help="float32, tf32 or RTOL,ATOL such as 1e-4,1e-4.")
+]
+SamplerOption = Annotated[str | None, typer.Option(help="surrogate, tpe, random or grid.")]
+TimeOption = Annotated[
+    str | None, typer.Option(help="For everything, until the verified file, e.g. 5m.")
+]
+EffortOption = Annotated[str | None, typer.Option(help="quick, normal or thorough.")]
+RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")
+]
+RunArgument = Annotated[Path, typer.Argument(help="A run folder, such as runs/20260101-...")]
