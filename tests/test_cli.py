@@ -192,11 +192,15 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
         2,
         ["c.yaml:1: the file is empty", "expected: problem"],
     ),
-    "neither config nor run": (lambda d: ["--dry-run"], 2, ["expected either --config X.yaml or"]),
+    "neither config nor run": (
+        lambda d: ["--dry-run"],
+        2,
+        ["expected one of FILE.py, --config X.yaml"],
+    ),
     "both config and run": (
         lambda d: [*d.config("c"), "--resume", d.path],
         2,
-        ["expected either --config X.yaml or --resume RUN"],
+        ["expected one of FILE.py, --config X.yaml, --resume RUN"],
     ),
     "a dry run of a run": (
         lambda d: ["--resume", d.path, "--dry-run"],
@@ -470,7 +474,7 @@ def test_the_installed_script_is_the_same_program(tmp_path):
     if not script.exists():
         pytest.skip("the package is not installed: no script beside the interpreter")
     done = subprocess.run([script, "--dry-run"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2 and "expected either --config" in done.stderr
+    assert done.returncode == 2 and "expected one of FILE.py, --config" in done.stderr
 
 
 def test_the_doctor_tells_what_there_is_and_what_to_install(tmp_path):
