@@ -2,8 +2,6 @@
 // cpu_simd.hpp and cpu_math.hpp before it.
 namespace rows_of {
 
-static inline simd::Floats all(float value) { return simd::Floats{} + value; }
-
 // With kPart the first n elements, and zeros behind them.
 template <bool kPart>
 static inline simd::Floats load(const float* from, int n) {
@@ -41,27 +39,23 @@ template <int kCount>
 static inline void flush(simd::Floats (&parts)[kCount], double* total) {
   simd::Floats sum = parts[0];
   for (int u = 1; u < kCount; ++u) sum += parts[u];
-  for (int k = 0; k < simd::kWidth; ++k) *total += sum[k];
+  *total += math::wide_sum_of(sum);
   for (int u = 0; u < kCount; ++u) parts[u] = simd::Floats{};
 }
 
 // NaN where one of them is NaN.
 template <int kCount>
 static inline float amax(const simd::Floats (&parts)[kCount]) {
-  float result = parts[0][0];
-  for (int u = 0; u < kCount; ++u)
-    for (int k = 0; k < simd::kWidth; ++k)
-      result = parts[u][k] > result || parts[u][k] != parts[u][k] ? parts[u][k] : result;
-  return result;
+  simd::Floats most = parts[0];
+  for (int u = 1; u < kCount; ++u) most = math::maximum(most, parts[u]);
+  return math::max_of(most);
 }
 
 template <int kCount>
 static inline float amin(const simd::Floats (&parts)[kCount]) {
-  float result = parts[0][0];
-  for (int u = 0; u < kCount; ++u)
-    for (int k = 0; k < simd::kWidth; ++k)
-      result = parts[u][k] < result || parts[u][k] != parts[u][k] ? parts[u][k] : result;
-  return result;
+  simd::Floats least = parts[0];
+  for (int u = 1; u < kCount; ++u) least = math::minimum(least, parts[u]);
+  return math::min_of(least);
 }
 
 }  // namespace rows_of

@@ -88,7 +88,7 @@ class _Writer:
                 yield f"const float* const {name}_row = {name}_all + i * cols;"
             elif place in ("row", "one"):
                 at = self._row_index(tensor.name) if place == "row" else "0"
-                yield f"const simd::Floats {name} = rows_of::all({name}_all[{at}]);"
+                yield f"const simd::Floats {name} = math::splat({name}_all[{at}]);"
         whole = [n for n, place in dict.fromkeys(self.nest.outputs) if place == "whole"]
         for name in whole:
             out = self.names[name]
@@ -124,7 +124,7 @@ class _Writer:
             yield f"simd::Floats {self.names[reduction.name]};"
         yield "{  // " + self._about(each)
         for reduction in each.reductions:
-            start = f"rows_of::all({_START[reduction.fold]})"
+            start = f"math::splat({_START[reduction.fold]})"
             name = self.names[reduction.name]
             yield f"  simd::Floats {name}_part[kUnroll];"
             yield f"  for (int u = 0; u < kUnroll; ++u) {name}_part[u] = {start};"
@@ -199,8 +199,8 @@ class _Writer:
     def _folded(self, reduction: Reduction) -> str:
         name = self.names[reduction.name]
         if reduction.fold == "sum":
-            return f"{name} = rows_of::all(static_cast<float>({name}_total));"
-        return f"{name} = rows_of::all(rows_of::{reduction.fold}({name}_part));"
+            return f"{name} = math::splat(static_cast<float>({name}_total));"
+        return f"{name} = math::splat(rows_of::{reduction.fold}({name}_part));"
 
     def _statement(self, statement: Statement) -> str:
         takes = OPERATIONS[statement.op].takes
