@@ -75,7 +75,7 @@ def test_the_modules_end_between_two_probes_is_named(task, monkeypatch):
 
 def test_garbage_for_an_answer_is_named_as_the_answers_fault(task, tmp_path):
     path = tmp_path / "garbage.py"
-    garbled = "\nimport tuner.check.crossing as c\nc.pack = lambda record, tensors: ('[]', [])\n"
+    garbled = "\nimport tuner.check.crossing as c\nc.pack = lambda *_, **__: ('[]', [])\n"
     path.write_text(MODULE.read_text() + garbled)
     with Verifier(task, seed=3) as verifier:
         check = verifier.check(Contender.of_file(path, is_deterministic=True))

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from tuner.check import lending
 from tuner.trial import from_json, to_json
 
 if TYPE_CHECKING:
@@ -162,9 +163,13 @@ R = TypeVar("R")
 
 
 def pack(
-    record: Script | Report, tensors: Mapping[str, torch.Tensor]
+    record: Script | Report, tensors: Mapping[str, torch.Tensor], *, lends: bool = False
 ) -> tuple[str, list[bytes | memoryview]]:
-    """Return a record and its tensors as JSON and raw bytes, one blob a tensor."""
+    """Return a record and its tensors as JSON and raw bytes, one blob a tensor.
+
+    With `lends` large tensors of a GPU stay there, to be copied by whoever unpacks; they must be
+    kept as they are until then.
+    """
     import torch
 
     heads: list[dict[str, Any]] = []
@@ -172,6 +177,10 @@ def pack(
     for name, tensor in tensors.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
         heads.append({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
+        if lends and lending.is_worth_it(tensor) and (loan := lending.lent(tensor.detach())):
+            heads[-1]["loan"] = loan
+            blobs.append(b"")
+            continue
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
         # Not a copy: the memory stays the tensor's, which must not change until it is sent.
         blobs.append(memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else b"")
@@ -196,7 +205,7 @@ def unpack(
         if len(heads) != len(blobs):
             raise ValueError(f"{len(heads)} tensors announced, {len(blobs)} received")
         tensors = {
-            str(head["name"]): _tensor(head, blob).to(device)
+            str(head["name"]): _tensor(head, blob, device).to(device)
             for head, blob in zip(heads, blobs, strict=True)
         }
     except (KeyError, TypeError, RuntimeError) as error:
@@ -210,7 +219,9 @@ _DTYPES = {
 }
 
 
-def _tensor(head: Mapping[str, Any], blob: bytes | bytearray | memoryview) -> torch.Tensor:
+def _tensor(
+    head: Mapping[str, Any], blob: bytes | bytearray | memoryview, device: str | torch.device
+) -> torch.Tensor:
     import torch
 
     if head["dtype"] not in _DTYPES:
@@ -218,6 +229,8 @@ def _tensor(head: Mapping[str, Any], blob: bytes | bytearray | memoryview) -> to
     dtype: torch.dtype = getattr(torch, head["dtype"])
     shape = [int(size) for size in head["shape"]]
     num_bytes = math.prod(shape) * dtype.itemsize
+    if "loan" in head and min(shape, default=0) >= 0:
+        return lending.copied(head["loan"], num_bytes, device).view(dtype).reshape(shape)
     if min(shape, default=0) < 0 or num_bytes != len(blob):
         raise ValueError(f"{head['name']}: {len(blob)} bytes for {head['dtype']}{shape}")
     if not blob:

@@ -45,7 +45,7 @@ def weighted_model(
         tensors |= {f"other.{n}": t.detach() for n, t in other.state_dict().items()}
     if probe.has_options:  # what is made otherwise may have other weights
         options = _options_of(problem, probe.has_options, models)
-        model = problem.make_model(_own_seed(probe), device, options)
+        model = problem.make_model(_own_seed(probe), device, options, is_quick=True)
         problem.randomise(model, probe.seed_weights)
         tensors = {f"state.{n}": t.detach().clone() for n, t in model.state_dict().items()}
     else:
@@ -72,7 +72,9 @@ def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict
     if key not in models:
         options = problem.options(kind)
         try:
-            problem.make_model(0, "cpu", options)
+            held = next(models["initial"].parameters(), None)
+            device = "cpu" if held is None else held.device
+            problem.make_model(0, device, options, is_quick=True)
         except ProblemError:
             options = {}
         models[key] = options

@@ -39,7 +39,8 @@ __all__ = [
 # Which server: what is ours and what a stranger may harm have different ones.
 SERVER = "TUNER_FORK_SERVER"
 MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
-PRELOADED = ("torch", "tuner.evaluate.jobs")
+# The third is what PyTorch imports at the first gradient, 0.6 s in each process.
+PRELOADED = ("torch", "tuner.evaluate.jobs", "torch.fx.experimental.symbolic_shapes")
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",

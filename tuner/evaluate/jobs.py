@@ -8,7 +8,8 @@ One child serves one role at a time, each with the jobs that belong to it:
     screening    prepare, screen,    the user's own candidates, checked and timed in place
                  time_baseline
     judge        prepare, ask,       holds the reference; draws inputs, gives the verdict
-                 weights, judge
+                 weights, judge,
+                 can_borrow
     baseline     prepare, repeat,    holds the reference; is timed, judges timed outputs
                  time_model,
                  timing_set,
@@ -16,6 +17,7 @@ One child serves one role at a time, each with the jobs that belong to it:
                  judge_kept,
                  operations
     producer     load, receive,      holds one stranger; only produces tensors and times
+                 lent_sample,
                  answer, time_model,
                  take_timing_set,
                  repeat,
@@ -158,11 +160,14 @@ class _Child:
 
 
 _CHILD = _Child()
+GIVEN_BLOBS = {
+    "answer", "can_borrow", "judge", "judge_kept", "judge_timed", "receive", "take_timing_set",
+}  # fmt: skip
 
 
 def handle(job: str, payload: dict[str, Any], blobs: list[memoryview]) -> Answer:
     """Run one job of this child; payload entries are the job's arguments."""
     run = _CHILD.job(job)
-    if job in ("answer", "judge", "judge_kept", "judge_timed", "receive", "take_timing_set"):
+    if job in GIVEN_BLOBS:
         return run(**payload, blobs=blobs)
     return run(**payload)

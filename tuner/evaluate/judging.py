@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing
+from tuner.check import crossing, lending
 from tuner.check.expected import Expected
 from tuner.check.probe import Probe
 from tuner.evaluate.child import Answer
@@ -73,6 +73,11 @@ class Judge:
         """Return the weights that questions refer to by these tokens."""
         text, blobs = crossing.pack(crossing.Script(), {t: self._weights_of[t] for t in tokens})
         return {"question": text}, blobs
+
+    def can_borrow(self, answer: str, blobs: list[memoryview]) -> Answer:
+        """Say whether tensors that a producer lends arrive here."""
+        tensors = self._oracle.unpacked(answer, blobs).tensors
+        return {"can": lending.is_sample(tensors["sample"])}, ()
 
     def judge(self, ticket: int, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on a producer's answer to the question of that ticket."""

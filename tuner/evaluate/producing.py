@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing, produce
+from tuner.check import crossing, lending, produce
 from tuner.check.surroundings import functions, replaced
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
@@ -59,6 +59,7 @@ class Producer:
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
         self.operations = self._timed.operations
         self._received: dict[str, torch.Tensor] = {}
+        self._lent: dict[str, torch.Tensor] = {}  # kept until the next question
         self._is_own_seed = True
         self._functions: dict[str, Any] = {}  # PyTorch's, before a stranger was imported
         self._make_model: Callable[..., torch.nn.Module]
@@ -88,13 +89,25 @@ class Producer:
         )
 
     def receive(self, question: str, blobs: list[memoryview]) -> Answer:
-        """Keep weights that later questions refer to."""
-        _, tensors = crossing.unpack(crossing.Script, question, blobs)
+        """Keep weights that later questions refer to, where they are needed."""
+        _, tensors = crossing.unpack(crossing.Script, question, blobs, self._device)
         self._received |= tensors
         return {}, ()
 
-    def answer(self, question: str, known: dict[str, str], blobs: list[memoryview]) -> Answer:
-        """Answer one question of the judge; `known` refers to weights that were received."""
+    def lent_sample(self) -> Answer:
+        """Lend a tensor that the judge knows."""
+        self._lent = {"sample": lending.sample(self._device)}
+        text, blobs = crossing.pack(crossing.Report(), self._lent, lends=True)
+        return {"answer": text}, blobs
+
+    def answer(
+        self, question: str, known: dict[str, str], blobs: list[memoryview], lends: bool = False
+    ) -> Answer:
+        """Answer one question of the judge; `known` refers to weights that were received.
+
+        With `lends` large tensors of the answer stay on the GPU.
+        """
+        self._lent = {}
         script, tensors = crossing.unpack(crossing.Script, question, blobs)
         tensors |= {name: self._received[token] for name, token in known.items()}
         # Always a copy: what the candidate does to its weights must not reach the next question.
@@ -103,7 +116,8 @@ class Producer:
         with math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
             found = produce.answer(self._make_model, crossing.Question(script, tensors))
             report = self._with_changes(found.report)
-            text, answers = crossing.pack(report, found.tensors)
+            text, answers = crossing.pack(report, found.tensors, lends=lends)
+            self._lent = found.tensors if lends else {}
         return {"answer": text}, answers
 
     def _with_changes(self, report: crossing.Report, more: Sequence[str] = ()) -> crossing.Report:

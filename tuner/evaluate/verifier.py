@@ -121,7 +121,9 @@ class Verifier:
             probes = self._probes(contender.is_deterministic)
             left = self._costs(probes)
             start_s = time.monotonic()
-            for number, result in enumerate(self._answers(producer, probes, most_s), 1):
+            lends = self._task.device.startswith("cuda") and self._lends(producer, most_s)
+            answers = self._answers(producer, probes, most_s, lends)
+            for number, result in enumerate(answers, 1):
                 results.append(result)
                 spent_s, all_cost = time.monotonic() - start_s, sum(left)
                 cost = sum(left[number:])
@@ -156,7 +158,18 @@ class Verifier:
             for p in [probe.batch]
         ]
 
-    def _answers(self, producer: Worker, probes: list[Probe], most_s: float) -> Any:
+    def _lends(self, producer: Worker, most_s: float) -> bool:
+        """Whether the judge can copy a GPU's tensors from the contender's process."""
+        try:
+            sample = producer.call("lent_sample", {}, timeout_s=most_s)
+            payload = (sample.data, sample.blobs)
+            return bool(self._of_judge(self._judge.generation, "can_borrow", *payload).data["can"])
+        except JudgeEnded:
+            raise
+        except (TunerError, JobFailed):  # not on this system: then through the host
+            return False
+
+    def _answers(self, producer: Worker, probes: list[Probe], most_s: float, lends: bool) -> Any:
         """Yield the verdict on each answer, until one is a rejection.
 
         The next question is made while the contender answers the one before.
@@ -177,7 +190,7 @@ class Verifier:
                 ) -> ProbeResult:
                     drawn = redrawn(probe, draw)
                     asks = self._question(drawn, generation) if draw else question
-                    return self._answered(producer, drawn, asks, known, most_s, generation)
+                    return self._answered(producer, drawn, asks, known, most_s, generation, lends)
 
                 result = by_majority(answered)
                 seconds[probe.name] = time.monotonic() - start_s
@@ -217,6 +230,7 @@ class Verifier:
         known: set[str],
         most_s: float,
         generation: int,
+        lends: bool,
     ) -> ProbeResult:
         """Put a question to the contender; return the judge's verdict on the answer."""
         nothing = float("nan")
@@ -231,6 +245,7 @@ class Verifier:
                 producer.call("receive", weights.data, weights.blobs, timeout_s=most_s)
                 known.update(missing)
             asks = {name: question.data[name] for name in ("question", "known")}
+            asks["lends"] = lends
             answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
         except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
             reason = error.message if isinstance(error, JobFailed) else error.reason

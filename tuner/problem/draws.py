@@ -43,7 +43,7 @@ HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
 def fresh_values(
     tensor: torch.Tensor, is_buffer: bool, generator: torch.Generator, kind: WeightKind
 ) -> torch.Tensor:
-    """Return new values for a weight or buffer, of its shape and dtype, drawn on the CPU.
+    """Return new values for a weight or buffer, of its shape and dtype, drawn where it is.
 
     Vectors get a zero, a tiny and a negative element; a matrix keeps its magnitude; buffers that
     were positive (a running variance) stay so; a counter at 0 becomes 7.
@@ -51,27 +51,32 @@ def fresh_values(
     Args:
         tensor: any shape and dtype; what is neither floating-point nor a counter stays as it is.
         is_buffer: it is a buffer of its module, no parameter.
-        generator: of the CPU.
+        generator: of the tensor's device.
         kind: how to draw.
     """
     import torch
 
-    old = tensor.detach().to("cpu")
+    old, where = tensor.detach(), tensor.device
     if not old.is_floating_point():
         is_counter = is_buffer and old.ndim == 0 and old.dtype == torch.int64 and int(old) == 0
         return torch.full_like(old, 7) if is_counter else old
     if is_buffer and old.numel() and float(old.min()) > 0.0:
-        return 0.5 + 1.5 * torch.rand(old.shape, generator=generator, dtype=old.dtype)
+        return 0.5 + 1.5 * torch.rand(
+            old.shape, generator=generator, dtype=old.dtype, device=where
+        )
     if kind == "dyadic":
-        return torch.randint(-16, 17, old.shape, generator=generator).to(old.dtype) / 16
-    fresh = torch.randn(old.shape, generator=generator, dtype=old.dtype)
+        whole = torch.randint(-16, 17, old.shape, generator=generator, device=where)
+        return whole.to(old.dtype) / 16
+    fresh = torch.randn(old.shape, generator=generator, dtype=old.dtype, device=where)
     if old.ndim >= 2:
         # A matrix keeps its magnitude, which was chosen for its fan-in.
         magnitude = float(old.double().square().mean().sqrt()) if old.numel() else 0.0
         fan_in = magnitude or old[0].numel() ** -0.5
         return fresh * (2.0 ** EXPONENTS[kind] if kind in EXPONENTS else fan_in)
     if old.ndim == 1 and old.numel() >= 4:
-        zero, tiny, negative, _ = torch.randperm(old.numel(), generator=generator)[:4].tolist()
+        zero, tiny, negative, _ = torch.randperm(old.numel(), generator=generator, device=where)[
+            :4
+        ].tolist()
         fresh[zero], fresh[tiny], fresh[negative] = 0.0, 1e-6, -fresh[negative].abs() - 0.1
     return fresh
 

@@ -60,10 +60,13 @@ class Problem:
         seed: int,
         device: str | torch.device = "cpu",
         options: Mapping[str, float] | None = None,
+        *,
+        is_quick: bool = False,
     ) -> torch.nn.Module:
         """Return `Model(*get_init_inputs())` in training mode, seeded as KernelBench does.
 
-        `options` are further arguments of the constructor.
+        `options` are further arguments of the constructor. With `is_quick` weights are drawn on
+        the device, other ones than a user's: where they are replaced at once.
 
         Raises:
             ProblemError: the reference's constructor or `get_init_inputs` fails.
@@ -72,7 +75,8 @@ class Problem:
 
         init_inputs = self.init_inputs(seed)
         torch.manual_seed(seed)
-        with self._explained("Model(*get_init_inputs())"):
+        place = torch.device(device) if is_quick else contextlib.nullcontext()
+        with self._explained("Model(*get_init_inputs())"), place:
             model = self.module.Model(*init_inputs, **(options or {}))
             if not isinstance(model, torch.nn.Module):
                 raise ProblemError(f"{self.path}: Model is not a torch.nn.Module")
@@ -171,16 +175,18 @@ class Problem:
         """Give every floating-point weight and buffer a fresh value, in place.
 
         Works on the state_dict by name and shape, so a reference and a candidate with the same
-        keys get the same values; `fresh_values` says which.
+        keys get the same values on one kind of device; `fresh_values` says which.
         """
         import torch
 
-        generator = torch.Generator().manual_seed(seed)
         buffers = {name for name, _ in model.named_buffers()}
+        generators: dict[torch.device, torch.Generator] = {}
         with torch.no_grad():
             for name, tensor in model.state_dict().items():
-                fresh = fresh_values(tensor, name in buffers, generator, kind)
-                tensor.copy_(fresh)
+                where = tensor.device
+                if where not in generators:
+                    generators[where] = torch.Generator(where).manual_seed(seed)
+                tensor.copy_(fresh_values(tensor, name in buffers, generators[where], kind))
         return model
 
     def call(self, model: torch.nn.Module, inputs: Sequence[Any]) -> tuple[torch.Tensor, ...]:
