@@ -58,6 +58,7 @@ def copied(loan: Mapping[str, Any], num_bytes: int, device: str | torch.device) 
     start = int(loan["start_bytes"])
     if not 0 <= start <= start + num_bytes <= int(loan["num_bytes"]):
         raise ValueError(f"{num_bytes} bytes from {start} on of {loan['num_bytes']} that are lent")
+    torch.cuda.init()  # the call below ends the process without it
     storage = torch.UntypedStorage._new_shared_cuda(*arguments)
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     copy = whole[start : start + num_bytes].clone()
