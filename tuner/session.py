@@ -24,7 +24,7 @@ from tuner.exporting import ExportCompiler
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir
 from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
-from tuner.machine.host import usable_cores
+from tuner.machine.host import has_many_cores, usable_cores
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop_rule_of
 from tuner.records import SET_ASIDE
@@ -44,7 +44,6 @@ __all__ = ["Session"]
 MAX_FIRST_CHECKS = 3  # configurations that are put to all probes before the search
 NOISY = 0.15  # of a baseline's samples: a quiet machine has 0.01 to 0.05
 BUSY_SHARE = 0.6  # of the cores in use before a run begins
-MANY_CORES = 8  # from which on finalists of a GPU are checked side by side
 FLUSH_S = 0.02  # of a cold call on a CPU: what clears its caches
 # From these shares of the search's time on, that many of the best trials' files are compiled
 # ahead. Not on the processor that is being timed.
@@ -134,7 +133,7 @@ class Session:
             self._learn(check_s=verifier.seconds)
         compiler = ExportCompiler(planned.task.device, num_workers(planned))
         stack.callback(compiler.close)
-        is_parallel = planned.device.kind == "cuda" and usable_cores() >= MANY_CORES
+        is_parallel = planned.device.kind == "cuda" and has_many_cores()
         checks_ahead = ThreadPoolExecutor(self.asked.num_finalists) if is_parallel else None
         if checks_ahead is not None:
             stack.callback(checks_ahead.shutdown, wait=False, cancel_futures=True)

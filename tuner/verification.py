@@ -71,6 +71,7 @@ class Verification:
         files = {t.number: self._file(t, is_winner=False) for t in ranked}
         entries: dict[int, Finalist] = {}
         believed: dict[int, list[list[float]]] = {}
+        Racer(self.planned.task).get_ready([files[t.number].contender for t in ranked[:1]])
         while not believed:
             chosen = self._checked(ranked, files, entries)
             if not chosen:
@@ -110,6 +111,7 @@ class Verification:
 
     def export(self, file: ExportFile) -> Finalist:
         """Check and race one file alone, and put it under its name, or beside it as rejected."""
+        Racer(self.planned.task).get_ready([file.contender])
         entry = self._check(file)
         if entry.check.is_accepted and entry.interval is None:
             entries = {file.trial: entry}

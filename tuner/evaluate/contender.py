@@ -14,7 +14,7 @@ from tuner.evaluate.task import Task, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
 from tuner.trial import Build, Candidate, to_json
 
-__all__ = ["CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "loaded", "started"]
+__all__ = ["CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "get_ready", "loaded", "started"]
 
 CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its first
 # For processes that answer probes and are not timed. Threads that spin where they wait take the
@@ -117,17 +117,29 @@ def started(
         first: the name of a process of ours that comes before them, if one is wanted.
         env: variables of all of them; a contender's own come on top.
     """
-    ours = [new_worker(task.device, name=first, env=env, is_ours=True)] if first else []
-    workers = [
-        *ours,
-        *(new_worker(task.device, name=c.name, env={**(env or {}), **c.env}) for c in contenders),
-    ]
+    workers = _workers(task, contenders, first, env)
     for worker in workers:
         stack.enter_context(worker)
     where = {"device": task.device}
     with ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(lambda worker: asked(worker, "warm_up", where), workers))
     return workers
+
+
+def get_ready(task: Task, contenders: Sequence[Contender], first: str = "") -> None:
+    """Begin to start what forks the processes of `started`; does not wait."""
+    for worker in _workers(task, contenders, first, None):
+        worker.get_ready()
+
+
+def _workers(
+    task: Task, contenders: Sequence[Contender], first: str, env: Mapping[str, str] | None
+) -> list[Worker]:
+    ours = [new_worker(task.device, name=first, env=env, is_ours=True)] if first else []
+    others = (
+        new_worker(task.device, name=c.name, env={**(env or {}), **c.env}) for c in contenders
+    )
+    return [*ours, *others]
 
 
 def loaded(

@@ -15,7 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.errors import WorkerError
-from tuner.evaluate.contender import CALL_TIMEOUT_S, Contender, Unedited, loaded, started
+from tuner.evaluate.contender import (
+    CALL_TIMEOUT_S,
+    Contender,
+    Unedited,
+    get_ready,
+    loaded,
+    started,
+)
 from tuner.evaluate.measure import contradicted, ratio_interval
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, too_fast
 from tuner.evaluate.timed_calls import TimedCalls
@@ -88,6 +95,10 @@ class Racer:
         self._num_disturbed = 0
         self._about: dict[str, Any] = {}  # the problem, as the baseline's process prepared it
         self._preempted_per_s = 0.0  # of the last burst
+
+    def get_ready(self, contenders: Sequence[Contender]) -> None:
+        """Let imports be over before a race begins; does not wait."""
+        get_ready(self._task, contenders, "baseline")
 
     def race(
         self,

@@ -12,6 +12,7 @@ import math
 import secrets
 import subprocess
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tuner.evaluate.task import Task
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256
 from tuner.kernel.family import builtin_folder
+from tuner.machine.host import has_many_cores
 from tuner.problem.accuracy import Accuracy
 from tuner.storage import sha256_of, storage_errors
 from tuner.trial import SAME_SPEED, Check, Finalist, Interval
@@ -137,19 +139,28 @@ def repeat(
         str(reference), certificate.sizes, device, accuracy.label, "", "[]", ""
     )  # its sizes replace the reference's own
     contender = Contender.of_file(file, certificate.is_deterministic)
-    on_stage(f"the probes of the certificate, seed {certificate.seed}")
-    with Verifier(task, seed=certificate.seed, timeout_s=timeout_s) as verifier:
-        check = verifier.check(contender, on_probe)
-    points.append(_accepted(f"right on the certified probes (seed {certificate.seed})", check))
-    points.append(_errors(certificate, check))
-    if check.is_accepted:
-        on_stage("probes that nobody has seen")
-        with Verifier(task, seed=secrets.randbits(31), timeout_s=timeout_s) as fresh:
-            again = fresh.check(contender, on_probe)
-        points.append(_accepted("right on probes that nobody has seen", again))
-        if certificate.interval is not None:
-            on_stage("racing the file against the baseline")
-            points.append(_speed(certificate, Racer(task), contender, check))
+    racer = Racer(task)
+    racer.get_ready([contender])
+
+    def checked(seed: int, on_probe: Callable[[Answered], None] = lambda _: None) -> Check:
+        with Verifier(task, seed=seed, timeout_s=timeout_s) as verifier:
+            return verifier.check(contender, on_probe)
+
+    with ThreadPoolExecutor(1) as pool:
+        is_side_by_side = device.startswith("cuda") and has_many_cores()
+        secret = secrets.randbits(31)
+        ahead = pool.submit(checked, secret) if is_side_by_side else None
+        on_stage(f"the probes of the certificate, seed {certificate.seed}")
+        check = checked(certificate.seed, on_probe)
+        points.append(_accepted(f"right on the certified probes (seed {certificate.seed})", check))
+        points.append(_errors(certificate, check))
+        if check.is_accepted:
+            on_stage("probes that nobody has seen")
+            again = checked(secret, on_probe) if ahead is None else ahead.result()
+            points.append(_accepted("right on probes that nobody has seen", again))
+    if check.is_accepted and certificate.interval is not None:
+        on_stage("racing the file against the baseline")
+        points.append(_speed(certificate, racer, contender, check))
     for name in sorted({*certificate.versions, *versions}):
         then, now = certificate.versions.get(name, "none"), versions.get(name, "none")
         if then != now:

@@ -24,10 +24,14 @@ __all__ = [
     "driver_version",
     "find_host_compiler",
     "find_nvcc",
+    "has_many_cores",
     "instruction_sets",
     "usable_cores",
     "usable_memory_bytes",
 ]
+
+
+MANY_CORES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,11 @@ def usable_cores() -> int:
         if quota.isdigit() and period.isdigit() and int(period) > 0:
             cores = min(cores, max(1, int(quota) // int(period)))
     return cores
+
+
+def has_many_cores() -> bool:
+    """Whether modules of a GPU can be checked side by side: most of a check is the host's work."""
+    return usable_cores() >= MANY_CORES
 
 
 def usable_memory_bytes() -> int:
