@@ -204,7 +204,11 @@ def test_the_honest_module_is_accepted(name, wide_problem, wide_thorough):
     check = verdict(wide_problem, new_class, expectations, accuracy)
     assert check.is_accepted, check.reason
     assert len(check.probes) == len(expectations) > 25
-    assert bool(check.notes) == (name in HELD_REFERENCE)
+    own = {p.probe.removeprefix("own work, ") for p in check.probes if p.note}
+    assert ("fewer rows" in own) == (name in HELD_REFERENCE)
+    assert all(probe in " ".join(check.notes) for probe in own)
+    if name == "atomic_sums":  # its eval mode is the reference's
+        assert own == {"eval", "fewer rows, eval", "gradients, eval"}
 
 
 @pytest.fixture(scope="module")
@@ -844,7 +848,7 @@ def test_few_probes_run_at_full_size():
     full = [p.name for p in thorough_probes(1, 16384) if p.batch is None]
     assert full == [
         "as given", "offset", "heavy-tailed", "again at full size", "gradients at full size",
-        "NaN row, eval", "eval mode",
+        "NaN row, eval", "eval mode", "own work, training", "own work, eval",
     ]  # fmt: skip
     large = {p.name for p in thorough_probes(1, 16384) if (p.batch or 0) > 1024}
     assert large == {"more rows"}

@@ -256,7 +256,8 @@ def _reference_answer(
     def differentiate(k: int, call: int) -> None:
         edit_before_backward(script.edits, arguments_of_calls[call], earlier[call])
         if any(y.requires_grad for y in earlier[call]):
-            grads = gradients_of(leaves[call], earlier[call], tensors, script.gradient_layout)
+            with recorded(operations, script.traces):
+                grads = gradients_of(leaves[call], earlier[call], tensors, script.gradient_layout)
             answers.update((f"grad{k}.{name}", grad) for name, grad in grads.items())
 
     for call in range(script.calls):

@@ -94,7 +94,7 @@ def thorough_probes(
         *history_probes(reduced, secret),
         *_layout_probes(reduced, has_cuda),
         *_extra_probes(reduced),
-        reduced("own work", traces=True, may_refuse=True),
+        *_traced_probes(full, reduced),
     ]  # fmt: skip
     if num_rows is not None:
         probes += _batch_probes(reduced, num_rows, may_refuse_batches, secret)
@@ -256,6 +256,31 @@ def _extra_probes(reduced: Callable[..., Probe]) -> list[Probe]:
             )
             for dtype, distribution in CONVERTED.items()
         ),
+    ]
+
+
+def _traced_probes(full: Callable[..., Probe], reduced: Callable[..., Probe]) -> list[Probe]:
+    """Return probes that find where a module runs the reference's own operations."""
+    asked = {
+        "own work, training": full,
+        "own work, eval": full,
+        "own work, fewer rows": reduced,
+        "own work, fewer rows, eval": reduced,
+        "own work, gradients": reduced,
+        "own work, gradients, eval": reduced,
+        "own work, transposed input": reduced,
+    }
+    return [
+        probe(
+            name,
+            mode="eval" if name.endswith("eval") else "train",
+            gradients="all" if "gradients" in name else "",
+            layout="transposed" if "transposed" in name else "contiguous",
+            distribution="normal",
+            traces=True,
+            may_refuse=True,
+        )
+        for name, probe in asked.items()
     ]
 
 

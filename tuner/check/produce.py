@@ -319,7 +319,8 @@ class _Session:
             before = {name: checksum_of(tensor) for name, tensor in given.items()}
             edit_before_backward(self.script.edits, self.arguments[call], outputs)
             layout = self.script.gradient_layout
-            grads = gradients_of(self.leaves[call], outputs, given, layout)
+            with recorded(self.operations, self.script.traces):
+                grads = gradients_of(self.leaves[call], outputs, given, layout)
             self.tensors.update((f"grad{k}.{n}", snapshot(g)) for n, g in grads.items())
             self.changes += [
                 f"the backward edited the incoming gradient ({name})"

@@ -329,11 +329,12 @@ def _note(expected: Expected, answer: Answer) -> str:
     starts = range(len(mine) - len(theirs) + 1) if theirs else ()
     if not any(mine[i : i + len(theirs)] == theirs for i in starts):
         return ""
-    shown = ", ".join(name.removeprefix("aten.") for name in theirs[:5])
-    return (
-        f"right, but it runs the reference's own operations ({shown}): it holds the reference, "
-        "or falls back to it"
-    )
+    return f"runs the reference's own operations ({_shown(theirs)})"
+
+
+def _shown(operations: Sequence[str]) -> str:
+    names = [name.removeprefix("aten.") for name in operations]
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool) -> Check:
@@ -348,8 +349,17 @@ def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool)
         if others:
             shown = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
             reason += f"; also rejected on {len(others)} of {len(results) - 1} others: {shown}"
-    notes = tuple(dict.fromkeys(result.note for result in results if result.note))
     differences = tuple(result.difference for result in results if result.difference)
     return Check(
-        not rejected, accuracy.label, reason, tuple(results), is_thorough, notes, differences
-    )
+        not rejected, accuracy.label, reason, tuple(results), is_thorough, _notes(results),
+        differences,
+    )  # fmt: skip
+
+
+def _notes(results: Sequence[ProbeResult]) -> tuple[str, ...]:
+    """Say where a module runs the reference's own operations, and which of the first."""
+    found = [result for result in results if result.note]
+    if not found:
+        return ()
+    where = "; ".join(result.probe.removeprefix("own work, ") for result in found)
+    return (f"right, but it {found[0].note} in: {where}",)
