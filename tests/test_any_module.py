@@ -17,6 +17,7 @@ from tuner.evaluate.modules import fused, module_of
 from tuner.export.certificate import read_certificate
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
+from tuner.machine.datasheets import known_device
 from tuner.problem.reference import load_problem
 from tuner.run import open_run
 
@@ -118,6 +119,50 @@ def test_the_loops_compute_what_the_module_does(name, tmp_path):
                 error, limit = (got - true).abs().max(), (theirs - true).abs().max()
                 assert error <= max(2.0 * limit, 16 * 2.0**-24 * true.abs().max()), name
         assert len(calls) == 2, "a call took the reference's way"
+
+
+TRITON = [
+    {"block_rows": 1, "block_columns": 128, "num_warps": 4, "stages": 2},
+    {"block_rows": 4, "block_columns": 32, "num_warps": 2, "stages": 3},  # several blocks a row
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODULES)
+def test_triton_blocks_compute_what_the_module_does(name, tmp_path):
+    problem, made = derive(tmp_path, name, text_of(name))
+    family = load_family(made.name, [made.folder])
+    known = family.templates["nest_triton"].parameters
+    facts = {**known_device("H200").facts(), **family.sizes}
+    for number, params in enumerate(TRITON):
+        given = {p: value for p, value in params.items() if p in known}
+        candidate = family.render({"template": "nest_triton", **given}, facts)
+        path = tmp_path / f"blocks_{number}" / "source.py"
+        path.parent.mkdir()
+        path.write_text(candidate.source)
+        operator = bind(candidate.plan, "triton", path)
+        module = module_of(family.model_new)
+        module |= {**fused(operator), "fused_device": "cuda"}
+        model, reference = module["ModelNew"]().cuda(), problem.make_model(0).cuda()
+        model.load_state_dict(reference.state_dict())
+        wide = problem.make_model(0).double().cuda()
+        wide.load_state_dict(reference.state_dict())
+        for inputs in (problem.make_inputs(1), problem.make_inputs(2, batch=3)):
+            inputs = [x.cuda() for x in inputs]
+            for x in inputs[:1]:
+                x.view(-1)[5] = -30.0
+            with torch.no_grad():
+                mine, own = answers(model(*inputs)), answers(reference(*inputs))
+                exact = answers(wide(*(x.double() for x in inputs)))
+            for got, theirs, true in zip(mine, own, exact, strict=True):
+                assert got.shape == theirs.shape and got.dtype == theirs.dtype
+                error, limit = (got - true).abs().max(), (theirs - true).abs().max()
+                assert error <= max(2.0 * limit, 16 * 2.0**-24 * true.abs().max()), name
+            inputs[0].view(-1)[7] = float("nan")
+            with torch.no_grad():
+                mine, own = answers(model(*inputs)), answers(reference(*inputs))
+            for got, theirs in zip(mine, own, strict=True):
+                assert torch.equal(got.isnan(), theirs.isnan()), name
 
 
 def test_what_is_not_usual_takes_the_references_way(tmp_path):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import math
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -248,6 +251,64 @@ def test_special_values_are_pytorch_s(case):
         assert not wrong.any(), (what, [operand[wrong] for operand in operands], got[wrong])
     wrong = asked & (got == 0) & (theirs == 0) & (got.signbit() != theirs.signbit())
     assert not wrong.any(), ([operand[wrong] for operand in operands], got[wrong])
+
+
+def _kernels() -> str:
+    """The Triton text with a kernel for every case: three arrays in, one out."""
+    text = "import triton\nimport triton.language as tl\n"
+    text += "from triton.language.extra import libdevice\n"
+    for op, attributes in CASES:
+        operation = OPERATIONS[op]
+        operands = [
+            converted(name, "float", kind, "triton")
+            for name, kind in zip("abc", operation.takes, strict=False)
+        ]
+        value = emit(op, operands, attributes, "triton")
+        text += (
+            f"\n\n@triton.jit\ndef test_{_name((op, attributes))}(a, b, c, out, count):\n"
+            "    at = tl.program_id(0).to(tl.int64) * 1024 + tl.arange(0, 1024)\n"
+            + "".join(f"    {n} = tl.load({n} + at, mask=at < count, other=0.0)\n" for n in "abc")
+            + f"    value = {converted(value, operation.gives, 'float', 'triton')}\n"
+            "    tl.store(out + at, value, mask=at < count)\n"
+        )
+    return text
+
+
+@functools.cache
+def _on_gpu(folder: Path) -> ModuleType:
+    path = folder / "kernels.py"
+    path.write_text(_kernels())
+    spec = importlib.util.spec_from_file_location("kernels_of_operations", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# Functions of CUDA's library flush denormal results; beside that, what cancels in these.
+OF_SMALL_RESULTS = {"gelu": 2.0**-23, "gelu_tanh": 2.0**-21, "mish": 2.0**-23}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=_name)
+def test_an_operation_in_triton_is_nearly_as_exact_and_as_special(case, tmp_path_factory):
+    op, attributes = case
+    numbers = _numbers(OPERATIONS[op].arity)
+    operands = [operand.cuda() for operand in numbers]
+    out = torch.empty_like(operands[0])
+    kernels = _on_gpu(tmp_path_factory.getbasetemp())
+    arrays = [*operands, *[operands[0]] * (3 - len(operands))]
+    count = out.numel()
+    getattr(kernels, f"test_{_name(case)}")[(-(-count // 1024),)](*arrays, out, count)
+    got, constants = out.cpu(), _constants(op, attributes)
+    exact = EXACT[op](*(operand.double() for operand in numbers), **constants)
+    error, ulp = _errors(got, exact)
+    operation = OPERATIONS[op]
+    allowed = (2 * operation.ulp + 4 * (operation.ulp > 0.5)) * ulp + 2.0**-126
+    excess = error - allowed - operation.absolute * 2.0**-24 - OF_SMALL_RESULTS.get(op, 0.0)
+    worst = int(torch.where(excess.isnan(), math.inf, excess).argmax())
+    said = [float(operand[worst]) for operand in numbers]
+    assert excess[worst] <= 0, f"{op} of {said}: {float(got[worst])}, not {float(exact[worst])}"
 
 
 @pytest.mark.parametrize("function", ["sin", "cos"])

@@ -1,6 +1,7 @@
 """An operator's folder, written from a module's graph: op.yaml, reference, module, templates.
 
-    <cache>/modules/<name>-<key>/<name>/   op.yaml  reference.py  model_new.py  nest.cpp.j2
+    <cache>/modules/<name>-<key>/<name>/   op.yaml  reference.py  model_new.py
+                                           nest.cpp.j2  nest_triton.triton.py.j2
 
 What is tuned from then on is an operator like any that was written by hand. The module around it
 is the reference's own class: it takes the loops where shapes, types, modes and settings are those
@@ -22,6 +23,7 @@ from tuner.capture.graph import Graph
 from tuner.capture.loops import kept_values, loops_text
 from tuner.capture.nest import Nest, NotOneNest, nest_of
 from tuner.capture.settings import settings_of
+from tuner.capture.triton_loops import RESERVED, triton_template
 from tuner.storage import write_whole
 from tuner.trial import content_key
 
@@ -33,8 +35,26 @@ _VALUES: dict[str, list[int | bool]] = {
     "stream_output": [False, True],
     "huge_pages": [True, False],
     "keep": [True, False],
+    "block_rows": [1, 2, 4, 8, 16],
+    "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
+    "num_warps": [1, 2, 4, 8, 16, 32],
+    "stages": [1, 2, 3, 4],
 }
-FORMAT = 1  # of what is written; part of the key
+FORMAT = 2  # of what is written; part of the key
+_RESERVED = {
+    "i",
+    "j",
+    "n",
+    "u",
+    "rows",
+    "cols",
+    "float",
+    "double",
+    "int",
+    "step",
+    "team",
+    *RESERVED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +97,7 @@ def derived(
         "reference.py": reference,
         "model_new.py": _model_new(graph, nest, reference, settings, has_modes),
         "nest.cpp.j2": _template(nest, op, names),
+        "nest_triton.triton.py.j2": triton_template(nest, f"fused_{op}_rows", names),
     }
     key = content_key(str(FORMAT), *(texts[file] for file in sorted(texts)))[:12]
     root = folder / f"{op}-{key}"
@@ -85,9 +106,9 @@ def derived(
     for file, text in texts.items():
         write_whole(family / file, text)
     config = root / f"{op}.yaml"
-    space = {
-        name: values for name, values in _VALUES.items() if f"  {name}:" in texts["nest.cpp.j2"]
-    }
+    space: dict[str, object] = {"template": ["nest", "nest_triton"]}
+    heads = texts["nest.cpp.j2"] + texts["nest_triton.triton.py.j2"]
+    space |= {name: values for name, values in _VALUES.items() if f"  {name}:" in heads}
     content = {"problem": {"op": op, "templates": ["."]}, "space": space}
     write_whole(config, json.dumps(content, indent=1) + "\n")
     return Derived(root, op, config)
@@ -108,7 +129,7 @@ def _names(nest: Nest) -> dict[str, str]:
     values += [s.name for s in nest.before]
     names: dict[str, str] = {}
     for value in dict.fromkeys(values):
-        base = identifier(value) + ("_v" if value in ("i", "j", "n", "u", "rows", "cols") else "")
+        base = identifier(value) + ("_v" if identifier(value) in _RESERVED else "")
         names[value] = base if base not in names.values() else f"{base}_{len(names)}"
     return names
 
@@ -276,7 +297,6 @@ _MODULE = """\
 
 from typing import Any
 
-_DEVICE = "cpu"
 _COLS = {cols}
 _HAS_FREE_ROWS = {has_free_rows}
 _INPUTS = {inputs!r}
@@ -289,14 +309,15 @@ _SETTINGS = {settings!r}
 
 def is_usual(module, inputs):
     # Whether a call is one that the loops were written for.
+    device = torch.device(fused_device).type
     tensors = (*inputs, *module.parameters(), *module.buffers())
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         return False
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
-    if torch.is_autocast_enabled(_DEVICE) or torch.overrides.has_torch_function(tensors):
+    if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
         return False
-    if any(x.dtype != torch.float32 or x.device.type != _DEVICE for x in tensors):
+    if any(x.dtype != torch.float32 or x.device.type != device for x in tensors):
         return False
     for x, shape in zip(inputs, _INPUTS):
         if list(x.shape[1:]) != shape[1:] or x.dim() != len(shape) or not x.numel():

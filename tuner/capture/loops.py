@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tuner.capture.nest import Nest, Pass, Reduction, Statement
 from tuner.capture.operations import OPERATIONS, converted, emit, literal
 
-__all__ = ["kept_values", "loops_text"]
+__all__ = ["kept_values", "loops_text", "row_index"]
 
 KEPT_FLOPS = 8  # a value that costs more to compute again may be kept from pass to pass
 _START = {"sum": "0.0f", "amax": "-INFINITY", "amin": "INFINITY"}
@@ -42,6 +42,24 @@ def loops_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
         names: of values, as C++ knows them; inputs and outputs are parameters of the function.
     """
     return "\n".join(_Writer(nest, function, names).lines()) + "\n"
+
+
+def row_index(nest: Nest, name: str, row: str = "i", divided: str = "/") -> str:
+    """Return where a value that belongs to a row lies; `divided` is how integers are divided."""
+    strides, shape = nest.row_strides[name], nest.row_shape
+    terms, inner, is_dense, step = [], 1, True, 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        is_dense &= stride == step or size == 1
+        step *= size
+    if is_dense:
+        return row
+    for at in range(len(shape) - 1, -1, -1):
+        if strides[at]:
+            index = f"{row} {divided} {inner}" if inner > 1 else row
+            index = f"({index}) % {shape[at]}" if at else f"({index})"
+            terms.append(f"{index} * {strides[at]}" if strides[at] > 1 else index)
+        inner *= shape[at]
+    return " + ".join(terms) or "0"
 
 
 class _Writer:
@@ -87,7 +105,7 @@ class _Writer:
             if place == "whole":
                 yield f"const float* const {name}_row = {name}_all + i * cols;"
             elif place in ("row", "one"):
-                at = self._row_index(tensor.name) if place == "row" else "0"
+                at = row_index(self.nest, tensor.name) if place == "row" else "0"
                 yield f"const simd::Floats {name} = math::splat({name}_all[{at}]);"
         whole = [n for n, place in dict.fromkeys(self.nest.outputs) if place == "whole"]
         for name in whole:
@@ -100,24 +118,6 @@ class _Writer:
         for name, place in dict.fromkeys(self.nest.outputs):
             if place == "row":
                 yield f"{self.names[name]}_out[i] = {self.names[name]}[0];"
-
-    def _row_index(self, name: str) -> str:
-        strides = self.nest.row_strides[name]
-        shape = self.nest.row_shape
-        terms, inner, is_dense = [], 1, True
-        step = 1
-        for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-            is_dense &= stride == step or size == 1
-            step *= size
-        if is_dense:
-            return "i"
-        for at in range(len(shape) - 1, -1, -1):
-            if strides[at]:
-                index = f"i / {inner}" if inner > 1 else "i"
-                index = f"({index}) % {shape[at]}" if at else f"({index})"
-                terms.append(f"{index} * {strides[at]}" if strides[at] > 1 else index)
-            inner *= shape[at]
-        return " + ".join(terms) or "0"
 
     def _pass(self, number: int, each: Pass) -> Iterator[str]:
         for reduction in each.reductions:

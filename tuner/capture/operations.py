@@ -99,7 +99,7 @@ _CUDA_SOFTPLUS = (
 )
 _TRITON_SOFTPLUS = (
     "tl.where({0} * {beta} > {threshold}, {0}, (tl.maximum({0} * {beta}, 0.0) + "
-    "libdevice.log1p(tl.exp(-tl.abs({0} * {beta})))) / {beta})"
+    "libdevice.log1p(libdevice.exp(-tl.abs({0} * {beta})))) / {beta})"
 )
 _CUDA_CLAMP = "({0} < {lo} ? {lo} : {0} > {hi} ? {hi} : {0})"
 _TRITON_CLAMP = "tl.where({0} < {lo}, {lo}, tl.where({0} > {hi}, {hi}, {0}))"
@@ -110,41 +110,50 @@ OPERATIONS: dict[str, Operation] = {
     "add": _infix("+"),
     "sub": _infix("-"),
     "mul": _infix("*"),
-    "div": _infix("/"),
+    "div": Operation("({0} / {1})", "({0} / {1})", "tl.div_rn({0}, {1})", 1, 0.5, takes=_TWO),
     "neg": Operation("(-{0})", "(-{0})", "(-{0})", 1),
     "abs": _function("abs", "fabsf({0})", "tl.abs({0})", 1),
     "square": _function("square", "({0} * {0})", "({0} * {0})", 1, 0.5),
-    "reciprocal": _function("reciprocal", "(1.0f / {0})", "(1.0 / {0})", 1, 0.5),
+    "reciprocal": _function("reciprocal", "(1.0f / {0})", "tl.div_rn(1.0, {0})", 1, 0.5),
     "sqrt": _function("sqrt", "sqrtf({0})", "tl.sqrt_rn({0})", 1, 0.5),
-    "rsqrt": _function("rsqrt", "rsqrtf({0})", "tl.rsqrt({0})", 2, 2.0),
+    "rsqrt": _function("rsqrt", "rsqrtf({0})", "libdevice.rsqrt({0})", 2, 2.0),
     "pow": Operation(
         "math::pow({0}, {1})", "powf({0}, {1})", "libdevice.pow({0}, {1})", 71, 1.0, takes=_TWO
     ),
     # Exponentials and logarithms.
-    "exp": _function("exp", "expf({0})", "tl.exp({0})", 25, 2.0),
-    "exp2": _function("exp2", "exp2f({0})", "tl.exp2({0})", 21, 2.0),
+    "exp": _function("exp", "expf({0})", "libdevice.exp({0})", 25, 2.0),
+    "exp2": _function("exp2", "exp2f({0})", "libdevice.exp2({0})", 21, 2.0),
     "expm1": _function("expm1", "expm1f({0})", "libdevice.expm1({0})", 37, 2.0),
-    "log": _function("log", "logf({0})", "tl.log({0})", 37, 2.0),
-    "log2": _function("log2", "log2f({0})", "tl.log2({0})", 37, 2.0),
+    "log": _function("log", "logf({0})", "libdevice.log({0})", 37, 2.0),
+    "log2": _function("log2", "log2f({0})", "libdevice.log2({0})", 37, 2.0),
     "log1p": _function("log1p", "log1pf({0})", "libdevice.log1p({0})", 54, 2.0),
     # Trigonometry.
-    "sin": _function("sin", "sinf({0})", "tl.sin({0})", 31, 2.0),
-    "cos": _function("cos", "cosf({0})", "tl.cos({0})", 29, 2.0),
+    "sin": _function("sin", "sinf({0})", "libdevice.sin({0})", 31, 2.0),
+    "cos": _function("cos", "cosf({0})", "libdevice.cos({0})", 29, 2.0),
     # Activations.
     "tanh": _function("tanh", "tanhf({0})", "libdevice.tanh({0})", 43, 2.0),
-    "sigmoid": _function("sigmoid", "(1.0f / (1.0f + expf(-{0})))", "tl.sigmoid({0})", 29, 2.5),
-    "silu": _function("silu", "({0} / (1.0f + expf(-{0})))", "({0} * tl.sigmoid({0}))", 36, 2.5),
+    "sigmoid": _function(
+        "sigmoid",
+        "(1.0f / (1.0f + expf(-{0})))",
+        "tl.div_rn(1.0, 1.0 + libdevice.exp(-{0}))",
+        29,
+        2.5,
+    ),
+    "silu": _function(
+        "silu", "({0} / (1.0f + expf(-{0})))", "tl.div_rn({0}, 1.0 + libdevice.exp(-{0}))", 36, 2.5
+    ),
     "gelu": _function(
         "gelu",
         "({0} * normcdff({0}))",
-        "({0} * 0.5 * (1.0 + libdevice.erf({0} * 0.7071067811865476)))",
+        "({0} * 0.5 * libdevice.erfc({0} * -0.7071067811865476))",
         92,
         8.0,
     ),
     "gelu_tanh": _function(
         "gelu_tanh",
         "({0} / (1.0f + expf(-{0} * (1.59576912f + 0.0713548163f * ({0} * {0})))))",
-        "({0} * tl.sigmoid({0} * (1.5957691216057308 + 0.07135481282989444 * ({0} * {0}))))",
+        "tl.div_rn({0}, 1.0 + libdevice.exp({0} * (-1.5957691216057308 - "
+        "0.07135481282989444 * ({0} * {0}))))",
         40,
         4.0,
         1.0,
@@ -182,7 +191,7 @@ OPERATIONS: dict[str, Operation] = {
     "mish": _function(
         "mish",
         "({0} > 20.0f ? {0} : {0} * tanhf(log1pf(expf({0}))))",
-        "tl.where({0} > 20, {0}, {0} * libdevice.tanh(libdevice.log1p(tl.exp({0}))))",
+        "tl.where({0} > 20, {0}, {0} * libdevice.tanh(libdevice.log1p(libdevice.exp({0}))))",
         40,
         4.0,
     ),
@@ -202,12 +211,12 @@ OPERATIONS: dict[str, Operation] = {
         2.0,
     ),
     "softsign": _function(
-        "softsign", "({0} / (1.0f + fabsf({0})))", "({0} / (1.0 + tl.abs({0})))", 3, 2.0
+        "softsign", "({0} / (1.0f + fabsf({0})))", "tl.div_rn({0}, 1.0 + tl.abs({0}))", 3, 2.0
     ),
     "logsigmoid": _function(
         "logsigmoid",
         "(fminf({0}, 0.0f) - log1pf(expf(-fabsf({0}))))",
-        "(tl.minimum({0}, 0.0) - libdevice.log1p(tl.exp(-tl.abs({0}))))",
+        "(tl.minimum({0}, 0.0) - libdevice.log1p(libdevice.exp(-tl.abs({0}))))",
         74,
         2.0,
     ),
