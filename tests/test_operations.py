@@ -285,7 +285,7 @@ def _on_gpu(folder: Path) -> ModuleType:
     return module
 
 
-# Functions of CUDA's library flush denormal results; beside that, what cancels in these.
+# What cancels in these, as in PyTorch's own.
 OF_SMALL_RESULTS = {"gelu": 2.0**-23, "gelu_tanh": 2.0**-21, "mish": 2.0**-23}
 
 
@@ -304,8 +304,11 @@ def test_an_operation_in_triton_is_nearly_as_exact_and_as_special(case, tmp_path
     exact = EXACT[op](*(operand.double() for operand in numbers), **constants)
     error, ulp = _errors(got, exact)
     operation = OPERATIONS[op]
-    allowed = (2 * operation.ulp + 4 * (operation.ulp > 0.5)) * ulp + 2.0**-126
+    # Functions of CUDA's library take denormals for 0, as arguments and as results.
+    allowed = (2 * operation.ulp + 4 * (operation.ulp > 0.5)) * ulp + 2.0**-120
     excess = error - allowed - operation.absolute * 2.0**-24 - OF_SMALL_RESULTS.get(op, 0.0)
+    if op == "pow":
+        excess[numbers[0].abs() < 2.0**-126] = 0.0
     worst = int(torch.where(excess.isnan(), math.inf, excess).argmax())
     said = [float(operand[worst]) for operand in numbers]
     assert excess[worst] <= 0, f"{op} of {said}: {float(got[worst])}, not {float(exact[worst])}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tuner.config.run_config import RunConfig
 from tuner.trial import Language
 
-__all__ = ["COMPILE_S", "MIN_PROCESSES", "Costs", "Schedule", "scheduled"]
+__all__ = ["COMPILE_S", "MIN_PROCESSES", "START_S", "Costs", "Schedule", "scheduled"]
 
 MIN_PROCESSES = 3  # of two, an interval over processes is hopelessly wide
 MIN_SAMPLES_S = 0.2  # of samples from each process of a race
@@ -24,7 +24,8 @@ REPORT_S = 3.0
 # for a CUDA kernel of Hopper's instructions; Triton compiles at its first call.
 COMPILE_S: dict[Language, float] = {"cpp": 16.0, "cuda": 30.0, "triton": 4.0}
 CHECK_S = 8.0  # until one was seen
-START_S = 1.5  # of a set of processes: forks, contexts, what they load
+# Of a set of processes: forks, contexts, what they load, what is kept of the calls, their ends.
+START_S = {"cpu": 1.5, "cuda": 3.5}
 WARM_UP_CALLS, WARM_UP_S = 10, 1.2  # of each process of a set: no more than either
 LEAST_CALLS = 24  # of each process of a set, that count
 
@@ -34,20 +35,22 @@ class Costs:
     """What the parts of a verification take, as far as they are known.
 
     `check_s` is that of all probes of one contender, `call_s` of one call of the baseline with
-    all that is done around it; `num_cores` compile side by side.
+    all that is done around it; `num_cores` compile side by side. `start_s` is of one set of
+    processes.
     """
 
     compile_s: float = COMPILE_S["cpp"]
     check_s: float = CHECK_S
     num_cores: int = 1
     call_s: float = 0.01
+    start_s: float = START_S["cpu"]
 
     def set_s(self, num_finalists: int, samples_s: float) -> float:
         """Return the seconds of one set of processes of a race, the baseline's among them."""
         counted_s = max(samples_s, LEAST_CALLS * self.call_s)
         warm_up_s = min(WARM_UP_S, WARM_UP_CALLS * self.call_s)
         # Other values take a quarter of it, and there are waits between turns.
-        return START_S + (num_finalists + 1) * (1.5 * counted_s + warm_up_s + 0.3)
+        return self.start_s + (num_finalists + 1) * (1.5 * counted_s + warm_up_s + 0.3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop
 from tuner.records import SET_ASIDE
 from tuner.review.report import write_report
 from tuner.run import Outlook, Run, RunWriter
-from tuner.schedule import COMPILE_S, Costs, scheduled
+from tuner.schedule import COMPILE_S, START_S, Costs, scheduled
 from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.search.t4 import to_t4
@@ -79,9 +79,14 @@ class Session:
         self.trials = list(run.trials())
         self.notes: list[str] = []
         self._load = os.getloadavg()[0]  # before we load it
-        languages = [planned.family.templates[t].language for t in planned.family.templates]
+        templates = {str(params["template"]) for params in self.first}
+        languages = [planned.family.templates[name].language for name in templates]
         cores = num_workers(planned)
-        costs = Costs(max(COMPILE_S[language] for language in languages), num_cores=cores)
+        costs = Costs(
+            max(COMPILE_S[language] for language in languages),
+            num_cores=cores,
+            start_s=START_S[planned.device.kind],
+        )
         self.asked = self.schedule = scheduled(planned.config, costs)
 
     def work(self, environment: dict[str, Any]) -> Run:

@@ -103,6 +103,9 @@ _TRITON_SOFTPLUS = (
 )
 _CUDA_CLAMP = "({0} < {lo} ? {lo} : {0} > {hi} ? {hi} : {0})"
 _TRITON_CLAMP = "tl.where({0} < {lo}, {lo}, tl.where({0} > {hi}, {hi}, {0}))"
+# Those of Triton alone take denormals for 0.
+_TRITON_FLOOR = "tl.where(tl.floor({0}) > {0}, tl.floor({0}) - 1.0, tl.floor({0}))"
+_TRITON_CEIL = "tl.where(tl.ceil({0}) < {0}, tl.ceil({0}) + 1.0, tl.ceil({0}))"
 _EXTREME = "tl.{name}({{0}}, {{1}}, propagate_nan=tl.PropagateNan.ALL)"
 
 OPERATIONS: dict[str, Operation] = {
@@ -116,7 +119,7 @@ OPERATIONS: dict[str, Operation] = {
     "square": _function("square", "({0} * {0})", "({0} * {0})", 1, 0.5),
     "reciprocal": _function("reciprocal", "(1.0f / {0})", "tl.div_rn(1.0, {0})", 1, 0.5),
     "sqrt": _function("sqrt", "sqrtf({0})", "tl.sqrt_rn({0})", 1, 0.5),
-    "rsqrt": _function("rsqrt", "rsqrtf({0})", "libdevice.rsqrt({0})", 2, 2.0),
+    "rsqrt": _function("rsqrt", "rsqrtf({0})", "tl.div_rn(1.0, tl.sqrt_rn({0}))", 2, 2.0),
     "pow": Operation(
         "math::pow({0}, {1})", "powf({0}, {1})", "libdevice.pow({0}, {1})", 71, 1.0, takes=_TWO
     ),
@@ -198,8 +201,8 @@ OPERATIONS: dict[str, Operation] = {
     "hardtanh": _function("clamp", _CUDA_CLAMP, _TRITON_CLAMP, 2, 0.0, 0.0, lo=-1.0, hi=1.0),
     "hardsigmoid": _function(
         "hardsigmoid",
-        "(fminf(fmaxf({0} + 3.0f, 0.0f), 6.0f) * (1.0f / 6.0f))",
-        "(tl.minimum(tl.maximum({0} + 3.0, 0.0), 6.0) * (1.0 / 6.0))",
+        "({0} <= -3.0f ? 0.0f : {0} >= 3.0f ? 1.0f : ({0} + 3.0f) * (1.0f / 6.0f))",
+        "tl.where({0} <= -3, 0.0, tl.where({0} >= 3, 1.0, ({0} + 3.0) * (1.0 / 6.0)))",
         4,
         2.0,
     ),
@@ -267,8 +270,8 @@ OPERATIONS: dict[str, Operation] = {
         "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0))",
         2,
     ),
-    "floor": _function("floor", "floorf({0})", "tl.floor({0})", 6),
-    "ceil": _function("ceil", "ceilf({0})", "tl.ceil({0})", 6),
+    "floor": _function("floor", "floorf({0})", _TRITON_FLOOR, 6),
+    "ceil": _function("ceil", "ceilf({0})", _TRITON_CEIL, 6),
     "round": _function("round", "rintf({0})", "libdevice.rint({0})", 4),
     "trunc": _function("trunc", "truncf({0})", "libdevice.trunc({0})", 6),
 }

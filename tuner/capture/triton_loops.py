@@ -70,15 +70,17 @@ def triton_template(nest: Nest, function: str, names: Mapping[str, str]) -> str:
 class _Writer:
     def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
         self.nest, self.function, self.names = nest, function, names
-        self.places = {tensor.name: place for tensor, place in nest.arguments}
+        self.given = {tensor.name: place for tensor, place in nest.arguments}
         every = [s for p in nest.passes for s in (*p.statements, *p.after)] + list(nest.before)
         self.kinds = {s.name: OPERATIONS[s.op].gives for s in every}
+        self.places = self.given | {s.name: s.place for s in every}
+        self.places |= {r.name: "row" for p in nest.passes for r in p.reductions}
         self.inputs = [names[t.name] for t, _ in nest.arguments]
         self.outputs = [names[name] for name, _ in dict.fromkeys(nest.outputs)]
         self.folds = {r.fold for p in nest.passes for r in p.reductions}
 
     def text(self) -> str:
-        num_whole = sum(place == "whole" for place in self.places.values()) + 2
+        num_whole = sum(place == "whole" for place in self.given.values()) + 2
         head = _HEAD.format(
             title=f"Blocks of rows ({len(self.nest.passes)} passes)",
             function=self.function,
@@ -144,9 +146,9 @@ class _Writer:
         yield from self._row_outputs()
 
     def _rows(self, program: str) -> Iterator[str]:
-        yield f"    row_ids = ({program} * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]"
+        yield f"    row_ids = ({program} * ROWS + tl.arange(0, ROWS)).to(tl.int64)"
         yield "    is_row = row_ids < num_rows"
-        yield "    row_at = row_ids * num_columns"
+        yield "    row_at = row_ids[:, None] * num_columns"
         for tensor, place in self.nest.arguments:
             name = self.names[tensor.name]
             if place == "row":
@@ -165,15 +167,15 @@ class _Writer:
         if first is not None:
             yield f"col_ids = ({first}tl.arange(0, COLUMNS))[None, :]"
             yield "is_col = col_ids < num_columns"
-            yield "present = is_row & is_col"
+            yield "present = is_row[:, None] & is_col"
         read = {o for s in each.statements for o in s.operands if isinstance(o, str)}
         read |= {r.value for r in each.reductions} | {*each.writes}
         for name in sorted(read - known, key=lambda n: self.names.get(n, "")):
             text = self.names[name]
-            if self.places.get(name) == "whole":
+            if self.given.get(name) == "whole":
                 at = f"{text}_all + row_at + col_ids"
                 yield f"{text} = tl.load({at}, mask=present, other=0.0)"
-            elif self.places.get(name) == "column":
+            elif self.given.get(name) == "column":
                 yield f"{text} = tl.load({text}_all + col_ids, mask=is_col, other=0.0)"
         for statement in each.statements:
             if statement.name not in known:
@@ -181,32 +183,39 @@ class _Writer:
         known |= read | {s.name for s in each.statements}
         for name in each.writes:
             out = self.names[name]
-            value = self._whole(name)
+            value = self._floats(name, is_block=True)
             yield f"tl.store({out}_out + row_at + col_ids, {value}, mask=present)"
 
-    def _whole(self, name: str) -> str:
-        """Return a value as floats in each place of a block."""
-        return converted(self.names[name], self.kinds.get(name, "float"), "float", "triton")
+    def _in(self, name: str, is_block: bool) -> str:
+        """Return a value as it is used in a block: one for each row is spread over its columns."""
+        text = self.names[name]
+        return f"{text}[:, None]" if is_block and self.places[name] == "row" else text
+
+    def _floats(self, name: str, is_block: bool) -> str:
+        """Return a value as floats."""
+        text = self._in(name, is_block)
+        return converted(text, self.kinds.get(name, "float"), "float", "triton")
 
     def _masked(self, reduction: Reduction) -> str:
-        value = self._whole(reduction.value)
+        value = self._floats(reduction.value, is_block=True)
         return f"tl.where(present, {value}, {_START[reduction.fold]})"
 
     def _reduced(self, reduction: Reduction, value: str) -> str:
         if reduction.fold == "sum":
-            return f"tl.sum({value}, axis=1, keep_dims=True)"
-        return f"tl.reduce({value}, 1, {self.function}_{reduction.fold}, keep_dims=True)"
+            return f"tl.sum({value}, axis=1)"
+        return f"tl.reduce({value}, 1, {self.function}_{reduction.fold})"
 
     def _row_outputs(self) -> Iterator[str]:
         for name, place in dict.fromkeys(self.nest.outputs):
             if place == "row":
-                value = self._whole(name)
+                value = self._floats(name, is_block=False)
                 yield f"    tl.store({self.names[name]}_out + row_ids, {value}, mask=is_row)"
 
     def _statement(self, statement: Statement) -> str:
         takes = OPERATIONS[statement.op].takes
+        is_block = statement.place in ("whole", "column")
         operands = [
-            converted(self.names[o], self.kinds.get(o, "float"), wanted, "triton")
+            converted(self._in(o, is_block), self.kinds.get(o, "float"), wanted, "triton")
             if isinstance(o, str)
             else converted(literal(float(o), "triton"), "float", wanted, "triton")
             for o, wanted in zip(statement.operands, takes, strict=True)
