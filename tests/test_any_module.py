@@ -11,7 +11,7 @@ from cpu_machine import FACTS, GPP, compiled
 
 from tuner.capture.capture import capture
 from tuner.capture.derive import derived
-from tuner.capture.nest import NotOneNest
+from tuner.capture.index_space import NotOneNest
 from tuner.capture.settings import settings_of
 from tuner.evaluate.modules import fused, module_of
 from tuner.export.certificate import read_certificate
@@ -41,8 +41,14 @@ MODULES: dict[str, tuple[str, str, str]] = {
     "sum_of_rows": ("(x * y).sum(-1)", "", f"{X}, {X}"),
     "min_max": ("(x - x.amin(-1, True)) / (x.amax(-1, True) - x.amin(-1, True))", "", X),
     "where": ("torch.where(x > y, x.tanh(), 0.5 * y)", "", f"{X}, {X}"),
+    "channels_norm": ("x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-5)", "",
+                      "torch.randn(3, 33, 5, 7)"),
+    "softmax_of_middle": ("torch.softmax(x, 1) * self.w[:, None]",
+                          "self.w = nn.Parameter(torch.randn(21))", "torch.randn(4, 21, 50)"),
+    "largest_of_middle": ("x.amax(1)", "", "torch.randn(4, 130, 9)"),
     "two_results": ("(x.mean(-1, keepdim=True), x - x.mean(-1, keepdim=True))", "", X),
 }  # fmt: skip
+IN_TRITON_ALONE = {"channels_norm", "softmax_of_middle", "largest_of_middle"}
 PARAMS = [
     {"unroll": 1, "keep": True, "stream_output": False, "huge_pages": False},
     {"unroll": 4, "keep": False, "stream_output": True, "huge_pages": True},
@@ -92,6 +98,9 @@ def answers(value) -> list[torch.Tensor]:
 def test_the_loops_compute_what_the_module_does(name, tmp_path):
     problem, made = derive(tmp_path, name, text_of(name))
     family = load_family(made.name, [made.folder])
+    if name in IN_TRITON_ALONE:
+        assert set(family.templates) == {"nest_triton"}
+        return
     known = family.templates["nest"].parameters
     for params in PARAMS:
         given = {p: value for p, value in params.items() if p in known}
@@ -188,7 +197,16 @@ def test_what_is_not_usual_takes_the_references_way(tmp_path):
 
 REFUSED = {
     "a product": ("x @ y.T", f"{X}, {X}", "no loop is generated for"),
-    "a reduction of the first dimension": ("x.sum(0)", X, "sum over the dimensions (0,)"),
+    "a reduction of two that are apart": (
+        "x.sum((0, 2))",
+        "torch.randn(3, 4, 5)",
+        "sum over the dimensions (0, 2)",
+    ),
+    "a value a row that is spread over rows": (
+        "x - x.mean(-1)",
+        "torch.randn(7, 7)",
+        "one value a row, is spread",
+    ),
     "a scan": ("x.cumsum(-1)", X, "no loop is generated for cumsum"),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner.capture.derive import Derived, derived
 from tuner.capture.graph import Graph
-from tuner.capture.nest import NotOneNest
+from tuner.capture.index_space import NotOneNest
 from tuner.errors import InputError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.capture.graph import Graph
+from tuner.capture.index_space import NotOneNest
 from tuner.capture.loops import kept_values, loops_text
-from tuner.capture.nest import Nest, NotOneNest, nest_of
+from tuner.capture.nest import Nest, nest_of
 from tuner.capture.settings import settings_of
-from tuner.capture.triton_loops import RESERVED, triton_template
+from tuner.capture.triton_loops import RESERVED, blocks_of, triton_template
 from tuner.storage import write_whole
 from tuner.trial import content_key
 
@@ -35,8 +36,6 @@ _VALUES: dict[str, list[int | bool]] = {
     "stream_output": [False, True],
     "huge_pages": [True, False],
     "keep": [True, False],
-    "block_rows": [1, 2, 4, 8, 16],
-    "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
     "num_warps": [1, 2, 4, 8, 16, 32],
     "stages": [1, 2, 3, 4],
 }
@@ -96,9 +95,10 @@ def derived(
         "op.yaml": _op_yaml(nest, op, names),
         "reference.py": reference,
         "model_new.py": _model_new(graph, nest, reference, settings, has_modes),
-        "nest.cpp.j2": _template(nest, op, names),
         "nest_triton.triton.py.j2": triton_template(nest, f"fused_{op}_rows", names),
     }
+    if nest.inner == 1:  # in C++ a row lies in one piece
+        texts["nest.cpp.j2"] = _template(nest, op, names)
     key = content_key(str(FORMAT), *(texts[file] for file in sorted(texts)))[:12]
     root = folder / f"{op}-{key}"
     family = root / op
@@ -106,9 +106,12 @@ def derived(
     for file, text in texts.items():
         write_whole(family / file, text)
     config = root / f"{op}.yaml"
-    space: dict[str, object] = {"template": ["nest", "nest_triton"]}
-    heads = texts["nest.cpp.j2"] + texts["nest_triton.triton.py.j2"]
-    space |= {name: values for name, values in _VALUES.items() if f"  {name}:" in heads}
+    heads = "".join(text for file, text in texts.items() if file.endswith(".j2"))
+    space: dict[str, object] = {
+        "template": sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
+    }
+    varied = {**_VALUES, **blocks_of(nest)}
+    space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
     content = {"problem": {"op": op, "templates": ["."]}, "space": space}
     write_whole(config, json.dumps(content, indent=1) + "\n")
     return Derived(root, op, config)
@@ -359,7 +362,7 @@ def _has_free_rows(graph: Graph, nest: Nest) -> bool:
     if not graph.inputs or not graph.inputs[0].shape or not nest.row_shape:
         return False
     first = graph.inputs[0].shape[0]
-    if nest.row_shape[0] != first:
+    if nest.row_shape[0] != first or not nest.num_outer:
         return False
     of_inputs = all(
         place == "whole"

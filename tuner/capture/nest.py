@@ -18,19 +18,21 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.index_space import (
+    REDUCTIONS,
+    SAME_ORDER,
+    Place,
+    axes_of,
+    name_of,
+    refusal,
+    shapes_of,
+    space_of,
+)
 from tuner.capture.operations import OPERATIONS
-from tuner.errors import InputError
 
-__all__ = ["Nest", "NotOneNest", "Pass", "Place", "Reduction", "Statement", "nest_of"]
+__all__ = ["Nest", "Pass", "Reduction", "Statement", "nest_of"]
 
-Place = Literal["whole", "row", "column", "one"]
 Fold = Literal["sum", "amax", "amin"]
-_REDUCTIONS = {"sum", "mean", "amax", "amin", "var"}
-_SAME_ORDER = {"view", "expand"}  # of row-major order; what is expanded is read where it is needed
-
-
-class NotOneNest(InputError):
-    """The graph is more than one loop nest, or has work that no loop is generated for yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Nest:
         passes: in order; the last one has no reduction.
         outputs: what is written, by the name of the value, in the graph's order.
         row_strides: of values with one for each row, their strides in `row_shape`.
+        inner: elements between two columns of a row: rows that lie behind the columns.
+        num_outer: dimensions of the rows that lie before the columns.
     """
 
     rows: int
@@ -88,6 +92,8 @@ class Nest:
     outputs: tuple[tuple[str, Place], ...]
     flops: int
     row_strides: Mapping[str, tuple[int, ...]]
+    inner: int = 1
+    num_outer: int = 1
 
 
 def nest_of(graph: Graph) -> Nest:
@@ -98,14 +104,8 @@ def nest_of(graph: Graph) -> Nest:
     """
     if graph.buffer_updates:
         name = next(iter(graph.buffer_updates))
-        raise _refusal(None, f"the buffer {name} is updated by the call", "--mode eval")
+        raise refusal(None, f"the buffer {name} is updated by the call", "--mode eval")
     return _Builder(graph).build()
-
-
-def _refusal(node: Node | None, what: str, next_step: str = "") -> NotOneNest:
-    where = f"line {node.line}: " if node is not None and node.line else ""
-    text = f"{where}{what}\n  expected: pointwise work and reductions over the last dimensions"
-    return NotOneNest(text + (f"\n  next: {next_step}" if next_step else ""))
 
 
 class _Builder:
@@ -121,82 +121,21 @@ class _Builder:
         self.order: list[str] = []
         self.row_strides: dict[str, tuple[int, ...]] = {}
         self.flops = 0
-        self.row_shape, self.col_shape = self._space()
-        self.rows, self.cols = math.prod(self.row_shape), math.prod(self.col_shape)
-
-    # ---- the space ----------------------------------------------------------------------------
-
-    def _space(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of the rows and of the columns."""
-        for node in self.graph.nodes:
-            if node.op in _REDUCTIONS:
-                source = self.graph.value(_name(node.args[0]))
-                axes = _axes(node, len(source.shape))
-                first = len(source.shape) - len(axes)
-                if axes != tuple(range(first, len(source.shape))):
-                    raise _refusal(node, f"{node.op} over the dimensions {axes}")
-                if not first:
-                    raise _refusal(node, f"{node.op} over all of a tensor")
-                return source.shape[:first], source.shape[first:]
-        shape = max((n.shape for n in self.graph.nodes), key=math.prod, default=())
-        if not shape:
-            raise _refusal(None, "nothing is computed")
-        return self._without_reductions(shape)
-
-    def _without_reductions(
-        self, shape: tuple[int, ...]
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Split so that in the columns every tensor is whole or has one value."""
-        shapes = [s for t in self.graph.given for s in self._shapes_of(t.name, t.shape)]
-        shapes += [n.shape for n in self.graph.nodes if n.op not in _SAME_ORDER]
-        # Rows where there are any: another number of them is the same loop.
-        for at in [*range(1, len(shape)), 0]:
-            size = math.prod(shape[at:])
-            ends = [_aligned(other, shape)[at:] for other in shapes]
-            if all(math.prod(end) in (1, size) for end in ends):
-                return shape[:at], shape[at:]
-        return shape[:-1], shape[-1:]
-
-    def _shapes_of(self, name: str, shape: tuple[int, ...]) -> set[tuple[int, ...]]:
-        """Return the shapes in which a value takes part, through views of it.
-
-        What is expanded takes part in the shape that it had before.
-        """
-        found: set[tuple[int, ...]] = set()
-        for node in self.users[name]:
-            if node.op == "view":
-                found |= self._shapes_of(node.name, node.shape)
-            elif node.op == "expand":
-                found |= self._shapes_of(node.name, shape)
-            else:
-                found.add(shape)
-        return found or {shape}
+        self.space = space_of(graph, self.users)
+        self.rows, self.cols = self.space.rows, self.space.cols
 
     def place_of(self, name: str, shape: tuple[int, ...], node: Node | None) -> Place:
         """Return how a value lies in the space; note the strides of one for each row."""
-        num, space = math.prod(shape), (*self.row_shape, *self.col_shape)
-        if num == 1:
-            return "one"
-        if num == self.rows * self.cols:
-            return "whole"
-        aligned = _aligned(shape, space)
-        if len(aligned) == len(space):
-            own_rows, own_cols = aligned[: len(self.row_shape)], aligned[len(self.row_shape) :]
-            if own_cols == self.col_shape and math.prod(own_rows) == 1:
-                return "column"
-            if math.prod(own_cols) == 1:
-                self.row_strides[name] = _strides(own_rows)
-                return "row"
-        if num == self.rows:  # of a reduction without keepdim
-            self.row_strides[name] = _strides(self.row_shape)
-            return "row"
-        raise _refusal(node, f"a tensor of shape {list(shape)} beside {list(space)}")
+        place, strides = self.space.place_of(shape, node)
+        if place == "row":
+            self.row_strides[name] = strides
+        return place
 
     # ---- nodes --------------------------------------------------------------------------------
 
     def build(self) -> Nest:
         arguments: list[tuple[Tensor, Place]] = []
-        used = {_name(a) for n in self.graph.nodes for a in n.args if isinstance(a, Ref)}
+        used = {name_of(a) for n in self.graph.nodes for a in n.args if isinstance(a, Ref)}
         for tensor in self.graph.given:
             if tensor.name not in used and tensor.name not in self.graph.outputs:
                 continue
@@ -204,12 +143,12 @@ class _Builder:
                 self.numbers[tensor.name] = float(tensor.value)
                 continue
             if tensor.value is not None:
-                raise _refusal(None, f"the constant {tensor.name} has several values")
+                raise refusal(None, f"the constant {tensor.name} has several values")
             if tensor.dtype != "float32":
-                raise _refusal(None, f"{tensor.name} is {tensor.dtype}, float32 alone is read")
-            shapes = sorted(self._shapes_of(tensor.name, tensor.shape))
+                raise refusal(None, f"{tensor.name} is {tensor.dtype}, float32 alone is read")
+            shapes = sorted(shapes_of(self.users, tensor.name, tensor.shape))
             if len({self.place_of(tensor.name, shape, None) for shape in shapes}) > 1:
-                raise _refusal(None, f"{tensor.name} is used in several shapes")
+                raise refusal(None, f"{tensor.name} is used in several shapes")
             place = self.place_of(tensor.name, shapes[0], None)
             self.places[tensor.name], self.levels[tensor.name] = place, 0
             arguments.append((tensor, place))
@@ -219,15 +158,16 @@ class _Builder:
         for name in self.graph.outputs:
             real = self._real(name)
             if real not in self.statements and real not in self.reductions:
-                raise _refusal(None, f"the output {name} is an input as it is")
+                raise refusal(None, f"the output {name} is an input as it is")
             if self.places[real] not in ("whole", "row"):
-                raise _refusal(None, f"the output {name} has one value a {self.places[real]}")
+                raise refusal(None, f"the output {name} has one value a {self.places[real]}")
             outputs.append((real, self.places[real]))
         names = [name for name, _ in outputs]
         return Nest(
-            self.rows, self.cols, self.row_shape, tuple(arguments),
+            self.rows, self.cols, self.space.row_shape, tuple(arguments),
             tuple(self._of_rows(self._needed(names), 0)), tuple(self._passes(names)),
-            tuple(outputs), self.flops, self.row_strides,
+            tuple(outputs), self.flops, self.row_strides, math.prod(self.space.inner),
+            len(self.space.outer),
         )  # fmt: skip
 
     def _real(self, name: str) -> str:
@@ -236,10 +176,10 @@ class _Builder:
         return name
 
     def _take(self, node: Node) -> None:
-        if node.op in _SAME_ORDER:
-            self.alias[node.name] = self._real(_name(node.args[0]))
+        if node.op in SAME_ORDER:
+            self.alias[node.name] = self._real(name_of(node.args[0]))
             return
-        if node.op in _REDUCTIONS:
+        if node.op in REDUCTIONS:
             self._reduce(node)
             return
         if node.op == "full" and not isinstance(node.args[0], Ref):
@@ -248,19 +188,29 @@ class _Builder:
         op, own = _simpler(node)
         operation = OPERATIONS.get(op)
         if operation is None:
-            raise _refusal(node, f"no loop is generated for {node.op} yet")
+            raise refusal(node, f"no loop is generated for {node.op} yet")
         if node.dtype not in ("float32", "bool"):
-            raise _refusal(node, f"{node.op} gives {node.dtype}, float32 alone is computed")
+            raise refusal(node, f"{node.op} gives {node.dtype}, float32 alone is computed")
         given = [self._operand(a) for a in own]
         operands = tuple(given[: operation.arity])
         constants = given[operation.arity :]
         if any(isinstance(constant, str) for constant in constants):
-            raise _refusal(node, f"{node.op} with a tensor where a number is expected")
+            raise refusal(node, f"{node.op} with a tensor where a number is expected")
         attrs = dict(zip(operation.attributes, constants, strict=False))
         names = [o for o in operands if isinstance(o, str)]
         place = self.place_of(node.name, node.shape, node)
+        for operand in own[: operation.arity]:
+            self._require_spread(operand, place, node)
         self._add(Statement(node.name, op, operands, attrs, place), names)
         self.flops += operation.flop * math.prod(node.shape)
+
+    def _require_spread(self, operand: Operand, place: Place, node: Node) -> None:
+        """Refuse one value for each row that is spread over the rows, not over the columns."""
+        if place != "whole" or not isinstance(operand, Ref):
+            return
+        shape = self.graph.value(operand.name).shape
+        if self.places.get(self._real(operand.name)) == "row" and not self.space.is_spread(shape):
+            raise refusal(node, f"a tensor of shape {list(shape)}, one value a row, is spread")
 
     def _operand(self, operand: Operand) -> str | float | bool:
         if not isinstance(operand, Ref):
@@ -275,12 +225,15 @@ class _Builder:
         self.order.append(statement.name)
 
     def _reduce(self, node: Node) -> None:
-        source = self._real(_name(node.args[0]))
-        shape = self.graph.value(_name(node.args[0])).shape
-        axes = _axes(node, len(shape))
+        source = self._real(name_of(node.args[0]))
+        shape = self.graph.value(name_of(node.args[0])).shape
+        axes = axes_of(node, len(shape))
         size = math.prod(shape[a] for a in axes)
-        if self.places[source] != "whole" or size != self.cols:
-            raise _refusal(node, f"a second kind of {node.op}, over {size} elements")
+        parts = shape[: axes[0]], shape[axes[0] : axes[-1] + 1], shape[axes[-1] + 1 :]
+        space = self.space.outer, self.space.columns, self.space.inner
+        is_same = [math.prod(part) for part in parts] == [math.prod(part) for part in space]
+        if self.places[source] != "whole" or not is_same:
+            raise refusal(node, f"a second kind of {node.op}, over {size} elements")
         self.flops += math.prod(shape) * (4 if node.op == "var" else 1)
         if node.op in ("sum", "amax", "amin"):
             self._fold(node.name, "sum" if node.op == "sum" else _fold(node.op), source)
@@ -362,30 +315,5 @@ def _simpler(node: Node) -> tuple[str, tuple[Operand, ...]]:
     return node.op, node.args
 
 
-def _name(operand: Operand) -> str:
-    assert isinstance(operand, Ref), operand
-    return operand.name
-
-
 def _fold(op: str) -> Fold:
     return "amax" if op == "amax" else "amin"
-
-
-def _axes(node: Node, ndim: int) -> tuple[int, ...]:
-    given = node.attrs.get("axes")
-    axes = given if isinstance(given, list) and given else range(ndim)
-    return tuple(sorted(int(str(axis)) % ndim for axis in axes))
-
-
-def _aligned(shape: tuple[int, ...], space: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape as it broadcasts: with ones in front."""
-    return (1,) * (len(space) - len(shape)) + shape
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return contiguous strides, 0 where the size is 1."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step if size > 1 else 0)
-        step *= size
-    return tuple(reversed(strides))

@@ -12,7 +12,7 @@ from tuner.capture.loops import row_index
 from tuner.capture.nest import Nest, Pass, Reduction, Statement
 from tuner.capture.operations import OPERATIONS, converted, emit, literal
 
-__all__ = ["RESERVED", "triton_template"]
+__all__ = ["RESERVED", "blocks_of", "triton_template"]
 
 # What the text itself names.
 RESERVED = {
@@ -33,9 +33,9 @@ requires:
 holds fits in its registers"}}
   - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
 parameters:
-  block_rows: {{about: "rows of one program", default: 1, values: [1, 2, 4, 8, 16, 32]}}
-  block_columns: {{about: "columns at a time; a row that is no longer is read once", default: 1024,
-    values: [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768]}}
+  block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
+  block_columns: {{about: "columns at a time; a row that is no longer is read once",
+    default: {default_columns}, values: {block_columns}}}
   num_warps: {{about: "warps of a program", default: 4, values: [1, 2, 4, 8, 16, 32]}}
 {stages}steps:
   - {{call: {function}, args: [{arguments}, rows, cols]}}
@@ -54,6 +54,19 @@ def {function}_{fold}(one, other):
     return tl.{name}(one, other, propagate_nan=tl.PropagateNan.ALL)
 """
 _STAGES = '  stages: {about: "blocks on their way at a time", default: 2, values: [1, 2, 3, 4]}\n'
+
+
+def blocks_of(nest: Nest) -> dict[str, list[int]]:
+    """Return the sizes of blocks that are worth trying: long where memory is contiguous."""
+    if nest.inner == 1:
+        return {
+            "block_rows": [1, 2, 4, 8, 16],
+            "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
+        }
+    return {
+        "block_rows": [16, 32, 64, 128, 256, 512, 1024],
+        "block_columns": [1, 2, 4, 8, 16, 32, 64, 128],
+    }
 
 
 def triton_template(nest: Nest, function: str, names: Mapping[str, str]) -> str:
@@ -75,6 +88,7 @@ class _Writer:
         self.kinds = {s.name: OPERATIONS[s.op].gives for s in every}
         self.places = self.given | {s.name: s.place for s in every}
         self.places |= {r.name: "row" for p in nest.passes for r in p.reductions}
+        self.col_at = "col_ids" if nest.inner == 1 else "col_at"
         self.inputs = [names[t.name] for t, _ in nest.arguments]
         self.outputs = [names[name] for name, _ in dict.fromkeys(nest.outputs)]
         self.folds = {r.fold for p in nest.passes for r in p.reductions}
@@ -86,6 +100,9 @@ class _Writer:
             function=self.function,
             arguments=", ".join([*self.inputs, *(f"{name}_out" for name in self.outputs)]),
             per_lane=max(16, 256 // num_whole),
+            **blocks_of(self.nest),
+            default_rows=1 if self.nest.inner == 1 else 128,
+            default_columns=1024 if self.nest.inner == 1 else 8,
             stages=_STAGES if self.folds else "",
         )
         for fold in sorted(self.folds - {"sum"}):
@@ -148,7 +165,12 @@ class _Writer:
     def _rows(self, program: str) -> Iterator[str]:
         yield f"    row_ids = ({program} * ROWS + tl.arange(0, ROWS)).to(tl.int64)"
         yield "    is_row = row_ids < num_rows"
-        yield "    row_at = row_ids[:, None] * num_columns"
+        inner = self.nest.inner
+        if inner == 1:
+            yield "    row_at = row_ids[:, None] * num_columns"
+        else:
+            outer = f"(row_ids // {inner}) * ({inner} * num_columns)"
+            yield f"    row_at = ({outer} + row_ids % {inner})[:, None]"
         for tensor, place in self.nest.arguments:
             name = self.names[tensor.name]
             if place == "row":
@@ -167,13 +189,15 @@ class _Writer:
         if first is not None:
             yield f"col_ids = ({first}tl.arange(0, COLUMNS))[None, :]"
             yield "is_col = col_ids < num_columns"
+            if self.nest.inner > 1:
+                yield f"col_at = col_ids.to(tl.int64) * {self.nest.inner}"
             yield "present = is_row[:, None] & is_col"
         read = {o for s in each.statements for o in s.operands if isinstance(o, str)}
         read |= {r.value for r in each.reductions} | {*each.writes}
         for name in sorted(read - known, key=lambda n: self.names.get(n, "")):
             text = self.names[name]
             if self.given.get(name) == "whole":
-                at = f"{text}_all + row_at + col_ids"
+                at = f"{text}_all + row_at + {self.col_at}"
                 yield f"{text} = tl.load({at}, mask=present, other=0.0)"
             elif self.given.get(name) == "column":
                 yield f"{text} = tl.load({text}_all + col_ids, mask=is_col, other=0.0)"
@@ -184,7 +208,7 @@ class _Writer:
         for name in each.writes:
             out = self.names[name]
             value = self._floats(name, is_block=True)
-            yield f"tl.store({out}_out + row_at + col_ids, {value}, mask=present)"
+            yield f"tl.store({out}_out + row_at + {self.col_at}, {value}, mask=present)"
 
     def _in(self, name: str, is_block: bool) -> str:
         """Return a value as it is used in a block: one for each row is spread over its columns."""
