@@ -3,9 +3,8 @@
 Exit codes: 0 done; 1 nothing correct found, or a file is rejected; 2 the user's files or
 arguments; 3 toolchain, device, disk, or a run locked by another process; 130 interrupted.
 
-The first Ctrl-C ends the search: the best candidates until then are verified, exported and
-reported, and the exit code is 130 all the same, since less was searched than was asked. The
-second ends at once; `tune --resume` goes on in both cases.
+The first Ctrl-C ends the search: the best candidates until then are verified and exported, and
+the exit code is 130 all the same. The second ends at once; `tune --resume` goes on in both cases.
 """
 
 from __future__ import annotations
@@ -122,7 +121,8 @@ def tune(
     if module is not None:
         from tuner.deriving import derive_operator
 
-        config = derive_operator(module).config
+        with watching(is_json=json) as view:
+            config = derive_operator(module, view).config
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False

@@ -17,6 +17,7 @@ from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.cache import default_cache_dir
+from tuner.observing import Observer
 from tuner.storage import storage_errors
 from tuner.trial import from_json
 
@@ -25,11 +26,12 @@ __all__ = ["derive_operator"]
 CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
 
-def derive_operator(path: Path) -> Derived:
+def derive_operator(path: Path, observer: Observer | None = None) -> Derived:
     """Capture the forward of a KernelBench-format file; write an operator that computes it.
 
     Args:
         path: the file: `class Model`, `get_inputs()`, `get_init_inputs()`; trusted like code.
+        observer: is told that it begins.
 
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is
@@ -38,6 +40,7 @@ def derive_operator(path: Path) -> Derived:
     """
     if not path.is_file():
         raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+    (observer or Observer()).on_stage(f"capturing the forward of {path}")
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         try:
             found = worker.call("capture", {"path": str(path.resolve())}, timeout_s=CAPTURE_S).data
