@@ -313,7 +313,8 @@ _SETTINGS = {settings!r}
 def is_usual(module, inputs):
     # Whether a call is one that the loops were written for.
     device = torch.device(fused_device).type
-    tensors = (*inputs, *module.parameters(), *module.buffers())
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors = (*inputs, *state.values())
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         return False
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
@@ -329,7 +330,6 @@ def is_usual(module, inputs):
             return False
         if shape and shape[0] == _INPUTS[0][0] and len(x) != len(inputs[0]):
             return False
-    state = dict(module.named_parameters()) | dict(module.named_buffers())
     if {{name: list(t.shape) for name, t in state.items()}} != _STATE:
         return False
     return settings_of(module, {has_modes}) == _SETTINGS
