@@ -42,6 +42,12 @@ Path(tempfile.tempdir).mkdir()
 Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes no parents
 
 
+def pytest_configure() -> None:
+    from impatience import no_rest
+
+    no_rest()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden",

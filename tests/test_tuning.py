@@ -116,7 +116,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
     first, first_result = tuple(run.trials()), run.result()
 
     options = ["--trials", 50, "--json"]  # progress is on stderr then
-    extended = tune("--resume", run.path, *options, cwd=folder, is_impatient=True)
+    extended = tune("--resume", run.path, *options, cwd=folder)
     return Life(
         folder, run, locked, len(workers), killed, interrupted, first, first_result, extended
     )
