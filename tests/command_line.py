@@ -10,11 +10,13 @@ import atexit
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,11 +71,27 @@ def tune(
         )
         said = Said(done.returncode, done.stdout.decode(), done.stderr.decode())
     else:
-        said = _said_by_the_warm(
-            list(map(str, args)), cwd, environment({**ONE_THREAD, **(env or {})})
-        )
+        said = _said_by(_warm(), list(map(str, args)), cwd, env)
     assert "Traceback" not in said.out + said.err, said.out + said.err
     return said
+
+
+def tune_until(
+    is_due: Callable[[], bool],
+    *args: object,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    then: Callable[[], None] = lambda: None,
+) -> Said:
+    """Run `tune ARGS`, press Ctrl-C when it is due, and do something else `then`."""
+    server = _warm()
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(_said_by, server, list(map(str, args)), cwd, env)
+        wait_for(lambda: ended.done() or is_due())
+        assert not ended.done(), ended.result()
+        server.send_signal(signal.SIGINT)
+        then()
+        return ended.result()
 
 
 _idle: list[subprocess.Popen[bytes]] = []  # as many as ever worked at a time
@@ -85,17 +103,23 @@ def _end_servers() -> None:
         server.communicate()  # closes its stdin, which ends it
 
 
-def _said_by_the_warm(args: list[str], cwd: Path, env: dict[str, str]) -> Said:
+def _warm() -> subprocess.Popen[bytes]:
     try:
-        server = _idle.pop()
+        return _idle.pop()
     except IndexError:
         program = [sys.executable, str(Path(__file__).with_name("warm_command_line.py"))]
-        server = subprocess.Popen(
+        return subprocess.Popen(
             program, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+
+
+def _said_by(
+    server: subprocess.Popen[bytes], args: list[str], cwd: Path, env: Mapping[str, str] | None
+) -> Said:
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out.txt", Path(folder) / "err.txt"
-        where = {"cwd": str(cwd), "env": env, "out": str(out), "err": str(err)}
+        variables = environment({**ONE_THREAD, **(env or {})})
+        where = {"cwd": str(cwd), "env": variables, "out": str(out), "err": str(err)}
         asked = {"args": args, **where}
         assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(asked).encode() + b"\n")

@@ -22,7 +22,16 @@ from pathlib import Path
 import optuna
 import psutil
 import pytest
-from command_line import Said, all_children, are_gone, environment, started, tune, wait_for
+from command_line import (
+    Said,
+    all_children,
+    are_gone,
+    environment,
+    started,
+    tune,
+    tune_until,
+    wait_for,
+)
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
@@ -107,12 +116,13 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Life:
         file.write(b'{"number": 99, "templ')  # what a kill in the middle of a write leaves
 
     waits["HOLD_FROM"] = str(len(killed) + 1)
-    with running("--resume", run.path, cwd=folder, env=waits) as process:
-        wait_for(lambda: whole_lines(trials) > len(killed))
-        process.send_signal(signal.SIGINT)
-        hold.unlink()
-        code = process.wait(1200)
-    interrupted = Said(code, (folder / "out.txt").read_text(), (folder / "err.txt").read_text())
+    interrupted = tune_until(
+        lambda: whole_lines(trials) > len(killed),
+        *("--resume", run.path),
+        cwd=folder,
+        env=waits,
+        then=hold.unlink,
+    )
     first, first_result = tuple(run.trials()), run.result()
 
     options = ["--trials", 50, "--json"]  # progress is on stderr then

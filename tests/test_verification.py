@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from command_line import Said, command, environment, tune, wait_for
+from command_line import Said, tune, tune_until
 
 from benchmarks.kills import (
     CONFIG,
@@ -183,12 +182,12 @@ def test_a_fault_that_all_candidates_share_is_found_before_the_search(tmp_path):
     assert only_run(tmp_path).trials() == []
 
 
-def test_little_time_makes_the_verification_smaller_and_says_so(tmp_path):
-    write_problem(tmp_path)
-    said = tune("--config", "config.yaml", "--time", "12s", cwd=tmp_path)
+def test_little_time_makes_the_verification_smaller_and_says_so(verified, tmp_path):
+    run = as_searched(verified, tmp_path)
+    said = tune("--resume", run.path, "--time", "12s", cwd=tmp_path)
     assert said.code == 0, said.out + said.err
     assert "less than asked for: 1 of 2 finalists" in said.out
-    result = only_run(tmp_path).result()
+    result = run.result()
     assert result is not None and len(result.finalists) == 1
     assert any("1 of 2 finalists" in note for note in result.notes)
 
@@ -226,8 +225,9 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture
-def verification(tmp_path: Path) -> Iterator[Verification]:
+def verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verification]:
     """The verification of a run without trials."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_problem(tmp_path)
     planned = plan(load_config(tmp_path / "config.yaml"))
     run = create_run(tmp_path / "runs", "doubled", "cpu", planned.config.text, {})
@@ -254,8 +254,7 @@ def file_of(verification: Verification, number: int, accident: str) -> ExportFil
     return file
 
 
-def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification):
     accidents = ["...", "os.kill(os.getpid(), signal.SIGSEGV)"]
     files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
     entries = {n: Finalist(n, Check(True, "float32")) for n in files}
@@ -305,17 +304,11 @@ def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verificat
 
 
 def test_kills_in_the_middle_of_a_verification_lose_and_claim_nothing(verified, tmp_path):
-    """In the first check, and right behind its verdict; `benchmarks.kills`: at random moments."""
+    """Right behind the first verdict, in the next check; `benchmarks.kills`: at random moments."""
     run = as_searched(verified, tmp_path)
     resume = ["--resume", str(run.path)]
-
-    def is_checking() -> bool:
-        progress = run.path / "progress.json"
-        return progress.is_file() and "checking trial_" in progress.read_text()
-
-    for is_due in (is_checking, run.checks):
-        assert killed(resume, tmp_path, is_due) is None
-        assert false_claims(run) == [] and run.result() is None
+    assert killed(resume, tmp_path, lambda: bool(run.checks())) is None
+    assert false_claims(run) == [] and run.result() is None
     kept = run.checks()
     assert kept and all(entry.check.is_accepted for entry in kept)
     said = tune(*resume, cwd=tmp_path)
@@ -344,20 +337,15 @@ def test_a_build_lock_that_a_killed_compiler_left_does_not_block_for_ever(tmp_pa
 
 def test_ctrl_c_in_the_verification_ends_with_what_was_accepted(verified, tmp_path):
     run = as_searched(verified, tmp_path)
-    with (tmp_path / "out.txt").open("wb") as out:
-        process = subprocess.Popen(
-            command("--resume", run.path, is_impatient=True),
-            cwd=tmp_path,
-            env=environment(),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-        wait_for(lambda: "checking trial_" in (tmp_path / "out.txt").read_text())
-        process.send_signal(signal.SIGINT)
-        code = process.wait(200)
-    text = (tmp_path / "out.txt").read_text()
-    assert code == 130, text
-    assert "what is in flight is finished" in text and "Traceback" not in text
+    progress = run.path / "progress.json"
+
+    def is_checking() -> bool:
+        return progress.is_file() and "checking trial_" in progress.read_text()
+
+    said = tune_until(is_checking, "--resume", run.path, cwd=tmp_path)
+    assert said.code == 130, said.out + said.err
+    assert "what is in flight is finished" in said.err
+    assert "Traceback" not in said.out + said.err
     result = run.result()
     assert result is not None and result.exported is not None
     assert result.exported.check.is_accepted
