@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from tuner.export.module import VERIFIED
@@ -115,8 +116,10 @@ def write_problem(folder: Path) -> None:
     (folder / "config.yaml").write_text(json.dumps(CONFIG))
 
 
-def killed_after_search(command: list[str], folder: Path, wait_s: float) -> int | None:
-    """Start a tuner, and kill it that long after its search; its exit code, None if killed."""
+def killed(
+    command: list[str], folder: Path, is_due: Callable[[], bool], wait_s: float = 0.0
+) -> int | None:
+    """Start a tuner, and kill it that long after it is due; its exit code, None if killed."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tuner", *command],
         cwd=folder,
@@ -124,7 +127,7 @@ def killed_after_search(command: list[str], folder: Path, wait_s: float) -> int 
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + MOST_S
-    while process.poll() is None and not is_searched(folder):
+    while process.poll() is None and not is_due():
         if time.monotonic() > deadline:
             break
         time.sleep(0.02)
@@ -175,7 +178,7 @@ def stress(num_kills: int, seed: int, longest_s: float = LONGEST_S) -> dict[str,
             while True:
                 is_last = len(kills) >= num_kills
                 wait_s = MOST_S if is_last else rng.uniform(0.0, longest_s)
-                code = killed_after_search(command, folder, wait_s)
+                code = killed(command, folder, lambda: is_searched(folder), wait_s)  # noqa: B023
                 runs = list((folder / "runs").iterdir()) if (folder / "runs").is_dir() else []
                 if code is not None:
                     problems += [] if code == 0 else [f"exit code {code}"]

@@ -1,7 +1,7 @@
 """`tune` as a user runs it: a process, its exit code, what it prints.
 
-A test that asks what a command says gets it from a fork of a process that has imported the tuner
-(`warm_command_line`); `is_fresh`, or a setting of how it starts, makes it a process from scratch.
+A test that asks what a command says or makes gets it from a process that has imported the tuner
+and was other commands before (`warm_command_line`); `is_fresh` makes it a process from scratch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import atexit
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,42 +24,16 @@ import psutil
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT_S = 1200.0  # one command on a machine as busy as can be: only a hang takes longer
-# The real command line, but for what hangs, which need not take a minute to be found out: who
-# answers gets ten, however busy the machine is. Where a test asks for it, the search waits at a
-# trial for as long as a file is there, or shares the CPU with what is timed, as beside a GPU.
-IMPATIENT = """
-import json, os, time
-from pathlib import Path
-import tuner.evaluate.evaluator as room
-from tuner.cli import main
-
-screened, finish = room.DeviceEvaluator._screened, room.DeviceEvaluator.finish
-
-def impatient(self, payload):
-    mode = json.loads(payload["candidate"])["params"].get("mode")
-    room.SCREEN_TIMEOUT_S = 4.0 if mode == "hang" else 600.0
-    try:
-        return screened(self, payload)
-    finally:
-        room.SCREEN_TIMEOUT_S = 600.0
-
-def num_written():
-    return sum(path.read_bytes().count(b"\\n") for path in Path("runs").glob("*/trials.jsonl"))
-
-def held(self, pending, number, best_us):
-    # By what is written: trials are finished in the order in which they were built.
-    while num_written() >= int(os.environ.get("HOLD_FROM", "999")):
-        if not os.path.exists(os.environ["HOLD"]):
-            break
-        time.sleep(0.02)
-    return finish(self, pending, number, best_us)
-
-room.SCREEN_TIMEOUT_S = 600.0
-room.DeviceEvaluator._screened, room.DeviceEvaluator.finish = impatient, held
-if "OVERLAPS" in os.environ:
-    room.DeviceEvaluator.overlaps = True
+# The real command line, but for what it waits for.
+IMPATIENT = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from impatience import main
+del sys.path[0]
 main()
 """
+# Of PyTorch's own operations: the baselines of tests are small, and cores belong to other tests.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -82,18 +58,12 @@ def tune(
     *args: object,
     cwd: Path,
     env: Mapping[str, str] | None = None,
-    is_impatient: bool = False,
     is_fresh: bool = False,
-    stays: bool = False,
 ) -> Said:
-    """Run `tune ARGS` to its end; it never shows a traceback.
-
-    With `stays` it shares its process, and what that has started, with other such commands: for
-    those that end by themselves, and leave nothing.
-    """
-    if is_impatient or is_fresh:
+    """Run `tune ARGS` to its end; it never shows a traceback."""
+    if is_fresh:
         done = subprocess.run(
-            command(*args, is_impatient=is_impatient),
+            command(*args),
             cwd=cwd,
             env=environment(env),
             capture_output=True,
@@ -101,9 +71,27 @@ def tune(
         )
         said = Said(done.returncode, done.stdout.decode(), done.stderr.decode())
     else:
-        said = _said_by_a_fork(list(map(str, args)), cwd, environment(env), stays)
+        said = _said_by(_warm(), list(map(str, args)), cwd, env)
     assert "Traceback" not in said.out + said.err, said.out + said.err
     return said
+
+
+def tune_until(
+    is_due: Callable[[], bool],
+    *args: object,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    then: Callable[[], None] = lambda: None,
+) -> Said:
+    """Run `tune ARGS`, press Ctrl-C when it is due, and do something else `then`."""
+    server = _warm()
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(_said_by, server, list(map(str, args)), cwd, env)
+        wait_for(lambda: ended.done() or is_due())
+        assert not ended.done(), ended.result()
+        server.send_signal(signal.SIGINT)
+        then()
+        return ended.result()
 
 
 _idle: list[subprocess.Popen[bytes]] = []  # as many as ever worked at a time
@@ -115,18 +103,24 @@ def _end_servers() -> None:
         server.communicate()  # closes its stdin, which ends it
 
 
-def _said_by_a_fork(args: list[str], cwd: Path, env: dict[str, str], stays: bool) -> Said:
+def _warm() -> subprocess.Popen[bytes]:
     try:
-        server = _idle.pop()
+        return _idle.pop()
     except IndexError:
         program = [sys.executable, str(Path(__file__).with_name("warm_command_line.py"))]
-        server = subprocess.Popen(
+        return subprocess.Popen(
             program, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
+
+
+def _said_by(
+    server: subprocess.Popen[bytes], args: list[str], cwd: Path, env: Mapping[str, str] | None
+) -> Said:
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder) / "out.txt", Path(folder) / "err.txt"
-        where = {"cwd": str(cwd), "env": env, "out": str(out), "err": str(err)}
-        asked = {"args": args, "stays": stays, **where}
+        variables = environment({**ONE_THREAD, **(env or {})})
+        where = {"cwd": str(cwd), "env": variables, "out": str(out), "err": str(err)}
+        asked = {"args": args, **where}
         assert server.stdin is not None and server.stdout is not None
         server.stdin.write(json.dumps(asked).encode() + b"\n")
         server.stdin.flush()

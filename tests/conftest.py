@@ -22,13 +22,15 @@ _CACHES = Path(tempfile.mkdtemp(prefix="tuner-tests-", dir=_ROOT))
 for _variable, _folder in {
     "TMPDIR": "tmp",
     "XDG_CACHE_HOME": "cache",
-    "TORCH_EXTENSIONS_DIR": "torch_extensions",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
 }.items():
     os.environ[_variable] = str(_CACHES / _folder)
 # What the tests of templates compile, for all workers: theirs is the folder of who started them.
 os.environ.setdefault("TUNER_TESTS_BUILDS", str(_CACHES / "builds"))
+# Exported files too, of which several tests have the same: each takes 5 s of CPU.
+_extensions = os.environ.setdefault("TUNER_TESTS_EXTENSIONS", str(_CACHES / "torch_extensions"))
+os.environ["TORCH_EXTENSIONS_DIR"] = _extensions
 # Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
 # others, for whole time slices at each of OpenMP's barriers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -40,6 +42,12 @@ os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 tempfile.tempdir = os.environ["TMPDIR"]  # else it keeps what it found before
 Path(tempfile.tempdir).mkdir()
 Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes no parents
+
+
+def pytest_configure() -> None:
+    from impatience import no_rest
+
+    no_rest()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,19 +62,22 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(_CACHES, ignore_errors=True)
 
 
-# Minutes each: started first, or one of two workers would be left alone with them in the end.
+# The longest, in this order: started first, or one of two workers would be left alone in the end.
 _LONG = (
     "test_tuning",
     "test_verification",
     "test_cli",
+    "test_template_wgmma",
     "test_evaluate",
-    "test_check",
     "test_cheats",
+    "test_any_module",
+    "test_check",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem not in _LONG)
+    places = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(_LONG)))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:

@@ -51,6 +51,7 @@ def compile_cuda(candidate: Candidate, folder: Path, arch: str) -> tuple[Path, s
     command = ["nvcc", "-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
     command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", "-shared", "-Xcompiler", "-fPIC"]
     command += ["-Xlinker", "-z", "-Xlinker", "defs", "-o", str(library), str(source)]
+    command += ["--keep", "--keep-dir", str(folder)]  # candidate.ptx
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return library, done.stderr
@@ -88,7 +89,12 @@ def ptx_of_kernels(candidate: Candidate, folder: Path, arch: str) -> dict[str, s
     source.write_text(candidate.source)
     command = ["nvcc", "-std=c++17", "--expt-relaxed-constexpr", f"-arch=compute_{arch}", "-ptx"]
     subprocess.run([*command, "-o", str(target), str(source)], capture_output=True, check=True)
-    return dict(re.findall(r"\.entry (\w+)\((.*?)\n}\n", target.read_text(), re.DOTALL))
+    return kernels_of(target)
+
+
+def kernels_of(ptx: Path) -> dict[str, str]:
+    """Return the text of every kernel by its mangled name."""
+    return dict(re.findall(r"\.entry (\w+)\((.*?)\n}\n", ptx.read_text(), re.DOTALL))
 
 
 def spills(report: str) -> dict[str, int]:

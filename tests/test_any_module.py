@@ -225,7 +225,7 @@ def test_what_no_loop_is_generated_for_is_refused_with_its_line(name, tmp_path):
 def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "my_gate.py").write_text(text_of("rms_norm_gate"))
-    said = tune("my_gate.py", "--trials", "1", "--time", "40s", cwd=tmp_path)
+    said = tune("my_gate.py", "--trials", "1", "--effort", "quick", cwd=tmp_path)
     assert said.code == 0, said.out + said.err
     (path,) = (tmp_path / "runs").iterdir()
     run = open_run(path)

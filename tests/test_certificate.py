@@ -228,6 +228,7 @@ def interval(speedup: float, low: float, high: float) -> Interval:
         ((1.5, 1.4, 1.6), (1.45, 1.35, 1.55), True, ""),
         ((4.18, 4.16, 4.20), (4.10, 4.08, 4.12), True, ""),  # nobody need be told of 2 %
         ((1.5, 1.4, 1.6), (1.0, 0.95, 1.05), False, ""),
+        ((900.0, 890.0, 910.0), (4.0, 0.2, 30.0), False, ""),
         ((1.0, 0.95, 1.05), (1.5, 1.4, 1.6), False, ""),  # neither may claim less
         ((50.0, 0.5, 60.0), (1.0, 0.98, 1.02), False, "claims nothing"),
         ((50.0, 0.5, 60.0), (1.0, 0.1, 90.0), False, "claims nothing"),
@@ -286,17 +287,6 @@ def test_a_forged_reference_is_never_run(tmp_path):
     assert not (tmp_path / "it_ran").exists()
 
 
-def test_a_plain_module_that_claims_50x_does_not_hold(tmp_path):
-    file, reference = tmp_path / "mine.py", tmp_path / "ref.py"
-    file.write_text(TEXT)
-    reference.write_text(REFERENCE)
-    certify(file, replace(CERTIFICATE, interval=interval(50.0, 0.5, 60.0), samples_us=()))
-    said = tune(*VERIFY, "--reference", "ref.py", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
-    assert said.code == 1, said
-    assert "no longer holds  the speed-up: 50.000x [0.500, 60.000] then" in said.out
-    assert "so wide that it claims nothing" in said.out
-
-
 def test_absurd_tolerances_in_a_certificate_are_damage(tmp_path):
     file, reference = tmp_path / "mine.py", tmp_path / "ref.py"
     file.write_text(TEXT)
@@ -308,17 +298,17 @@ def test_absurd_tolerances_in_a_certificate_are_damage(tmp_path):
 
 
 def test_it_says_point_by_point_what_holds_and_what_no_longer_does(tmp_path):
-    """A right file with a claim of speed that never held; the rest of its claims are true."""
+    """A plain module whose claim of speed never held; the rest of its claims are true."""
     file, reference = tmp_path / "mine.py", tmp_path / "ref.py"
     file.write_text(TEXT)
     reference.write_text(REFERENCE)
     forged = replace(
         CERTIFICATE,
-        interval=Interval(900.0, 890.0, 910.0, 0.95, 2),
+        interval=Interval(50.0, 0.5, 60.0, 0.95, 2),
         probes=(probe("as given", 0.0),),
     )
     certify(file, forged)
-    said = tune(*VERIFY, "--reference", "ref.py", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    said = tune(*VERIFY, "--reference", "ref.py", cwd=tmp_path)
     assert said.code == 1, said
     lines = [re.split(r"\s{2,}|: ", line) for line in said.out.splitlines()]
     found = {parts[1]: parts[0] for parts in lines if len(parts) > 2 and parts[0]}
@@ -327,8 +317,9 @@ def test_it_says_point_by_point_what_holds_and_what_no_longer_does(tmp_path):
     assert found["the errors against float64"] == "holds"
     assert found["right on probes that nobody has seen"] == "holds"
     words = " ".join(said.out.split())
-    assert "no longer holds the speed-up: 900.000x [890.000, 910.000] then" in words
-    assert "no longer holds the interval, from its own samples: claimed 900.000x" in words
+    assert "no longer holds the speed-up: 50.000x [0.500, 60.000] then" in words
+    assert "so wide that it claims nothing" in words
+    assert "no longer holds the interval, from its own samples: claimed 50.000x" in words
     assert "note other sizes: rows = 64; they replace the reference's own" in words
     assert found["another torch"] == "note" and "9.9 then" in said.out
     assert said.out.endswith("accuracy class float32: 2 of its points no longer hold here\n")

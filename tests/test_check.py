@@ -153,8 +153,8 @@ def ask_all(problem, new_class, expectations) -> list[Answer]:
     ]
 
 
-def verdict(problem, new_class, expectations, accuracy=FLOAT32):
-    answers = ask_all(problem, new_class, expectations)
+def verdict(problem, new_class, expectations, accuracy=FLOAT32, answers=None):
+    answers = answers or ask_all(problem, new_class, expectations)
     results = []
     for expectation, first in zip(expectations, answers, strict=True):
 
@@ -188,27 +188,29 @@ def test_the_cheat_is_rejected_and_named(name, problem, thorough, patched_functi
     assert check.reason.startswith(next(r.reason for r in results if not r.is_accepted))
 
 
-@pytest.fixture(scope="module", params=[(1, FLOAT32), (2, LOOSE)], ids=["float32", "loose"])
-def wide_thorough(request, wide_problem):
-    seed, accuracy = request.param
-    probes = thorough_probes(seed, wide_problem.num_rows())
-    return expect_all(wide_problem, probes, accuracy), accuracy
+@pytest.fixture(scope="module")
+def wide_thorough(wide_problem):
+    """The same questions, as two accuracy classes expect the answers."""
+    probes = thorough_probes(1, wide_problem.num_rows())
+    return {accuracy: expect_all(wide_problem, probes, accuracy) for accuracy in (FLOAT32, LOOSE)}
 
 
 @pytest.mark.parametrize("name", ALWAYS_ACCEPTED)
 def test_the_honest_module_is_accepted(name, wide_problem, wide_thorough):
     new_class = load_candidate(HERE / "honest" / f"{name}.py")
-    expectations, accuracy = wide_thorough
-    if name == "atomic_sums":  # declared, as a template declares its atomics
-        expectations = [without_same_bits(e) for e in expectations]
-    check = verdict(wide_problem, new_class, expectations, accuracy)
-    assert check.is_accepted, check.reason
-    assert len(check.probes) == len(expectations) > 25
-    own = {p.probe.removeprefix("own work, ") for p in check.probes if p.note}
-    assert ("fewer rows" in own) == (name in HELD_REFERENCE)
-    assert all(probe in " ".join(check.notes) for probe in own)
-    if name == "atomic_sums":  # its eval mode is the reference's
-        assert own == {"eval", "fewer rows, eval", "gradients, eval"}
+    answers = None
+    for accuracy, expectations in wide_thorough.items():
+        if name == "atomic_sums":  # declared, as a template declares its atomics
+            expectations = [without_same_bits(e) for e in expectations]
+        answers = answers or ask_all(wide_problem, new_class, expectations)
+        check = verdict(wide_problem, new_class, expectations, accuracy, answers)
+        assert check.is_accepted, check.reason
+        assert len(check.probes) == len(expectations) > 25
+        own = {p.probe.removeprefix("own work, ") for p in check.probes if p.note}
+        assert ("fewer rows" in own) == (name in HELD_REFERENCE)
+        assert all(probe in " ".join(check.notes) for probe in own)
+        if name == "atomic_sums":  # its eval mode is the reference's
+            assert own == {"eval", "fewer rows, eval", "gradients, eval"}
 
 
 @pytest.fixture(scope="module")
@@ -233,9 +235,8 @@ def without_same_bits(e):
 
 def test_atomics_that_are_not_declared_are_rejected(wide_problem, wide_thorough):
     new_class = load_candidate(HERE / "honest" / "atomic_sums.py")
-    expectations, accuracy = wide_thorough
-    twice = [e for e in expectations if e.probe.wants_same_bits]
-    check = verdict(wide_problem, new_class, twice, accuracy)
+    twice = [e for e in wide_thorough[FLOAT32] if e.probe.wants_same_bits]
+    check = verdict(wide_problem, new_class, twice)
     assert "gave different bits, but the candidate is declared deterministic" in check.reason
 
 
@@ -478,7 +479,7 @@ UNUSUAL = {
         "(a * 2, self.m)", "torch.rand(7, 5)", "self.register_buffer('m', torch.rand(5))",
     ),
     "only probabilities": ("F.binary_cross_entropy(a, b)", "torch.rand(64, 9), torch.rand(64, 9)"),
-    "a square matrix product": ("a @ b", "torch.rand(300, 300), torch.rand(300, 300)"),
+    "a square matrix product": ("a @ b", "torch.rand(90, 90), torch.rand(90, 90)"),
     "float64": ("self.l(a)", "torch.rand(64, 32).double()", LINEAR + ".double()"),
     "bfloat16": ("self.l(a)", "torch.rand(64, 32).bfloat16()", LINEAR + ".bfloat16()"),
     "integer inputs": (
@@ -502,8 +503,7 @@ def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
             several = isinstance(self.first, tuple)
             return tuple(y.clone() for y in self.first) if several else self.first.clone()
 
-    check = verdict(problem, Replay, expectations)
-    assert "output of call 2" in check.reason, check.reason
+    asked_until_told(problem, Replay, expectations, "output of call 2")
 
 
 def test_a_reference_that_returns_a_parameter_even_without_gradients_accepts_itself(tmp_path):

@@ -1,6 +1,6 @@
 """The command line as a process: the exit code and the message for everything that goes wrong.
 
-Most processes are forks of one that has imported the tuner: see `command_line.tune`.
+Most commands share a process that has imported the tuner: see `command_line.tune`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Desk:
         return ["verify", file, "--reference", reference, "--device", "cpu"]
 
 
-# The others are the same code in a fork. One of each way to end: our message, Typer's, a crash.
+# The others share a process. One of each way to end: our message, Typer's, a crash.
 FROM_SCRATCH = ["two errors at once", "an unknown option", "a reference that crashes"]
 FROM_SCRATCH += ["an honest module that prints a lot"]
 
@@ -79,7 +79,7 @@ class Answers:
             desk = Desk(folder / "".join(c if c.isalnum() else "_" for c in name))
             return name, tune(*case(desk), cwd=desk.path, is_fresh=name in FROM_SCRATCH)
 
-        with ThreadPoolExecutor(3) as pool:
+        with ThreadPoolExecutor(2) as pool:
             self.said = dict(pool.map(run, cases.items()))
 
 

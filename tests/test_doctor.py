@@ -4,6 +4,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from tuner.machine import doctor as room
 from tuner.machine.device import describe
 from tuner.machine.doctor import doctor, environment
@@ -42,7 +44,14 @@ def test_doctor_runs_what_it_vouches_for(tmp_path):
     assert all(bool(finding.remedy) != finding.is_ok for finding in findings.values())
 
 
-def test_doctor_says_what_to_install_where_nothing_is(tmp_path, monkeypatch):
+@pytest.fixture
+def no_gpu_asked(monkeypatch):
+    """PyTorch need not be imported to look for compilers."""
+    found = room.Finding("GPU", True, "not asked")
+    monkeypatch.setattr(room, "_gpu_finding", lambda: found)
+
+
+def test_doctor_says_what_to_install_where_nothing_is(tmp_path, monkeypatch, no_gpu_asked):
     monkeypatch.setenv("PATH", str(tmp_path))
     findings = {finding.name: finding for finding in doctor(tmp_path)}
     for name in ("C++ compiler", "OpenMP", "make", "git"):
@@ -50,7 +59,7 @@ def test_doctor_says_what_to_install_where_nothing_is(tmp_path, monkeypatch):
         assert "install" in findings[name].remedy
 
 
-def test_a_compiler_that_does_not_work_is_found_out(tmp_path, monkeypatch):
+def test_a_compiler_that_does_not_work_is_found_out(tmp_path, monkeypatch, no_gpu_asked):
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\necho 'cc1plus: fatal error: it is broken' >&2\nexit 1\n")
     broken.chmod(0o755)

@@ -283,6 +283,25 @@ def test_a_right_candidate_passes_every_probe_then_races(verifier, planned, buil
     assert entry.latency_us and entry.baseline_us and entry.noise is not None
 
 
+@pytest.mark.parametrize(("preempted", "repeated"), [([0, 90, 90, 0], 2), ([90], 4)])
+def test_a_turn_in_which_other_programs_ran_is_repeated_but_not_for_ever(
+    planned, monkeypatch, preempted, repeated
+):
+    """By what the processes tell of themselves; they are not asked here."""
+    monkeypatch.setattr(racing, "MIN_ROUNDS", 4)
+    monkeypatch.setattr(racing, "MOST_PREEMPTED_PER_S", 40.0)
+    monkeypatch.setattr(racing, "DISTURBED_WAIT_S", 0.0)
+    racer, told = Racer(planned.task), [0.0] * 2 + preempted  # warm-ups first
+
+    def burst(_, num_samples):
+        racer._preempted_per_s = told.pop(0) if len(told) > 1 else told[0]
+        return [10.0] * num_samples
+
+    monkeypatch.setattr(racer, "_burst", burst)
+    (rounds,) = racer._rounds([object()], seconds=0.0)
+    assert len(rounds) == racing.MIN_ROUNDS and racer._num_disturbed == repeated
+
+
 def test_torch_compile_is_compared_with_the_baseline_and_with_the_exported_file():
     processes = [[[30.0, 31.0, 29.0]] * 8, [[30.0] * 3] * 8], [[[10.0] * 3] * 8] * 2
     found = compared_with_compiled("default", Race([*processes, [[[20.0] * 3] * 8] * 2]))

@@ -57,7 +57,7 @@ WRONG = FAULTY.replace('{% if mode == "wrong" %}', "{% if true %}")
 
 # The real command line on a machine of which only this tuner uses memory, so that what others take
 # or give back meanwhile neither kills nor spares a candidate: its processes may have 1.5 GiB. Who
-# prints for ever has 6 s; the others have minutes, however busy the machine is.
+# prints for ever has 3 s; the others have minutes, however busy the machine is.
 PROGRAM = """
 import json, os
 from pathlib import Path
@@ -82,10 +82,10 @@ screened = evaluator.DeviceEvaluator._screened
 
 def impatient(self, payload):
     mode = json.loads(payload["candidate"])["params"]["mode"]
-    evaluator.SCREEN_TIMEOUT_S = 6.0 if mode == "floods" else 600.0
+    evaluator.SCREEN_TIMEOUT_S = 3.0 if mode == "floods" else 600.0
     return screened(self, payload)
 
-session.SCREEN_TIMEOUT_S = 6.0  # of the defaults, before the search: one of them prints for ever
+session.SCREEN_TIMEOUT_S = 3.0  # of the defaults, before the search: one of them prints for ever
 process.available_bytes = left
 evaluator.DeviceEvaluator._screened = impatient
 worker.RESTART_WAITS_S = (0.1,)
@@ -203,7 +203,7 @@ def test_a_candidate_that_forks_leaves_no_process(accidents):
 
 def test_a_candidate_that_prints_for_ever_is_a_timeout(accidents):
     outcome = accidents.at_first[2].outcome
-    assert outcome.status is Status.TIMEOUT and "no answer within 6 s" in outcome.reason
+    assert outcome.status is Status.TIMEOUT and "no answer within 3 s" in outcome.reason
     assert "yyyyyyyyyy" not in accidents.first.out + accidents.first.err
     assert (accidents.run.path / "trials.jsonl").stat().st_size < 100_000
 

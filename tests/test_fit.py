@@ -235,7 +235,7 @@ def folder_of(path: Path, model_new: str = MODEL_NEW, reference: str = REFERENCE
 
 def dry_run(folder: Path, **problem: object) -> Said:
     (folder / "c.yaml").write_text(config_text(folder, problem=problem))
-    return tune("--config", "c.yaml", "--dry-run", cwd=folder, stays=True)
+    return tune("--config", "c.yaml", "--dry-run", cwd=folder)
 
 
 @pytest.fixture(scope="module")

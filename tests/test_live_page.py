@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Reader, chromium
-from command_line import command, environment, tune
+from command_line import tune
 from made_runs import CONFIG, accepted, made_run, probe, result, trials
 from test_dashboard import Server, cells, serious_faults, serving
 from tiny_operator import config_text, write_family
@@ -313,25 +313,20 @@ def test_a_page_follows_a_verification_with_a_bar_until_it_is_over(run, server, 
 def test_a_real_run_is_running_then_verifying_then_finished_with_its_counts(tmp_path):
     family = write_family(tmp_path / "family")
     (tmp_path / "tiny.yaml").write_text(config_text(family))
-    process = subprocess.Popen(
-        command("--config", "tiny.yaml"),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
     shelf, seen, stages, plans = Shelf(tmp_path / "runs"), [], [], set()
     pages = LivePages(shelf)
-    while process.poll() is None:
-        for shown in shelf.runs():
-            if shown.state not in seen:
-                seen.append(shown.state)
-            found = pages.waiting(shown.name)
-            if found is not None:
-                stages.append((found["phase"], found["stage"]))
-                plans.add(found["plan"].split(":")[0])
-        time.sleep(0.05)
-    assert process.returncode == 0, seen
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(tune, "--config", "tiny.yaml", cwd=tmp_path)
+        while not ended.done():
+            for shown in shelf.runs():
+                if shown.state not in seen:
+                    seen.append(shown.state)
+                found = pages.waiting(shown.name)
+                if found is not None:
+                    stages.append((found["phase"], found["stage"]))
+                    plans.add(found["plan"].split(":")[0])
+            time.sleep(0.05)
+    assert ended.result().code == 0, seen
     (shown,) = shelf.runs()
     assert [s for s in [*dict.fromkeys([*seen, shown.state])] if s != "stopped"] == [
         "running",

@@ -211,11 +211,29 @@ def render(**params) -> Candidate:
     ids=label,
 )
 def test_it_compiles_without_warnings_spills_or_serialised_products(params, tmp_path):
+    """And every kernel waits for the one before it.
+
+    One that did not could end, and let its successor go on, before its predecessor has.
+    """
     _, report = compile_cuda(render(**params), tmp_path, "90a")
     assert "warning" not in report and "C75" not in report  # C7510: products serialised
     kernels = gemm.spills(report)
     assert any("gemm_kernel" in name for name in kernels)
     assert not any(kernels.values()), kernels
+    made = gemm.kernels_of(tmp_path / "candidate.ptx")
+    assert len(made) >= 5 and waiting(made) == set(made)
+
+
+def waiting(kernels: dict[str, str]) -> set[str]:
+    return {name for name, text in kernels.items() if "griddepcontrol.wait" in text}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("template", ["wgmma", "wgmma_convert"])
+def test_no_kernel_waits_where_they_do_not_overlap(template, tmp_path):
+    params = {"template": template, "precision": "fp16", "overlap": False}
+    kernels = gemm.ptx_of_kernels(render(**params), tmp_path, "90a")
+    assert len(kernels) >= 5 and waiting(kernels) == set()
 
 
 def test_the_text_can_stand_in_a_kernelbench_file():
@@ -457,27 +475,6 @@ def test_calls_on_several_streams_at_once_wait_for_themselves_alone(operators):
         torch.cuda.synchronize()
         for y in found:
             torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
-
-
-# ---- kernels that overlap ----------------------------------------------------------------------
-
-
-@needs_nvcc
-@pytest.mark.parametrize(
-    "params",
-    [
-        {**FLOAT8, "promote_k": 0, "centre": True, "prepare": "behind"},
-        {**INT8, "prepare": "behind"},
-        {"template": "wgmma_convert", "precision": "fp16", "rescale": "row"},
-    ],
-    ids=label,
-)
-def test_every_kernel_waits_for_the_one_before_it(params, tmp_path):
-    """One that did not could end, and let its successor go on, before its predecessor has."""
-    for overlap in (True, False):
-        kernels = gemm.ptx_of_kernels(render(**params, overlap=overlap), tmp_path, "90a")
-        waiting = {name for name, text in kernels.items() if "griddepcontrol.wait" in text}
-        assert len(kernels) >= 5 and waiting == (set(kernels) if overlap else set())
 
 
 # ---- the guard ------------------------------------------------------------------------------

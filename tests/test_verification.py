@@ -16,15 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from command_line import Said, environment, tune, wait_for
+from command_line import Said, tune, tune_until
 
 from benchmarks.kills import (
     CONFIG,
     MODEL_NEW,
     false_claims,
-    is_searched,
+    killed,
     repeated,
-    stress,
     write_problem,
 )
 from tuner.config.run_config import load_config
@@ -97,10 +96,28 @@ def test_progress_and_verdicts_are_files_of_the_run(verified):
     assert set(seen.values()) == {2}  # a check and a race
 
 
+def copied(verified: tuple[Path, Said], tmp_path: Path) -> Run:
+    """Return a copy of the run in a folder of its own, whose config and operator are copies."""
+    folder = tmp_path / "copy"
+    shutil.copytree(verified[0], folder)
+    run = only_run(folder)
+    facts = run.environment() | {"config_folder": str(folder)}
+    (run.path / "environment.json").write_text(json.dumps(facts))
+    return run
+
+
+def as_searched(verified: tuple[Path, Said], tmp_path: Path) -> Run:
+    """Return a copy of the run as it was when its search had ended."""
+    run = copied(verified, tmp_path)
+    for name in ("checks.jsonl", "result.json", "results.json", "report.html", "progress.json"):
+        (run.path / name).unlink(missing_ok=True)
+    for path in (run.path / "export").iterdir():
+        path.unlink()
+    return run
+
+
 def test_what_an_earlier_sitting_verified_is_not_verified_again(verified, tmp_path):
-    folder, _ = verified
-    shutil.copytree(folder, tmp_path / "copy")
-    run = only_run(tmp_path / "copy")
+    run = copied(verified, tmp_path)
     before = run.checks()
     (run.path / "result.json").unlink()  # as if it had been killed before the last line
     for path in (run.path / "export").iterdir():
@@ -117,9 +134,7 @@ def test_what_an_earlier_sitting_verified_is_not_verified_again(verified, tmp_pa
 
 
 def test_a_faked_time_is_named_by_the_sitting_that_resumes(verified, tmp_path):
-    folder, _ = verified
-    shutil.copytree(folder, tmp_path / "copy")
-    run = only_run(tmp_path / "copy")
+    run = copied(verified, tmp_path)
     result = run.result()
     assert result is not None
     path = run.path / "trials.jsonl"
@@ -137,12 +152,8 @@ def test_a_faked_time_is_named_by_the_sitting_that_resumes(verified, tmp_path):
 
 
 def test_a_rejected_export_never_says_that_it_is_verified(verified, tmp_path):
-    folder, _ = verified
-    shutil.copytree(folder, tmp_path / "copy")
-    run = only_run(tmp_path / "copy")
+    run = copied(verified, tmp_path)
     (run.path / "checks.jsonl").unlink()
-    facts = run.environment() | {"config_folder": str(tmp_path / "copy")}
-    (run.path / "environment.json").write_text(json.dumps(facts))
     family = tmp_path / "copy" / "kernels" / "doubled"
     wrong = MODEL_NEW.replace("fused_op(x)[0]", "fused_op(x)[0].clamp(max=1e4)")
     (family / "model_new.py").write_text(wrong)  # right until values are large
@@ -171,20 +182,18 @@ def test_a_fault_that_all_candidates_share_is_found_before_the_search(tmp_path):
     assert only_run(tmp_path).trials() == []
 
 
-def test_little_time_makes_the_verification_smaller_and_says_so(tmp_path):
-    write_problem(tmp_path)
-    said = tune("--config", "config.yaml", "--time", "12s", cwd=tmp_path)
+def test_little_time_makes_the_verification_smaller_and_says_so(verified, tmp_path):
+    run = as_searched(verified, tmp_path)
+    said = tune("--resume", run.path, "--time", "12s", cwd=tmp_path)
     assert said.code == 0, said.out + said.err
     assert "less than asked for: 1 of 2 finalists" in said.out
-    result = only_run(tmp_path).result()
+    result = run.result()
     assert result is not None and len(result.finalists) == 1
     assert any("1 of 2 finalists" in note for note in result.notes)
 
 
 def test_quick_starts_from_what_an_earlier_run_found(verified, tmp_path):
-    folder, _ = verified
-    shutil.copytree(folder, tmp_path / "copy")
-    winner = only_run(tmp_path / "copy")
+    winner = copied(verified, tmp_path)
     found = winner.result()
     assert found is not None
     best = next(t for t in winner.trials() if t.number == found.winner)
@@ -216,8 +225,9 @@ class ModelNew(torch.nn.Module):
 
 
 @pytest.fixture
-def verification(tmp_path: Path) -> Iterator[Verification]:
+def verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Verification]:
     """The verification of a run without trials."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_problem(tmp_path)
     planned = plan(load_config(tmp_path / "config.yaml"))
     run = create_run(tmp_path / "runs", "doubled", "cpu", planned.config.text, {})
@@ -244,8 +254,7 @@ def file_of(verification: Verification, number: int, accident: str) -> ExportFil
     return file
 
 
-def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification):
     accidents = ["...", "os.kill(os.getpid(), signal.SIGSEGV)"]
     files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
     entries = {n: Finalist(n, Check(True, "float32")) for n in files}
@@ -294,9 +303,18 @@ def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verificat
     assert path.read_text().endswith("ModelNew = Model\n")
 
 
-def test_kills_in_the_middle_of_a_verification_lose_and_claim_nothing():
-    found = stress(num_kills=2, seed=11)
-    assert found["problems"] == [] and len(found["kills"]) == 2
+def test_kills_in_the_middle_of_a_verification_lose_and_claim_nothing(verified, tmp_path):
+    """Right behind the first verdict, in the next check; `benchmarks.kills`: at random moments."""
+    run = as_searched(verified, tmp_path)
+    resume = ["--resume", str(run.path)]
+    assert killed(resume, tmp_path, lambda: bool(run.checks())) is None
+    assert false_claims(run) == [] and run.result() is None
+    kept = run.checks()
+    assert kept and all(entry.check.is_accepted for entry in kept)
+    said = tune(*resume, cwd=tmp_path)
+    assert said.code == 0 and "by an earlier sitting" in said.out, said.out + said.err
+    assert run.checks()[: len(kept)] == kept and run.result() is not None
+    assert false_claims(run) == [] and repeated(run) == []
 
 
 def test_a_build_lock_that_a_killed_compiler_left_does_not_block_for_ever(tmp_path, monkeypatch):
@@ -317,26 +335,18 @@ def test_a_build_lock_that_a_killed_compiler_left_does_not_block_for_ever(tmp_pa
     assert compiler.wait() == 0 and time.monotonic() - started_s > 0.9  # it was waited for
 
 
-def test_ctrl_c_in_the_verification_ends_with_what_was_accepted(tmp_path):
-    import signal
+def test_ctrl_c_in_the_verification_ends_with_what_was_accepted(verified, tmp_path):
+    run = as_searched(verified, tmp_path)
+    progress = run.path / "progress.json"
 
-    write_problem(tmp_path)
-    with (tmp_path / "out.txt").open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tuner", "--config", "config.yaml"],
-            cwd=tmp_path,
-            env=environment(),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-        wait_for(lambda: is_searched(tmp_path))
-        wait_for(lambda: "checking trial_" in (tmp_path / "out.txt").read_text())
-        process.send_signal(signal.SIGINT)
-        code = process.wait(200)
-    text = (tmp_path / "out.txt").read_text()
-    assert code == 130, text
-    assert "what is in flight is finished" in text and "Traceback" not in text
-    result = only_run(tmp_path).result()
+    def is_checking() -> bool:
+        return progress.is_file() and "checking trial_" in progress.read_text()
+
+    said = tune_until(is_checking, "--resume", run.path, cwd=tmp_path)
+    assert said.code == 130, said.out + said.err
+    assert "what is in flight is finished" in said.err
+    assert "Traceback" not in said.out + said.err
+    result = run.result()
     assert result is not None and result.exported is not None
     assert result.exported.check.is_accepted
     assert len(result.finalists) < CONFIG["measure"]["num_finalists"]

@@ -234,9 +234,18 @@ def test_hang_is_a_timeout_and_the_process_is_gone(worker):
     assert worker.call("echo", {"x": 1}, timeout_s=10).data == {"x": 1}
 
 
-@pytest.mark.parametrize("job", ["start_grandchild", "start_orphan"])
-@pytest.mark.parametrize("setsid", [False, True])
-@pytest.mark.parametrize("then", ["hang", "segfault"])
+@pytest.mark.parametrize(
+    ("job", "setsid", "then"),
+    [
+        *(
+            (job, has, "segfault")
+            for job in ("start_grandchild", "start_orphan")
+            for has in (False, True)
+        ),
+        ("start_grandchild", False, "hang"),
+        ("start_orphan", True, "hang"),
+    ],
+)
 def test_grandchildren_die_with_the_child(worker, tmp_path, job, setsid, then):
     path = tmp_path / "pid"
     payload = {"path": str(path), "setsid": setsid, "then": then}

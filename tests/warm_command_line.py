@@ -1,10 +1,8 @@
-"""A process that has imported what `tune` imports, and forks for every command it is told.
+"""A process that has imported what `tune` imports, and is one command after another.
 
-Each line on stdin is a command as JSON: `args`, `cwd`,
-`env`, and where its output goes, `out` and `err`. Its exit code is the answer, a line on stdout.
-A fork is a process of its own, like any `tune`, but need not spend 0.7 s of CPU on imports. With
-`stays` the command runs in this process: its fork servers, which have imported PyTorch, serve the
-next one as well.
+Each line on stdin is a command as JSON: `args`, `cwd`, `env`, and where its output goes, `out` and
+`err`. Its exit code is the answer, a line on stdout. Imports cost 0.7 s of CPU, and each of the
+fork servers that have imported PyTorch two seconds: here the next command finds them.
 """
 
 from __future__ import annotations
@@ -12,7 +10,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from typing import Any
+
+import impatience
 
 import tuner.machine.doctor
 import tuner.review.report
@@ -22,22 +23,14 @@ import tuner.tuning  # noqa: F401
 from tuner.cli import main
 
 
-def serve() -> dict[str, Any] | None:
-    """Fork for each command until stdin ends: the command in the fork, None in the end."""
+def serve() -> None:
+    """Run each command until stdin ends."""
     for line in sys.stdin:
-        if json.loads(line)["stays"]:
-            print(stayed(json.loads(line)), flush=True)
-            continue
-        pid = os.fork()
-        if pid == 0:
-            return json.loads(line)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        print(code, flush=True)
-    return None
+        print(code_of(json.loads(line)), flush=True)
 
 
-def stayed(command: dict[str, Any]) -> int:
-    """Run a command here; return its exit code, and to what was before."""
+def code_of(command: dict[str, Any]) -> int:
+    """Run a command; return its exit code, and to what was before."""
     folder, environment, path = os.getcwd(), dict(os.environ), list(sys.path)
     kept = [os.dup(fd) for fd in (0, 1, 2)]
     become(command)
@@ -46,6 +39,9 @@ def stayed(command: dict[str, Any]) -> int:
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
+    except Exception:
+        traceback.print_exc()
+        code = 1
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -78,7 +74,7 @@ def become(command: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    command = serve()
-    if command is not None:
-        become(command)
-        main()
+    impatience.no_rest()
+    impatience.soon_a_hang()
+    impatience.held_at_a_trial()
+    serve()

@@ -286,7 +286,7 @@ class Racer:
         racers: Sequence[Worker],
         seconds: float,
         max_warm_ups: int = MAX_WARM_UPS,
-        min_rounds: int = MIN_ROUNDS,
+        min_rounds: int = 0,
         on_round: Callable[[float], None] = lambda _: None,
     ) -> list[list[list[float]]]:
         """Let processes take turns; a round is one burst of samples from each.
@@ -308,7 +308,7 @@ class Racer:
                 break
             before = now
         num_samples = max(MIN_BURST, min(20, round(BURST_S / sample_s)))
-        num_rounds = max(min_rounds, round(seconds / (num_samples * sample_s)))
+        num_rounds = max(min_rounds or MIN_ROUNDS, round(seconds / (num_samples * sample_s)))
         rounds: list[list[list[float]]] = [[] for _ in racers]
         for number in range(num_rounds):
             turn, is_disturbed = self._round(racers, num_samples, is_odd=number % 2 == 1)

@@ -1,0 +1,74 @@
+"""What a tuner need not wait for here: a candidate that hangs, and a machine that other tests use.
+
+A search takes a hang for one after seconds; who answers has minutes, however busy the machine is.
+A race does not wait long for a moment in which no other program runs. As a program it is `tune`
+with that; where a test asks for it, the search waits at a trial for as long as a file is there,
+or shares the CPU with what is timed, as beside a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+from tuner.evaluate import evaluator, racing
+
+__all__ = ["held_at_a_trial", "main", "no_rest", "soon_a_hang"]
+
+
+def no_rest() -> None:
+    """Let races go on on a machine that is never quiet, and be short: no test asks who wins."""
+    racing.BURST_S = 0.03
+    racing.MIN_ROUNDS = 4
+    racing.MOST_WARM_UP_S = 0.2
+    racing.MOST_PREEMPTED_PER_S = math.inf
+
+
+def soon_a_hang() -> None:
+    """Take a candidate whose mode is `hang` for one soon."""
+    screened = evaluator.DeviceEvaluator._screened
+
+    def impatient(self, payload):
+        mode = json.loads(payload["candidate"])["params"].get("mode")
+        evaluator.SCREEN_TIMEOUT_S = 4.0 if mode == "hang" else 600.0
+        try:
+            return screened(self, payload)
+        finally:
+            evaluator.SCREEN_TIMEOUT_S = 600.0
+
+    evaluator.SCREEN_TIMEOUT_S = 600.0
+    evaluator.DeviceEvaluator._screened = impatient
+
+
+def _num_written() -> int:
+    return sum(path.read_bytes().count(b"\n") for path in Path("runs").glob("*/trials.jsonl"))
+
+
+def held_at_a_trial() -> None:
+    """Let a search wait at trial HOLD_FROM for as long as the file HOLD is there."""
+    finish = evaluator.DeviceEvaluator.finish
+
+    def held(self, pending, number, best_us):
+        # By what is written: trials are finished in the order in which they were built.
+        while _num_written() >= int(os.environ.get("HOLD_FROM", "999")):
+            if not os.path.exists(os.environ["HOLD"]):
+                break
+            time.sleep(0.02)
+        return finish(self, pending, number, best_us)
+
+    evaluator.DeviceEvaluator.finish = held
+
+
+def main() -> None:
+    """Be an impatient `tune`."""
+    from tuner.cli import main as tune
+
+    no_rest()
+    soon_a_hang()
+    held_at_a_trial()
+    if "OVERLAPS" in os.environ:
+        evaluator.DeviceEvaluator.overlaps = True
+    tune()
