@@ -41,19 +41,8 @@ _VALUES: dict[str, list[int | bool]] = {
 }
 FORMAT = 2  # of what is written; part of the key
 _RESERVED = {
-    "i",
-    "j",
-    "n",
-    "u",
-    "rows",
-    "cols",
-    "float",
-    "double",
-    "int",
-    "step",
-    "team",
-    *RESERVED,
-}
+    "i", "j", "n", "u", "rows", "cols", "float", "double", "int", "step", "team", *RESERVED,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,11 @@ class NotOneNest(InputError):
     """The graph is more than one loop nest, or has work that no loop is generated for yet."""
 
 
-def refusal(node: Node | None, what: str, next_step: str = "") -> NotOneNest:
+def refusal(node: Node | None, what: str) -> NotOneNest:
     """Return the error that names the line of the user's file."""
     where = f"line {node.line}: " if node is not None and node.line else ""
-    text = f"{where}{what}\n  expected: pointwise work and reductions over neighbouring dimensions"
-    return NotOneNest(text + (f"\n  next: {next_step}" if next_step else ""))
+    expected = "pointwise work and reductions over neighbouring dimensions"
+    return NotOneNest(f"{where}{what}\n  expected: {expected}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ def nest_of(graph: Graph) -> Nest:
     """
     if graph.buffer_updates:
         name = next(iter(graph.buffer_updates))
-        raise refusal(None, f"the buffer {name} is updated by the call", "--mode eval")
+        raise refusal(None, f"the buffer {name} is updated by the call")
     return _Builder(graph).build()
 
 
