@@ -40,14 +40,19 @@ Layout = Literal[
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
 Gradients = Literal["", "all", "plain_inputs"]
-Edits = Literal["", "output", "input"]
-GradientLayout = Literal["contiguous", "transposed", "misaligned", "of_sum", "of_row_sums"]
+Edits = Literal["", "output", "output negated", "input", "weights"]
+GradientLayout = Literal[
+    "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last"
+]
 Dtype = Literal["", "float64", "float16", "bfloat16"]
 # What is done to a module between two calls. A question has two sets of weights, and the module
-# holds one of them; the first seven give it the other one, or a parameter of it.
+# holds one of them; the first ten give it the other one, or a parameter of it.
 Action = Literal[
     "edit",  # each parameter in place, so that no version counter tells of it
     "load",  # load_state_dict
+    "load part",  # every second name of it, with strict=False
+    "edit state",  # what state_dict() returns, in place
+    "rebind",  # each parameter's .data becomes another tensor
     "assign",  # load_state_dict(assign=True): other tensors
     "replace",  # each parameter by another nn.Parameter
     "borrow",  # for the next call alone: torch.func.functional_call

@@ -168,6 +168,8 @@ def gradients_of(
     import torch
 
     pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(outputs) if y.requires_grad]
+    if layout in ("of_first", "of_last"):  # of several outputs, one alone is used
+        pairs = pairs[:1] if layout == "of_first" else pairs[-1:]
     given = [g.to(y.dtype) for y, g in pairs]
     if layout == "of_sum":
         given = [g[:1].expand(g.shape) if g.ndim and len(g) else g for g in given]
@@ -182,15 +184,22 @@ def gradients_of(
 
 
 def edit_before_backward(
-    edits: Edits, arguments: Sequence[Any], outputs: Sequence[torch.Tensor]
+    edits: Edits,
+    arguments: Sequence[Any],
+    outputs: Sequence[torch.Tensor],
+    model: torch.nn.Module,
 ) -> None:
-    """Edit the outputs of a call in the graph, as `relu_` does, or its inputs beside it."""
+    """Edit the outputs of a call in the graph, as `relu_` does, or inputs or weights beside it."""
     import torch
 
-    if edits == "output":
+    if edits in ("output", "output negated"):
         for output in outputs:
             if output.requires_grad:
-                output.mul_(0.5)
+                output.mul_(0.5 if edits == "output" else -1.0)
+    if edits == "weights":
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
     if edits == "input":
         with torch.no_grad():
             for value in arguments:
@@ -203,6 +212,7 @@ def accumulated(
     outputs: Sequence[Sequence[torch.Tensor]],
     tensors: Mapping[str, torch.Tensor],
     place: int,
+    shared: list[str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Return what calls add up in `.grad`, by leaf; one of them is scaled after each backward.
 
@@ -211,13 +221,20 @@ def accumulated(
         outputs: of each call.
         tensors: the question's; `grad.<k>` is the gradient that output k gets.
         place: of the leaf whose gradient is scaled, as by a clipping of its own.
+        shared: is told which of them share memory.
     """
     import torch
 
+    memory: dict[int, str] = {}
     both = {name: leaf for each in leaves for name, leaf in each.items()}
     for results in outputs:
         pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(results) if y.requires_grad]
         torch.autograd.backward([y for y, _ in pairs], [g.to(y.dtype) for y, g in pairs])
+        for name, leaf in sorted(both.items()):
+            if leaf.grad is not None and leaf.grad.numel():
+                at = leaf.grad.untyped_storage().data_ptr()
+                if memory.setdefault(at, name) != name and shared is not None:
+                    shared.append(f"the gradients of {memory[at]} and {name} share memory")
         have = [leaf for _, leaf in sorted(both.items()) if leaf.grad is not None]
         if have:
             have[place % len(have)].grad.mul_(3.0)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Expected", "expected", "expected_of_call"]
 
+GRADIENT_FACTORS = {"large": 2.0**40, "small": 2.0**-40}  # as loss scaling makes them, and more
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
 
@@ -254,7 +255,7 @@ def _reference_answer(
     history = History(model, script, tensors, is_exact)
 
     def differentiate(k: int, call: int) -> None:
-        edit_before_backward(script.edits, arguments_of_calls[call], earlier[call])
+        edit_before_backward(script.edits, arguments_of_calls[call], earlier[call], history.model)
         if any(y.requires_grad for y in earlier[call]):
             with recorded(operations, script.traces):
                 grads = gradients_of(leaves[call], earlier[call], tensors, script.gradient_layout)
@@ -324,9 +325,10 @@ def _draw_output_gradients(
     for k, y in enumerate(outputs):
         if y.is_floating_point() and f"grad.{k}" not in tensors:
             generator = torch.Generator(y.device).manual_seed(probe.seed_inputs + 7)
-            tensors[f"grad.{k}"] = torch.randn(
-                y.shape, generator=generator, device=y.device, dtype=y.dtype
-            )
+            drawn = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
+            tensors[f"grad.{k}"] = drawn * GRADIENT_FACTORS.get(probe.gradient_values, 1.0)
+            if probe.gradient_values == "nan" and drawn.numel():
+                tensors[f"grad.{k}"].view(-1)[drawn.numel() // 3] = float("nan")
 
 
 def _rows_of(arguments: Sequence[Any]) -> int:

@@ -1,7 +1,7 @@
 """What is done to a module between its calls: modes, weights, copies; the reference's alike.
 
 A question has two sets of weights, `state.*` and `other.*`. The module holds the first; each of
-the actions "edit", "load", "assign", "replace" and "borrow" gives it the one that it lacks.
+the actions of `_GIVEN` and "borrow" gives it the one that it lacks, or a part of it.
 """
 
 from __future__ import annotations
@@ -191,6 +191,23 @@ def _assign(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None
     model.load_state_dict(own, strict=True, assign=True)
 
 
+def _load_part(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    part = {name: weights[name] for name in sorted(weights)[::2]}
+    model.load_state_dict(part, strict=False)
+
+
+def _edit_state(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in model.state_dict().items():
+        if name in weights:
+            tensor.copy_(weights[name])
+
+
+def _rebind(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        if name in weights:
+            parameter.data = weights[name].to(parameter.dtype, copy=True)
+
+
 def _replace(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     import torch
 
@@ -205,6 +222,9 @@ def _replace(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Non
 _GIVEN: dict[str, Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], None]] = {
     "edit": _edit,
     "load": _load,
+    "load part": _load_part,
+    "edit state": _edit_state,
+    "rebind": _rebind,
     "assign": _assign,
     "replace": _replace,
 }

@@ -63,6 +63,14 @@ def gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> lis
             "gradients added up", "accumulated", calls=2, accumulates=True,
             first_place=secret.randrange(64),
         ),
+        *(
+            probe(f"{kind} gradients", "incoming values", gradient_values=kind)
+            for kind in ("large", "small", "nan")
+        ),
+        probe("gradients of the first output", "one output", gradient_layout="of_first"),
+        probe("gradients of the last output", "one output", gradient_layout="of_last"),
+        probe("weights edited before", "edited before", edits="weights"),
+        probe("output negated", "edited before", edits="output negated"),
         probe("output edited", "edited before", edits="output"),
         probe("input edited", "edited before", edits="input"),
         probe("gradients at kinks", "kinks", distribution="few_values", weights="dyadic"),
@@ -88,9 +96,12 @@ def history_probes(reduced: Callable[..., Probe], secret: random.Random) -> list
 
     # A module may refuse to hold other tensors, or to compute with ones that are lent to it; in
     # place it must take others all the same.
-    in_place: list[tuple[Action, ...]] = [("edit",), ("load",), ("edit",), ("copy",)]
+    in_place: list[tuple[Action, ...]] = [
+        ("edit",), ("load",), ("edit",), ("load part",), ("edit state",), ("copy",)
+    ]  # fmt: skip
     new_tensors: list[tuple[Action, ...]] = [
-        ("assign",), ("replace",), ("replace one",), ("replace one",), ("load",), ("edit",)
+        ("assign",), ("rebind",), ("replace",), ("replace one",), ("replace one",), ("load",),
+        ("edit",),
     ]  # fmt: skip
     lent: list[tuple[Action, ...]] = [("borrow",), ("borrow one",), ("borrow one",)]
     return [

@@ -11,7 +11,10 @@ from tuner.problem.reference import Options
 
 __all__ = ["Probe"]
 
-GIVING = ("edit", "load", "assign", "replace", "replace one", "borrow", "borrow one")
+GIVING = (
+    "edit", "load", "load part", "edit state", "rebind", "assign", "replace", "replace one",
+    "borrow", "borrow one",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +25,17 @@ class Probe:
     "initial" those of the reference, all others are fresh. With several `calls`,
     `inputs` says how the input of each relates to the one before: "fresh" (new content, new
     memory), "repeated", "overwritten" (new content in the same memory, same version counter),
-    "nudged" (one element changed). `before` is what is done to the module before each call;
-    `other_weights` are those that it then gives it: "random", or "nudged", one element of each
-    parameter changed. Before the second call `more_calls` are made that nobody looks at.
+    "nudged" (one element changed), "reordered" (the same rows, last first). `before` is what is
+    done to the module before each call; `other_weights` are those that it then gives it: "random",
+    "nudged", one element of each parameter changed, or "reordered", the same rows, last first.
+    Before the second call `more_calls` are made that nobody looks at.
     `at_once`: two threads make the two calls, on a GPU on streams of their own, again and again.
     `mode` "frozen" is training with every submodule in eval mode, "thawed" the reverse,
     "cumulative" is training with momentum None. With `gradients` the calls that `backward` names
     (by default the last) are differentiated in that order, after all calls, or with
-    `backward_at_once` each at once; "plain_inputs" asks for the parameters' alone. `dtype` is
-    what "convert" converts to. With `has_options` the
+    `backward_at_once` each at once; "plain_inputs" asks for the parameters' alone;
+    `gradient_values` are of the incoming ones: times 2^40, times 2^-40, or one element NaN.
+    `dtype` is what "convert" converts to. With `has_options` the
     constructor gets other values where it has defaults. With `accumulates` gradients are added up
     in `.grad`; `edits` is what is edited between a call and its backward. `num_threads` are
     PyTorch's; `layout_at` is the one input that has the layout. `is_reduced`: the batch is smaller
@@ -49,14 +54,15 @@ class Probe:
     seed_weights: int = 0
     weights: Literal["own", "initial"] | WeightKind = "random"
     calls: int = 1
-    inputs: Literal["fresh", "repeated", "overwritten", "nudged"] = "fresh"
+    inputs: Literal["fresh", "repeated", "overwritten", "nudged", "reordered"] = "fresh"
     before: tuple[tuple[Action, ...], ...] = ()
-    other_weights: Literal["random", "nudged"] = "random"
+    other_weights: Literal["random", "nudged", "reordered"] = "random"
     more_calls: int = 0
     at_once: bool = False
     mode: Mode = "train"
     gradients: Gradients = ""
     gradient_layout: GradientLayout = "contiguous"
+    gradient_values: Literal["", "large", "small", "nan"] = ""
     backward: tuple[int, ...] = ()
     backward_at_once: bool = False
     first_place: int = 0

@@ -160,6 +160,14 @@ def _call_probes(
             other_weights="nudged", tells=TELLS["edited"],
         ),
         probe(
+            "weights in another order, eval", calls=2, inputs="repeated", mode="eval",
+            before=((), ("edit",)), other_weights="reordered", tells=TELLS["edited"],
+        ),
+        probe(
+            "rows in another order, eval", calls=2, inputs="reordered", mode="eval",
+            distribution="normal", tells=TELLS["content"],
+        ),
+        probe(
             "copied", calls=3, before=((), ("copy", "edit"), ("edit", "copy")),
             tells=TELLS["copied"],
         ),
@@ -304,6 +312,18 @@ def _batch_probes(
     ]
     # Which ones is secret, or a module could know them.
     some = secret.choice([rows for rows in range(33, 64) if rows != num_rows])
+    parity = secret.randrange(2)  # a part of the module's own tiles may be wrong
+    probes += [
+        probe(
+            f"{rows} rows",
+            batch=rows,
+            distribution="normal",
+            mode="eval" if (rows + parity) % 2 else "train",
+            **{**fields, "tells": TELLS["remainders"]},
+        )
+        for rows in range(33, 65)
+        if rows != num_rows
+    ]
     odd = _odd_batch(num_rows)
     if num_rows > 80:
         odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1

@@ -257,6 +257,8 @@ class _Session:
         arguments = self.arguments[call]
         self.leaves.append(leaves_of(self.model, arguments) if self.script.gradients else {})
         self.aliases += aliases_of(self.model, arguments, self.outputs, outputs)
+        if not self.script.gradients:  # who frees an output's own object still holds its memory
+            outputs = tuple(y.detach() if isinstance(y, torch.Tensor) else y for y in outputs)
         self.outputs.append(list(outputs))
 
     def _lay_out(self, call: int) -> list[Any]:
@@ -317,7 +319,7 @@ class _Session:
             # Copies, and of what comes back: a later backward may write where this one has.
             given = {n: snapshot(t) for n, t in self.given.items() if n.startswith("grad.")}
             before = {name: checksum_of(tensor) for name, tensor in given.items()}
-            edit_before_backward(self.script.edits, self.arguments[call], outputs)
+            edit_before_backward(self.script.edits, self.arguments[call], outputs, self.model)
             layout = self.script.gradient_layout
             with recorded(self.operations, self.script.traces):
                 grads = gradients_of(self.leaves[call], outputs, given, layout)
@@ -342,7 +344,9 @@ class _Session:
             self.detached.append(0)
         else:
             with _stage("gradients"):
-                grads = accumulated(self.leaves, outputs, self.given, self.script.first_place)
+                grads = accumulated(
+                    self.leaves, outputs, self.given, self.script.first_place, self.changes
+                )
                 self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
 
     def answer(self, error: str = "", stage: str = "") -> Answer:

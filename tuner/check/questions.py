@@ -37,12 +37,13 @@ def weighted_model(
     tensors = {}
     if probe.weights != "own":
         tensors = {f"state.{n}": t.detach() for n, t in models[held].state_dict().items()}
-    if probe.gives_weights and probe.other_weights == "nudged":
+    if probe.gives_weights and probe.other_weights != "random":
+        other = {"nudged": _nudged, "reordered": _reordered}[probe.other_weights]
         weights = models[held].named_parameters()
-        tensors |= {f"other.{n}": _nudged(p.detach(), 1) for n, p in weights}
+        tensors |= {f"other.{n}": other(p.detach(), 1) for n, p in weights}
     elif probe.gives_weights:
-        other = models[_randomised(problem, probe.seed_weights + 1, "random", models)]
-        tensors |= {f"other.{n}": t.detach() for n, t in other.state_dict().items()}
+        others = models[_randomised(problem, probe.seed_weights + 1, "random", models)]
+        tensors |= {f"other.{n}": t.detach() for n, t in others.state_dict().items()}
     if probe.has_options:  # what is made otherwise may have other weights
         options = _options_of(problem, probe.has_options, models)
         model = problem.make_model(_own_seed(probe), device, options, is_quick=True)
@@ -119,7 +120,7 @@ def inputs_of_calls(
     if probe.distribution == "special":
         first = _with_special_values(problem, model, first)
     calls = 1 if probe.inputs == "repeated" else probe.calls
-    change = _nudged if probe.inputs == "nudged" else _varied
+    change = {"nudged": _nudged, "reordered": _reordered}.get(probe.inputs, _varied)
     if probe.is_drawn:  # legal for sure
         seeds = range(probe.seed_inputs, probe.seed_inputs + calls)
         return [problem.make_inputs(s, batch=probe.batch, device=device) for s in seeds]
@@ -190,7 +191,7 @@ def _with_other_integers(
     def is_integer(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and not value.is_floating_point()
 
-    if not call or probe.inputs == "nudged" or not any(map(is_integer, values)):
+    if not call or probe.inputs in ("nudged", "reordered") or not any(map(is_integer, values)):
         return values
     drawn = problem.make_inputs(probe.seed_inputs + call, batch=probe.batch, device=device)
     pairs = zip(values, drawn, strict=True)
@@ -216,6 +217,13 @@ def _nudged(value: Any, call: int) -> Any:
     at = (2 * value.numel() // 3 + 5 * call) % value.numel()
     changed.view(-1)[at] = -3.0 * changed.view(-1)[at] - 1.0
     return changed
+
+
+def _reordered(value: Any, call: int) -> Any:
+    """Return the same rows, last first: no sum over all of them tells."""
+    import torch
+
+    return value.flip(0) if isinstance(value, torch.Tensor) and value.ndim else value
 
 
 def script_of(

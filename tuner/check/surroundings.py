@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import sys
@@ -47,6 +48,7 @@ def settings() -> dict[str, Any]:
         "state of Python's random numbers": _short(random.getstate()),
         "state of NumPy's random numbers": _short(*numpy.random.get_state()) if numpy else None,
         "garbage collection": gc.isenabled(),
+        "logging below": logging.root.manager.disable,
         "working directory": os.readlink("/proc/self/cwd"),
     }
 

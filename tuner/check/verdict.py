@@ -253,6 +253,9 @@ def _judge_gradients(
         limits, error = all_limits[name], errors[name]
         if not limits.accepts(error):
             return _offence(expected, answer, name, error, limits, accuracy)
+    more = [name for name in answer.tensors if _is_gradient(name) and name not in expected.oracle]
+    if more and names:
+        return f"{label_of(more[0])} is there, where the reference has none: weights would decay"
     return ""
 
 

@@ -18,7 +18,7 @@ Distribution = Literal[
     "wide_range",  # normal, each row scaled by its own power of two, 2^-20 to 2^20
     "wide_columns",  # the same over the last dimension
     "tiny",  # as given times 2^-10: a variance near the eps that is added to it
-    "few_values",  # -1, 0 or 1, and a row of zeros: what is equal, and where a kink is
+    "few_values",  # -1, 0, 1 and halves within +-8, a row of zeros: what is equal, and kinks
     "special",  # as given, with integers and bools that mean something else
     "huge",  # normal times 2^28: beyond what an int32, or a float32 as an integer, can hold
     "vast",  # normal times 2^120
@@ -59,7 +59,8 @@ def fresh_values(
     old, where = tensor.detach(), tensor.device
     if not old.is_floating_point():
         is_counter = is_buffer and old.ndim == 0 and old.dtype == torch.int64 and int(old) == 0
-        return torch.full_like(old, 7) if is_counter else old
+        # The large one is no float32.
+        return torch.full_like(old, 2**24 + 7 if kind == "dyadic" else 7) if is_counter else old
     if is_buffer and old.numel() and float(old.min()) > 0.0:
         return 0.5 + 1.5 * torch.rand(
             old.shape, generator=generator, dtype=old.dtype, device=where
@@ -115,7 +116,8 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
 
     if distribution == "few_values":
         few = torch.randint(-1, 2, value.shape, generator=generator, device=generator.device)
-        few = few.to(value.dtype)
+        more = torch.randint(-16, 17, value.shape, generator=generator, device=generator.device)
+        few = torch.where(more % 3 == 0, more / 2, few).to(value.dtype)
         if few.ndim:
             few[len(few) // 2] = 0.0
         return few
