@@ -31,7 +31,16 @@ SEED = 31
 # The probes of each class: their names begin so.
 PROBES = {
     "A": ("eval and training in turn", "a life", "input overwritten"),
-    "B": ("gradients", "input edited", "output edited"),
+    "B": (
+        "gradients",
+        "input edited",
+        "output edited",
+        "output negated",
+        "weights edited before",
+        "large gradients",
+        "small gradients",
+        "nan gradients",
+    ),
     "C": ("gradients of", "transposed gradients", "misaligned gradients", "gradients at"),
     "D": ("a parameter frozen", "parameters frozen"),
     "E": ("frozen submodules", "thawed submodules", "gradients, frozen", "gradients, thawed"),
@@ -47,11 +56,30 @@ PROBES = {
         "submodules replaced",
         "another module",
         "other options",
+        "weights in another order",
     ),
-    "H": ("another number", "whole tiles", "cut input", "padded input", "more rows"),
-    "I": ("Inf elements", "huge values", "vast values", "denormal values"),
+    "H": ("another number", "whole tiles", "cut input", "padded input", "more rows", "41 rows"),
+    "I": ("Inf elements", "huge values", "vast values", "denormal values", "constant columns"),
 }
 WRONG: dict[str, str] = {
+    # A weight edited between a call and its backward.
+    "weight_of_the_backward_unsaved": "B",
+    # NaN in the incoming gradient.
+    "incoming_nan_made_zero": "B",
+    # Incoming gradients beyond 65504.
+    "incoming_gradient_clamped": "B",
+    # p.data = other, in eval mode.
+    "weight_alias_by_identity": "G",
+    # Rows of a weight exchanged, in eval mode.
+    "eval_fold_by_sums": "G",
+    # Edits through state_dict().
+    "state_dict_of_copies": "G",
+    # load_state_dict(strict=False) without the statistics.
+    "partial_load_resets": "G",
+    # n % 32 == 9, n > 32.
+    "tail_of_nine": "H",
+    # A counter beyond 2^24.
+    "counter_in_float32": "I",
     # An eval call, a training call, an eval call.
     "eval_fold_survives_training": "A",
     # The same: bn's kernel leaves the version counters of the statistics as they are.

@@ -50,7 +50,7 @@ Dtype = Literal["", "float64", "float16", "bfloat16"]
 Action = Literal[
     "edit",  # each parameter in place, so that no version counter tells of it
     "load",  # load_state_dict
-    "load part",  # every second name of it, with strict=False
+    "load part",  # all but the last submodule's, with strict=False
     "edit state",  # what state_dict() returns, in place
     "rebind",  # each parameter's .data becomes another tensor
     "assign",  # load_state_dict(assign=True): other tensors

@@ -198,7 +198,9 @@ def edit_before_backward(
                 output.mul_(0.5 if edits == "output" else -1.0)
     if edits == "weights":
         with torch.no_grad():
-            for parameter in model.parameters():
+            parameters = list(model.parameters())
+            # Of few: what the others tell of their edit must not speak for these.
+            for parameter in [p for p in parameters if p.ndim > 1] or parameters:
                 parameter.mul_(0.5)
     if edits == "input":
         with torch.no_grad():

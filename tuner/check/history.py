@@ -192,7 +192,8 @@ def _assign(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None
 
 
 def _load_part(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    part = {name: weights[name] for name in sorted(weights)[::2]}
+    *_, last = ["", *(name for name, _ in model.named_children())]
+    part = {n: t for n, t in weights.items() if n.partition(".")[0] != last}
     model.load_state_dict(part, strict=False)
 
 

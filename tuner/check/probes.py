@@ -161,11 +161,12 @@ def _call_probes(
         ),
         probe(
             "weights in another order, eval", calls=2, inputs="repeated", mode="eval",
-            before=((), ("edit",)), other_weights="reordered", tells=TELLS["edited"],
+            before=((), ("edit",)), weights="dyadic", other_weights="reordered",
+            distribution="dyadic", tells=TELLS["edited"],
         ),
         probe(
             "rows in another order, eval", calls=2, inputs="reordered", mode="eval",
-            distribution="normal", tells=TELLS["content"],
+            distribution="dyadic", tells=TELLS["content"],
         ),
         probe(
             "copied", calls=3, before=((), ("copy", "edit"), ("edit", "copy")),

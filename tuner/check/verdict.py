@@ -76,7 +76,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
         for name, want in expected.oracle.items()
         if name in answer.tensors
     }
-    behaviour = judge_behaviour(expected, answer)
+    behaviour = judge_behaviour(expected, answer) or _unasked_gradient(expected, answer)
     limits = _limits_of_all(expected, accuracy)
     values = _judge_values(expected, answer, errors, limits, accuracy)
     values = values or _judge_gradients(expected, answer, errors, limits, accuracy)
@@ -253,10 +253,15 @@ def _judge_gradients(
         limits, error = all_limits[name], errors[name]
         if not limits.accepts(error):
             return _offence(expected, answer, name, error, limits, accuracy)
-    more = [name for name in answer.tensors if _is_gradient(name) and name not in expected.oracle]
-    if more and names:
-        return f"{label_of(more[0])} is there, where the reference has none: weights would decay"
     return ""
+
+
+def _unasked_gradient(expected: Expected, answer: Answer) -> str:
+    """Name a gradient that the reference does not have: None and zeros are not the same."""
+    more = [name for name in answer.tensors if _is_gradient(name) and name not in expected.oracle]
+    if not more or not any(map(_is_gradient, expected.oracle)):
+        return ""
+    return f"{label_of(more[0])} is there, where the reference has none: weights would decay"
 
 
 def _judge_bits(expected: Expected, answer: Answer) -> str:

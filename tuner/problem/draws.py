@@ -59,8 +59,8 @@ def fresh_values(
     old, where = tensor.detach(), tensor.device
     if not old.is_floating_point():
         is_counter = is_buffer and old.ndim == 0 and old.dtype == torch.int64 and int(old) == 0
-        # The large one is no float32.
-        return torch.full_like(old, 2**24 + 7 if kind == "dyadic" else 7) if is_counter else old
+        # One more than the large one is no float32.
+        return torch.full_like(old, 2**24 + 8 if kind == "dyadic" else 7) if is_counter else old
     if is_buffer and old.numel() and float(old.min()) > 0.0:
         return 0.5 + 1.5 * torch.rand(
             old.shape, generator=generator, dtype=old.dtype, device=where
