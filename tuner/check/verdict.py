@@ -359,7 +359,8 @@ def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool)
             reason += f"; also rejected on {len(others)} of {len(results) - 1} others: {shown}"
     differences = tuple(result.difference for result in results if result.difference)
     return Check(
-        not rejected, accuracy.label, reason, tuple(results), is_thorough, _notes(results),
+        not rejected, accuracy.label, reason, tuple(results), is_thorough,
+        () if rejected else _notes(results),
         differences,
     )  # fmt: skip
 
