@@ -136,7 +136,12 @@ def _without_edits(
     found = expected(problem, plain, accuracy, device, models=models)
     script = dataclasses.replace(found.question.script, edits=probe.edits)
     question = Question(script, found.question.tensors)
-    return dataclasses.replace(found, probe=probe, question=question, may_refuse_backward=True)
+    # An edited output passes its gradient on by that factor, where nothing was kept of it.
+    factor = {"output": 0.5, "output negated": -1.0}.get(probe.edits, 1.0)
+    oracle = {n: t * factor if n.startswith("grad") else t for n, t in found.oracle.items()}
+    return dataclasses.replace(
+        found, probe=probe, question=question, oracle=oracle, may_refuse_backward=True
+    )
 
 
 def _beyond_reference(
