@@ -20,11 +20,15 @@ import typer
 from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.options import (
     AccuracyOption,
+    AnyMachineOption,
     ConfigOption,
     DeviceOption,
+    DryRunOption,
     EffortOption,
+    ForceOption,
     JsonOption,
     ModuleOption,
+    RecordOption,
     ResumeOption,
     RunArgument,
     RunsDirOption,
@@ -82,19 +86,10 @@ def tune(
     accuracy: AccuracyOption = None,
     sampler: SamplerOption = None,
     runs_dir: RunsDirOption = Path("runs"),
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Validate, count, render one; run nothing.")
-    ] = False,
-    record: Annotated[
-        bool,
-        typer.Option(
-            "--record",
-            help="For `tune replay`: measure slow candidates to the end, too; verify nothing.",
-        ),
-    ] = False,
-    any_machine: Annotated[
-        bool, typer.Option(help="With --resume: on another device or toolchain, too.")
-    ] = False,
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+    record: RecordOption = False,
+    any_machine: AnyMachineOption = False,
     json: JsonOption = False,
 ) -> None:
     """Tune a config, or resume a run."""
@@ -128,7 +123,16 @@ def tune(
             given["stop_slow"] = False
         loaded = load_config(config, given)
         if dry_run:
-            print_plan(tuning.plan(loaded, may_assume=True), is_json=json)
+            planned = tuning.plan(loaded, may_assume=True)
+            gain, sources = None, None
+            if planned.outline is not None:
+                from tuner.deriving import write_sources
+                from tuner.gaining import measured
+
+                with watching(is_json=json) as view:
+                    gain = measured(planned, planned.outline, view)
+                sources = write_sources(planned)
+            print_plan(planned, is_json=json, gain=gain, sources=sources)
             return
     with interruptible() as stop, watching(stop, is_json=json) as view:
         if config is not None:

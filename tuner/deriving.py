@@ -17,11 +17,13 @@ from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.cache import default_cache_dir
+from tuner.kernel.toolchain import SOURCE_NAMES
 from tuner.observing import Observer
-from tuner.storage import storage_errors
+from tuner.planning import Planned, first_of_each
+from tuner.storage import storage_errors, write_whole
 from tuner.trial import from_json
 
-__all__ = ["derive_operator"]
+__all__ = ["derive_operator", "write_sources"]
 
 CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
@@ -58,3 +60,23 @@ def derive_operator(path: Path, observer: Observer | None = None) -> Derived:
             f"{path}: {error}\n"
             "  next: write the operator by hand (docs/architecture.md), or tune a part of it"
         ) from error
+
+
+def write_sources(planned: Planned) -> dict[str, Path]:
+    """Render each feasible template of a derived operator once; return where the texts stand.
+
+    They lie beside the operator's folder, and are of the configurations nearest to the defaults.
+
+    Raises:
+        StorageError: they cannot be written.
+    """
+    folder = planned.family.model_file.parent.parent / "sources"
+    written: dict[str, Path] = {}
+    with storage_errors(folder):
+        folder.mkdir(exist_ok=True)
+        for params in first_of_each(planned.space, planned.family, planned.facts):
+            candidate = planned.family.render(params, planned.facts)
+            name = f"{candidate.template}{Path(SOURCE_NAMES[candidate.language]).suffix}"
+            write_whole(folder / name, candidate.source)
+            written[candidate.template] = folder / name
+    return written

@@ -9,11 +9,15 @@ import typer
 
 __all__ = [
     "AccuracyOption",
+    "AnyMachineOption",
     "ConfigOption",
     "DeviceOption",
+    "DryRunOption",
     "EffortOption",
+    "ForceOption",
     "JsonOption",
     "ModuleOption",
+    "RecordOption",
     "ResumeOption",
     "RunArgument",
     "RunsDirOption",
@@ -49,5 +53,21 @@ EffortOption = Annotated[str | None, typer.Option(help="quick, normal or thoroug
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Validate, count, render; search nothing.")
+]
+ForceOption = Annotated[
+    bool, typer.Option("--force", help="Search also where nothing is to be gained.")
+]
+RecordOption = Annotated[
+    bool,
+    typer.Option(
+        "--record",
+        help="For `tune replay`: measure slow candidates to the end, too; verify nothing.",
+    ),
+]
+AnyMachineOption = Annotated[
+    bool, typer.Option(help="With --resume: on another device or toolchain, too.")
 ]
 RunArgument = Annotated[Path, typer.Argument(help="A run folder, such as runs/20260101-...")]

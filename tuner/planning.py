@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from tuner.capture.graph import GRAPH_FILE, Graph
+from tuner.capture.outline import Outline, outline_of
 from tuner.config.names import check_names, unknown_values
 from tuner.config.run_config import RunConfig, load_config
 from tuner.errors import (
@@ -87,6 +89,7 @@ class Planned:
     reference: Path
     screening_sizes: Sequence[Mapping[str, int]]  # of all that candidates are screened with
     warnings: Sequence[str] = ()  # what is likely not meant, and stops nothing
+    outline: Outline | None = None  # of an operator that was derived from a module
 
     @property
     def task(self) -> Task:
@@ -145,8 +148,26 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     warnings = [*unknown_values(config, lists), *_checked_texts(space, family, facts)]
     return Planned(
         config, family, device, is_assumed, sizes, facts, machine, space, reference, screening,
-        warnings,
+        warnings, _outline(config, family),
     )  # fmt: skip
+
+
+def _outline(config: RunConfig, family: Family) -> Outline | None:
+    """Return the graph in short that a derived operator's folder holds, if it is of these sizes.
+
+    Raises:
+        TemplateError: the file there is no graph.
+    """
+    path = family.model_file.parent / GRAPH_FILE
+    if config.problem.sizes or config.problem.reference or not path.is_file():
+        return None
+    try:
+        return outline_of(from_json(Graph, path.read_text()))
+    except ValueError as error:
+        raise TemplateError(
+            f"{path}: not a graph as `tune my_module.py` writes it: {error}\n"
+            "  next: remove it; what could be gained is then not shown"
+        ) from error
 
 
 def _checked_texts(space: SearchSpace, family: Family, facts: Mapping[str, Value]) -> list[str]:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from tuner.wording import percent
 if TYPE_CHECKING:
     from tuner.export.repeat import Repeated
     from tuner.machine.doctor import Finding
+    from tuner.review.gain import Gain
     from tuner.review.shelf import Shown
     from tuner.run import Run
     from tuner.trial import Check
@@ -61,14 +62,25 @@ class Interrupted(Exception):
 # ---- what is printed ------------------------------------------------------------------------
 
 
-def print_plan(planned: Planned, *, is_json: bool = False) -> None:
-    """Print what a config amounts to: counts, what rejects the rest, one rendered candidate."""
+def print_plan(
+    planned: Planned,
+    *,
+    is_json: bool = False,
+    gain: Gain | None = None,
+    sources: Mapping[str, Path] | None = None,
+) -> None:
+    """Print what a config amounts to: counts, what rejects the rest, one rendered candidate.
+
+    Of a module's operator also its graph, what could be gained, and where `sources` stand.
+    """
     space, candidate = planned.space, planned.example()
     by_template = {str(name): count for name, count in space.count_by("template").items()}
     rejected = {why: count for why, count in space.rejections.items() if count}
     if is_json:
+        of_module = {"graph": planned.outline, "gain": gain and gain.data, "sources": sources}
         print_json(
             {
+                **{name: value for name, value in of_module.items() if value is not None},
                 "title": planned.family.title,
                 "sizes": dict(planned.sizes),
                 "device": planned.device.name,
@@ -98,6 +110,15 @@ def print_plan(planned: Planned, *, is_json: bool = False) -> None:
         out.print(f"  {name}: {count}")
     for why, count in sorted(rejected.items(), key=lambda item: -item[1])[:10]:
         out.print(f"  {count} rejected: {why}", markup=False)
+    if planned.outline is not None and gain is not None:
+        from tuner.review.gain import gain_lines, graph_lines
+
+        for line in [*graph_lines(planned.outline), *gain_lines(gain)]:
+            out.print(line, markup=False)
+    if sources:
+        for name, path in sources.items():
+            out.print(f"source of {name}, with its defaults: {path}", markup=False)
+        return
     chosen = ", ".join(f"{k} = {v}" for k, v in candidate.params.items())
     out.print(f"\none candidate ({chosen}):\n", markup=False)
     out.print(candidate.source, markup=False)

@@ -1,6 +1,6 @@
 """An operator's folder, written from a module's graph: op.yaml, reference, module, templates.
 
-    <cache>/modules/<name>-<key>/<name>/   op.yaml  reference.py  model_new.py
+    <cache>/modules/<name>-<key>/<name>/   op.yaml  reference.py  model_new.py  graph.json
                                            nest.cpp.j2  nest_triton.triton.py.j2
 
 What is tuned from then on is an operator like any that was written by hand. The module around it
@@ -19,14 +19,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.capture.graph import Graph
+from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.loops import kept_values, loops_text
 from tuner.capture.nest import Nest, nest_of
 from tuner.capture.settings import settings_of
 from tuner.capture.triton_loops import RESERVED, blocks_of, triton_template
 from tuner.storage import write_whole
-from tuner.trial import content_key
+from tuner.trial import content_key, to_json
 
 __all__ = ["Derived", "derived"]
 
@@ -39,7 +39,7 @@ _VALUES: dict[str, list[int | bool]] = {
     "num_warps": [1, 2, 4, 8, 16, 32],
     "stages": [1, 2, 3, 4],
 }
-FORMAT = 2  # of what is written; part of the key
+FORMAT = 3  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "n", "u", "rows", "cols", "float", "double", "int", "step", "team", *RESERVED,
 }  # fmt: skip
@@ -84,6 +84,7 @@ def derived(
         "op.yaml": _op_yaml(nest, op, names),
         "reference.py": reference,
         "model_new.py": _model_new(graph, nest, reference, settings, has_modes),
+        GRAPH_FILE: to_json(graph) + "\n",
         "nest_triton.triton.py.j2": triton_template(nest, f"fused_{op}_rows", names),
     }
     if nest.inner == 1:  # in C++ a row lies in one piece

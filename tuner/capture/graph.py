@@ -18,9 +18,11 @@ from pydantic import JsonValue, PlainSerializer
 from tuner.capture.vocabulary import Kind, kind_of
 from tuner.trial import content_key
 
-__all__ = ["MAX_CONSTANT", "Argument", "Graph", "Node", "Operand", "Ref", "Tensor"]
+__all__ = ["GRAPH_FILE", "MAX_CONSTANT", "Argument", "Graph", "Node", "Operand", "Ref", "Tensor"]
 
 MAX_CONSTANT = 64  # elements up to which a graph holds the values of a constant
+
+GRAPH_FILE = "graph.json"  # in the folder of an operator that was derived from a module
 
 # PyTorch's dtypes whose name does not end in their number of bits.
 _BYTES = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
@@ -104,6 +106,11 @@ class Node:
         """The kind of its operation."""
         return kind_of(self.op)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all elements of its result."""
+        return prod(self.shape) * _size_of(self.dtype)
+
 
 V = TypeVar("V", Tensor, Node)
 
@@ -160,9 +167,7 @@ class Graph:
         """Bytes of what a call needs at the least: all that is given, and the outputs."""
         nodes = _by_name(self.nodes)
         outputs = [nodes[name] for name in dict.fromkeys(self.outputs) if name in nodes]
-        return sum(tensor.num_bytes for tensor in self.given) + sum(
-            prod(node.shape) * _size_of(node.dtype) for node in outputs
-        )
+        return sum(t.num_bytes for t in self.given) + sum(node.num_bytes for node in outputs)
 
     @property
     def key(self) -> str:

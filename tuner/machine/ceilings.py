@@ -11,7 +11,7 @@ from tuner.errors import DeviceError
 from tuner.machine.datasheets import bandwidth_gbps, peak_tflops
 from tuner.machine.device import Device
 
-__all__ = ["floor_us", "impossible_us", "occupancy", "roofline_tflops"]
+__all__ = ["bound_us", "floor_us", "impossible_us", "occupancy", "roofline_tflops"]
 
 _CLOCK_HEADROOM = 1.1
 """Real clocks over rated ones. NVIDIA's H100 whitepaper (table "H100 GPU boost clocks") rates the
@@ -35,6 +35,17 @@ def roofline_tflops(
     if peak is None or gbps is None:
         return None
     return min(peak, flops / num_bytes * gbps / 1e3) if num_bytes > 0 else peak
+
+
+def bound_us(flops: float, num_bytes: float, device: Device, precision: str) -> float | None:
+    """Return the roofline's time in us: the longer one of arithmetic and memory traffic.
+
+    None where the device's rates are not known. Arguments are those of `roofline_tflops`.
+    """
+    peak, gbps = peak_tflops(device, precision), bandwidth_gbps(device)
+    if peak is None or gbps is None:
+        return None
+    return max(flops / peak / 1e6, num_bytes / gbps / 1e3)
 
 
 def floor_us(flops: float, num_bytes: float, device: Device, precision: str) -> float:

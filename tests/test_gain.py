@@ -1,0 +1,128 @@
+"""What could be gained: the captured graph, its traffic, the bound, PyTorch's own time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from command_line import tune
+
+from tuner.capture.capture import capture
+from tuner.capture.outline import Outline, outline_of
+from tuner.machine.ceilings import bound_us
+from tuner.machine.datasheets import known_device
+from tuner.machine.device import describe
+from tuner.problem.reference import load_problem
+from tuner.review.gain import Gain, gain_lines, graph_lines
+
+TEXT = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(40))
+        self.unused = nn.Parameter(torch.ones(1000))
+
+    def forward(self, x, y):
+        return FORWARD
+
+
+def get_inputs():
+    return [torch.randn(30, 40), torch.randn(30, 40)]
+
+
+def get_init_inputs():
+    return []
+"""
+WHOLE = 4 * 30 * 40  # bytes
+# A forward; bytes that must be read, bytes that must be written, operations at the least.
+COSTS = {
+    "each input once": ("x * x + y * x * self.w", 2 * WHOLE + 160, WHOLE, 4 * 1200),
+    "what is not used": ("x + 1", WHOLE, WHOLE, 1200),
+    "a part of an input": ("x + y[:, :1]", WHOLE + 120, WHOLE, 1200),
+    "a value for each row": ("(x * y).sum(-1)", 2 * WHOLE, 120, 2400),
+    "one output twice": ("(x.exp(),) * 2", WHOLE, WHOLE, 1200),
+    "a view of an input": ("(x.view(40, 30), y.exp())", WHOLE, WHOLE, 1200),
+}
+
+
+def outline_from(folder: Path, forward: str) -> Outline:
+    path = folder / "module.py"
+    path.write_text(TEXT.replace("FORWARD", forward))
+    return outline_of(capture(load_problem(path), with_sizes=False))
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_traffic_and_arithmetic_are_what_no_kernel_avoids(name, tmp_path):
+    forward, read, written, flops = COSTS[name]
+    found = outline_from(tmp_path, forward)
+    assert (found.read_bytes, found.written_bytes, found.flops) == (read, written, flops)
+
+
+def test_a_graph_in_lines_has_its_steps_in_order_with_shapes_and_lines(tmp_path):
+    lines = graph_lines(outline_from(tmp_path, "(x * self.w).mean(-1)"))
+    assert [" ".join(line.split()) for line in lines] == [
+        "captured graph, in training mode:",
+        "x input 30 x 40",
+        "w parameter 40",
+        "mul mul(x, w) 30 x 40 line 13",
+        "mean mean(mul, axes=[1], keepdim=False) 30 line 13",
+        "returns mean",
+        "task 1: one nest, 2 steps",
+    ]
+
+
+def test_the_bound_is_the_longer_one_of_traffic_and_arithmetic():
+    h200 = known_device("H200")  # 4,800 GB/s and 67 TFLOPS by its datasheet
+    assert bound_us(1.0, 4.8e9, h200, "fp32") == pytest.approx(1000.0)
+    assert bound_us(67e9, 1.0, h200, "fp32") == pytest.approx(1000.0)
+    assert bound_us(1.0, 1.0, describe("cpu"), "fp32") is None
+
+
+def test_what_could_be_gained_is_said_in_numbers():
+    gain = Gain("NVIDIA H200", True, 3_000_000_000, 1_800_000_000, 10**9, 1000.0)
+    assert gain.ratio is None and "PyTorch was not timed; the bound is 1000 µs" in gain.words
+    slow = replace(gain, eager_us=4000.0, copy_us=1100.0)
+    assert slow.ratio == 4.0
+    assert gain_lines(slow) == [
+        "traffic: 4.8 GB (3 GB read, 1.8 GB written), each input, weight and output once",
+        "arithmetic: at least 1,000,000,000 flop, one an element and step",
+        "to gain: PyTorch takes 4000 µs, a copy of as many bytes 1100 µs; the bound is 1000 µs, "
+        "25 % of PyTorch's time: at most 4.00x to gain",
+    ]
+    unknown = replace(slow, bound_us=None)
+    assert "the bound is not known: no datasheet's rates of NVIDIA H200" in unknown.words
+
+
+def test_a_dry_run_of_a_module_shows_its_graph_and_what_could_be_gained(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text(TEXT.replace("FORWARD", "(x * self.w).exp() + y"))
+    said = tune("mine.py", "--dry-run", "--device", "cpu", cwd=tmp_path)
+    assert said.code == 0, said.err
+    for words in ("exp(mul)", "task 1: one nest, 3 steps", "traffic: 14.56 kB", "nest: "):
+        assert words in said.out, words
+    assert "the bound is not known" in said.out and "PyTorch takes" in said.out
+    said = tune("mine.py", "--dry-run", "--device", "cpu", "--json", cwd=tmp_path)
+    data = json.loads(said.out)
+    assert [step["name"] for step in data["graph"]["steps"]] == ["mul", "exp", "add"]
+    assert data["gain"]["eager_us"] > 0 and data["gain"]["copy_us"] > 0
+    assert data["gain"]["ratio"] is None and data["gain"]["is_nothing"] is False
+    assert data["num_feasible_by_template"]["nest"] > 0
+    assert Path(data["sources"]["nest"]).read_text().count("fused_mine_forward_rows") >= 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_graph_file_that_is_none_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text(TEXT.replace("FORWARD", "x + y"))
+    assert tune("mine.py", "--dry-run", "--device", "cpu", cwd=tmp_path).code == 0
+    (config,) = (tmp_path / "cache").rglob("mine_forward.yaml")
+    (graph,) = config.parent.rglob("graph.json")
+    graph.write_text("{}")
+    said = tune("--config", config, "--dry-run", "--device", "cpu", cwd=tmp_path)
+    assert said.code == 2 and f"{graph}: not a graph" in said.err and "next: " in said.err

@@ -1,0 +1,148 @@
+"""A graph in short, for people and as data: its steps with shapes, its tasks, its traffic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+
+__all__ = ["Given", "KernelTask", "Outline", "Step", "outline_of"]
+
+_ALIASES = {"view", "permute", "expand", "slice"}  # of a tensor, without a copy of it
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A tensor that no step computes: `kind` is input, parameter, buffer or constant."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation of a graph; `line` is that of the user's file, 0 where it is not known."""
+
+    name: str
+    text: str
+    shape: tuple[int, ...]
+    dtype: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTask:
+    """Steps that become one kernel; `kind` says which: a nest is one loop over rows."""
+
+    kind: str
+    steps: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a module's forward computes, in order, and what that costs at the least.
+
+    `read_bytes` counts each tensor that is given once, `written_bytes` each output and each buffer
+    that the call updates: traffic that no kernel avoids. `flops` counts one operation for each
+    element of each step, so it is a lower bound as well.
+    """
+
+    given: tuple[Given, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[str, ...]
+    tasks: tuple[KernelTask, ...]
+    read_bytes: int
+    written_bytes: int
+    flops: int
+    is_training: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Compulsory traffic in bytes."""
+        return self.read_bytes + self.written_bytes
+
+
+def outline_of(graph: Graph) -> Outline:
+    """Describe a graph that becomes one nest."""
+    steps = tuple(_step(node) for node in graph.nodes)
+    used = {name for node in graph.nodes for name in node.refs}
+    kinds = {
+        **{t.name: "input" for t in graph.inputs},
+        **{t.name: "parameter" for t in graph.parameters},
+        **{t.name: "buffer" for t in graph.buffers},
+        **{t.name: "constant" for t in graph.constants},
+    }
+    return Outline(
+        given=tuple(
+            Given(t.name, kinds[t.name], t.shape, t.dtype) for t in graph.given if t.name in used
+        ),
+        steps=steps,
+        outputs=graph.outputs,
+        tasks=(KernelTask("nest", tuple(step.name for step in steps)),),
+        read_bytes=_read_bytes(graph),
+        written_bytes=_written_bytes(graph),
+        flops=_flops(graph),
+        is_training=graph.is_training,
+    )
+
+
+def _step(node: Node) -> Step:
+    def operand(value: Operand | JsonValue) -> str:
+        return value.name if isinstance(value, Ref) else str(value)
+
+    attrs = [f"{name}={value}" for name, value in node.attrs.items()]
+    text = f"{node.op}({', '.join([*map(operand, node.args), *attrs])})"
+    return Step(node.name, text, node.shape, node.dtype, node.line)
+
+
+def _read_bytes(graph: Graph) -> int:
+    """Return the bytes that must be read: of what is sliced the slices, of a mere view nothing."""
+    users = graph.users()
+    values: list[Tensor | Node] = [*graph.given, *graph.nodes]
+    read: dict[str, int] = {}
+    for value in reversed(values):
+        total = 0
+        for user in users[value.name]:
+            if user.op in _ALIASES:
+                total += read[user.name]
+            elif user.op == "gather" and user.refs[1:] != user.refs[:1]:
+                total += user.num_bytes if user.refs[0] == value.name else value.num_bytes
+            else:
+                total += value.num_bytes
+        read[value.name] = min(value.num_bytes, total)
+    return sum(read[tensor.name] for tensor in graph.given)
+
+
+def _written_bytes(graph: Graph) -> int:
+    """Return the bytes that must be written; what is a view of an argument is not copied."""
+    values: Mapping[str, Tensor | Node] = {
+        **{t.name: t for t in graph.given},
+        **{node.name: node for node in graph.nodes},
+    }
+
+    def is_computed(name: str) -> bool:
+        value = values[name]
+        while isinstance(value, Node) and value.op in _ALIASES:
+            value = values[value.refs[0]]
+        return isinstance(value, Node)
+
+    made = {name: values[name].num_bytes for name in graph.outputs if is_computed(name)}
+    updated = [values[name].num_bytes for name in graph.buffer_updates.values()]
+    return sum(made.values()) + sum(updated)
+
+
+def _flops(graph: Graph) -> int:
+    """Count one operation for each element of pointwise work, and for each that is reduced."""
+    values: list[Tensor | Node] = [*graph.given, *graph.nodes]
+    shapes = {value.name: value.shape for value in values}
+    return sum(
+        math.prod(node.shape if node.kind == "pointwise" else shapes[node.refs[0]])
+        for node in graph.nodes
+        if node.kind == "pointwise" or (node.kind == "reduction" and node.refs)
+    )
