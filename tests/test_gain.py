@@ -8,14 +8,20 @@ from pathlib import Path
 
 import pytest
 from command_line import tune
+from made_runs import made_run, result, trials
 
 from tuner.capture.capture import capture
 from tuner.capture.outline import Outline, outline_of
+from tuner.errors import StorageError
+from tuner.gaining import nothing
 from tuner.machine.ceilings import bound_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import describe
 from tuner.problem.reference import load_problem
-from tuner.review.gain import Gain, gain_lines, graph_lines
+from tuner.review.gain import Gain, ModuleRecord, gain_lines, graph_lines
+from tuner.review.summary import format_summary, summary
+from tuner.terminal import print_nothing
+from tuner.trial import from_json, to_json
 
 TEXT = """
 import torch
@@ -126,3 +132,63 @@ def test_a_graph_file_that_is_none_is_an_error(tmp_path, monkeypatch):
     graph.write_text("{}")
     said = tune("--config", config, "--dry-run", "--device", "cpu", cwd=tmp_path)
     assert said.code == 2 and f"{graph}: not a graph" in said.err and "next: " in said.err
+
+
+def test_within_5_percent_of_the_bound_or_of_a_copy_nothing_is_to_be_gained():
+    gain = Gain("NVIDIA H200", True, 3_000_000_000, 1_800_000_000, 10**9, 1000.0, 1040.0, 900.0)
+    assert gain.is_nothing
+    assert not replace(gain, eager_us=1060.0).is_nothing
+    assert replace(gain, eager_us=1140.0, copy_us=1100.0).is_nothing
+    assert not replace(gain, eager_us=1160.0, copy_us=1100.0).is_nothing
+    on_a_cpu = replace(gain, device="some CPU", bound_us=None, copy_us=2000.0)
+    assert not on_a_cpu.is_nothing, "there a copy is no bound"
+
+
+def test_nothing_to_gain_ends_before_the_search_with_numbers_and_exit_code_0(capsys):
+    gain = Gain("NVIDIA H200", True, 3_000_000_000, 1_800_000_000, 10**9, 1000.0, 1040.0, 1030.0)
+    error = nothing(gain)
+    assert error.exit_code == 0 and "at most 1.04x to gain" in str(error)
+    print_nothing(error)
+    said = capsys.readouterr().out
+    assert said.startswith("nothing to gain: PyTorch takes 1040 µs") and "--force" in said
+    print_nothing(error, is_json=True)
+    data = json.loads(capsys.readouterr().out)
+    assert data["verdict"] == "nothing to gain"
+    assert (data["eager_us"], data["bound_us"], data["ratio"]) == (1040.0, 1000.0, 1.04)
+
+
+@pytest.mark.parametrize("is_fallback", [True, False])
+def test_a_run_says_how_far_from_the_bound_it_ended(is_fallback, tmp_path):
+    gain = Gain("NVIDIA H200", True, 9_000_000, 3_000_000, 10**6, 1200.0, 3000.0, 1300.0)
+    made = trials(30)
+    ended = replace(result(made), is_fallback=is_fallback)
+    run = made_run(tmp_path, made, ended)
+    (run.path / "module.json").write_text(
+        to_json(ModuleRecord(outline_from(tmp_path, "x + y"), gain))
+    )
+    told = summary(run)
+    assert told.bound.startswith("1200 µs by the device's rates; PyTorch takes 2.50 times that")
+    assert told.verdict.startswith("No faster kernel found") == is_fallback
+    assert ("what was found takes 1.25 times that" in told.bound) != is_fallback
+    assert "\nbound     1200 µs" in format_summary(told)
+
+
+def test_a_module_file_that_cannot_be_read_is_an_error(tmp_path):
+    made = trials(3)
+    run = made_run(tmp_path, made)
+    (run.path / "module.json").write_text("[]")
+    with pytest.raises(StorageError, match=r"module\.json: cannot be read"):
+        summary(run)
+
+
+def test_on_a_cpu_the_bound_is_not_known_and_the_search_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine.py").write_text(TEXT.replace("FORWARD", "(x * self.w).exp() + y"))
+    options = ("--device", "cpu", "--trials", "1", "--effort", "quick")
+    said = tune("mine.py", *options, cwd=tmp_path)
+    assert said.code == 0, said.out + said.err
+    assert "the bound is not known" in said.out
+    (path,) = (tmp_path / "runs").iterdir()
+    record = from_json(ModuleRecord, (path / "module.json").read_bytes())
+    assert [step.name for step in record.outline.steps] == ["mul", "exp", "add"]
+    assert json.loads((path / "result.json").read_text())["bound_us"] is None

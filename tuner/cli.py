@@ -1,7 +1,7 @@
 """`tune`: arguments, the live view, exit codes. What is shown is in `terminal`.
 
-Exit codes: 0 done; 1 nothing correct found, or a file is rejected; 2 the user's files or
-arguments; 3 toolchain, device, disk, or a run locked by another process; 130 interrupted.
+Exit codes: 0 done, or nothing to gain; 1 nothing correct found, or a file is rejected; 2 the
+user's files or arguments; 3 toolchain, device, disk, or a locked run; 130 interrupted.
 
 The first Ctrl-C ends the search: the best candidates until then are verified and exported, and
 the exit code is 130 all the same. The second ends at once; `tune --resume` goes on in both cases.
@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.errors import InputError, NothingCorrectError, TunerError
+from tuner.errors import InputError, NothingCorrectError, NothingToGainError, TunerError
 from tuner.options import (
     AccuracyOption,
     AnyMachineOption,
@@ -47,6 +47,7 @@ from tuner.terminal import (
     out,
     print_findings,
     print_json,
+    print_nothing,
     print_plan,
     print_points,
     print_runs,
@@ -62,8 +63,8 @@ app = typer.Typer(
     help="Tune kernel templates for a PyTorch module; export the fastest one that is right.",
     epilog=(
         "Ctrl-C ends the search; what was found is still verified and exported. Twice: at once. "
-        "Exit codes: 0 done; 1 nothing correct, or a file is rejected; 2 your files or arguments; "
-        "3 toolchain, device, disk, or a locked run; 130 interrupted."
+        "Exit codes: 0 done, or nothing to gain; 1 nothing correct, or a file is rejected; "
+        "2 your files or arguments; 3 toolchain, device, disk, or a locked run; 130 interrupted."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -92,7 +93,7 @@ def tune(
     any_machine: AnyMachineOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Tune a config, or resume a run."""
+    """Tune a module or a config, or resume a run."""
     if context.invoked_subcommand is not None:
         return
     if sum(given is not None for given in (config, module, resume)) != 1:
@@ -114,24 +115,16 @@ def tune(
     }
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     if module is not None:
-        from tuner.deriving import derive_operator
-
         with watching(is_json=json) as view:
-            config = derive_operator(module, view).config
+            config = tuning.derive_operator(module, view).config
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False
         loaded = load_config(config, given)
         if dry_run:
             planned = tuning.plan(loaded, may_assume=True)
-            gain, sources = None, None
-            if planned.outline is not None:
-                from tuner.deriving import write_sources
-                from tuner.gaining import measured
-
-                with watching(is_json=json) as view:
-                    gain = measured(planned, planned.outline, view)
-                sources = write_sources(planned)
+            with watching(is_json=json) as view:
+                gain, sources = tuning.preview(planned, view)
             print_plan(planned, is_json=json, gain=gain, sources=sources)
             return
     with interruptible() as stop, watching(stop, is_json=json) as view:
@@ -144,6 +137,7 @@ def tune(
                 command=shlex.join(["tune", *sys.argv[1:]]),
                 overrides=given,
                 verifies=not record,
+                force=force,
             )
         else:
             assert resume is not None
@@ -387,6 +381,8 @@ def main() -> None:
         sys.argv.insert(words[0], "--module")
     try:
         app(standalone_mode=True)
+    except NothingToGainError as error:
+        print_nothing(error, is_json="--json" in sys.argv)
     except NothingCorrectError as error:
         err.print(f"error: {error}", markup=False)
         sys.exit(error.exit_code)

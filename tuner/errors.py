@@ -7,6 +7,7 @@
     │   ├── TemplateError           a template's head, its text, or its rendering
     │   ├── ProblemError            the reference file or its inputs
     │   └── CaptureError            a module whose forward cannot be recorded as a graph
+    ├── NothingToGainError  exit 0  PyTorch is as fast as the device allows: no search was begun
     ├── NothingCorrectError exit 1  the search ended without one correct candidate
     └── MachineError        exit 3  the machine, not the user
         ├── ToolchainError          no compiler, or one that does not work
@@ -21,7 +22,7 @@ A candidate that does not compile, crashes, hangs or is wrong is no exception: i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "InputError",
     "MachineError",
     "NothingCorrectError",
+    "NothingToGainError",
     "ProblemError",
     "RunLockedError",
     "StorageError",
@@ -83,6 +85,16 @@ class NothingCorrectError(TunerError):
     """The search ended and no candidate was correct."""
 
     exit_code = 1
+
+
+class NothingToGainError(TunerError):
+    """PyTorch is as fast as the device allows, so nothing was searched; `numbers` say so."""
+
+    exit_code = 0
+
+    def __init__(self, message: str, numbers: Mapping[str, object]) -> None:
+        self.numbers = dict(numbers)
+        super().__init__(message)
 
 
 class MachineError(TunerError):

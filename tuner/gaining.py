@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tuner.capture.outline import Outline
+from tuner.errors import NothingToGainError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, asked, new_worker
 from tuner.machine.ceilings import bound_us
 from tuner.observing import Observer
 from tuner.planning import Planned
-from tuner.review.gain import Gain
+from tuner.review.gain import Gain, ModuleRecord
 
-__all__ = ["bound_of", "measured"]
+__all__ = ["bound_of", "measured", "nothing", "worth_searching"]
 
 PRECISION = "fp32"  # a nest has no products for tensor cores
 FIRST_SAMPLES = 3
@@ -80,6 +81,37 @@ def measured(planned: Planned, outline: Outline, observer: Observer | None = Non
         sizes = {"NUM_FLOATS": max(1, outline.num_bytes // 8)}  # each is read and written
         copy = {**task, "reference": str(path), "sizes": sizes}
         return replace(gain, eager_us=_latency_us(task), copy_us=_latency_us(copy))
+
+
+def worth_searching(
+    planned: Planned, observer: Observer, *, force: bool = False
+) -> ModuleRecord | None:
+    """Return what is known of a derived operator before its search; None for any other.
+
+    PyTorch is timed where the device's bound is known, unless the search is to be in any case.
+
+    Raises:
+        NothingToGainError: PyTorch is within 5 % of the bound, or of a copy of as many bytes.
+        ProblemError, WorkerError: as for `measured`.
+    """
+    outline = planned.outline
+    if outline is None:
+        return None
+    gain = bound_of(planned, outline)
+    if gain.bound_us is None:
+        observer.on_stage(f"the bound is not known: no datasheet's rates of {gain.device}")
+    elif not force:
+        gain = measured(planned, outline, observer)
+        if gain.is_nothing:
+            raise nothing(gain)
+        observer.on_stage(f"to gain: {gain.words}")
+    return ModuleRecord(outline, gain)
+
+
+def nothing(gain: Gain) -> NothingToGainError:
+    """Return, for the caller to raise, that PyTorch is as fast as the device allows."""
+    advice = "next: --force searches all the same"
+    return NothingToGainError(f"nothing to gain: {gain.words}\n  {advice}", gain.data)
 
 
 def _latency_us(task: dict[str, Any]) -> float:

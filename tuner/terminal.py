@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.live import Live
 
-from tuner.errors import NothingCorrectError
+from tuner.errors import NothingCorrectError, NothingToGainError
 from tuner.views import COLUMNS, JsonLines, Plain, Screen
 from tuner.wording import percent
 
@@ -40,6 +40,7 @@ __all__ = [
     "out",
     "print_findings",
     "print_json",
+    "print_nothing",
     "print_plan",
     "print_points",
     "print_runs",
@@ -80,7 +81,7 @@ def print_plan(
         of_module = {"graph": planned.outline, "gain": gain and gain.data, "sources": sources}
         print_json(
             {
-                **{name: value for name, value in of_module.items() if value is not None},
+                **{name: value for name, value in of_module.items() if value},
                 "title": planned.family.title,
                 "sizes": dict(planned.sizes),
                 "device": planned.device.name,
@@ -212,6 +213,14 @@ def print_json(record: object) -> None:
 
     sys.stdout.write(to_json(record) + "\n")
     sys.stdout.flush()
+
+
+def print_nothing(error: NothingToGainError, *, is_json: bool = False) -> None:
+    """Print that nothing was searched, since PyTorch is as fast as the device allows."""
+    if is_json:
+        print_json({"verdict": "nothing to gain", **error.numbers})
+    else:
+        out.print(str(error), markup=False)
 
 
 # ---- running --------------------------------------------------------------------------------

@@ -324,6 +324,8 @@ class Result:
     measurement of the exported file itself, made from its file in fresh processes; with
     `is_fallback` that file holds the reference's own modules, since even the winner was slower.
     `compiled` is there where the config asked for it. `effort` is how much was asked for.
+    `bound_us` is the device's, of an operator that was derived from a module, where it is known;
+    `baseline_over_bound` how many times that PyTorch took in the exported file's race.
     `disagreements` are found at each reading: figures that were not what their samples give.
     """
 
@@ -336,6 +338,8 @@ class Result:
     is_fallback: bool = False
     compiled: Compiled | None = None
     effort: str = "normal"
+    bound_us: float | None = None
+    baseline_over_bound: float | None = None
     disagreements: tuple[str, ...] = ()
 
 

@@ -15,9 +15,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tuner.config.run_config import RunConfig
+from tuner.deriving import derive_operator, write_sources
 from tuner.errors import InputError, StorageError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import new_worker
+from tuner.gaining import measured, worth_searching
 from tuner.observing import Observer, Progress
 from tuner.planning import (
     Planned,
@@ -28,17 +30,21 @@ from tuner.planning import (
     plan,
     toolchain_of,
 )
+from tuner.review.gain import MODULE_FILE, Gain
 from tuner.run import Run, create_run, is_locked, open_run
 from tuner.session import Session
-from tuner.trial import Value
+from tuner.storage import write_whole
+from tuner.trial import Value, to_json
 from tuner.verifying import export_trial, verify, verify_certificate
 
 __all__ = [
     "Observer",
     "Planned",
     "Progress",
+    "derive_operator",
     "export_trial",
     "plan",
+    "preview",
     "resume",
     "tune",
     "verify",
@@ -58,6 +64,7 @@ def tune(
     command: str = "",
     overrides: Mapping[str, Value] | None = None,
     verifies: bool = True,
+    force: bool = False,
 ) -> Run:
     """Tune: search, verify the finalists' files, write the report.
 
@@ -70,6 +77,8 @@ def tune(
         overrides: what `config` changes in its file, so that `resume` changes it too.
         verifies: False ends after the search, with nothing verified or exported; `resume` can
             do both later.
+        force: search an operator that was derived from a module also where PyTorch is as fast as
+            the device allows.
 
     Returns:
         The run; `run.result()` says what was found, None where nothing was to be verified.
@@ -77,13 +86,17 @@ def tune(
     Raises:
         InputError, MachineError: as `errors` says; what was found until then is in the run.
         NothingCorrectError: no candidate was correct.
+        NothingToGainError: nothing was searched, since nothing could be gained.
     """
     started_s = time.monotonic()
     observer = observer or Observer()
     planned = _planned(config, observer)
     toolchain = toolchain_of(planned)
+    module = worth_searching(planned, observer, force=force or not verifies)
     environment = environment_of(planned, toolchain, command, overrides or {})
     run = create_run(runs_dir, planned.family.name, planned.device.name, config.text, environment)
+    if module is not None:
+        write_whole(run.path / MODULE_FILE, to_json(module))
     first = first_of_each(planned.space, planned.family, planned.facts)
     if config.effort == "quick":
         first = earlier_best(planned, runs_dir) or first
@@ -92,6 +105,16 @@ def tune(
         first=first,
     )  # fmt: skip
     return session.work(environment)
+
+
+def preview(planned: Planned, observer: Observer) -> tuple[Gain | None, dict[str, Path]]:
+    """Return what could be gained, and where a source of each template stands.
+
+    Of an operator that was derived from a module; of any other nothing. PyTorch is timed.
+    """
+    if planned.outline is None:
+        return None, {}
+    return measured(planned, planned.outline, observer), write_sources(planned)
 
 
 def _planned(config: RunConfig, observer: Observer) -> Planned:

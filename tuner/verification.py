@@ -21,6 +21,7 @@ from tuner.evaluate.racing import Race, Racer, compared_with_compiled, finalist
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.exporting import ExportCompiler, ExportFile, export_of, fallback_of
+from tuner.gaining import bound_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
@@ -96,6 +97,8 @@ class Verification:
         else:
             notes += on_values(exported)
         compiled = self._beside_compiled() if exported.check.is_accepted else None
+        outline, baseline_us = self.planned.outline, exported.baseline_us
+        least_us = bound_of(self.planned, outline).bound_us if outline is not None else None
         result = Result(
             winner=winner,
             finalists=tuple(entries.values()),
@@ -106,6 +109,8 @@ class Verification:
             is_fallback=is_fallback,
             compiled=compiled,
             effort=self.schedule.effort,
+            bound_us=least_us,
+            baseline_over_bound=baseline_us / least_us if baseline_us and least_us else None,
         )
         return result, list(entries.values())
 

@@ -12,10 +12,13 @@ from typing import Any
 
 import yaml
 
+from tuner.errors import StorageError
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
+from tuner.review.gain import MODULE_FILE, ModuleRecord
 from tuner.run import Outlook, Run, is_locked
-from tuner.trial import Finalist, Result, Trial
+from tuner.trial import Finalist, Result, Trial, from_json
+from tuner.wording import one_line
 
 __all__ = [
     "MAX_SOURCE_CHARS",
@@ -77,7 +80,8 @@ class Facts:
 
     `is_running`: another process works on it, so that it cannot be resumed. `outlooks`: what
     the search expected of the rest, the latest last. `checks`: every finalist as it was checked or
-    raced, in that order; a later one of a trial counts.
+    raced, in that order; a later one of a trial counts. `module`: of an operator that was derived
+    from one.
     """
 
     run: Run
@@ -88,6 +92,7 @@ class Facts:
     is_running: bool = False
     outlooks: Sequence[Outlook] = ()
     checks: Sequence[Finalist] = ()
+    module: ModuleRecord | None = None
 
     @classmethod
     def of(cls, run: Run) -> Facts:
@@ -100,7 +105,14 @@ class Facts:
         is_running = is_locked(run, by_another=True)
         trials, outlooks = run.trials(), run.outlooks()
         result, checks = run.result(), run.checks()
-        return cls(run, run.environment(), trials, result, config, is_running, outlooks, checks)
+        path = run.path / MODULE_FILE
+        try:
+            module = from_json(ModuleRecord, path.read_bytes()) if path.is_file() else None
+        except ValueError as error:
+            raise StorageError(f"{path}: cannot be read: {one_line(str(error))}") from error
+        return cls(
+            run, run.environment(), trials, result, config, is_running, outlooks, checks, module
+        )
 
     def number(self, name: str) -> float | None:
         """Return a finite number of the environment; None if it is not one."""

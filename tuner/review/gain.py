@@ -14,9 +14,11 @@ from tuner.review.words import count_words, us_words
 from tuner.wording import percent
 
 __all__ = [
-    "NEAR", "Gain", "bytes_words", "gain_lines", "graph_lines", "shape_words",
+    "MODULE_FILE", "NEAR", "Gain", "ModuleRecord", "bytes_words", "gain_lines", "graph_lines",
+    "shape_words",
 ]  # fmt: skip
 
+MODULE_FILE = "module.json"  # in a run's folder
 NEAR = 1.05  # times a bound: what is left is not worth a search
 MAX_COLUMN = 44  # characters of a column of the graph, unless one is longer
 
@@ -79,6 +81,14 @@ class Gain:
     def data(self) -> dict[str, object]:
         """All of it as plain data, what follows from it included."""
         return {**asdict(self), "ratio": self.ratio, "is_nothing": self.is_nothing}
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRecord:
+    """What a run knows of the module that its operator was derived from: `module.json`."""
+
+    outline: Outline
+    gain: Gain
 
 
 def graph_lines(outline: Outline) -> list[str]:

@@ -76,6 +76,7 @@ class Summary:
     compiled: str
     throughput: str
     roofline: str
+    bound: str
     export_path: str
     reproduce: str
     export_command: str
@@ -130,6 +131,7 @@ def summary_of(facts: Facts) -> Summary:
         compiled=_compiled_words(result.compiled if result else None),
         throughput=_throughput_words(facts, latency_us),
         roofline=_roofline_words(facts, latency_us),
+        bound=_bound_words(facts, latency_us, baseline_us),
         export_path=export_path,
         reproduce=facts.word("command"),
         export_command=f"tune export {facts.run.path}",
@@ -161,7 +163,7 @@ def _verdict(
     if facts.is_rejected:
         return "rejected", f"Rejected: {rejection_words(facts.rejected)}"
     if interval is not None and facts.result is not None and facts.result.is_fallback:
-        said = "No kernel is faster than PyTorch: the exported file holds PyTorch's own modules"
+        said = "No faster kernel found: the exported file holds PyTorch's own modules"
         return interval.verdict, said
     if interval is not None and proof is not None and proof.verdict != interval.verdict:
         ratio = ratio_words(interval.speedup)
@@ -252,6 +254,18 @@ def _roofline_words(facts: Facts, latency_us: float | None) -> str:
     )
 
 
+def _bound_words(facts: Facts, latency_us: float | None, baseline_us: float | None) -> str:
+    """Return how far a derived operator is from the device's bound; empty if not known."""
+    bound_us = facts.module.gain.bound_us if facts.module else None
+    if not bound_us:
+        return ""
+    is_fallback = facts.result is not None and facts.result.is_fallback
+    ours_us = None if is_fallback else latency_us
+    times = {"PyTorch": baseline_us, "what was found": ours_us}
+    parts = [f"{who} takes {us / bound_us:.2f} times that" for who, us in times.items() if us]
+    return "; ".join([f"{us_words(bound_us)} by the device's rates", *parts])
+
+
 # ---- the terminal ---------------------------------------------------------------------------
 
 _COLUMNS, _MAX_LINES, _LABEL = 80, 20, 10
@@ -272,6 +286,7 @@ def format_summary(summary: Summary) -> str:
         ("compiled", s.compiled),
         ("error", s.error),
         ("speed", "; ".join(words for words in (s.throughput, s.roofline) if words)),
+        ("bound", s.bound),
         ("trials", trial_words(s)),
         ("to gain", outlook_words(s.outlook)),
         ("best", f"trial {s.best.number}: {params_words(s.best)}" if s.best else NONE),
