@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import Reader, chromium
 from command_line import tune
 from made_runs import made_run, result, trials
 
@@ -18,8 +19,11 @@ from tuner.machine.ceilings import bound_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import describe
 from tuner.problem.reference import load_problem
+from tuner.review.facts import Facts
 from tuner.review.gain import Gain, ModuleRecord, gain_lines, graph_lines
+from tuner.review.report import parts_of, write_report
 from tuner.review.summary import format_summary, summary
+from tuner.run import Run
 from tuner.terminal import print_nothing
 from tuner.trial import from_json, to_json
 
@@ -171,6 +175,48 @@ def test_a_run_says_how_far_from_the_bound_it_ended(is_fallback, tmp_path):
     assert told.verdict.startswith("No faster kernel found") == is_fallback
     assert ("what was found takes 1.25 times that" in told.bound) != is_fallback
     assert "\nbound     1200 µs" in format_summary(told)
+
+
+def run_of_a_module(folder: Path, forward: str) -> Run:
+    outline = outline_from(folder, forward)
+    spoilt = replace(outline.steps[0], text="mul(x, <script>alert(1)</script>)")
+    outline = replace(outline, steps=(spoilt, *outline.steps[1:]))
+    gain = Gain("NVIDIA H200", True, 9_000_000, 3_000_000, 10**6, 1200.0, 3000.0, 1300.0)
+    made = trials(12)
+    run = made_run(folder, made, result(made))
+    (run.path / "module.json").write_text(to_json(ModuleRecord(outline, gain)))
+    return run
+
+
+def test_the_report_shows_graph_tasks_times_and_bound(tmp_path):
+    run = run_of_a_module(tmp_path, "(x * self.w).mean(-1)")
+    shown = parts_of(Facts.of(run), ["module"])["module"]
+    assert "<script" not in shown and "mul(x, &lt;script&gt;" in shown
+    for words in (
+        "mean(mul, axes=[1], keepdim=False)</code> (returned)", "<td>30 x 40</td>", "nest 1",
+        "<td>PyTorch</td><td class=\"number\">3000 µs</td>",
+        "<td>what was found</td><td class=\"number\">1500 µs</td>",
+        "<td>the device&#39;s bound</td><td class=\"number\">1200 µs</td>",
+        "<td>a copy of as many bytes</td><td class=\"number\">1300 µs</td>",
+    ):  # fmt: skip
+        assert words in shown, words
+    assert "<dt>Bound</dt><dd>1200 µs" in parts_of(Facts.of(run), ["verdict"])["verdict"]
+
+
+def test_the_report_of_another_operator_has_no_module(tmp_path):
+    made = trials(3)
+    assert not parts_of(Facts.of(made_run(tmp_path, made)), ["module"])["module"].strip()
+
+
+def test_a_browser_shows_the_module_on_a_phone_too(tmp_path):
+    page = write_report(run_of_a_module(tmp_path, "(x * self.w).mean(-1)"))
+    with chromium() as browser:
+        reader = Reader(browser.new_context(viewport={"width": 360, "height": 700}), "file://")
+        reader.page.goto(page.as_uri())
+        reader.page.locator("#module").scroll_into_view_if_needed()
+        assert reader.page.locator("[data-part=module] meter").count() == 4
+        width = reader.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 360 and not reader.complaints
 
 
 def test_a_module_file_that_cannot_be_read_is_an_error(tmp_path):

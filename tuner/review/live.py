@@ -28,7 +28,7 @@ from tuner.wording import one_line
 __all__ = ["LivePages"]
 
 FIRST_CHART = "progress-trial"
-FIRST_PARTS = ("head", "verdict")
+FIRST_PARTS = ("head", "verdict", "module")
 MAX_KEPT = 48  # pieces that are kept until their run changes: up to some MB each
 SHARES_GROWTH = 1.05  # importance is found anew when a running search has so many times the trials
 

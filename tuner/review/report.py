@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from tuner.review.charts import charts_of, figure_data
 from tuner.review.facts import Facts
+from tuner.review.gain import bytes_words, shape_words
 from tuner.review.sources import code_styles, highlighted, packed_sources, winner_source
 from tuner.review.summary import Summary, error_ratio, summary_of, trial_words
 from tuner.review.tables import Column, contest, failures, strategies, trial_columns
@@ -188,6 +189,24 @@ def _shown_verdict(facts: Facts) -> dict[str, Any]:
     }
 
 
+def _shown_module(facts: Facts) -> dict[str, Any]:
+    """Return the module's graph, and the times of one call: before, after, the least."""
+    module = facts.module
+    if module is None:
+        return {"module": None}
+    told = summary_of(facts)
+    is_fallback = facts.result is not None and facts.result.is_fallback
+    times = [
+        ("PyTorch", told.baseline_us),
+        ("what was found: nothing faster" if is_fallback else "what was found", told.latency_us),
+        ("the device's bound", module.gain.bound_us),
+        ("a copy of as many bytes", module.gain.copy_us),
+    ]
+    known = [(what, time_us) for what, time_us in times if time_us]
+    longest_us = max((time_us for _, time_us in known), default=1.0)
+    return {"module": module, "times": known, "longest_us": longest_us}
+
+
 def _shown_contests(facts: Facts) -> dict[str, Any]:
     trials = facts.trials
     words = strategies(trials)
@@ -229,6 +248,7 @@ def _shown_how(facts: Facts) -> dict[str, Any]:
 _SHOWN: dict[str, Callable[[Facts], dict[str, Any]]] = {
     "head": lambda facts: {"started_at": facts.word("started_at")},
     "verdict": _shown_verdict,
+    "module": _shown_module,
     "contests": _shown_contests,
     "failures": _shown_failures,
     "time": _shown_time,
@@ -289,6 +309,8 @@ def page_environment() -> Environment:
     )
     environment.filters |= {
         "us": us_words,
+        "bytes": bytes_words,
+        "shape": shape_words,
         "percent": percent_words,
         "one_line": one_line,
         "ratio": ratio_words,
