@@ -13,7 +13,8 @@ from tuner.capture.capture import capture
 from tuner.capture.derive import derived
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.settings import settings_of
-from tuner.evaluate.modules import fused, module_of
+from tuner.capture.sharing import made_from
+from tuner.evaluate.modules import fused, imported, module_of
 from tuner.export.certificate import read_certificate
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
@@ -195,6 +196,50 @@ def test_what_is_not_usual_takes_the_references_way(tmp_path):
             model(x, x)
 
 
+def test_a_live_modules_weights_are_taken_and_shared(tmp_path):
+    problem, made = derive(tmp_path, "rms_norm_gate", text_of("rms_norm_gate"))
+    family = load_family(made.name, [made.folder])
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        return torch.zeros(37, 100)
+
+    module = module_of(family.model_new)
+    module |= {"fused_op": counted, "fused_device": torch.device("cpu")}
+    live = problem.make_model(0).eval()
+    live.register_forward_hook(lambda *_: None)
+    mine = module["ModelNew"].from_module(live)
+    assert type(mine) is module["ModelNew"] and type(live) is not type(mine)
+    assert mine.w is live.w and not mine.training and len(mine._forward_hooks) == 1
+    x = torch.randn(37, 100)
+    with torch.no_grad():
+        live.w.fill_(3.0)
+        mine(x, x)
+    assert len(calls) == 1 and torch.equal(calls[0][-1], torch.full((100,), 3.0))
+    mine(x, x).sum().backward()  # the reference's way, with the same parameter
+    assert live.w.grad is not None and len(calls) == 1
+    mine.train()
+    mine.extra = torch.nn.Linear(2, 2)
+    assert not live.training and not hasattr(live, "extra")
+
+    with pytest.raises(TypeError, match="got OrderedDict"):
+        module["ModelNew"].from_module(live.state_dict())
+    live.w = torch.nn.Parameter(torch.ones(99))
+    with pytest.raises(TypeError, match=r"w: \[99\], not \[100\]"):
+        module["ModelNew"].from_module(live)
+
+
+def test_buffers_and_submodules_are_shared_by_tensor_and_copied_else():
+    live = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    mine = made_from(torch.nn.Sequential, live)
+    mine(torch.randn(8, 4))  # in training mode: writes running statistics in place
+    assert torch.equal(live[0].running_mean, mine[0].running_mean)
+    assert int(live[0].num_batches_tracked) == 1
+    mine.eval()
+    assert live[0].training and mine[1].weight is live[1].weight and mine[1] is not live[1]
+
+
 REFUSED = {
     "a product": ("x @ y.T", f"{X}, {X}", "no loop is generated for"),
     "a reduction of two that are apart": (
@@ -235,6 +280,12 @@ def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     assert check.is_accepted and not check.differences
     if not result.is_fallback:
         assert "class ModelNew(Model):" in run.export_path.read_text()
+    exported = imported(run.export_path)
+    live = load_problem(tmp_path / "my_gate.py").make_model(0)
+    mine, inputs = exported.ModelNew.from_module(live), exported.get_inputs()
+    with torch.no_grad():
+        live.w.copy_(torch.rand(100))
+        torch.testing.assert_close(mine(*inputs), live(*inputs))
     assert read_certificate(run.export_path).num_probes == len(check.probes)
 
 

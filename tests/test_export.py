@@ -194,6 +194,22 @@ def test_a_fallback_is_the_reference_itself_at_the_sizes_in_force(tmp_path):
     assert not re.search(r"\bpass\b", text)
 
 
+def test_a_fallback_of_a_derived_operator_takes_a_live_modules_weights(tmp_path):
+    family = load_family(OP)
+    reference = family.reference.read_text()
+    text = fallback_text(
+        family, reference=reference, sizes=SIZES, provenance=[], has_from_module=True
+    )
+    path = tmp_path / "model_new.py"
+    path.write_text(text, encoding="utf-8")
+    module = imported(path, "fallback_of_derived")
+    live = load_problem(family.reference, SIZES).make_model(0, "cpu")
+    mine = module.ModelNew.from_module(live)
+    assert all(a is b for a, b in zip(mine.parameters(), live.parameters(), strict=True))
+    (x,) = module.get_inputs()
+    assert torch.equal(mine.eval()(x), live.eval()(x))
+
+
 def test_two_exports_never_share_a_library():
     names = [
         re.search(r"TORCH_LIBRARY\((\w+),", text_of(**changes))[1]

@@ -24,6 +24,7 @@ from tuner.capture.index_space import NotOneNest
 from tuner.capture.loops import kept_values, loops_text
 from tuner.capture.nest import Nest, nest_of
 from tuner.capture.settings import settings_of
+from tuner.capture.sharing import made_from
 from tuner.capture.triton_loops import RESERVED, blocks_of, triton_template
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
@@ -278,6 +279,7 @@ def _model_new(
         has_modes=has_modes,
         has_free_rows=_has_free_rows(graph, nest),
         settings_of=inspect.getsource(settings_of).rstrip(),
+        made_from=inspect.getsource(made_from).rstrip(),
         names=", ".join(inputs),
         arguments=", ".join(arguments),
         result=results[0] if len(results) == 1 else f"({', '.join(results)},)",
@@ -298,6 +300,9 @@ _SETTINGS = {settings!r}
 
 
 {settings_of}
+
+
+{made_from}
 
 
 def is_usual(module, inputs):
@@ -327,6 +332,11 @@ def is_usual(module, inputs):
 
 class ModelNew(Model):
     # The reference itself, with its forward in one loop where a call is as usual.
+    @classmethod
+    def from_module(cls, module):
+        # A ModelNew of a live Model's parameters and buffers, which both then share.
+        return made_from(cls, module, _STATE)
+
     def forward(self, {names}):
         if not is_usual(self, ({names},)):
             return super().forward({names})

@@ -7,9 +7,11 @@ around it, and a header that says where it comes from. Verifying the file is `ev
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 
+from tuner.capture.sharing import made_from
 from tuner.errors import TemplateError
 from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
 from tuner.kernel.family import Family
@@ -78,6 +80,7 @@ def fallback_text(
     sizes: Mapping[str, int],
     provenance: Sequence[str],
     standing: str = UNVERIFIED,
+    has_from_module: bool = False,
 ) -> str:
     """Return the text of a standalone module that computes as the reference does.
 
@@ -89,12 +92,25 @@ def fallback_text(
         sizes: the module-level sizes in force.
         provenance: lines for the header, as for `export_text`.
         standing: as for `export_text`.
+        has_from_module: whether ModelNew has that method, as operators derived from a module do.
     """
     title = f"{family.title}: PyTorch's own modules, since no kernel was faster"
     lines = [f"{title}; {standing}", "", *provenance]
     head = "\n".join(f"# {escape(line)}".rstrip() for line in lines)
     body = ast.unparse(ast.fix_missing_locations(_Sizes(sizes).visit(ast.parse(reference))))
-    return f"{head}\n\n{body}\n\n\nModelNew = Model\n"
+    end = "ModelNew = Model\n"
+    if has_from_module:
+        end = f"from typing import Any\n\n\n{inspect.getsource(made_from)}\n\n{_FROM_MODULE}"
+    return f"{head}\n\n{body}\n\n\n{end}"
+
+
+_FROM_MODULE = """\
+class ModelNew(Model):
+    @classmethod
+    def from_module(cls, module):
+        # A ModelNew of a live Model's parameters and buffers, which both then share.
+        return made_from(cls, module)
+"""
 
 
 def _header(family: Family, candidate: Candidate, provenance: Sequence[str], standing: str) -> str:
