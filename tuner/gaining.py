@@ -40,7 +40,7 @@ class Model(torch.nn.Module):
 
 
 def get_inputs():
-    return [torch.zeros(NUM_FLOATS)]
+    return [torch.arange(NUM_FLOATS, dtype=torch.float32)]
 
 
 def get_init_inputs():
