@@ -36,11 +36,11 @@ __all__ = [
 
 Layout = Literal[
     "contiguous", "transposed", "strided", "padded", "cut", "misaligned", "expanded", "float64",
-    "too_wide",
+    "too_wide", "mixed", "rows expanded", "overlapping", "negated", "shared",
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
 Gradients = Literal["", "all", "plain_inputs"]
-Edits = Literal["", "output", "output negated", "input", "weights"]
+Edits = Literal["", "output", "output negated", "input", "weights", "mode"]
 GradientLayout = Literal[
     "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last"
 ]
@@ -69,6 +69,10 @@ Action = Literal[
     "replace module",  # the next submodule by a copy of it, with the other weights
     "another",  # make another module with other options, and call it
     "convert",  # to the script's dtype, as the inputs are from then on
+    "refused call",  # with one feature too many
+    "wrap module",  # the next submodule's forward becomes another, in a class derived from its own
+    "parametrize",  # a weight of the next submodule by torch.nn.utils.parametrize
+    "read elsewhere",  # as "pickle", where the file's own tables are as they were before
 ]
 
 
@@ -82,7 +86,8 @@ class Script:
     one, in that order; with `backward_at_once` each is as soon as it was made. `first_place` is
     that of the parameter which the first "freeze" or "replace one" takes. With `accumulates`
     gradients are added up in `.grad`, one of which is scaled between two backwards. `edits` is
-    what is edited in place between a call and its backward. `other_options` are of "another".
+    what is edited in place between a call and its backward. `default_dtype` is PyTorch's during
+    the calls. `other_options` are of "another".
     `layout_at` is the one input that has the layout, None for all. `num_threads` 0 is as many as
     usual. `numbers` are the inputs that are no tensors, by "call.argument". `output_bytes` are
     the sizes of memory to poison before each call.
@@ -105,6 +110,7 @@ class Script:
     edits: Edits = ""
     is_inference: bool = False
     num_threads: int = 0
+    default_dtype: Dtype = ""
     other_options: dict[str, float] = field(default_factory=dict)
     layout_at: int | None = None
     dtype: Dtype = ""

@@ -12,13 +12,15 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.crossing import Edits, GradientLayout, Layout, Script
+from tuner.check.crossing import Edits, GradientLayout, Script
+from tuner.check.layouts import laid_out
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "CHUNK_ELEMENTS",
+    "OUTPUT_FACTORS",
     "accumulated",
     "aliases_of",
     "arguments_of",
@@ -29,8 +31,6 @@ __all__ = [
     "keys_of",
     "kind_of",
     "kinds_of",
-    "laid_out",
-    "laid_out_where",
     "leaves_of",
     "mode_of",
     "outputs_of",
@@ -40,6 +40,8 @@ __all__ = [
     "tensors_under",
 ]
 
+# An edited output hands its gradient on by this factor.
+OUTPUT_FACTORS: dict[Edits, float] = {"output": 0.5, "output negated": -1.0}
 CHUNK_ELEMENTS = 2**24  # 128 MB a float64 temporary; a comparison holds about six
 
 
@@ -189,13 +191,15 @@ def edit_before_backward(
     outputs: Sequence[torch.Tensor],
     model: torch.nn.Module,
 ) -> None:
-    """Edit the outputs of a call in the graph, as `relu_` does, or inputs or weights beside it."""
+    """Edit the outputs of a call in the graph, as `relu_` does, or what stands beside it."""
     import torch
 
-    if edits in ("output", "output negated"):
+    if edits in OUTPUT_FACTORS:
         for output in outputs:
             if output.requires_grad:
-                output.mul_(0.5 if edits == "output" else -1.0)
+                output.mul_(OUTPUT_FACTORS[edits])
+    if edits == "mode":
+        model.train(not model.training)
     if edits == "weights":
         with torch.no_grad():
             parameters = list(model.parameters())
@@ -278,54 +282,22 @@ def aliases_of(
     return found
 
 
-def laid_out(value: Any, layout: Layout) -> Any:
-    """Return a copy of a tensor in fresh memory, with the strides or alignment of `layout`."""
+@contextlib.contextmanager
+def mode_of(script: Script, is_exact: bool = False) -> Iterator[None]:
+    """Set what surrounds each call of a script: inference mode, and the default dtype.
+
+    The oracle (`is_exact`) keeps its own dtype, or it would lose digits.
+    """
     import torch
 
-    if not isinstance(value, torch.Tensor):
-        return value
-    if not value.is_floating_point() or value.ndim == 0 or not value.numel():
-        return value.clone()
-    if layout == "transposed" and value.ndim >= 2:
-        return value.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if layout == "strided":
-        wide = value.new_full((*value.shape[:-1], 2 * value.shape[-1]), float("nan"))
-        wide[..., ::2] = value
-        return wide[..., ::2]
-    if layout == "padded" and value.ndim >= 2:
-        wide = value.new_full((*value.shape[:-1], value.shape[-1] + 8), float("nan"))
-        wide[..., :-8] = value
-        return wide[..., :-8]
-    if layout == "cut":  # a part of a larger tensor: an odd offset, and odd strides
-        width, rows = value.shape[-1], value.shape[0] if value.ndim > 1 else 0
-        larger = (*([rows + 2] if rows else []), *value.shape[1:-1], width + 5 - width % 2)
-        whole = value.new_full(larger, float("nan"))
-        return (whole[2:] if rows else whole)[..., 3 : 3 + width].copy_(value)
-    if layout == "misaligned":
-        buffer = value.new_full((value.numel() + 1,), float("nan"))
-        return buffer[1:].view(value.shape).copy_(value)
-    if layout == "expanded":
-        return value[..., :1].clone().expand(value.shape)
-    return value.clone(memory_format=torch.contiguous_format)
-
-
-def laid_out_where(values: Sequence[Any], script: Script) -> list[Any]:
-    """Return copies of arguments in fresh memory, all or one of them with the script's layout."""
-    import torch
-
-    tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    at = None if script.layout_at is None or not tensors else script.layout_at % len(tensors)
-    return [
-        laid_out(value, script.layout if at is None or i == tensors[at] else "contiguous")
-        for i, value in enumerate(values)
-    ]
-
-
-def mode_of(script: Script) -> contextlib.AbstractContextManager[None]:
-    """Return what surrounds each call of a script: inference mode, or nothing."""
-    import torch
-
-    return torch.inference_mode() if script.is_inference else contextlib.nullcontext()
+    default = torch.get_default_dtype()
+    try:
+        if script.default_dtype and not is_exact:
+            torch.set_default_dtype(getattr(torch, script.default_dtype))
+        with torch.inference_mode() if script.is_inference else contextlib.nullcontext():
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def checksums_of(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, int]:
@@ -343,7 +315,7 @@ def checksum_of(tensor: torch.Tensor) -> int:
     """Return 64 bits that depend on a tensor's bits and their places; equal on one device."""
     import torch
 
-    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    bits = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if bits.device.type == "cpu":  # seven times as fast as the sum below
         memory = memoryview(bits.numpy())
         return zlib.crc32(memory) << 32 | zlib.adler32(memory)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.check.compare import SMALL_BATCH, Error, compare, disputed
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import (
+    OUTPUT_FACTORS,
     accumulated,
     aliases_of,
     arguments_of,
@@ -19,7 +20,6 @@ from tuner.check.exercise import (
     gradients_of,
     keys_of,
     kinds_of,
-    laid_out,
     leaves_of,
     mode_of,
     outputs_of,
@@ -27,6 +27,7 @@ from tuner.check.exercise import (
     snapshot,
 )
 from tuner.check.history import History
+from tuner.check.layouts import laid_out, laid_out_where
 from tuner.check.probe import Probe
 from tuner.check.questions import inputs_of_calls, script_of, weighted_model
 from tuner.errors import ProblemError
@@ -137,7 +138,7 @@ def _without_edits(
     script = dataclasses.replace(found.question.script, edits=probe.edits)
     question = Question(script, found.question.tensors)
     # An edited output passes its gradient on by that factor, where nothing was kept of it.
-    factor = {"output": 0.5, "output negated": -1.0}.get(probe.edits, 1.0)
+    factor = OUTPUT_FACTORS.get(probe.edits, 1.0)
     oracle = {n: t * factor if n.startswith("grad") else t for n, t in found.oracle.items()}
     return dataclasses.replace(
         found, probe=probe, question=question, oracle=oracle, may_refuse_backward=True
@@ -157,7 +158,7 @@ def _beyond_reference(
     The float64 run knows the right answer where it is the types alone that are refused.
     """
     oracle: dict[str, torch.Tensor] = {}
-    if probe.layout == "float64" or probe.dtype:
+    if probe.layout in ("float64", "mixed") or probe.dtype:
         exact = {name: widened(value) for name, value in question.tensors.items()}
         _, oracle = _reference_answer(problem, wide, question.script, exact, probe, is_exact=True)
     return Expected(probe, question, num_rows, oracle, {}, report, error=report.error)
@@ -169,11 +170,12 @@ def _refuses_layout(
     """Whether the reference itself raises at such strides, as `view` does."""
     import torch
 
-    if probe.layout not in ("transposed", "strided", "padded", "cut", "expanded"):
+    if probe.layout in ("contiguous", "misaligned", "float64", "too_wide", "mixed"):
         return False
     try:
         with torch.no_grad():
-            problem.call(copy.deepcopy(model), [laid_out(v, probe.layout) for v in values])
+            laid = laid_out_where(values, Script(layout=probe.layout))
+            problem.call(copy.deepcopy(model), laid)
     except ProblemError:
         return True
     return False
@@ -185,7 +187,7 @@ def _tamer(probe: Probe) -> Probe | None:
     Not every number is legal for every reference (a probability is at most 1), nor is dim 0 the
     rows of a batch in each (a square matrix product).
     """
-    if probe.layout in ("float64", "too_wide") or probe.dtype:
+    if probe.layout in ("float64", "too_wide", "mixed") or probe.dtype:
         return None
     if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:
         return dataclasses.replace(probe, is_drawn=True)
@@ -198,7 +200,7 @@ def _tamer(probe: Probe) -> Probe | None:
 
 def _is_odd(probe: Probe) -> bool:
     """Whether a reference may refuse what a probe asks."""
-    return probe.layout in ("float64", "too_wide") or bool(
+    return probe.layout in ("float64", "too_wide", "mixed") or bool(
         probe.batch is not None or probe.dtype or probe.has_options
     )
 
@@ -275,7 +277,7 @@ def _reference_answer(
             try:
                 for _ in range(script.more_calls if call == 1 else 0):
                     problem.result_of(called, values)
-                with recorded(operations, script.traces), mode_of(script):
+                with recorded(operations, script.traces), mode_of(script, is_exact):
                     result = problem.result_of(called, values)
             except ProblemError as error:
                 return Report(error=str(error), stage=f"call {call + 1}", keys=keys), {}

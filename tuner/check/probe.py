@@ -25,7 +25,8 @@ class Probe:
     "initial" those of the reference, all others are fresh. With several `calls`,
     `inputs` says how the input of each relates to the one before: "fresh" (new content, new
     memory), "repeated", "overwritten" (new content in the same memory, same version counter),
-    "nudged" (one element changed), "reordered" (the same rows, last first). `before` is what is
+    "nudged" (one element changed), "reordered" (the same rows, last first), "exchanged" (two
+    neighbours among them exchanged). `before` is what is
     done to the module before each call; `other_weights` are those that it then gives it: "random",
     "nudged", one element of each parameter changed, or "reordered", the same rows, last first.
     Before the second call `more_calls` are made that nobody looks at.
@@ -44,7 +45,8 @@ class Probe:
 
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
     to refuse that aloud is a difference from a drop-in, no mistake; a wrong answer is one.
-    `may_refuse` makes a refusal not even that. `tells` is what a failure here usually means.
+    `may_refuse` makes a refusal not even that; with `may_differ` wrong values are a difference.
+    `tells` is what a failure here usually means.
     """
 
     name: str
@@ -54,7 +56,9 @@ class Probe:
     seed_weights: int = 0
     weights: Literal["own", "initial"] | WeightKind = "random"
     calls: int = 1
-    inputs: Literal["fresh", "repeated", "overwritten", "nudged", "reordered"] = "fresh"
+    inputs: Literal["fresh", "repeated", "overwritten", "nudged", "reordered", "exchanged"] = (
+        "fresh"
+    )
     before: tuple[tuple[Action, ...], ...] = ()
     other_weights: Literal["random", "nudged", "reordered"] = "random"
     more_calls: int = 0
@@ -70,6 +74,7 @@ class Probe:
     edits: Edits = ""
     is_inference: bool = False
     num_threads: int = 0
+    default_dtype: Dtype = ""
     layout_at: int | None = None
     dtype: Dtype = ""
     has_options: Options = ""
@@ -82,6 +87,7 @@ class Probe:
     wants_same_bits: bool = False
     is_extra: bool = False
     may_refuse: bool = False
+    may_differ: bool = False
     tells: str = ""
 
     @property

@@ -11,6 +11,7 @@ from tuner.check.crossing import Dtype
 from tuner.check.lives import gradient_probes, history_probes
 from tuner.check.probe import Probe
 from tuner.check.tells import TELLS
+from tuner.check.unusual import unusual_probes
 from tuner.problem.draws import Distribution
 
 __all__ = [
@@ -92,6 +93,7 @@ def thorough_probes(
         *_call_probes(reduced, is_deterministic, num_more_calls=secret.randrange(8, 20)),
         *gradient_probes(reduced, secret),
         *history_probes(reduced, secret),
+        *unusual_probes(reduced, secret),
         *_layout_probes(reduced, has_cuda),
         *_extra_probes(reduced),
         *_traced_probes(full, reduced),

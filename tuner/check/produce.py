@@ -33,7 +33,6 @@ from tuner.check.exercise import (
     gradients_of,
     keys_of,
     kinds_of,
-    laid_out_where,
     leaves_of,
     mode_of,
     outputs_of,
@@ -43,6 +42,7 @@ from tuner.check.exercise import (
     tensors_under,
 )
 from tuner.check.history import BEFORE_CALL, History, set_mode
+from tuner.check.layouts import laid_out_where
 from tuner.check.surroundings import changed, is_pytorchs, settings
 
 if TYPE_CHECKING:

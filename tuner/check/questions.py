@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Script
 from tuner.check.history import set_mode
+from tuner.check.layouts import fitted
 from tuner.check.probe import Probe
 from tuner.errors import ProblemError
 from tuner.problem.draws import WeightKind
@@ -99,28 +100,16 @@ def inputs_of_calls(
 
     `model` is the reference, which is left as it is; it says what integers are special.
     """
-    import torch
-
     first = problem.make_inputs(
         probe.seed_inputs, distribution=probe.distribution, batch=probe.batch, device=device
     )
 
-    def shaped(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.ndim:
-            return value
-        if probe.layout == "expanded":
-            return value[..., :1].expand(value.shape).contiguous()
-        if probe.layout == "float64":
-            return value.double()
-        if probe.layout == "too_wide":
-            return torch.cat([value, value[..., :1]], dim=-1)
-        return value
-
-    first = [shaped(value) for value in first]
+    first = fitted(first, probe.layout)
     if probe.distribution == "special":
         first = _with_special_values(problem, model, first)
     calls = 1 if probe.inputs == "repeated" else probe.calls
-    change = {"nudged": _nudged, "reordered": _reordered}.get(probe.inputs, _varied)
+    changes = {"nudged": _nudged, "reordered": _reordered, "exchanged": _exchanged}
+    change = changes.get(probe.inputs, _varied)
     if probe.is_drawn:  # legal for sure
         seeds = range(probe.seed_inputs, probe.seed_inputs + calls)
         return [problem.make_inputs(s, batch=probe.batch, device=device) for s in seeds]
@@ -191,7 +180,11 @@ def _with_other_integers(
     def is_integer(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and not value.is_floating_point()
 
-    if not call or probe.inputs in ("nudged", "reordered") or not any(map(is_integer, values)):
+    if (
+        not call
+        or probe.inputs in ("nudged", "reordered", "exchanged")
+        or not any(map(is_integer, values))
+    ):
         return values
     drawn = problem.make_inputs(probe.seed_inputs + call, batch=probe.batch, device=device)
     pairs = zip(values, drawn, strict=True)
@@ -224,6 +217,18 @@ def _reordered(value: Any, call: int) -> Any:
     import torch
 
     return value.flip(0) if isinstance(value, torch.Tensor) and value.ndim else value
+
+
+def _exchanged(value: Any, call: int) -> Any:
+    """Return the same rows, two in the middle exchanged: sums, ends and norms are the same."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.ndim or len(value) < 4:
+        return value
+    order = list(range(len(value)))
+    at = len(order) // 3
+    order[at], order[at + 1] = order[at + 1], order[at]
+    return value[order]
 
 
 def script_of(
@@ -268,6 +273,7 @@ def script_of(
         edits=probe.edits,
         is_inference=probe.is_inference,
         num_threads=probe.num_threads,
+        default_dtype=probe.default_dtype,
         layout_at=probe.layout_at,
         options=_options_of(problem, probe.has_options, models),
         other_options=_options_of(problem, "numbers" if _makes_another(probe) else "", models),

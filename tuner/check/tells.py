@@ -49,6 +49,9 @@ TELLS = {
     "layout": "are strides ignored?",
     "misaligned": "do vector loads assume 16-byte alignment?",
     "refused": "what the reference refuses must be refused, not computed",
+    "refused call": "does a call that raised leave its state changed?",
+    "default dtype": "is PyTorch's default dtype taken for that of the input?",
+    "wrapped": "a submodule's own forward may be another than its class's",
     "memory": "is memory read that was never written?",
     "stream": "does it run on another stream than the current one?",
 }
