@@ -33,6 +33,7 @@ __all__ = [
     "kinds_of",
     "leaves_of",
     "mode_of",
+    "num_elements",
     "outputs_of",
     "recorded",
     "snapshot",
@@ -67,16 +68,25 @@ def arguments_of(script: Script, tensors: Mapping[str, torch.Tensor], call: int)
 
 
 @contextlib.contextmanager
-def recorded(operations: list[str], is_wanted: bool = True) -> Iterator[None]:
-    """Add to `operations` what PyTorch's dispatcher runs inside, e.g. `aten.addmm`."""
+def recorded(
+    operations: list[str], is_wanted: bool = True, sizes: list[int] | None = None
+) -> Iterator[None]:
+    """Add to `operations` what PyTorch's dispatcher runs inside, e.g. `aten.addmm`.
+
+    `sizes` gets the number of elements of each result.
+    """
     if not is_wanted:
         yield
         return
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def record(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operations.append(str(func).rpartition(".")[0])
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        if sizes is not None:
+            sizes.extend(y.numel() for y in outputs_of(made) if isinstance(y, torch.Tensor))
+        return made
 
     words = {
         "__torch_dispatch__": record,
@@ -86,6 +96,16 @@ def recorded(operations: list[str], is_wanted: bool = True) -> Iterator[None]:
     recorder: Any = type("Recorder", (TorchDispatchMode,), words)
     with recorder():
         yield
+
+
+def num_elements(problem: Any, model: torch.nn.Module, values: Sequence[Any]) -> int:
+    """Return how many numbers a call takes and makes, those in between as well."""
+    import torch
+
+    sizes = [value.numel() for value in values if isinstance(value, torch.Tensor)]
+    with recorded([], sizes=sizes):
+        problem.call(model, values)
+    return sum(sizes)
 
 
 def kind_of(value: Any) -> str:

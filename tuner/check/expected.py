@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tuner.check.arguments import inputs_of_calls
 from tuner.check.compare import SMALL_BATCH, Error, compare, disputed
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import (
@@ -22,6 +23,7 @@ from tuner.check.exercise import (
     kinds_of,
     leaves_of,
     mode_of,
+    num_elements,
     outputs_of,
     recorded,
     snapshot,
@@ -29,7 +31,7 @@ from tuner.check.exercise import (
 from tuner.check.history import History
 from tuner.check.layouts import laid_out, laid_out_where
 from tuner.check.probe import Probe
-from tuner.check.questions import inputs_of_calls, script_of, weighted_model
+from tuner.check.questions import script_of, weighted_model
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem, widened
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["Expected", "expected", "expected_of_call"]
 
 GRADIENT_FACTORS = {"large": 2.0**40, "small": 2.0**-40}  # as loss scaling makes them, and more
+FEWER_ROWS = 321  # in place of 65,537 where these would cost too much
+MOST_ELEMENTS = 5 * 10**7  # of all steps: some 0.2 s
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
 
@@ -87,6 +91,9 @@ def expected(
     accuracy.require_on(device)
     known = {} if models is None else models
     model, tensors = weighted_model(problem, probe, device, known)
+    if probe.is_tall and not _is_cheap(problem, probe, model):
+        fewer = dataclasses.replace(probe, is_tall=False, batch=FEWER_ROWS)
+        return expected(problem, fewer, accuracy, device, models=known)
     arguments = inputs_of_calls(problem, probe, device, model)
     script = script_of(problem, probe, arguments, tensors, known)
     wide = copy.deepcopy(model).double()
@@ -181,13 +188,30 @@ def _refuses_layout(
     return False
 
 
+def _is_cheap(problem: Problem, probe: Probe, model: torch.nn.Module) -> bool:
+    """Whether the numbers of all steps grow with the rows alone, and are few for so many rows."""
+    import torch
+
+    counts = []
+    for rows in (64, 128):
+        try:
+            values = problem.make_inputs(probe.seed_inputs, batch=rows)
+            with torch.no_grad():
+                counts.append(num_elements(problem, copy.deepcopy(model).cpu(), values))
+        except ProblemError:
+            return False
+    few, more = counts
+    is_linear = more <= 2.2 * few
+    return is_linear and (more - few) / 64 * (probe.batch or 0) <= MOST_ELEMENTS
+
+
 def _tamer(probe: Probe) -> Probe | None:
     """Return a probe that the reference may take where it raises at this one, if there is one.
 
     Not every number is legal for every reference (a probability is at most 1), nor is dim 0 the
     rows of a batch in each (a square matrix product).
     """
-    if probe.layout in ("float64", "too_wide", "mixed") or probe.dtype:
+    if probe.may_be_refused or probe.dtype:
         return None
     if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:
         return dataclasses.replace(probe, is_drawn=True)
@@ -200,7 +224,7 @@ def _tamer(probe: Probe) -> Probe | None:
 
 def _is_odd(probe: Probe) -> bool:
     """Whether a reference may refuse what a probe asks."""
-    return probe.layout in ("float64", "too_wide", "mixed") or bool(
+    return probe.may_be_refused or bool(
         probe.batch is not None or probe.dtype or probe.has_options
     )
 

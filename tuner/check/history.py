@@ -64,7 +64,7 @@ class History:
     ) -> None:
         self.model = model
         self.make_another: Callable[[], None] = lambda: None
-        self._arguments = lambda: arguments_of(script, tensors, 0)
+        self._arguments: Callable[[], list[Any]] = lambda: arguments_of(script, tensors, 0)
         self.refusals: list[str] = []
         self.changes: list[str] = []
         self._script = script

@@ -9,7 +9,9 @@ from tuner.check.crossing import Action, Dtype, Edits, GradientLayout, Gradients
 from tuner.problem.draws import Distribution, WeightKind
 from tuner.problem.reference import Options
 
-__all__ = ["Probe"]
+__all__ = ["ILLEGAL", "Probe"]
+
+ILLEGAL = ("negative_integers", "integers_beyond")  # which most references refuse
 
 GIVING = (
     "edit", "load", "load part", "edit state", "rebind", "assign", "replace", "replace one",
@@ -41,7 +43,9 @@ class Probe:
     in `.grad`; `edits` is what is edited between a call and its backward. `num_threads` are
     PyTorch's; `layout_at` is the one input that has the layout. `is_reduced`: the batch is smaller
     only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
-    are a draw of the reference's own. `traces` lists PyTorch's operations that ran.
+    are a draw of the reference's own. `is_tall`: fewer rows where so many would cost much. With
+    `other_arguments` numbers are others, and what has a default is given. `traces` lists
+    PyTorch's operations that ran.
 
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
     to refuse that aloud is a difference from a drop-in, no mistake; a wrong answer is one.
@@ -80,6 +84,8 @@ class Probe:
     has_options: Options = ""
     is_reduced: bool = False
     is_drawn: bool = False
+    is_tall: bool = False
+    other_arguments: bool = False
     layout: Layout = "contiguous"
     has_nan_memory: bool = False
     has_side_stream: bool = False
@@ -94,3 +100,8 @@ class Probe:
     def gives_weights(self) -> bool:
         """Whether the module gets other weights between its calls."""
         return any(action in GIVING for actions in self.before for action in actions)
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether it asks what many references refuse, and a module must refuse as well."""
+        return self.layout in ("float64", "too_wide", "mixed") or self.distribution in ILLEGAL

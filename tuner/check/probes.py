@@ -93,7 +93,7 @@ def thorough_probes(
         *_call_probes(reduced, is_deterministic, num_more_calls=secret.randrange(8, 20)),
         *gradient_probes(reduced, secret),
         *history_probes(reduced, secret),
-        *unusual_probes(reduced, secret),
+        *unusual_probes(reduced, secret, has_cuda),
         *_layout_probes(reduced, has_cuda),
         *_extra_probes(reduced),
         *_traced_probes(full, reduced),
@@ -341,6 +341,12 @@ def _batch_probes(
             probe("whole tiles, many", batch=many, **{**usual, "tells": whole}),
             probe("gradients of many rows", batch=odd_many, **{**wide, "tells": whole}),
         ]
+    # More than the blocks that a grid of CUDA has in its second dimension.
+    tall = 65536 + secret.randrange(1, 64)
+    if num_rows < tall and not may_refuse:
+        probes.append(
+            probe("very many rows", batch=tall, is_tall=True, **(usual | {"tells": whole}))
+        )
     return [
         probe("some rows", batch=some, **usual),
         probe("an odd batch", batch=odd, **usual),

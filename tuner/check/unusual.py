@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.check.crossing import Layout
-from tuner.check.probe import Probe
+from tuner.check.probe import ILLEGAL, Probe
 from tuner.check.tells import TELLS
 
 __all__ = ["unusual_probes"]
@@ -15,8 +15,13 @@ __all__ = ["unusual_probes"]
 _BOTH: dict[str, Any] = {"calls": 2, "inputs": "repeated", "before": ((), ("eval",))}
 
 
-def unusual_probes(reduced: Callable[..., Probe], secret: random.Random) -> list[Probe]:
-    """Return what a module meets seldom; `reduced` makes a probe on few rows."""
+def unusual_probes(
+    reduced: Callable[..., Probe], secret: random.Random, has_cuda: bool
+) -> list[Probe]:
+    """Return what a module meets seldom; `reduced` makes a probe on few rows.
+
+    With `has_cuda` no index is asked that a device would refuse: it would refuse all that follows.
+    """
 
     def probe(name: str, tells: str, **fields: Any) -> Probe:
         return reduced(name, tells=TELLS[tells], **fields)
@@ -36,6 +41,15 @@ def unusual_probes(reduced: Callable[..., Probe], secret: random.Random) -> list
         probe(
             "rows exchanged, eval", "content", calls=2, inputs="exchanged", mode="eval",
             distribution="dyadic",
+        ),
+        probe("large integers", "special", distribution="large_integers", **_BOTH),
+        *(
+            probe(kind.replace("_", " "), "refused", distribution=kind, mode="eval")
+            for kind in (() if has_cuda else ILLEGAL)
+        ),
+        probe(
+            "other arguments", "arguments", other_arguments=True, weights="initial",
+            is_extra=True, **_BOTH,
         ),
         probe("after a refused call", "refused call", calls=2, before=((), ("refused call",))),
         probe(

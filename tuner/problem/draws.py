@@ -20,6 +20,9 @@ Distribution = Literal[
     "tiny",  # as given times 2^-10: a variance near the eps that is added to it
     "few_values",  # -1, 0, 1 and halves within +-8, a row of zeros: what is equal, and kinks
     "special",  # as given, with integers and bools that mean something else
+    "large_integers",  # as given, and integers of some 2^30
+    "negative_integers",  # as given, with one integer of -1
+    "integers_beyond",  # as given, with one integer beyond what was given
     "huge",  # normal times 2^28: beyond what an int32, or a float32 as an integer, can hold
     "vast",  # normal times 2^120
     "denormal",  # normal times 2^-127: nearly all below the least normal float32
@@ -102,7 +105,7 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return value
-    if distribution in ("as_given", "special"):
+    if distribution in ("as_given", "special") or "integers" in distribution:
         return value
     if distribution == "offset":
         return value + 100.0
