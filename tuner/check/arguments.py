@@ -16,7 +16,7 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["inputs_of_calls", "nudged", "reordered"]
+__all__ = ["draw_output_gradients", "draw_tangents", "inputs_of_calls", "nudged", "reordered"]
 
 
 def inputs_of_calls(
@@ -139,6 +139,7 @@ def _with_odd_integers(
     return result
 
 
+GRADIENT_FACTORS = {"large": 2.0**40, "small": 2.0**-40}  # as loss scaling makes them, and more
 # Words that PyTorch's functions take in each other's place.
 WORDS = (
     ("none", "tanh"), ("mean", "sum", "none"), ("zeros", "reflect", "replicate", "circular"),
@@ -257,3 +258,32 @@ def _exchanged(value: Any, call: int) -> Any:
     at = len(order) // 3
     order[at], order[at + 1] = order[at + 1], order[at]
     return value[order]
+
+
+def draw_output_gradients(
+    outputs: Sequence[torch.Tensor], tensors: dict[str, torch.Tensor], probe: Probe
+) -> None:
+    """Put the gradients that outputs get into `tensors`, where they are missing."""
+    import torch
+
+    for k, y in enumerate(outputs):
+        if y.is_floating_point() and f"grad.{k}" not in tensors:
+            generator = torch.Generator(y.device).manual_seed(probe.seed_inputs + 7)
+            drawn = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
+            tensors[f"grad.{k}"] = drawn * GRADIENT_FACTORS.get(probe.gradient_values, 1.0)
+            if probe.gradient_values == "nan" and drawn.numel():
+                tensors[f"grad.{k}"].view(-1)[drawn.numel() // 3] = float("nan")
+
+
+def draw_tangents(
+    arguments: Sequence[Sequence[Any]], tensors: dict[str, torch.Tensor], probe: Probe
+) -> None:
+    """Put the tangents of inputs in forward mode into `tensors`."""
+    import torch
+
+    for call, values in enumerate(arguments):
+        for i, x in enumerate(values):
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
+                generator = torch.Generator(x.device).manual_seed(probe.seed_inputs + 11 + i)
+                drawn = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+                tensors[f"tangent.{call}.{i}"] = drawn

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Edits, GradientLayout, Script
@@ -22,7 +22,6 @@ __all__ = [
     "CHUNK_ELEMENTS",
     "OUTPUT_FACTORS",
     "accumulated",
-    "aliases_of",
     "arguments_of",
     "checksum_of",
     "checksums_of",
@@ -39,6 +38,7 @@ __all__ = [
     "snapshot",
     "snapshots",
     "tensors_under",
+    "with_tangents",
 ]
 
 # An edited output hands its gradient on by this factor.
@@ -205,6 +205,39 @@ def gradients_of(
     return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
 
 
+def with_tangents(
+    called: Callable[..., Any],
+    arguments: Sequence[Any],
+    tensors: Mapping[str, torch.Tensor],
+    call: int,
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Call in forward mode; return the result, and the outputs' tangents (0 where they have none).
+
+    Args:
+        called: the module.
+        arguments: of the call.
+        tensors: the question's; `tangent.<call>.<i>` is that of input i, of its shape.
+        call: the call's number.
+    """
+    import torch
+    from torch.autograd import forward_ad
+
+    with forward_ad.dual_level():
+        given = [tensors.get(f"tangent.{call}.{i}") for i in range(len(arguments))]
+        duals = [
+            x if t is None else forward_ad.make_dual(x, t.clone())
+            for x, t in zip(arguments, given, strict=True)
+        ]
+        result = called(*duals)
+        found = {}
+        for j, y in enumerate(outputs_of(result)):
+            if isinstance(y, torch.Tensor) and y.is_floating_point():
+                tangent = forward_ad.unpack_dual(y).tangent
+                made = torch.zeros_like(y) if tangent is None else tangent
+                found[f"tangent{call}.output{j}"] = snapshot(made)
+    return result, found
+
+
 def edit_before_backward(
     edits: Edits,
     arguments: Sequence[Any],
@@ -268,38 +301,6 @@ def accumulated(
     for leaf in both.values():
         leaf.grad = None
     return grads
-
-
-def aliases_of(
-    model: torch.nn.Module,
-    arguments: Sequence[Any],
-    earlier: Sequence[Sequence[Any]],
-    outputs: Sequence[Any],
-) -> list[str]:
-    """Say which outputs share memory with the state, an input, or an output of `earlier` calls."""
-    import torch
-
-    memory: dict[int, str] = {}
-
-    def note(value: Any, name: str) -> None:
-        if isinstance(value, torch.Tensor) and value.numel():
-            memory.setdefault(value.untyped_storage().data_ptr(), name)
-
-    for name, value in model.state_dict().items():
-        note(value, f"{name} of the state_dict")
-    for i, value in enumerate(arguments):
-        note(value, f"input {i}")
-    for call, values in enumerate(earlier):
-        for value in values:
-            note(value, f"the output of call {call + 1}")
-    found = []
-    for output in outputs:
-        if isinstance(output, torch.Tensor) and output.numel():
-            owner = memory.get(output.untyped_storage().data_ptr())
-            if owner is not None:
-                call = len(earlier) + 1
-                found.append(f"the output of call {call} shares memory with {owner}")
-    return found
 
 
 @contextlib.contextmanager

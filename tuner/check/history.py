@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.check.crossing import Action, Dtype, Mode, Script
 from tuner.check.exercise import arguments_of, tensors_under
 from tuner.check.layouts import fitted
+from tuner.check.registries import read_elsewhere
 
 if TYPE_CHECKING:
     import torch
@@ -49,8 +50,9 @@ class History:
     """A module in the course of a script.
 
     `model` is what is called; "copy" and "pickle" replace it. `make_another` is what "another"
-    does. `refusals` are the actions that it refused aloud, which then went undone. `changes` are
-    what a copy shares with the original.
+    does; `tables` are of the module's file, as they were before it. `refusals` are the actions
+    that it refused aloud, which then went undone. `changes` are what a copy shares with the
+    original.
     With `is_exact` it is the oracle, which stays in float64 when it is converted, but for what the
     weights lose.
     """
@@ -65,6 +67,7 @@ class History:
         self.model = model
         self.make_another: Callable[[], None] = lambda: None
         self._arguments: Callable[[], list[Any]] = lambda: arguments_of(script, tensors, 0)
+        self.tables: list[tuple[Any, list[Any]]] = []
         self.refusals: list[str] = []
         self.changes: list[str] = []
         self._script = script
@@ -102,6 +105,8 @@ class History:
             self._go_on_with("deep copy", copy.deepcopy)
         elif action == "pickle":
             self._go_on_with("pickled copy", _pickled)
+        elif action == "read elsewhere":
+            self._go_on_with("saved copy", lambda model: read_elsewhere(model, self.tables))
         elif action.startswith("freeze") or action == "thaw":
             self._freeze(action)
         elif action == "replace module":

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.check.crossing import Action, Dtype, Edits, GradientLayout, Gradients, Layout, Mode
+from tuner.check.crossing import (
+    Action,
+    AtOnce,
+    Dtype,
+    Edits,
+    GradientLayout,
+    Gradients,
+    Layout,
+    Mode,
+)
 from tuner.problem.draws import Distribution, WeightKind
 from tuner.problem.reference import Options
 
@@ -44,8 +53,9 @@ class Probe:
     PyTorch's; `layout_at` is the one input that has the layout. `is_reduced`: the batch is smaller
     only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
     are a draw of the reference's own. `is_tall`: fewer rows where so many would cost much. With
-    `other_arguments` numbers are others, and what has a default is given. `traces` lists
-    PyTorch's operations that ran.
+    `has_predecessor` another module was there before, used and deleted. With `other_arguments`
+    numbers are others, and what has a default is given. `traces` lists PyTorch's operations that
+    ran. `wants_signs`: zeros of exact outputs have the reference's sign.
 
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
     to refuse that aloud is a difference from a drop-in, no mistake; a wrong answer is one.
@@ -66,7 +76,7 @@ class Probe:
     before: tuple[tuple[Action, ...], ...] = ()
     other_weights: Literal["random", "nudged", "reordered"] = "random"
     more_calls: int = 0
-    at_once: bool = False
+    at_once: AtOnce = ""
     mode: Mode = "train"
     gradients: Gradients = ""
     gradient_layout: GradientLayout = "contiguous"
@@ -87,10 +97,12 @@ class Probe:
     is_tall: bool = False
     other_arguments: bool = False
     layout: Layout = "contiguous"
+    has_predecessor: bool = False
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False
     wants_same_bits: bool = False
+    wants_signs: bool = False
     is_extra: bool = False
     may_refuse: bool = False
     may_differ: bool = False

@@ -196,7 +196,6 @@ def _call_probes(
         ),
         probe("frozen submodules", mode="frozen", tells=TELLS["frozen"]),
         probe("thawed submodules", mode="thawed", tells=TELLS["thawed"]),
-        probe("two threads, eval", mode="eval", calls=2, at_once=True, tells=TELLS["threads"]),
     ]  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def weighted_model(
         other = {"nudged": nudged, "reordered": reordered}[probe.other_weights]
         weights = models[held].named_parameters()
         tensors |= {f"other.{n}": other(p.detach(), 1) for n, p in weights}
-    elif probe.gives_weights:
+    elif probe.gives_weights or probe.has_predecessor:
         others = models[_randomised(problem, probe.seed_weights + 1, "random", models)]
         tensors |= {f"other.{n}": t.detach() for n, t in others.state_dict().items()}
     if probe.has_options:  # what is made otherwise may have other weights
@@ -85,7 +85,8 @@ def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict
 
 
 def _makes_another(probe: Probe) -> bool:
-    return any("another" in actions for actions in probe.before)
+    is_asked = any("another" in actions for actions in probe.before)
+    return is_asked or probe.has_predecessor
 
 
 def _own_seed(probe: Probe) -> int:
@@ -115,7 +116,7 @@ def script_of(
                     f"get_inputs() gives a {type(value).__name__} as input {i}; "
                     "expected tensors and numbers"
                 )
-    is_last = bool(probe.gradients) and not probe.backward_at_once
+    is_last = probe.gradients in ("all", "plain_inputs") and not probe.backward_at_once
     return Script(
         calls=probe.calls,
         num_inputs=len(arguments[0]),
@@ -141,6 +142,7 @@ def script_of(
         other_options=_options_of(problem, "numbers" if _makes_another(probe) else "", models),
         layout=probe.layout,
         has_nan_memory=probe.has_nan_memory,
+        has_predecessor=probe.has_predecessor,
         has_side_stream=probe.has_side_stream,
         traces=probe.traces,
         own_seed=_own_seed(probe) if probe.weights == "own" else None,

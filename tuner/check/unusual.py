@@ -33,6 +33,7 @@ def unusual_probes(
     return [
         # In eval mode: the square of such a number is in range in float64 alone.
         probe("values near the largest", "range", distribution="extreme", mode="eval"),
+        probe("signed zeros", "special", distribution="signed_zeros", wants_signs=True, **_BOTH),
         probe("a row of -Inf", "poison", distribution="negative_inf_row", **_BOTH),
         probe(
             "NaN in a weight", "poison", distribution="few_values", weights="nan", mode="eval",
@@ -55,6 +56,26 @@ def unusual_probes(
         probe(
             "mode changed before", "edited before", distribution="normal", gradients="all",
             edits="mode",
+        ),
+        probe(
+            "two threads, eval", "threads", mode="eval", calls=2, at_once="one module",
+            gradients="plain_inputs", backward=(0, 1),
+        ),
+        probe(
+            "two modules in two threads", "threads", calls=2, at_once="two modules",
+            distribution="normal", gradients="all", backward=(0, 1),
+        ),
+        probe("another module before", "another", has_predecessor=True, **_BOTH),
+        probe(
+            "saved and read elsewhere", "pickled", calls=3, mode="eval", has_options="numbers",
+            before=((), ("read elsewhere",), ("train",)), is_extra=True,
+        ),
+        *(
+            probe(
+                f"forward derivatives, {mode}", "forward mode", distribution="normal", mode=mode,
+                gradients="forward", may_refuse=True,
+            )
+            for mode in ("train", "eval")
         ),
         # Rows that are all alike have a variance of rounding errors alone in training mode.
         view("rows expanded", mode="eval"),
