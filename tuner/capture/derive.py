@@ -39,7 +39,7 @@ _VALUES: dict[str, list[int | bool]] = {
     "num_warps": [1, 2, 4, 8, 16, 32],
     "stages": [1, 2, 3, 4],
 }
-FORMAT = 2  # of what is written; part of the key
+FORMAT = 3  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "n", "u", "rows", "cols", "float", "double", "int", "step", "team", *RESERVED,
 }  # fmt: skip
@@ -307,6 +307,8 @@ def is_usual(module, inputs):
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         return False
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return False
+    if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
         return False
     if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
         return False

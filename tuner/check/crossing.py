@@ -89,11 +89,11 @@ class Script:
     that of the parameter which the first "freeze" or "replace one" takes. With `accumulates`
     gradients are added up in `.grad`, one of which is scaled between two backwards. `edits` is
     what is edited in place between a call and its backward. `default_dtype` is PyTorch's during
-    the calls. `other_options` are of "another".
-    `layout_at` is the one input that has the layout, None for all. `num_threads` 0 is as many as
-    usual. `has_predecessor`: a module with `other_options` and `other.*` weights is made, called and
-    deleted before. `numbers` are the inputs that are no tensors, by "call.argument". `output_bytes` are
-    the sizes of memory to poison before each call.
+    the calls. `other_options` are of "another". `layout_at` is the one input that has the layout,
+    None for all. `num_threads` 0 is as many as usual. `has_predecessor`: a module with
+    `other_options` and the weights `other.*` is made, called and deleted before. `numbers` are the
+    inputs that are no tensors, by "call.argument". `output_bytes` are the sizes of memory to
+    poison before each call.
     """
 
     calls: int = 1

@@ -65,7 +65,6 @@ class Expected:
     momenta: dict[str, float] = field(default_factory=dict)
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers before the calls
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of the reference's answer
-    signs: dict[str, torch.Tensor] = field(default_factory=dict)  # where a 0 has a sign
     may_refuse: bool = False  # as the reference refuses such strides
     may_refuse_backward: bool = False  # as it does after such an edit
     error: str = ""
@@ -128,17 +127,12 @@ def expected(
     }
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
     _require_stable(problem, probe, errors)
-    signs = {
-        n: (t == 0) & (oracle[n] == 0) & (t.signbit() == oracle[n].signbit())
-        for n, t in baseline.items()
-        if probe.wants_signs and t.is_floating_point() and not errors[n].max_abs
-    }
     momenta = {f"{n}." if n else "": m for n, m in _momenta(model).items()}
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()  # of the float64 temporaries, 3 GB for the flagship
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
-        start, {name: t.dtype for name, t in baseline.items()}, signs,
+        start, {name: t.dtype for name, t in baseline.items()},
         may_refuse=refuses_layout(problem, model, probe, arguments[0]),
     )  # fmt: skip
 

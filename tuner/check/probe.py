@@ -55,7 +55,7 @@ class Probe:
     are a draw of the reference's own. `is_tall`: fewer rows where so many would cost much. With
     `has_predecessor` another module was there before, used and deleted. With `other_arguments`
     numbers are others, and what has a default is given. `traces` lists PyTorch's operations that
-    ran. `wants_signs`: zeros of exact outputs have the reference's sign.
+    ran.
 
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
     to refuse that aloud is a difference from a drop-in, no mistake; a wrong answer is one.
@@ -102,7 +102,6 @@ class Probe:
     has_side_stream: bool = False
     traces: bool = False
     wants_same_bits: bool = False
-    wants_signs: bool = False
     is_extra: bool = False
     may_refuse: bool = False
     may_differ: bool = False

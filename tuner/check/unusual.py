@@ -33,7 +33,6 @@ def unusual_probes(
     return [
         # In eval mode: the square of such a number is in range in float64 alone.
         probe("values near the largest", "range", distribution="extreme", mode="eval"),
-        probe("signed zeros", "special", distribution="signed_zeros", wants_signs=True, **_BOTH),
         probe("a row of -Inf", "poison", distribution="negative_inf_row", **_BOTH),
         probe(
             "NaN in a weight", "poison", distribution="few_values", weights="nan", mode="eval",

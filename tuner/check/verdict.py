@@ -94,7 +94,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
         probe.name, rms_rel, worst.max_abs, *_baseline_of(expected), not reason,
         _told(probe, reason, is_rounding), _note(expected, answer),
         is_close=bool(values) and not is_exact and excess <= CLOSE,
-        difference="" if reason else _undone(expected, answer) or _other_signs(expected, answer),
+        difference="" if reason else _undone(expected, answer),
     )  # fmt: skip
 
 
@@ -103,15 +103,6 @@ def _undone(expected: Expected, answer: Answer) -> str:
     if not answer.report.refusals or expected.report.refusals:
         return ""
     return f"{expected.probe.name}: {_shortened(answer.report.refusals[0])}"
-
-
-def _other_signs(expected: Expected, answer: Answer) -> str:
-    """Name an output whose zeros have another sign than the reference's."""
-    for name, mask in expected.signs.items():
-        got, want = received(answer, expected.oracle[name], name), expected.oracle[name]
-        if bool((mask & (got.signbit() != want.signbit())).any()):
-            return f"{expected.probe.name}: {label_of(name)} has zeros of the other sign"
-    return ""
 
 
 def _told(probe: Probe, reason: str, is_rounding: bool = False) -> str:

@@ -89,7 +89,9 @@ at::Tensor prepared(const at::Tensor& tensor, const char* name, int64_t num_dims
               first.device());
   TORCH_CHECK(tensor.dim() == num_dims, name, " has shape ", tensor.sizes(), ", expected ",
               num_dims, " dimensions");
-  at::Tensor result = tensor.contiguous();
+  TORCH_CHECK(!tensor._fw_grad(0).defined(), name, " has a tangent: forward-mode derivatives "
+              "are not implemented");
+  at::Tensor result = tensor.resolve_neg().contiguous();  // a view may be the negative
   return reinterpret_cast<uintptr_t>(result.data_ptr()) % 16 ? result.clone() : result;
 }
 
@@ -264,7 +266,9 @@ def _prepared(tensor, name, num_dims, device):
         raise RuntimeError(
             f"{name} has shape {list(tensor.shape)}, expected {num_dims} dimensions"
         )
-    tensor = tensor.contiguous()
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise RuntimeError("forward-mode derivatives are not implemented")
+    tensor = tensor.resolve_neg().contiguous()  # a view may be the negative
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 

@@ -184,7 +184,7 @@ class BoundOp:
                     f"{plan.function}: {argument.name} is {value.dtype} on {value.device}, "
                     f"expected torch.float32 on {first.device}"
                 )
-            tensor = value.detach().contiguous()
+            tensor = value.detach().resolve_neg().contiguous()
             if tensor.data_ptr() % ALIGNMENT_BYTES:
                 tensor = tensor.clone()
             values[argument.name] = tensor

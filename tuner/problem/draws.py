@@ -19,7 +19,6 @@ Distribution = Literal[
     "wide_columns",  # the same over the last dimension
     "tiny",  # as given times 2^-10: a variance near the eps that is added to it
     "few_values",  # -1, 0, 1 and halves within +-8, a row of zeros: what is equal, and kinks
-    "signed_zeros",  # -0, 0, and quarters within +-1
     "special",  # as given, with integers and bools that mean something else
     "large_integers",  # as given, and integers of some 2^30
     "negative_integers",  # as given, with one integer of -1
@@ -133,9 +132,6 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         if few.ndim:
             few[len(few) // 2] = 0.0
         return few
-    if distribution == "signed_zeros":
-        few = torch.randint(-4, 5, value.shape, generator=generator, device=generator.device)
-        return (few.to(value.dtype) / 4).copysign(drawn(value.shape))
     if distribution == "normal":
         return drawn(value.shape)
     if distribution in EXPONENTS:
