@@ -1,10 +1,11 @@
-"""What a module meets seldom is asked: each wrong module is rejected by the probes of its class."""
+"""What a module meets seldom is asked: each wrong module is rejected by its class's probe."""
 
 from __future__ import annotations
 
 import pytest
 import unusual_modules as modules
 from test_check import FLOAT32, HERE, ask_all, load_candidate, load_reference, verdict
+from test_problem import FLAGSHIP
 
 from tuner.check.expected import expected
 from tuner.check.probes import thorough_probes
@@ -55,7 +56,7 @@ def problems(tmp_path_factory):
 
     def expect(reference, start):
         if reference not in held:
-            text = getattr(modules, reference or "FLAGSHIP")
+            text = getattr(modules, reference) if reference else FLAGSHIP
             problem = load_reference(tmp_path_factory.mktemp("unusual"), text)
             held[reference] = problem, thorough_probes(SEED, problem.num_rows()), {}
         problem, probes, models = held[reference]

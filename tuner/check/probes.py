@@ -93,21 +93,21 @@ def thorough_probes(
         *_call_probes(reduced, is_deterministic, num_more_calls=secret.randrange(8, 20)),
         *gradient_probes(reduced, secret),
         *history_probes(reduced, secret),
-        *unusual_probes(reduced, secret, has_cuda),
         *_layout_probes(reduced, has_cuda),
         *_extra_probes(reduced),
         *_traced_probes(full, reduced),
     ]  # fmt: skip
     if num_rows is not None:
         probes += _batch_probes(reduced, num_rows, may_refuse_batches, secret)
-        if large_batch > num_rows and not may_refuse_batches:
-            more = large_batch + secret.randrange(1, 33)
-            probes.append(
-                reduced(
-                    "many rows, one of NaN, eval", distribution="nan_row", batch=more,
-                    mode="eval", tells=TELLS["large"],
-                )
-            )  # fmt: skip
+    probes += unusual_probes(reduced, secret, has_cuda)
+    if num_rows is not None and large_batch > num_rows and not may_refuse_batches:
+        more = large_batch + secret.randrange(1, 33)
+        probes.append(
+            reduced(
+                "many rows, one of NaN, eval", distribution="nan_row", batch=more,
+                mode="eval", tells=TELLS["large"],
+            )
+        )  # fmt: skip
     return probes
 
 
