@@ -221,6 +221,69 @@ def test_triton_blocks_compute_what_the_module_does(name, tmp_path):
                 assert torch.equal(got.isnan(), theirs.isnan()), name
 
 
+def loops_of(name: str, folder: Path, **params):
+    """The operator of a module's loops, without the module around it."""
+    _, made = derive(folder, name, text_of(name))
+    family = load_family(made.name, [made.folder])
+    candidate = family.render({"template": "nest", **params}, FACTS)
+    return bind(candidate.plan, "cpp", compiled(candidate))
+
+
+@pytest.mark.parametrize("name", ["long_softmax", "long_rows", "long_mean", "mse"])
+def test_a_split_row_is_the_same_whatever_the_number_of_threads(name, tmp_path):
+    problem = load_problem(derive(tmp_path, name, text_of(name))[0].path)
+    params = {"piece": 16384} if name != "mse" else {}
+    operator, before = loops_of(name, tmp_path, **params), torch.get_num_threads()
+    state = [p.detach() for p in problem.make_model(0).parameters()]
+    inputs = [x.reshape(-1) for x in (*problem.make_inputs(1), *state)]
+    if name == "long_softmax":
+        inputs = [x.view(2, -1) for x in inputs]
+    if name == "long_rows":
+        inputs = [inputs[0].view(2, -1), *inputs[1:]]
+    try:
+        answered = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            answered.append(operator(*inputs))
+    finally:
+        torch.set_num_threads(before)
+    for other in answered[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(answered[0], other, strict=True))
+
+
+def test_places_of_extremes_are_the_first_ones_and_of_nan_before_all(tmp_path):
+    x = torch.randn(37, 100)
+    x[0] = 1.0
+    x[1, 60:] = float("nan")
+    x[2] = -float("inf")
+    x[3] = float("inf")
+    x[4, [7, 90]], x[5, [40, 41]] = 9.0, -9.0
+    most, least = loops_of("argmax", tmp_path)(x)
+    assert torch.equal(most, x.argmax(-1)) and torch.equal(least, x.argmin(-1))
+    x = x.t().contiguous().repeat(3, 1, 1)
+    (most,) = loops_of_middle(tmp_path, x)(x.view(-1, x.shape[1]))
+    assert torch.equal(most.view(3, -1), x.argmax(1))
+
+
+def loops_of_middle(folder: Path, x: torch.Tensor):
+    MODULES["argmax_of_these"] = ("x.argmax(1)", "", f"torch.randn{tuple(x.shape)}")
+    try:
+        return loops_of("argmax_of_these", folder)
+    finally:
+        del MODULES["argmax_of_these"]
+
+
+def test_a_group_norm_of_large_numbers_keeps_its_digits(tmp_path):
+    _problem, _made = derive(tmp_path, "group_norm", text_of("group_norm"))
+    operator = loops_of("group_norm", tmp_path)
+    x = torch.randn(4, 12, 45) + 10000.0
+    weight, bias = torch.randn(12), torch.randn(12)
+    (got,) = operator(x.view(-1, 180), weight, bias)
+    exact = torch.nn.functional.group_norm(x.double(), 3, weight.double(), bias.double())
+    # Half the distance of neighbours at 10000 is what the mean may be off by.
+    assert (got.view_as(x) - exact).abs().max() < 2.0**-10 * weight.abs().max()
+
+
 def test_what_is_not_usual_takes_the_references_way(tmp_path):
     _, made = derive(tmp_path, "rms_norm_gate", text_of("rms_norm_gate"))
     family = load_family(made.name, [made.folder])
