@@ -1,6 +1,7 @@
 """Finalists, exports and strangers' files: raced against the baseline, in fresh processes.
 
-The processes take turns; this one holds a second clock against what each reports."""
+The processes take turns; this one holds a second clock against what each reports.
+"""
 
 from __future__ import annotations
 
