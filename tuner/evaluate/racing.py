@@ -199,8 +199,7 @@ class Racer:
                 is_over = until_s is not None and time.monotonic() > until_s
                 if is_over and number + 1 >= MIN_SETS:
                     break
-        race.num_throttled = self._num_throttled
-        race.num_disturbed = self._num_disturbed
+        race.num_throttled, race.num_disturbed = self._num_throttled, self._num_disturbed
         return race
 
     def _get_ready(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
