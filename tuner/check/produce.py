@@ -39,11 +39,11 @@ from tuner.check.exercise import (
     tensors_under,
     with_tangents,
 )
+from tuner.check.halts import Halted, stage
 from tuner.check.history import BEFORE_CALL, History, set_mode
 from tuner.check.layouts import laid_out_where
 from tuner.check.registries import successor, tables_of, use
 from tuner.check.sharing import aliases_of
-from tuner.check.stages import Halted, stage
 from tuner.check.surroundings import changed, is_pytorchs, settings
 from tuner.check.threads import called_at_once
 
