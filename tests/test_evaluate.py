@@ -24,6 +24,7 @@ from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.problem.accuracy import Accuracy
+from tuner.records import recomputed
 from tuner.trial import (
     Build,
     Candidate,
@@ -281,6 +282,34 @@ def test_a_right_candidate_passes_every_probe_then_races(verifier, planned, buil
     assert entry.trial == 3 and entry.interval is not None and entry.interval.num_processes == 2
     assert entry.interval.low <= entry.interval.speedup <= entry.interval.high
     assert entry.latency_us and entry.baseline_us and entry.noise is not None
+
+
+SLOW = """
+class ModelNew(ModelNew):
+    def forward(self, *args):
+        time.sleep(0.02)
+        return super().forward(*args)
+"""
+
+
+def test_who_is_clearly_behind_in_the_first_sets_takes_no_part_in_further_ones(
+    planned, builder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(racing, "MIN_ROUNDS", 2)
+    monkeypatch.setattr(racing, "MIN_SETS", 1)
+    slow = file_of(tmp_path, "import time\n" + MODULE + DOUBLED + SLOW)
+    others = [slow, contender(planned, builder)]
+    # Which set judges is drawn; nobody leaves unjudged.
+    monkeypatch.setattr(racing.secrets, "randbelow", lambda _: 0)
+    race = Racer(planned.task).race(others, num_processes=2, seconds=0.01)
+    assert [len(lane) for lane in race] == [2, 1, 2]
+    behind = finalist(1, Check(True, "float32"), race, 1)
+    assert behind.interval is not None and behind.interval.num_processes == 1
+    assert len(behind.baseline_samples_us) == len(behind.samples_us) == 1
+    assert recomputed(behind)[1] == ""
+    monkeypatch.setattr(racing.secrets, "randbelow", lambda _: 1)
+    race = Racer(planned.task).race(others, num_processes=2, seconds=0.01)
+    assert [len(lane) for lane in race] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(("preempted", "repeated"), [([0, 90, 90, 0], 2), ([90], 4)])

@@ -194,29 +194,32 @@ WRONG: dict[str, str] = {
     "denormal_weights_flushed": "I",
 }
 
+# What reads a submodule's weights computes without its forward.
+WRAPPED = ("a submodule wrapped",)
 # With the probes that tell a difference from a drop-in.
 HONEST: dict[str, tuple[str, ...]] = {
     "answers_float64_inputs": ("float64 input",),
-    "compiled_core": (),
-    "eval_gain_by_content": (),
+    "compiled_core": WRAPPED,
+    "eval_gain_by_content": WRAPPED,
     "function_with_all_it_needs": (),
     "locked_and_not_pickled": (
         "copied", "pickled", "gradients, copied",
         "a life, training", "a life, eval", "a life, gradients", "a life, inference mode",
+        "saved and read elsewhere", *WRAPPED,
     ),
-    "loops_over_blocks": (),
-    "numpy_for_inference": (),
-    "out_into_fresh_memory": (),
+    "loops_over_blocks": WRAPPED,
+    "numpy_for_inference": (*WRAPPED, "negated input"),
+    "out_into_fresh_memory": WRAPPED,
     "pool_of_all_modules": (),
-    "recomputed_in_backward": (),
+    "recomputed_in_backward": WRAPPED,
     "refuses_all_but_float32": ("float64 module", "float16 module", "bfloat16 module"),
     "refuses_momentum_none": ("cumulative average",),
-    "scripted_inner": (),
-    "six_bfloat16_products": (),
+    "scripted_inner": WRAPPED,
+    "six_bfloat16_products": WRAPPED,
     "statistics_by_hook": (),
-    "vmapped_rows": (),
-    "weight_transposed_inside": (),
-    "workspace_of_each_call": (),
+    "vmapped_rows": WRAPPED,
+    "weight_transposed_inside": WRAPPED,
+    "workspace_of_each_call": WRAPPED,
 }  # fmt: skip
 
 

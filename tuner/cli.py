@@ -202,7 +202,7 @@ def verify(
     """Give the verdict on anybody's ModelNew: 0 accepted, 1 rejected, 2 unusable arguments.
 
     Right: it computes what the reference computes as it is configured, forward and backward, in
-    every mode, whatever happens to it between its calls. Drop-in: it also does what the
+    every mode, on all that is asked. Drop-in: it also does what the
     reference's class could be asked. What it refuses aloud there is listed as a difference.
 
     With --certificate: 0 when all that it claims still holds here, 1 when something does not or

@@ -19,7 +19,7 @@ class Argument:
     """
 
     name: str
-    dtype: Literal["float32", "float", "int"] = "float32"
+    dtype: Literal["float32", "int64", "uint8", "float", "int"] = "float32"
     shape: tuple[str, ...] | None = None
 
 

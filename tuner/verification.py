@@ -81,7 +81,9 @@ class Verification:
             believed = {
                 n: rounds_of(entries[n]) for n in chosen if entries[n].interval is not None
             }
-        ties = tie_set(believed)
+        # Who has fewer sets of processes was clearly behind: no tie.
+        most = max(len(rounds) for rounds in believed.values())
+        ties = tie_set({n: rounds for n, rounds in believed.items() if len(rounds) == most})
         winner = ties[0]
         exported, notes = entries[winner], list(self.schedule.reductions)
         is_fallback = exported.interval is not None and exported.interval.verdict == "slower"
@@ -154,18 +156,14 @@ class Verification:
         accepted: list[int] = []
         rejected = {structure(t) for t in ranked if t.number in entries}
         left = [trial for trial in ranked if trial.number not in entries]
-        for trial in left[:wanted]:
-            self.compiler.submit(files[trial.number])
-            if self.checks_ahead is not None and not self._known(files[trial.number]):
-                file = files[trial.number]
-                self.ahead[trial.number] = self.checks_ahead.submit(self._verdict, file)
         while left and len(entries) < MAX_CHECKED * wanted and len(accepted) < wanted:
             if accepted and (self.is_hurried() or self._is_late(len(accepted))):
                 why = "stopped by the user" if self.is_hurried() else "the time was up"
                 self._reduce(f"{len(accepted)} of {wanted} finalists: {why}")
                 break
-            trial = next((t for t in left if structure(t) not in rejected), left[0])
-            left.remove(trial)
+            left.sort(key=lambda t: structure(t) in rejected)  # stable: else the fastest first
+            self._begin([files[t.number] for t in left[: wanted - len(accepted)]])
+            trial = left.pop(0)
             entry = entries[trial.number] = self._check(files[trial.number])
             if entry.check.is_accepted:
                 accepted.append(trial.number)
@@ -173,6 +171,15 @@ class Verification:
                 files[trial.number].reject(entry)
                 rejected.add(structure(trial))
         return accepted
+
+    def _begin(self, files: Sequence[ExportFile]) -> None:
+        """Compile files side by side, and check them so where cores are plenty."""
+        for file in files:
+            self.compiler.submit(file)
+            is_free = self.checks_ahead is not None and file.trial not in self.ahead
+            if is_free and not self._known(file):
+                assert self.checks_ahead is not None
+                self.ahead[file.trial] = self.checks_ahead.submit(self._verdict, file)
 
     def _check(self, file: ExportFile) -> Finalist:
         """Return the verdict on a file: that of an earlier sitting where there is one."""
@@ -243,7 +250,7 @@ class Verification:
         """
         keys = {entries[number].race_key for number in chosen}
         wanted = self.schedule.num_processes
-        is_enough = all(len(entries[n].samples_us) >= wanted for n in chosen)
+        is_enough = any(len(entries[n].samples_us) >= wanted for n in chosen)
         if len(keys) == 1 and "" not in keys and is_enough:
             self.observer.on_stage("raced by an earlier sitting")
             return

@@ -32,6 +32,13 @@ MATH_INLINE Floats where(Mask mask, Floats a, Floats b) { return mask ? a : b; }
 
 MATH_INLINE Floats to_floats(Mask mask) { return where(mask, splat(1.0f), Floats{}); }
 
+// Whole numbers that follow each other.
+MATH_INLINE Mask lanes_from(int64_t first) {
+  Mask result{};
+  for (int i = 0; i < kWidth; ++i) result[i] = static_cast<int32_t>(first) + i;
+  return result;
+}
+
 // Whether some lane is true.
 MATH_INLINE bool any(Mask mask) {
 {% if width == 16 %}

@@ -11,6 +11,30 @@ static inline simd::Floats load(const float* from, int n) {
   return result;
 }
 
+// Whole numbers and truths as floats.
+template <bool kPart, class Number>
+static inline simd::Floats load(const Number* from, int n) {
+  simd::Floats result{};
+  const int count = kPart ? n : simd::kWidth;
+  for (int k = 0; k < count; ++k) result[k] = static_cast<float>(from[k]);
+  return result;
+}
+
+template <class Number>
+static inline float as_float(Number value) { return static_cast<float>(value); }
+
+static inline void put(float* to, float value) { *to = value; }
+
+static inline void put(int64_t* to, float value) { *to = static_cast<int64_t>(value); }
+
+static inline void put(uint8_t* to, float value) { *to = value != 0.0f; }
+
+template <bool kPart, class Number>
+static inline void store(Number* to, simd::Floats value, int n) {
+  const int count = kPart ? n : simd::kWidth;
+  for (int k = 0; k < count; ++k) put(to + k, value[k]);
+}
+
 template <bool kPart>
 static inline void store(float* to, simd::Floats value, int n) {
   if constexpr (kPart) {
@@ -24,6 +48,13 @@ static inline void store(float* to, simd::Floats value, int n) {
 {% endif %}
     simd::store(to, value);
   }
+}
+
+// The numbers of the columns from one on.
+static inline simd::Floats columns(int64_t from) {
+  simd::Floats result = math::splat(static_cast<float>(from));
+  for (int k = 0; k < simd::kWidth; ++k) result[k] += static_cast<float>(k);
+  return result;
 }
 
 // With kPart the first n elements, and another value behind them.
@@ -43,6 +74,18 @@ static inline void flush(simd::Floats (&parts)[kCount], double* total) {
   for (int u = 0; u < kCount; ++u) parts[u] = simd::Floats{};
 }
 
+static inline void flush(simd::Floats& part, math::Halves& total) {
+  const math::Halves more = math::widened(part);
+  total.low += more.low;
+  total.high += more.high;
+  part = simd::Floats{};
+}
+
+// A number in every lane.
+static inline math::Mask place(int64_t number) {
+  return static_cast<int32_t>(number) - math::Mask{};
+}
+
 // NaN where one of them is NaN.
 template <int kCount>
 static inline float amax(const simd::Floats (&parts)[kCount]) {
@@ -56,6 +99,63 @@ static inline float amin(const simd::Floats (&parts)[kCount]) {
   simd::Floats least = parts[0];
   for (int u = 1; u < kCount; ++u) least = math::minimum(least, parts[u]);
   return math::min_of(least);
+}
+
+// Of what many threads found in the pieces of a row, in order.
+static inline double sum(const double* pieces, int64_t count) {
+  double total = 0.0;
+  for (int64_t k = 0; k < count; ++k) total += pieces[k];
+  return total;
+}
+
+static inline double amax(const double* pieces, int64_t count) {
+  double most = pieces[0];
+  for (int64_t k = 1; k < count; ++k) most = math::larger_of(most, pieces[k]);
+  return most;
+}
+
+static inline double amin(const double* pieces, int64_t count) {
+  double least = pieces[0];
+  for (int64_t k = 1; k < count; ++k) least = math::smaller_of(least, pieces[k]);
+  return least;
+}
+
+// Where the extreme is: NaN is beyond every number, and of equals the first one counts.
+static inline void take_first(simd::Floats& best, math::Mask& place, simd::Floats value,
+                              math::Mask is_beyond, math::Mask here) {
+  const math::Mask taken = is_beyond | (math::isnan(value) & ~math::isnan(best));
+  best = math::where(taken, value, best);
+  place = taken ? here : place;
+}
+
+template <bool kIsMost, int kCount>
+static inline int64_t place_of(const simd::Floats (&parts)[kCount],
+                               const math::Mask (&places)[kCount]) {
+  float best = parts[0][0];
+  int64_t place = places[0][0];
+  for (int u = 0; u < kCount; ++u)
+    for (int k = 0; k < simd::kWidth; ++k) {
+      const float value = parts[u][k];
+      const bool is_beyond = (kIsMost ? value > best : value < best) || (value != value && best == best);
+      const bool is_equal = value == best || (value != value && best != best);
+      if (is_beyond || (is_equal && places[u][k] < place)) {
+        best = value;
+        place = places[u][k];
+      }
+    }
+  return place;
+}
+
+template <int kCount>
+static inline int64_t argmax(const simd::Floats (&parts)[kCount],
+                             const math::Mask (&places)[kCount]) {
+  return place_of<true>(parts, places);
+}
+
+template <int kCount>
+static inline int64_t argmin(const simd::Floats (&parts)[kCount],
+                             const math::Mask (&places)[kCount]) {
+  return place_of<false>(parts, places);
 }
 
 }  // namespace rows_of

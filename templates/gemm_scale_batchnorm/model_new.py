@@ -101,7 +101,8 @@ class ModelNew(nn.Module):
 
     def _is_usual(self, x, gemm, scale, bn):
         return (
-            type(gemm) is nn.Linear  # not replaced, e.g. by SyncBatchNorm
+            torch.autograd.forward_ad._current_level < 0  # else the tangents would be lost
+            and type(gemm) is nn.Linear  # not replaced, e.g. by SyncBatchNorm
             and type(bn) is nn.BatchNorm1d
             and gemm.bias is not None
             and x.dim() == 2

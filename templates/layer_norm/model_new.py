@@ -28,7 +28,8 @@ class ModelNew(nn.Module):
         ln = self.ln
         num_dims = len(ln.normalized_shape)
         return (
-            type(ln) is nn.LayerNorm
+            torch.autograd.forward_ad._current_level < 0  # else the tangents would be lost
+            and type(ln) is nn.LayerNorm
             and x.dtype == torch.float32
             and (ln.weight is None or ln.weight.dtype == torch.float32)
             and x.numel() > 0

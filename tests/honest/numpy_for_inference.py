@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 import torch.nn as nn
+from torch.autograd import forward_ad
 
 
 class ModelNew(nn.Module):
@@ -27,6 +28,7 @@ class ModelNew(nn.Module):
 
     def forward(self, x):
         is_inference = not self.bn.training and not torch.is_grad_enabled()
+        is_inference &= forward_ad.unpack_dual(x).tangent is None
         is_usual = x.ndim == 2 and len(x) and x.dtype == self.scale.dtype == torch.float32
         if is_inference and is_usual and x.shape[1] == self.gemm.in_features:
             if {t.device.type for t in (x, *self.parameters())} == {"cpu"}:

@@ -19,13 +19,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.capture.graph import GRAPH_FILE, Graph
+from tuner.capture.from_module import made_from
+from tuner.capture.graph import GRAPH_FILE, Graph, Tensor
 from tuner.capture.index_space import NotOneNest
-from tuner.capture.loops import kept_values, loops_text
-from tuner.capture.nest import Nest, nest_of
+from tuner.capture.nest import Output
 from tuner.capture.settings import settings_of
-from tuner.capture.sharing import made_from
-from tuner.capture.triton_loops import RESERVED, blocks_of, triton_template
+from tuner.capture.stages import Stages, stages_of
+from tuner.capture.templates import blocks_of, cpp_template, triton_template
+from tuner.capture.triton_loops import RESERVED
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
 
@@ -39,10 +40,14 @@ _VALUES: dict[str, list[int | bool]] = {
     "keep": [True, False],
     "num_warps": [1, 2, 4, 8, 16, 32],
     "stages": [1, 2, 3, 4],
+    "piece": [16384, 65536, 262144],
+    "split": [1, 2, 4, 8, 16, 32, 64],
 }
-FORMAT = 3  # of what is written; part of the key
+FORMAT = 4  # of what is written; part of the key
 _RESERVED = {
-    "i", "j", "n", "u", "rows", "cols", "float", "double", "int", "step", "team", *RESERVED,
+    "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
+    "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
+    *RESERVED,
 }  # fmt: skip
 
 
@@ -78,18 +83,18 @@ def derived(
     """
     if any(not argument.is_tensor for argument in graph.arguments):
         raise NotOneNest("an argument of forward is no tensor\n  expected: tensors alone")
-    nest = nest_of(graph)
+    stages = stages_of(graph)
     op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
-    names = _names(nest)
+    names = _names(stages)
+    is_free = _has_free_rows(graph, stages)
     texts = {
-        "op.yaml": _op_yaml(nest, op, names),
+        "op.yaml": _op_yaml(stages, op, names, is_free),
         "reference.py": reference,
-        "model_new.py": _model_new(graph, nest, reference, settings, has_modes),
+        "model_new.py": _model_new(graph, stages, reference, settings, has_modes, is_free),
         GRAPH_FILE: to_json(graph) + "\n",
-        "nest_triton.triton.py.j2": triton_template(nest, f"fused_{op}_rows", names),
+        "nest_triton.triton.py.j2": triton_template(stages, op, names, is_free),
+        "nest.cpp.j2": cpp_template(stages, op, names, is_free),
     }
-    if nest.inner == 1:  # in C++ a row lies in one piece
-        texts["nest.cpp.j2"] = _template(nest, op, names)
     key = content_key(str(FORMAT), *(texts[file] for file in sorted(texts)))[:12]
     root = folder / f"{op}-{key}"
     family = root / op
@@ -101,7 +106,7 @@ def derived(
     space: dict[str, object] = {
         "template": sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     }
-    varied = {**_VALUES, **blocks_of(nest)}
+    varied = {**_VALUES, **blocks_of(stages.nests[0])}
     space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
     content = {"problem": {"op": op, "templates": ["."]}, "space": space}
     write_whole(config, json.dumps(content, indent=1) + "\n")
@@ -114,13 +119,15 @@ def identifier(name: str) -> str:
     return f"m_{found}" if found[0].isdigit() or keyword.iskeyword(found) else found
 
 
-def _names(nest: Nest) -> dict[str, str]:
+def _names(stages: Stages) -> dict[str, str]:
     """Return a name of every value for the texts: short, and no two alike."""
-    values = [t.name for t, _ in nest.arguments]
-    for each in nest.passes:
-        values += [s.name for s in (*each.statements, *each.after)]
-        values += [r.name for r in each.reductions]
-    values += [s.name for s in nest.before]
+    values = []
+    for nest in stages.nests:
+        values += [t.name for t in nest.arguments]
+        for each in nest.passes:
+            values += [s.name for s in (*each.statements, *each.after)]
+            values += [r.name for r in each.reductions]
+        values += [s.name for s in nest.before]
     names: dict[str, str] = {}
     for value in dict.fromkeys(values):
         base = identifier(value) + ("_v" if identifier(value) in _RESERVED else "")
@@ -131,22 +138,53 @@ def _names(nest: Nest) -> dict[str, str]:
 # ---- op.yaml --------------------------------------------------------------------------------
 
 
-def _op_yaml(nest: Nest, op: str, names: Mapping[str, str]) -> str:
-    sizes = {"rows": nest.rows, "cols": nest.cols}
-    arguments = []
-    for tensor, place in nest.arguments:
-        name = names[tensor.name]
-        shape = {"whole": ["rows", "cols"], "column": ["cols"]}.get(place, [f"{name}_size"])
-        if place in ("row", "one"):
-            sizes[f"{name}_size"] = math.prod(tensor.shape)
-        arguments.append({"name": name, "shape": shape})
-    outputs = [
-        {"name": f"{names[n]}_out", "shape": ["rows", "cols"] if place == "whole" else ["rows"]}
-        for n, place in dict.fromkeys(nest.outputs)
-    ]
-    num_whole = sum(p == "whole" for _, p in nest.arguments)
-    num_whole += sum(p == "whole" for _, p in nest.outputs)
-    others = sum(math.prod(t.shape) for t, place in nest.arguments if place != "whole")
+def _given(stages: Stages) -> list[tuple[Tensor, bool]]:
+    """Return what the call gets, in order, and whether it has a value for each place."""
+    found: dict[str, tuple[Tensor, bool]] = {}
+    for nest in stages.nests:
+        every = len(nest.space.sizes)
+        for tensor in nest.arguments:
+            if tensor.name not in stages.between and tensor.name not in stages.outputs:
+                is_whole = len(nest.space.varies[tensor.name]) == every
+                found.setdefault(tensor.name, (tensor, is_whole))
+    return list(found.values())
+
+
+def _results(stages: Stages) -> list[Output]:
+    """Return what the call gives, once each: results, then new values of buffers."""
+    written = {o.name: o for nest in stages.nests for o in nest.outputs}
+    return [written[n] for n in dict.fromkeys([*stages.outputs, *stages.updates.values()])]
+
+
+def _op_yaml(stages: Stages, op: str, names: Mapping[str, str], is_free: bool) -> str:
+    space = stages.nests[0].space
+    total = space.rows * space.cols
+    sizes = {"rows": space.rows, "cols": space.cols} if is_free else {}
+    arguments, num_bytes = [], 0
+    for tensor, is_whole in _given(stages):
+        name, shape = names[tensor.name], ["rows", "cols"]
+        if not is_free or not is_whole:
+            sizes[f"{name}_size"], shape = math.prod(tensor.shape), [f"{name}_size"]
+        argument: dict[str, object] = {"name": name, "shape": shape}
+        if tensor.dtype != "float32":
+            argument["dtype"] = _STORED[tensor.dtype]
+        arguments.append(argument)
+        num_bytes += tensor.num_bytes
+    outputs = []
+    for output in _results(stages):
+        shape = [str(output.count)]
+        if is_free and 0 in space.varies[output.name]:
+            shape = [f"rows * cols // {total // output.count}"]
+            if output.count == total:
+                shape = ["rows", "cols"]
+        outputs.append(
+            {"name": f"{names[output.name]}_out", "shape": shape, "dtype": _STORED[output.dtype]}
+        )
+        num_bytes += output.count * {"float32": 4, "int64": 8, "bool": 1}[output.dtype]
+    num_bytes += sum(8 * count for count in stages.between.values())
+    flops = sum(nest.flops for nest in stages.nests)
+    moved = f"{max(1, num_bytes // total)} * rows * cols"
+    each = f"{max(1, round(flops / total))} * rows * cols"
     return "\n".join(
         [
             f"name: {op}",
@@ -156,134 +194,73 @@ def _op_yaml(nest: Nest, op: str, names: Mapping[str, str]) -> str:
             f"sizes: {json.dumps(sizes)}",
             f"arguments: {json.dumps(arguments)}",
             f"outputs: {json.dumps(outputs)}",
-            f"flops: {max(1, round(nest.flops / (nest.rows * nest.cols)))} * rows * cols",
-            f"bytes: 4 * ({num_whole} * rows * cols + {others})",
+            f"flops: {json.dumps(each if is_free else str(max(1, flops)))}",
+            f"bytes: {json.dumps(moved if is_free else str(num_bytes))}",
             "",
         ]
     )
 
 
-# ---- the template ---------------------------------------------------------------------------
-
-
-def _template(nest: Nest, op: str, names: Mapping[str, str]) -> str:
-    kept = kept_values(nest)
-    outputs = dict.fromkeys(nest.outputs)
-    whole = [f"{names[n]}_out" for n, place in outputs if place == "whole"]
-    args = [names[t.name] for t, _ in nest.arguments] + [f"{names[n]}_out" for n, _ in outputs]
-    steps = [f"  - {{call: fused_{op}_huge_pages, args: [{', '.join(whole)}, rows, cols], "
-             'when: "huge_pages"}'] if whole else []  # fmt: skip
-    steps.append(f"  - {{call: fused_{op}_rows, args: [{', '.join([*args, 'rows'])}, cols, "
-                 "num_threads]}")  # fmt: skip
-    parameters = [
-        '  width: {about: "floats in a vector", default: {expr: "device.simd_bits // 32"}, '
-        "values: [4, 8, 16]}",
-        '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}',
-        '  max_threads: {about: "threads at most; 0 is as many as PyTorch uses", default: 0, '
-        "values: [0]}",
-        '  stream_output: {about: "write outputs past the caches, where the machine can", '
-        "default: false, values: [false, true]}",
-    ]
-    if whole:
-        parameters.append(
-            '  huge_pages: {about: "ask Linux for 2 MB pages under outputs, which are fresh at '
-            'every call", default: true, values: [true, false]}'
-        )
-    if kept:
-        parameters.append(
-            '  keep: {about: "keep what is costly from one sweep over a row to the next", '
-            "default: true, values: [true, false]}"
-        )
-    passes = len(nest.passes)
-    head = [
-        "---",
-        f"title: Sweeps over each row while it is in cache ({passes}), in C++",
-        "language: cpp",
-        "requires:",
-        '  - {expr: "device.kind == \'cpu\'", why: "it is C++ for the CPU"}',
-        '  - {expr: "32 * width <= device.simd_bits", why: "a vector is no wider than this '
-        "machine's registers\"}",
-        "parameters:",
-        *parameters,
-        "steps:",
-        *steps,
-        "optimisations:",
-        '  - {text: "all of the forward in one loop over rows: nothing in between is stored"}',
-        '  - {text: "outputs are written past the caches", when: "stream_output"}',
-        "---",
-        "#include <algorithm>",
-        "#include <cmath>",
-        "#include <cstdint>",
-        "#include <cstring>",
-        "#include <type_traits>",
-        "#include <vector>",
-        "",
-        '{% include "_lib/cpu_simd.hpp" %}',
-        "",
-        '{% include "_lib/cpu_math.hpp" %}',
-        "",
-        "{% if stream_output %}",
-        '{% include "_lib/cpu_stream.hpp" %}',
-        "{% endif %}",
-        '{% include "_lib/cpu_rows.hpp" %}',
-    ]
-    if whole:
-        pointers = ", ".join(f"float* {name}" for name in whole)
-        head += [
-            "{% if huge_pages %}",
-            '{% include "_lib/cpu_huge_pages.hpp" %}',
-            f'extern "C" const char* fused_{op}_huge_pages({pointers}, int64_t rows, '
-            "int64_t cols) {",
-            *(f"  pages::prefer_huge({name}, rows * cols * 4);" for name in whole),
-            "  return nullptr;",
-            "}",
-            "{% endif %}",
-        ]
-    head += [
-        "constexpr int64_t kThreads = {{ max_threads }};",
-        "constexpr int kUnroll = {{ unroll }};",
-        "constexpr int64_t kPiece = 4096;  // columns that are summed in float32",
-        "",
-        "",
-    ]
-    return "\n".join(head) + loops_text(nest, f"fused_{op}_rows", names)
+# A truth is a byte.
+_STORED = {"float32": "float32", "int64": "int64", "bool": "uint8"}
 
 
 # ---- the module -----------------------------------------------------------------------------
 
 
 def _model_new(
-    graph: Graph, nest: Nest, reference: str, settings: Mapping[str, object], has_modes: bool
+    graph: Graph,
+    stages: Stages,
+    reference: str,
+    settings: Mapping[str, object],
+    has_modes: bool,
+    is_free: bool,
 ) -> str:
     inputs = [t.name for t in graph.inputs]
     state = {t.name for t in (*graph.parameters, *graph.buffers)}
     arguments = []
-    for tensor, place in nest.arguments:
-        source = f"self.{tensor.name}" if tensor.name in state else tensor.name
-        flat = "-1, _COLS" if place == "whole" else "-1"
-        arguments.append(f"{source}.detach().reshape({flat})")
-    first = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else 0
+    for tensor, is_whole in _given(stages):
+        source = _path(tensor.name) if tensor.name in state else tensor.name
+        flat = f"-1, {stages.nests[0].space.cols}" if is_free and is_whole else "-1"
+        as_bytes = ".view(torch.uint8)" if tensor.dtype == "bool" else ""
+        arguments.append(f"{source}.detach(){as_bytes}.reshape({flat})")
+    written = [o.name for o in _results(stages)]
     results = []
-    distinct = list(dict.fromkeys(n for n, _ in nest.outputs))
-    for (name, _), given in zip(nest.outputs, graph.outputs, strict=True):
-        shape = graph.value(given).shape
-        is_free = bool(shape) and bool(first) and shape[0] == first
-        sizes = ["-1" if is_free else str(shape[0]), *map(str, shape[1:])] if shape else []
-        results.append(f"made[{distinct.index(name)}].view({', '.join(sizes)})")
+    for name, given in zip(stages.outputs, graph.outputs, strict=True):
+        value = graph.value(given)
+        sizes = [str(size) for size in value.shape]
+        if is_free and sizes:
+            sizes[0] = "-1"
+        as_bool = ".view(torch.bool)" if value.dtype == "bool" else ""
+        shape = f"({', '.join(sizes)},)" if sizes else "()"
+        results.append(f"made[{written.index(name)}]{as_bool}.view({shape})")
+    updates = [f"{_path(b)}.add_({number})" for b, number in stages.counters.items()]
+    for buffer, name in stages.updates.items():
+        source = f"made[{written.index(name)}].view_as({_path(buffer)})"
+        updates.append(f"{_path(buffer)}.copy_({source})")
     return _MODULE.format(
         reference=reference.rstrip(),
-        cols=nest.cols,
-        inputs=[list(t.shape) for t in graph.inputs],
-        state=_shapes((*graph.parameters, *graph.buffers)),
+        inputs=[(t.dtype, list(t.shape)) for t in graph.inputs],
+        state=_forms((*graph.parameters, *graph.buffers)),
         settings=dict(settings),
         has_modes=has_modes,
-        has_free_rows=_has_free_rows(graph, nest),
+        has_free_rows=is_free,
         settings_of=inspect.getsource(settings_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
         names=", ".join(inputs),
         arguments=", ".join(arguments),
+        updates="".join(f"        {line}\n" for line in updates),
         result=results[0] if len(results) == 1 else f"({', '.join(results)},)",
     )
+
+
+def _path(name: str) -> str:
+    """Return how a parameter or buffer is reached: parts of an nn.Sequential are numbers."""
+    found = "self"
+    for part in name.split("."):
+        is_plain = part.isidentifier() and not keyword.iskeyword(part)
+        found = f"{found}.{part}" if is_plain else f"getattr({found}, {part!r})"
+    return found
 
 
 _MODULE = """\
@@ -292,7 +269,6 @@ _MODULE = """\
 
 from typing import Any
 
-_COLS = {cols}
 _HAS_FREE_ROWS = {has_free_rows}
 _INPUTS = {inputs!r}
 _STATE = {state!r}
@@ -314,18 +290,23 @@ def is_usual(module, inputs):
         return False
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return False
+    if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
+        return False
     if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
         return False
-    if any(x.dtype != torch.float32 or x.device.type != device for x in tensors):
+    if any(x.device.type != device for x in tensors):
         return False
-    for x, shape in zip(inputs, _INPUTS):
+    for x, (dtype, shape) in zip(inputs, _INPUTS):
+        if x.dtype != getattr(torch, dtype):
+            return False
         if list(x.shape[1:]) != shape[1:] or x.dim() != len(shape) or not x.numel():
             return False
         if shape and x.shape[0] != shape[0] and not _HAS_FREE_ROWS:
             return False
-        if shape and shape[0] == _INPUTS[0][0] and len(x) != len(inputs[0]):
+        if shape and shape[0] == _INPUTS[0][1][0] and len(x) != len(inputs[0]):
             return False
-    if {{name: list(t.shape) for name, t in state.items()}} != _STATE:
+    forms = {{name: (str(t.dtype)[6:], list(t.shape)) for name, t in state.items()}}
+    if forms != _STATE:
         return False
     return settings_of(module, {has_modes}) == _SETTINGS
 
@@ -341,7 +322,7 @@ class ModelNew(Model):
         if not is_usual(self, ({names},)):
             return super().forward({names})
         made = fused_op({arguments})
-        return {result}
+{updates}        return {result}
 
 
 def setup_context(ctx, inputs, output):
@@ -353,21 +334,31 @@ def backward(ctx, *grads):
 """
 
 
-def _shapes(tensors: Iterable[object]) -> dict[str, list[int]]:
-    return {t.name: list(t.shape) for t in tensors}  # type: ignore[attr-defined]
+def _forms(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
+    return {t.name: (t.dtype, list(t.shape)) for t in tensors}
 
 
-def _has_free_rows(graph: Graph, nest: Nest) -> bool:
+def _has_free_rows(graph: Graph, stages: Stages) -> bool:
     """Whether the first dimension may have another size: it is that of the rows alone."""
-    if not graph.inputs or not graph.inputs[0].shape or not nest.row_shape:
+    if len(stages.nests) > 1 or not graph.inputs or not graph.inputs[0].shape:
         return False
-    first = graph.inputs[0].shape[0]
-    if nest.row_shape[0] != first or not nest.num_outer:
+    space, first = stages.nests[0].space, graph.inputs[0].shape[0]
+    if not space.sizes or space.sizes[0] != first or 0 in space.columns:
         return False
-    of_inputs = all(
-        place == "whole"
-        or (t.name not in {i.name for i in graph.inputs} and place != "row")
-        or nest.row_strides.get(t.name, (0,))[0] == 0
-        for t, place in nest.arguments
+    every = len(space.sizes)
+    given = {tensor.name: is_whole for tensor, is_whole in _given(stages)}
+    if not any(given.values()):  # then nothing says how many rows there are
+        return False
+    inputs = {t.name: t for t in graph.inputs}
+    for name in given:
+        has_first = 0 in space.varies[name]
+        if name not in inputs and has_first:
+            return False
+        shape = inputs[name].shape if name in inputs else ()
+        if has_first != (shape[:1] == (first,)) and len(shape) <= every:
+            return False
+    if stages.updates or stages.counters:
+        return False
+    return all(graph.value(o).shape[:1] == (first,) for o in graph.outputs) and all(
+        0 in space.varies[o.name] for o in _results(stages)
     )
-    return of_inputs and all(graph.value(o).shape[:1] == (first,) for o in graph.outputs)

@@ -1,149 +1,281 @@
-"""The space that a nest loops over: which dimensions are rows, which columns, and what lies where.
+"""The space that a nest loops over: its dimensions, rows and columns, and what varies over which.
 
-    outer ... | columns ... | inner ...      of the tensor that is reduced; rows are outer x inner
+The space has the dimensions of the largest tensor, cut where some view of it is cut, without those
+of size 1. Those that are reduced are columns, the others rows. Every tensor is contiguous and
+keeps their order, so that the dimensions over which it varies say where each element lies.
 
-Without reductions the columns come last. Tensors are contiguous: column c of row i lies at
-(i / inner) * columns * inner + i % inner + c * inner.
+    tail    the last dimensions, of one kind, over which each tensor is dense or does not vary:
+            vectors run along them. Where the tail is of rows, reductions go across vectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tuner.capture.graph import Graph, Node, Operand, Ref
 from tuner.errors import InputError
 
 __all__ = [
-    "REDUCTIONS", "SAME_ORDER", "NotOneNest", "Place", "Space", "axes_of", "name_of", "refusal",
-    "shapes_of", "space_of",
+    "REDUCTIONS", "SAME_ORDER", "NotOneNest", "Space", "axes_of", "name_of", "refusal", "space_of",
 ]  # fmt: skip
 
-Place = Literal["whole", "row", "column", "one"]
-REDUCTIONS = {"sum", "mean", "amax", "amin", "var"}
+REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}
 SAME_ORDER = {"view", "expand"}  # of row-major order; what is expanded is read where it is needed
+Axes = list[tuple[int, ...] | None]  # of each axis its dimensions, None where that is not known
 
 
 class NotOneNest(InputError):
-    """The graph is more than one loop nest, or has work that no loop is generated for yet."""
+    """The graph is more than one loop nest, or has work that no loop is generated for yet.
+
+    `node` is what does not fit, None where that is no single one.
+    """
+
+    def __init__(self, message: str, node: Node | None = None) -> None:
+        super().__init__(message)
+        self.node = node
 
 
 def refusal(node: Node | None, what: str) -> NotOneNest:
     """Return the error that names the line of the user's file."""
     where = f"line {node.line}: " if node is not None and node.line else ""
-    expected = "pointwise work and reductions over neighbouring dimensions"
-    return NotOneNest(f"{where}{what}\n  expected: {expected}")
+    expected = "pointwise work, and reductions over some dimensions"
+    return NotOneNest(f"{where}{what}\n  expected: {expected}", node)
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The shapes of the rows, outer and inner, and of the columns between them."""
+    """Dimensions by number, outermost first.
 
-    outer: tuple[int, ...]
-    columns: tuple[int, ...]
-    inner: tuple[int, ...] = ()
+    Attributes:
+        sizes: of each, none of them 1.
+        columns: those that are reduced.
+        tail: the first one of the tail.
+        varies: for each value, by name, the dimensions over which it varies.
+    """
+
+    sizes: tuple[int, ...]
+    columns: frozenset[int]
+    tail: int
+    varies: Mapping[str, frozenset[int]]
 
     @property
-    def row_shape(self) -> tuple[int, ...]:
-        """The dimensions of the rows, in the order of their indices."""
-        return (*self.outer, *self.inner)
+    def is_across(self) -> bool:
+        """Whether the tail is of rows, so that reductions go across vectors."""
+        return self.tail < len(self.sizes) and self.tail not in self.columns
+
+    @property
+    def length(self) -> int:
+        """Elements of the tail."""
+        return math.prod(self.sizes[self.tail :])
 
     @property
     def rows(self) -> int:
         """How many rows there are."""
-        return math.prod(self.row_shape)
+        return math.prod(s for d, s in enumerate(self.sizes) if d not in self.columns)
 
     @property
     def cols(self) -> int:
         """How many columns there are."""
-        return math.prod(self.columns)
+        return math.prod(self.sizes[d] for d in self.columns)
 
-    def place_of(self, shape: tuple[int, ...], node: Node | None) -> tuple[Place, tuple[int, ...]]:
-        """Return how a tensor of that shape lies here; of one for each row, its strides there.
+    def strides(self, dims: Iterable[int]) -> dict[int, int]:
+        """Return how far apart elements of a tensor lie that varies over these dimensions."""
+        found, step = {}, 1
+        for dim in sorted(dims, reverse=True):
+            found[dim] = step
+            step *= self.sizes[dim]
+        return found
 
-        Raises:
-            NotOneNest: it does not.
-        """
-        num, whole = math.prod(shape), (*self.outer, *self.columns, *self.inner)
-        if num == 1:
-            return "one", ()
-        if num == self.rows * self.cols:
-            return "whole", ()
-        own = aligned(shape, whole)
-        if len(own) == len(whole):
-            end = len(self.outer) + len(self.columns)
-            rows = (*own[: len(self.outer)], *own[end:])
-            columns = own[len(self.outer) : end]
-            if columns == self.columns and math.prod(rows) == 1:
-                return "column", ()
-            if math.prod(columns) == 1:
-                return "row", strides(rows)
-        if num == self.rows:  # of a reduction without keepdim
-            return "row", strides(self.row_shape)
-        raise refusal(node, f"a tensor of shape {list(shape)} beside {list(whole)}")
-
-    def is_spread(self, shape: tuple[int, ...]) -> bool:
-        """Whether broadcasting spreads a tensor of that shape over the columns."""
-        own = aligned(shape, (*self.outer, *self.columns, *self.inner))
-        end = len(self.outer) + len(self.columns)
-        return math.prod(own[len(self.outer) : end]) == 1
+    def count(self, dims: Iterable[int]) -> int:
+        """Return the number of elements of a tensor that varies over these dimensions."""
+        return math.prod(self.sizes[d] for d in dims)
 
 
-def space_of(graph: Graph, users: Mapping[str, Sequence[Node]]) -> Space:
-    """Return the space of a graph's loops.
+def space_of(graph: Graph, nodes: Sequence[Node], numbers: Container[str] = ()) -> Space:
+    """Return the space of the loops of some nodes of a graph; `numbers` are values that are one.
 
     Raises:
-        NotOneNest: there is none.
+        NotOneNest: there is none; `node` is the first that does not fit.
     """
-    for node in graph.nodes:
+    return _Inference(graph, nodes, numbers).space()
+
+
+class _Inference:
+    """Which dimensions each axis of each value stands for, from one node to the next."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[Node], numbers: Container[str]) -> None:
+        self.nodes, self.numbers = nodes, numbers
+        names = {n.name for n in nodes} | {r for n in nodes for r in n.refs if r not in numbers}
+        self.forms = {name: graph.value(name).shape for name in names}
+        reduced = [n for n in self.nodes if n.op in REDUCTIONS]
+        shapes = [n.shape for n in self.nodes]
+        if reduced:
+            self.whole = self.forms[name_of(reduced[0].args[0])]
+        else:
+            self.whole = max(shapes, key=math.prod, default=())
+        self.total = math.prod(self.whole)
+        self.ends = self._cuts()
+        self.axes: dict[str, Axes] = {name: self._first(s) for name, s in self.forms.items()}
+
+    def _cuts(self) -> list[int]:
+        """Return where the space is cut, in elements from its end; each divides the next one."""
+        shapes = [self.forms[name_of(n.args[0])] for n in self.nodes if n.op in REDUCTIONS]
+        shapes += [self.whole, *sorted(set(self.forms.values()))]
+        found = {1, self.total}
+        for shape in shapes:
+            if math.prod(shape) != self.total:
+                continue
+            for at in range(len(shape)):
+                cut = math.prod(shape[at:])
+                if all(cut % f == 0 or f % cut == 0 for f in found):
+                    found.add(cut)
+        return sorted(found)
+
+    def _first(self, shape: tuple[int, ...]) -> Axes:
+        if math.prod(shape) != self.total:
+            return [() if size == 1 else None for size in shape]
+        found: Axes = []
+        for at in range(len(shape)):
+            begin, end = math.prod(shape[at:]), math.prod(shape[at + 1 :])
+            is_known = begin in self.ends and end in self.ends
+            last = len(self.ends) - 1
+            dims = (
+                range(last - self.ends.index(begin), last - self.ends.index(end))
+                if is_known
+                else ()
+            )
+            found.append(tuple(dims) if is_known else None)
+        return found
+
+    def space(self) -> Space:
+        while any([self._step(node) for node in self.nodes]):
+            pass
+        last = len(self.ends) - 1
+        sizes = tuple(self.ends[last - d] // self.ends[last - d - 1] for d in range(last))
+        columns = frozenset[int]()
+        for node in self.nodes:
+            if node.op in REDUCTIONS:
+                columns = self._reduced(node)
+                break
+        varies: dict[str, frozenset[int]] = {}
+        for node in self.nodes:
+            for name in (*self._refs(node), node.name):
+                varies[name] = self._varies(name, node)
+            if node.op in REDUCTIONS and self._reduced(node) != columns:
+                raise refusal(node, f"a second kind of {node.op}")
+        if not sizes:
+            raise refusal(self.nodes[0] if self.nodes else None, "nothing but single numbers")
+        tensors = set(varies.values())
+        if not columns:
+            columns = _without_reductions(sizes, tensors)
+        tail = len(sizes) - 1
+        kinds = {frozenset(range(len(sizes)))} | tensors
+        while tail > 0 and ((tail - 1) in columns) == (tail in columns):
+            run = set(range(tail - 1, len(sizes)))
+            if any(run & dims and not run <= dims for dims in kinds):
+                break
+            tail -= 1
+        return Space(sizes, columns, tail, varies)
+
+    def _reduced(self, node: Node) -> frozenset[int]:
+        name = name_of(node.args[0])
+        axes = [self.axes[name][a] for a in axes_of(node, len(self.forms[name]))]
+        if math.prod(self.forms[name]) != self.total or None in axes:
+            raise refusal(node, f"{node.op} of a tensor of shape {list(self.forms[name])}")
+        found = frozenset(d for dims in axes for d in dims or ())
+        if not found:
+            raise refusal(node, f"{node.op} over nothing")
+        return found
+
+    def _refs(self, node: Node) -> list[str]:
+        return [name for name in node.refs if name not in self.numbers]
+
+    def _varies(self, name: str, node: Node) -> frozenset[int]:
+        shape = self.forms[name]
+        if math.prod(shape) == self.total:
+            return frozenset(range(len(self.ends) - 1))
+        axes = self.axes[name]
+        if None in axes:
+            raise refusal(node, f"a tensor of shape {list(shape)} beside {list(self.whole)}")
+        return frozenset(d for dims in axes for d in dims or ())
+
+    # ---- one node -----------------------------------------------------------------------------
+
+    def _step(self, node: Node) -> bool:
+        """Take what is known from operands to the result and back; whether that was any news."""
+        mine = self.axes[node.name]
+        if node.op == "view":
+            name = name_of(node.args[0])
+            forth = self._regrouped(self.axes[name], mine, self.forms[node.name])
+            return self._regrouped(mine, self.axes[name], self.forms[name]) or forth
         if node.op in REDUCTIONS:
-            shape = graph.value(name_of(node.args[0])).shape
-            axes = axes_of(node, len(shape))
-            first, end = axes[0], axes[-1] + 1
-            if axes != tuple(range(first, end)):
-                raise refusal(node, f"{node.op} over the dimensions {axes}")
-            if len(axes) == len(shape):
-                raise refusal(node, f"{node.op} over all of a tensor")
-            return Space(shape[:first], shape[first:end], shape[end:])
-    shape = max((n.shape for n in graph.nodes), key=math.prod, default=())
-    if not shape:
-        raise refusal(None, "nothing is computed")
-    return _without_reductions(graph, users, shape)
+            name = name_of(node.args[0])
+            reduced = axes_of(node, len(self.forms[name]))
+            kept = [a for a in range(len(self.forms[name])) if a not in reduced]
+            own = kept if node.attrs.get("keepdim") else range(len(kept))
+            pairs = [[(name, a), (node.name, b)] for a, b in zip(kept, own, strict=True)]
+            return any([self._same(pair, node) for pair in pairs])
+        news = False
+        for back in range(1, len(mine) + 1):
+            size = node.shape[-back]
+            places = [(node.name, len(mine) - back)]
+            for name in self._refs(node):
+                at = len(self.forms[name]) - back
+                if at >= 0 and self.forms[name][at] == size != 1:
+                    places.append((name, at))
+            news |= self._same(places, node)
+        return news
+
+    def _same(self, places: Sequence[tuple[str, int]], node: Node) -> bool:
+        known = {self.axes[name][at] for name, at in places} - {None}
+        if len(known) > 1:
+            name = places[-1][0]
+            what = f"a tensor of shape {list(self.forms[name])}, one value a row, is spread"
+            raise refusal(node, what)
+        news = False
+        for value in known:
+            for name, at in places:
+                news |= self.axes[name][at] is None
+                self.axes[name][at] = value
+        return news
+
+    def _regrouped(self, source: Axes, other: Axes, shape: tuple[int, ...]) -> bool:
+        if None in source or None not in other:
+            return False
+        last = len(self.ends) - 1
+        left = [d for dims in source for d in dims or ()]
+        found: Axes = []
+        for size in shape:
+            own: list[int] = []
+            while size > 1 and left:
+                own.append(left.pop(0))
+                size //= self.ends[last - own[-1]] // self.ends[last - own[-1] - 1]
+            found.append(tuple(own))
+        counts = [
+            math.prod(self.ends[last - d] // self.ends[last - d - 1] for d in dims or ())
+            for dims in found
+        ]
+        if left or counts != list(shape):
+            return False
+        other[:] = found
+        return True
 
 
 def _without_reductions(
-    graph: Graph, users: Mapping[str, Sequence[Node]], shape: tuple[int, ...]
-) -> Space:
-    """Split so that in the columns every tensor is whole or has one value."""
-    shapes = [s for t in graph.given for s in shapes_of(users, t.name, t.shape)]
-    shapes += [n.shape for n in graph.nodes if n.op not in SAME_ORDER]
-    # Rows where there are any: another number of them is the same loop.
-    for at in [*range(1, len(shape)), 0]:
-        size = math.prod(shape[at:])
-        ends = [aligned(other, shape)[at:] for other in shapes]
-        if all(math.prod(end) in (1, size) for end in ends):
-            return Space(shape[:at], shape[at:])
-    return Space(shape[:-1], shape[-1:])
+    sizes: tuple[int, ...], tensors: Iterable[frozenset[int]]
+) -> frozenset[int]:
+    """Return columns over which every tensor is dense or has one value.
 
-
-def shapes_of(
-    users: Mapping[str, Sequence[Node]], name: str, shape: tuple[int, ...]
-) -> set[tuple[int, ...]]:
-    """Return the shapes in which a value takes part, through views of it.
-
-    What is expanded takes part in the shape that it had before.
+    Rows where there are any: another number of them is the same loop.
     """
-    found: set[tuple[int, ...]] = set()
-    for node in users[name]:
-        if node.op == "view":
-            found |= shapes_of(users, node.name, node.shape)
-        elif node.op == "expand":
-            found |= shapes_of(users, node.name, shape)
-        else:
-            found.add(shape)
-    return found or {shape}
+    every = range(len(sizes))
+    for at in [*range(1, len(sizes)), 0]:
+        run = set(range(at, len(sizes)))
+        if all(not run & dims or run <= dims for dims in tensors):
+            return frozenset(run)
+    return frozenset(every[-1:])
 
 
 def name_of(operand: Operand) -> str:
@@ -157,17 +289,3 @@ def axes_of(node: Node, ndim: int) -> tuple[int, ...]:
     given = node.attrs.get("axes")
     axes = given if isinstance(given, list) and given else range(ndim)
     return tuple(sorted(int(str(axis)) % ndim for axis in axes))
-
-
-def aligned(shape: tuple[int, ...], space: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape as it broadcasts: with ones in front."""
-    return (1,) * (len(space) - len(shape)) + shape
-
-
-def strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return contiguous strides, 0 where the size is 1."""
-    found, step = [], 1
-    for size in reversed(shape):
-        found.append(step if size > 1 else 0)
-        step *= size
-    return tuple(reversed(found))

@@ -1,24 +1,39 @@
-"""A nest as the text of a C++ template: passes over rows, in vectors of floats.
+"""A nest as the text of a C++ function: passes over rows, in vectors of floats along the columns.
 
 The text is Jinja2 still: `width`, `unroll`, `keep` and how the output is stored are parameters of
-the template, and vary in a search.
+the template, and vary in a search. Rows that are few and long are split between threads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tuner.capture.nest import Nest, Pass, Reduction, Statement
+from tuner.capture.indexing import is_split, offset, row_dims
+from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
 from tuner.capture.operations import OPERATIONS, converted, emit, literal
 
-__all__ = ["kept_values", "loops_text", "row_index"]
+__all__ = [
+    "CPP_TYPES",
+    "START",
+    "joined",
+    "kept_values",
+    "loops_text",
+    "signature",
+    "statement_text",
+    "still_needed",
+]
 
 KEPT_FLOPS = 8  # a value that costs more to compute again may be kept from pass to pass
-_START = {"sum": "0.0f", "amax": "-INFINITY", "amin": "INFINITY"}
+START = {"sum": "0.0f", "amax": "-INFINITY", "amin": "INFINITY",
+         "argmax": "-INFINITY", "argmin": "INFINITY"}  # fmt: skip
+CPP_TYPES = {"float32": "float", "int64": "int64_t", "bool": "uint8_t"}
+_JOINED = {"sum": "add", "amax": "maximum", "amin": "minimum"}
 
 
 def kept_values(nest: Nest) -> list[str]:
     """Return the values that are computed in one pass and needed in a later one, at a cost."""
+    if nest.space.is_across or is_split(nest):
+        return []
     kept: list[str] = []
     for number, each in enumerate(nest.passes):
         later = {s.name for p in nest.passes[number + 1 :] for s in p.statements}
@@ -27,14 +42,18 @@ def kept_values(nest: Nest) -> list[str]:
             own = OPERATIONS[statement.op].flop
             before = [cost.get(o, 0) for o in statement.operands if isinstance(o, str)]
             cost[statement.name] = own + sum(before)
-        names = [s.name for s in each.statements if s.place == "whole" and s.name in later]
+        names = [
+            s.name
+            for s in each.statements
+            if s.name in later and nest.is_dense(s.name) and s.name not in nest.kinds
+        ]
         inner = {o for s in each.statements if s.name in names for o in s.operands}
         kept += [n for n in names if n not in kept and n not in inner and cost[n] >= KEPT_FLOPS]
     return kept
 
 
 def loops_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
-    """Return the function that computes the nest.
+    """Return the function that computes a nest whose tail is of columns.
 
     Args:
         nest: what to compute.
@@ -44,39 +63,59 @@ def loops_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
     return "\n".join(_Writer(nest, function, names).lines()) + "\n"
 
 
-def row_index(nest: Nest, name: str, row: str = "i", divided: str = "/") -> str:
-    """Return where a value that belongs to a row lies; `divided` is how integers are divided."""
-    strides, shape = nest.row_strides[name], nest.row_shape
-    terms, inner, is_dense, step = [], 1, True, 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        is_dense &= stride == step or size == 1
-        step *= size
-    if is_dense:
-        return row
-    for at in range(len(shape) - 1, -1, -1):
-        if strides[at]:
-            index = f"{row} {divided} {inner}" if inner > 1 else row
-            index = f"({index}) % {shape[at]}" if at else f"({index})"
-            terms.append(f"{index} * {strides[at]}" if strides[at] > 1 else index)
-        inner *= shape[at]
-    return " + ".join(terms) or "0"
+def signature(nest: Nest, function: str, names: Mapping[str, str]) -> Iterator[str]:
+    """Write the head of the function."""
+    inputs = [f"const {CPP_TYPES[t.dtype]}* {names[t.name]}_all" for t in nest.arguments]
+    outputs = [f"{CPP_TYPES[o.dtype]}* {names[o.name]}_out" for o in nest.outputs]
+    whole = "int64_t rows, int64_t cols, int64_t num_threads"
+    yield f'extern "C" const char* {function}('
+    yield f"    {', '.join([*inputs, *outputs, whole])}) {{"
+    if any(r.is_index for r in nest.reductions):
+        yield '  if (cols >= int64_t{1} << 31) return "more than 2^31 columns";'
+
+
+def statement_text(statement: Statement, nest: Nest, names: Mapping[str, str]) -> str:
+    """Write the value of a statement."""
+    takes = OPERATIONS[statement.op].takes
+    operands = [
+        converted(names[o], nest.kinds.get(o, "float"), wanted)
+        if isinstance(o, str)
+        else converted(literal(float(o), "cpp"), "float", wanted)
+        for o, wanted in zip(statement.operands, takes, strict=True)
+    ]
+    attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
+    return emit(statement.op, operands, attrs)
+
+
+def joined(reduction: Reduction, value: str, names: Mapping[str, str], column: str) -> str:
+    """Write how a vector of values is added to what was found before it."""
+    part = f"{names[reduction.name]}_part[u]"
+    if reduction.is_index:
+        order = ">" if reduction.fold == "argmax" else "<"
+        place = f"{names[reduction.name]}_place[u]"
+        return f"rows_of::take_first({part}, {place}, {value}, {value} {order} {part}, {column});"
+    return f"{part} = {emit(_JOINED[reduction.fold], [part, value])};"
 
 
 class _Writer:
     def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
-        self.nest, self.function, self.names = nest, function, names
-        self.places = {tensor.name: place for tensor, place in nest.arguments}
+        self.nest, self.function = nest, function
+        self.names = {**names, COLUMN: "column_index"}
+        self.space = nest.space
+        self.is_split = is_split(nest)
         self.kept = kept_values(nest)
-        every = [s for p in nest.passes for s in (*p.statements, *p.after)] + list(nest.before)
-        self.kinds = {s.name: OPERATIONS[s.op].gives for s in every}
-        self.outputs = [name for name, _ in nest.outputs]
+        self.rows = row_dims(self.space)
+        self.segments = [d for d in sorted(self.space.columns) if d < self.space.tail]
+        self.given = {t.name for t in nest.arguments}
 
     def lines(self) -> Iterator[str]:
-        inputs = [f"const float* {self.names[t.name]}_all" for t, _ in self.nest.arguments]
-        outputs = [f"float* {self.names[n]}_out" for n in dict.fromkeys(self.outputs)]
-        whole = "int64_t rows, int64_t cols, int64_t num_threads"
-        yield f'extern "C" const char* {self.function}('
-        yield f"    {', '.join([*inputs, *outputs, whole])}) {{"
+        yield from signature(self.nest, self.function, self.names)
+        yield from self._split_rows() if self.is_split else self._own_rows()
+        yield "  return nullptr;"
+        yield "}"
+
+    def _own_rows(self) -> Iterator[str]:
+        """Each row by one thread."""
         yield "  const int team = simd::team_size(kThreads, num_threads, rows);"
         yield "#pragma omp parallel num_threads(team)"
         yield "  {"
@@ -89,137 +128,262 @@ class _Writer:
             yield "{% endif %}"
         yield "#pragma omp for schedule(static)"
         yield "    for (int64_t i = 0; i < rows; ++i) {"
-        for line in self._row():
-            yield f"      {line}" if (line and line[0] not in "{#") or line[:2] == "{ " else line
+        yield from _indented(self._row(), 6)
         yield "    }"
-        yield "{% if stream_output %}"
-        yield "    streams::finish();"
-        yield "{% endif %}"
+        yield from _FINISH
         yield "  }"
-        yield "  return nullptr;"
-        yield "}"
 
     def _row(self) -> Iterator[str]:
-        for tensor, place in self.nest.arguments:
-            name = self.names[tensor.name]
-            if place == "whole":
-                yield f"const float* const {name}_row = {name}_all + i * cols;"
-            elif place in ("row", "one"):
-                at = row_index(self.nest, tensor.name) if place == "row" else "0"
-                yield f"const simd::Floats {name} = math::splat({name}_all[{at}]);"
-        whole = [n for n, place in dict.fromkeys(self.nest.outputs) if place == "whole"]
-        for name in whole:
-            out = self.names[name]
-            yield f"float* const {out}_row = {out}_out + i * cols;"
-        for statement in self.nest.before:
-            yield self._statement(statement)
+        yield from self._begin()
         for number, each in enumerate(self.nest.passes):
-            yield from self._pass(number, each)
-        for name, place in dict.fromkeys(self.nest.outputs):
-            if place == "row":
-                yield f"{self.names[name]}_out[i] = {self.names[name]}[0];"
+            for reduction in each.reductions:
+                yield f"{_kind(reduction)} {self.names[reduction.name]};"
+            yield "{  // " + self._about(each)
+            yield "  const int64_t first = 0, last = cols;"
+            yield from _indented(self._sweep(number, each), 2)
+            for reduction in each.reductions:
+                yield f"  {self.names[reduction.name]} = {self._folded(reduction)};"
+            yield "}"
+            yield from self._after(each)
+        yield from self._row_outputs()
 
-    def _pass(self, number: int, each: Pass) -> Iterator[str]:
-        for reduction in each.reductions:
-            yield f"simd::Floats {self.names[reduction.name]};"
-        yield "{  // " + self._about(each)
-        for reduction in each.reductions:
-            start = f"math::splat({_START[reduction.fold]})"
+    def _split_rows(self) -> Iterator[str]:
+        """Each row by several threads: partial results, and what they amount to."""
+        yield "  const int64_t pieces = simd::ceil_div(cols, kSplit);"
+        yield "  const int team = simd::team_size(kThreads, num_threads, rows * pieces);"
+        for reduction in self.nest.reductions:
             name = self.names[reduction.name]
-            yield f"  simd::Floats {name}_part[kUnroll];"
-            yield f"  for (int u = 0; u < kUnroll; ++u) {name}_part[u] = {start};"
-            if reduction.fold == "sum":
-                yield f"  double {name}_total = 0.0;"
-        yield "  const auto step = [&](auto is_part, const int64_t j, const int n, const int u) {"
-        yield "    constexpr bool kPart = decltype(is_part)::value;"
-        yield "    (void)n; (void)u;"
-        if self.kept:
-            yield "{% if keep %}"
-            yield from (f"    {line}" for line in self._body(number, each, self.kept))
-            yield "{% else %}"
-            yield from (f"    {line}" for line in self._body(number, each, []))
-            yield "{% endif %}"
-        else:
-            yield from (f"    {line}" for line in self._body(number, each, []))
-        yield "  };"
-        sums = [self.names[r.name] for r in each.reductions if r.fold == "sum"]
-        flush = " ".join(f"rows_of::flush({name}_part, &{name}_total);" for name in sums)
-        yield "  for (int64_t from = 0; from < cols; from += kPiece) {"
-        yield "    const int64_t to = std::min(cols, from + kPiece);"
-        yield "    int64_t j = from;"
-        yield "    for (; j + kUnroll * simd::kWidth <= to; j += kUnroll * simd::kWidth)"
-        yield "      for (int u = 0; u < kUnroll; ++u)"
-        yield "        step(std::false_type{}, j + u * simd::kWidth, simd::kWidth, u);"
-        yield "    for (; j + simd::kWidth <= to; j += simd::kWidth)"
-        yield "      step(std::false_type{}, j, simd::kWidth, 0);"
-        yield "    if (j < to) step(std::true_type{}, j, static_cast<int>(to - j), 0);"
-        if flush:
-            yield f"    {flush}"
+            yield f"  std::vector<double> {name}_pieces(rows * pieces);"
+            yield f"  std::vector<float> {name}_rows(rows);"
+        yield "#pragma omp parallel num_threads(team)"
+        yield "  {"
+        for number, each in enumerate(self.nest.passes):
+            yield f"    // {self._about(each)}"
+            yield "#pragma omp for schedule(static)"
+            yield "    for (int64_t piece = 0; piece < rows * pieces; ++piece) {"
+            yield "      const int64_t i = piece / pieces;"
+            yield "      const int64_t first = piece % pieces * kSplit;"
+            yield "      const int64_t last = std::min(cols, first + kSplit);"
+            yield "      (void)i;"
+            yield from _indented(self._known(number), 6)
+            yield from _indented(self._sweep(number, each), 6)
+            for reduction in each.reductions:
+                name = self.names[reduction.name]
+                value = f"{name}_total" if reduction.fold == "sum" else self._lanes(reduction)
+                yield f"      {name}_pieces[piece] = {value};"
+            yield "    }"
+            if each.reductions:
+                yield "#pragma omp for schedule(static)"
+                yield "    for (int64_t i = 0; i < rows; ++i) {"
+                for reduction in each.reductions:
+                    name = self.names[reduction.name]
+                    whole = f"rows_of::{reduction.fold}({name}_pieces.data() + i * pieces, pieces)"
+                    yield f"      {name}_rows[i] = static_cast<float>({whole});"
+                yield "    }"
+        if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
+            yield "#pragma omp for schedule(static)"
+            yield "    for (int64_t i = 0; i < rows; ++i) {"
+            yield from _indented(self._known(len(self.nest.passes)), 6)
+            yield from _indented(self._row_outputs(), 6)
+            yield "    }"
+        yield from _FINISH
         yield "  }"
-        for reduction in each.reductions:
-            yield f"  {self._folded(reduction)}"
-        yield "}"
+
+    def _known(self, number: int) -> Iterator[str]:
+        """Read and compute what is known of a row before a pass."""
+        yield from self._begin()
+        for each in self.nest.passes[:number]:
+            for reduction in each.reductions:
+                name = self.names[reduction.name]
+                yield f"const simd::Floats {name} = math::splat({name}_rows[i]);"
+                yield f"(void){name};"
+            yield from self._after(each)
+
+    # ---- one row ------------------------------------------------------------------------------
+
+    def _at(self, name: str) -> str:
+        """Return where a row's elements of a value begin."""
+        return offset(self.space, name, self.rows, "i") or "0"
+
+    def _begin(self) -> Iterator[str]:
+        for tensor in self.nest.arguments:
+            if not self.nest.is_inner(tensor.name):
+                name = self.names[tensor.name]
+                value = f"rows_of::as_float({name}_all[{self._at(tensor.name)}])"
+                yield f"const simd::Floats {name} = math::splat({value});"
+                yield f"(void){name};"
+        for statement in self.nest.before:
+            yield from self._statement(statement)
+
+    def _after(self, each: Pass) -> Iterator[str]:
         for statement in each.after:
-            yield self._statement(statement)
+            yield from self._statement(statement)
+
+    def _row_outputs(self) -> Iterator[str]:
+        for output in self.nest.outputs:
+            if not self.nest.is_inner(output.name):
+                name, at = self.names[output.name], self._at(output.name)
+                is_index = any(r.name == output.name and r.is_index for r in self.nest.reductions)
+                if is_index:
+                    yield f"{name}_out[{at}] = {name};"
+                else:
+                    value = self._floats(output.name)
+                    yield f"rows_of::put({name}_out + {at}, ({value})[0]);"
+
+    def _floats(self, name: str) -> str:
+        return converted(self.names[name], self.nest.kinds.get(name, "float"), "float")
+
+    def _statement(self, statement: Statement) -> Iterator[str]:
+        name = self.names[statement.name]
+        yield f"const auto {name} = {statement_text(statement, self.nest, self.names)};"
+        yield f"(void){name};"
 
     def _about(self, each: Pass) -> str:
         ends = [f"{r.fold} of {self.names[r.value]}" for r in each.reductions]
-        return ", ".join([*ends, *(f"writes {self.names[n]}" for n in each.writes)])
+        return ", ".join([*ends, *(f"writes {self.names[o.name]}" for o in each.writes)])
 
-    def _body(self, number: int, each: Pass, kept: Sequence[str]) -> Iterator[str]:
+    # ---- one pass over some of a row ----------------------------------------------------------
+
+    def _sweep(self, number: int, each: Pass) -> Iterator[str]:
+        """Go over the columns from `first` to `last`."""
+        for reduction in each.reductions:
+            name, start = self.names[reduction.name], START[reduction.fold]
+            yield f"simd::Floats {name}_part[kUnroll];"
+            yield f"for (int u = 0; u < kUnroll; ++u) {name}_part[u] = math::splat({start});"
+            if reduction.is_index:
+                yield f"math::Mask {name}_place[kUnroll] = {{}};"
+            if reduction.fold == "sum":
+                yield f"double {name}_total = 0.0;"
+        if self.segments:
+            length = self.space.length
+            yield f"for (int64_t s = first / {length}; s * {length} < last; ++s) {{"
+            yield f"  const int64_t column = s * {length};"
+            yield "  const int64_t begin = std::max<int64_t>(first - column, 0);"
+            yield f"  const int64_t end = std::min<int64_t>(last - column, {length});"
+        else:
+            yield "{"
+            yield "  const int64_t column = 0, begin = first, end = last;"
+        yield "  (void)column;"
+        if self.kept:
+            yield "{% if keep %}"
+            yield from _indented(self._segment(number, each, self.kept), 2)
+            yield "{% else %}"
+            yield from _indented(self._segment(number, each, []), 2)
+            yield "{% endif %}"
+        else:
+            yield from _indented(self._segment(number, each, []), 2)
+        yield from _indented(iter(_STEPS), 2)
+        sums = [self.names[r.name] for r in each.reductions if r.fold == "sum"]
+        for name in sums:
+            yield f"    rows_of::flush({name}_part, &{name}_total);"
+        yield "  }"
+        yield "}"
+
+    def _segment(self, number: int, each: Pass, kept: Sequence[str]) -> Iterator[str]:
+        """Write what belongs to one piece of memory, and the step of one vector."""
         earlier = {s.name for p in self.nest.passes[:number] for s in p.statements}
         from_memory = [n for n in kept if n in earlier]
-        statements = _still_needed(each, from_memory)
+        statements = still_needed(each, from_memory)
         computed = {s.name for s in statements}
         read = {o for s in statements for o in s.operands if isinstance(o, str)}
-        read |= {r.value for r in each.reductions} | {*each.writes}
-        for name in sorted(read - computed, key=lambda n: self.names[n]):
+        read |= {r.value for r in each.reductions} | {o.name for o in each.writes}
+        body: list[str] = []
+        for name in sorted(read - computed, key=lambda n: self.names.get(n, "")):
             text = self.names[name]
             if name in from_memory:
-                yield f"const simd::Floats {text} = simd::load({text}_kept + j);"
-            elif self.places.get(name) == "whole":
-                yield f"const simd::Floats {text} = rows_of::load<kPart>({text}_row + j, n);"
-            elif self.places.get(name) == "column":
-                yield f"const simd::Floats {text} = rows_of::load<kPart>({text}_all + j, n);"
+                body.append(f"const simd::Floats {text} = simd::load({text}_kept + column + j);")
+            elif name == COLUMN:
+                body.append(f"const simd::Floats {text} = rows_of::columns(column + j);")
+            elif name in self.given and self.nest.is_inner(name):
+                at = self._segment_at(name)
+                if self.nest.is_dense(name):
+                    yield f"const auto* const {text}_row = {text}_all + {at};"
+                    value = f"rows_of::load<kPart>({text}_row + j, n)"
+                    body.append(f"const simd::Floats {text} = {value};")
+                else:
+                    value = f"math::splat(rows_of::as_float({text}_all[{at}]))"
+                    yield f"const simd::Floats {text} = {value};"
         for statement in statements:
-            yield self._statement(statement)
-        for name in kept:
-            if name in computed and name not in earlier:
-                yield f"simd::store({self.names[name]}_kept + j, {self.names[name]});"
+            if self.nest.is_dense(statement.name):
+                body += self._statement(statement)
+            else:
+                yield from self._statement(statement)
+        for output in each.writes:
+            name = self.names[output.name]
+            yield f"auto* const {name}_row = {name}_out + {self._segment_at(output.name)};"
+        body += [
+            f"simd::store({self.names[n]}_kept + column + j, {self.names[n]});"
+            for n in kept
+            if n in computed and n not in earlier
+        ]
         for reduction in each.reductions:
-            part, value = f"{self.names[reduction.name]}_part[u]", self.names[reduction.value]
-            start = _START[reduction.fold]
+            value, start = self._floats(reduction.value), START[reduction.fold]
             value = f"rows_of::first<kPart>({value}, n, {start})"
-            operation = {"sum": "add", "amax": "maximum", "amin": "minimum"}[reduction.fold]
-            yield f"{part} = {emit(operation, [part, value])};"
-        for name in each.writes:
-            out = self.names[name]
-            yield f"rows_of::store<kPart>({out}_row + j, {out}, n);"
+            body.append(f"const simd::Floats {self.names[reduction.name]}_next = {value};")
+            taken = f"{self.names[reduction.name]}_next"
+            body.append(joined(reduction, taken, self.names, "math::lanes_from(column + j)"))
+        for output in each.writes:
+            name = self.names[output.name]
+            body.append(f"rows_of::store<kPart>({name}_row + j, {self._floats(output.name)}, n);")
+        yield "const auto step = [&](auto is_part, const int64_t j, const int n, const int u) {"
+        yield "  constexpr bool kPart = decltype(is_part)::value;"
+        yield "  (void)n; (void)u;"
+        yield from (f"  {line}" for line in body)
+        yield "};"
+
+    def _segment_at(self, name: str) -> str:
+        terms = [offset(self.space, name, self.rows, "i")]
+        terms.append(offset(self.space, name, self.segments, "s") if self.segments else "")
+        if not self.segments and self._is_whole(name) and terms[0]:
+            terms[0] = "i * cols"
+        return " + ".join(t for t in terms if t) or "0"
+
+    def _is_whole(self, name: str) -> bool:
+        return len(self.space.varies[name]) == len(self.space.sizes)
+
+    def _lanes(self, reduction: Reduction) -> str:
+        name = self.names[reduction.name]
+        return f"rows_of::{reduction.fold}({name}_part)"
 
     def _folded(self, reduction: Reduction) -> str:
         name = self.names[reduction.name]
         if reduction.fold == "sum":
-            return f"{name} = math::splat(static_cast<float>({name}_total));"
-        return f"{name} = math::splat(rows_of::{reduction.fold}({name}_part));"
-
-    def _statement(self, statement: Statement) -> str:
-        takes = OPERATIONS[statement.op].takes
-        operands = [
-            converted(self.names[o], self.kinds.get(o, "float"), wanted)
-            if isinstance(o, str)
-            else converted(literal(float(o), "cpp"), "float", wanted)
-            for o, wanted in zip(statement.operands, takes, strict=True)
-        ]
-        attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
-        value = emit(statement.op, operands, attrs)
-        return f"const auto {self.names[statement.name]} = {value};"
+            return f"math::splat(static_cast<float>({name}_total))"
+        if reduction.is_index:
+            return f"rows_of::{reduction.fold}({name}_part, {name}_place)"
+        return f"math::splat({self._lanes(reduction)})"
 
 
-def _still_needed(each: Pass, from_memory: Sequence[str]) -> list[Statement]:
+_STEPS = [
+    "for (int64_t from = begin; from < end; from += kPiece) {",
+    "  const int64_t to = std::min(end, from + kPiece);",
+    "  int64_t j = from;",
+    "  for (; j + kUnroll * simd::kWidth <= to; j += kUnroll * simd::kWidth)",
+    "    for (int u = 0; u < kUnroll; ++u)",
+    "      step(std::false_type{}, j + u * simd::kWidth, simd::kWidth, u);",
+    "  for (; j + simd::kWidth <= to; j += simd::kWidth)",
+    "    step(std::false_type{}, j, simd::kWidth, 0);",
+    "  if (j < to) step(std::true_type{}, j, static_cast<int>(to - j), 0);",
+]
+_FINISH = ["{% if stream_output %}", "    streams::finish();", "{% endif %}"]
+
+
+def _kind(reduction: Reduction) -> str:
+    return "int64_t" if reduction.is_index else "simd::Floats"
+
+
+def _indented(lines: Iterator[str], by: int) -> Iterator[str]:
+    """Indent lines, but not those of Jinja2 and the preprocessor."""
+    for line in lines:
+        is_mark = line[:1] == "#" or line[:2] in ("{%", "{#")
+        yield line if is_mark else " " * by + line
+
+
+def still_needed(each: Pass, from_memory: Sequence[str]) -> list[Statement]:
     """Return the statements of a pass that are needed where some values come from memory."""
     by_name = {s.name: s for s in each.statements}
     found: set[str] = set()
-    left = [r.value for r in each.reductions] + list(each.writes)
+    left = [r.value for r in each.reductions] + [o.name for o in each.writes]
     while left:
         name = left.pop()
         if name in found or name not in by_name or name in from_memory:

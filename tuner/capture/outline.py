@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.index_space import NotOneNest
+from tuner.capture.stages import stages_of
 
 __all__ = ["Given", "KernelTask", "Outline", "Step", "outline_of"]
 
@@ -69,7 +71,7 @@ class Outline:
 
 
 def outline_of(graph: Graph) -> Outline:
-    """Describe a graph that becomes one nest."""
+    """Describe a graph; where no loops are generated for it, it has no tasks."""
     steps = tuple(_step(node) for node in graph.nodes)
     used = {name for node in graph.nodes for name in node.refs}
     kinds = {
@@ -84,11 +86,26 @@ def outline_of(graph: Graph) -> Outline:
         ),
         steps=steps,
         outputs=graph.outputs,
-        tasks=(KernelTask("nest", tuple(step.name for step in steps)),),
+        tasks=_tasks(graph),
         read_bytes=_read_bytes(graph),
         written_bytes=_written_bytes(graph),
         flops=_flops(graph),
         is_training=graph.is_training,
+    )
+
+
+def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
+    """Return a task for each nest; a step of several nests is computed again in each."""
+    try:
+        nests = stages_of(graph).nests
+    except NotOneNest:
+        return ()
+    names = [node.name for node in graph.nodes]
+    if len(nests) == 1:
+        return (KernelTask("nest", tuple(names)),)
+    return tuple(
+        KernelTask("nest", tuple(name for name in names if name in nest.computed))
+        for nest in nests
     )
 
 

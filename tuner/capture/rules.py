@@ -6,17 +6,15 @@ returns the result, or all results in order; None where it leaves the operator a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tuner.capture.graph import Operand, Ref
 from tuner.capture.lowering import Lowering
+from tuner.capture.rules_reducing import REDUCING, Results, Rule, axes_in_order
 from tuner.capture.vocabulary import VOCABULARY
 
 __all__ = ["lowered"]
-
-Results = Operand | tuple[Operand | None, ...] | None
-Rule = Callable[[Lowering, dict[str, Any]], Results]
 
 
 def lowered(low: Lowering, name: str, overload: str, arguments: dict[str, Any]) -> Results:
@@ -92,75 +90,6 @@ def _cast(low: Lowering, a: dict[str, Any]) -> Results:
     return low.cast(next(iter(a.values())), low.dtype)
 
 
-# ---- reductions -----------------------------------------------------------------------------
-
-
-def _axes(low: Lowering, x: Ref, dims: Any) -> list[int]:
-    rank = len(low.shape_of(x))
-    if dims is None or dims == []:
-        return list(range(rank))
-    wanted = [dims] if isinstance(dims, int) else list(dims)
-    return sorted(d % rank for d in wanted) if rank else []
-
-
-def _reduction(op: str) -> Rule:
-    def rule(low: Lowering, a: dict[str, Any]) -> Results:
-        x = a["self"]
-        assert isinstance(x, Ref)
-        axes: Any = _axes(low, x, a.get("dim"))
-        keepdim = bool(a.get("keepdim", False))
-        if op in ("sum", "prod", "mean"):
-            moved = low.cast(x, low.dtype)
-            assert isinstance(moved, Ref)
-            x = moved
-        if not low.shape_of(x):
-            return low.cast(x, low.dtype) if op not in ("argmax", "argmin") else None
-        return low.emit(op, x, axes=axes, keepdim=keepdim)
-
-    return rule
-
-
-def _extreme(op: str, index_op: str) -> Rule:
-    """Largest or smallest values over all, over one axis with their index, or of two tensors."""
-
-    def rule(low: Lowering, a: dict[str, Any]) -> Results:
-        if "other" in a:
-            return low.pointwise("maximum" if op == "amax" else "minimum", a["self"], a["other"])
-        values = _reduction(op)(low, a)
-        if "dim" not in a or not low.shape_of(a["self"]):
-            return values if "dim" not in a else None
-        axes: Any = _axes(low, a["self"], a["dim"])
-        attrs: dict[str, Any] = {"axes": axes, "keepdim": bool(a["keepdim"])}
-        index = low.emit(index_op, a["self"], dtype="int64", **attrs)
-        assert isinstance(values, Ref)
-        return values, index
-
-    return rule
-
-
-def _var(low: Lowering, a: dict[str, Any]) -> Results:
-    axes: Any = _axes(low, a["self"], a["dim"])
-    correction = 1 if a["correction"] is None else a["correction"]
-    attrs: dict[str, Any] = {"axes": axes, "keepdim": bool(a["keepdim"])}
-    return low.emit("var", a["self"], **attrs, correction=correction)
-
-
-def _var_mean(low: Lowering, a: dict[str, Any]) -> Results:
-    axes: Any = _axes(low, a["self"], a["dim"])
-    variance = _var(low, a)
-    mean = low.emit("mean", a["self"], axes=axes, keepdim=bool(a["keepdim"]))
-    assert isinstance(variance, Ref)
-    return variance, mean
-
-
-def _scan(op: str) -> Rule:
-    def rule(low: Lowering, a: dict[str, Any]) -> Results:
-        x = low.cast(a["self"], low.dtype)
-        return low.emit(op, x, axis=a["dim"] % len(low.shape)) if low.shape else x
-
-    return rule
-
-
 # ---- index maps and new tensors -------------------------------------------------------------
 
 
@@ -184,6 +113,16 @@ def _permute(low: Lowering, a: dict[str, Any]) -> Results:
 
 def _expand(low: Lowering, a: dict[str, Any]) -> Results:
     return a["self"] if low.shape_of(a["self"]) == low.shape else low.emit("expand", a["self"])
+
+
+def _repeat(low: Lowering, a: dict[str, Any]) -> Results:
+    x = a["self"]
+    times = list(a["repeats"])
+    shape = [1] * (len(times) - len(low.shape_of(x))) + list(low.shape_of(x))
+    apart = [n for size in shape for n in (1, size)]
+    spread = [n for pair in zip(times, shape, strict=True) for n in pair]
+    wide = low.emit("expand", low.view(x, apart), shape=spread)
+    return low.view(wide, low.shape)
 
 
 def _part(low: Lowering, x: Ref, axis: int, start: int, stop: int, step: int = 1) -> Ref:
@@ -239,7 +178,7 @@ def _cat(low: Lowering, a: dict[str, Any]) -> Results:
 
 
 def _flip(low: Lowering, a: dict[str, Any]) -> Results:
-    axes: Any = _axes(low, a["self"], a["dims"]) if a["dims"] else []
+    axes: Any = axes_in_order(low, a["self"], a["dims"]) if a["dims"] else []
     return low.emit("flip", a["self"], axes=axes)
 
 
@@ -354,22 +293,11 @@ _RULES: dict[str, Rule] = {
     "masked_fill": _masked_fill,
     "_to_copy": _cast,
     "convert_element_type": _cast,
-    "sum": _reduction("sum"),
-    "mean": _reduction("mean"),
-    "prod": _reduction("prod"),
-    "amax": _reduction("amax"),
-    "amin": _reduction("amin"),
-    "argmax": _reduction("argmax"),
-    "argmin": _reduction("argmin"),
-    "max": _extreme("amax", "argmax"),
-    "min": _extreme("amin", "argmin"),
-    "var": _var,
-    "var_mean": _var_mean,
-    "cumsum": _scan("cumsum"),
-    "cumprod": _scan("cumprod"),
+    **REDUCING,
     **dict.fromkeys(["view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "view_of"], _view),
     **dict.fromkeys(["permute", "transpose", "t"], _permute),
     "expand": _expand,
+    "repeat": _repeat,
     "slice": _slice,
     "select": _select,
     **dict.fromkeys(["split", "split_with_sizes"], _split),

@@ -8,7 +8,7 @@ __all__ = ["settings_of"]
 
 
 def settings_of(module: Any, has_modes: bool) -> dict[str, object]:
-    """Return numbers and words of a module and its submodules, and which of those have hooks.
+    """Return numbers, words and classes of a module and its submodules, and which have hooks.
 
     Exported files hold this function's text, so it uses nothing from outside.
     """
@@ -18,6 +18,9 @@ def settings_of(module: Any, has_modes: bool) -> dict[str, object]:
             is_plain = isinstance(value, (bool, int, float, str)) and name[:1] != "_"
             if is_plain and (has_modes or name != "training"):
                 found[f"{path}.{name}"] = value
+        if path:  # a wrapper, as LoRA's, or a class derived from its own computes something else
+            found[f"{path} is"] = type(part).__qualname__
+            found[f"{path} has its own forward"] = "forward" in vars(part)
         if path and (part._forward_hooks or part._forward_pre_hooks):
             found[f"{path} has hooks"] = True
     return found

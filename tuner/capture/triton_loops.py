@@ -1,76 +1,63 @@
-"""A nest as the text of a Triton template: programs that hold blocks of rows and columns.
+"""A nest as the text of Triton kernels: programs that hold blocks of rows and columns.
 
 Where a whole row fits in a program it is read once; else each pass reads it again, and keeps one
-partial result a lane until the pass is over. Without reductions programs share rows.
+partial result a lane until the pass is over. Without reductions programs share rows. Rows that are
+few and long are split: each pass is a kernel, and another one puts together what it found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tuner.capture.loops import row_index
-from tuner.capture.nest import Nest, Pass, Reduction, Statement
+from tuner.capture.indexing import is_split, offset, row_dims
+from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
 from tuner.capture.operations import OPERATIONS, converted, emit, literal
 
-__all__ = ["RESERVED", "blocks_of", "triton_template"]
+__all__ = ["RESERVED", "triton_text"]
 
 # What the text itself names.
 RESERVED = {
-    "col_ids", "col_at", "first_col", "is_col", "is_row", "num_columns", "num_rows", "present",
-    "row_at", "row_ids", "tl", "libdevice", "triton", "block", "blocks",
+    "col_ids", "first_col", "is_col", "is_row", "num_columns", "num_rows", "present", "row_ids",
+    "tl", "libdevice", "triton", "block", "blocks", "column_index", "partial", "totals", "piece",
+    "pieces", "program", "last_col",
 }  # fmt: skip
-_START = {"sum": "0.0", "amax": 'float("-inf")', "amin": 'float("inf")'}
+_START = {"sum": "0.0", "amax": 'float("-inf")', "amin": 'float("inf")',
+          "argmax": 'float("-inf")', "argmin": 'float("inf")'}  # fmt: skip
 _JOINED = {"sum": "add", "amax": "maximum", "amin": "minimum"}
-
-_HEAD = """\
----
-title: {title}, in Triton
-language: triton
-requires:
-  - {{expr: "device.kind == 'cuda'", why: "Triton needs a GPU"}}
-  - {{expr: "device.has_triton", why: "Triton is installed"}}
-  - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
-holds fits in its registers"}}
-  - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
-parameters:
-  block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
-  block_columns: {{about: "columns at a time; a row that is no longer is read once",
-    default: {default_columns}, values: {block_columns}}}
-  num_warps: {{about: "warps of a program", default: 4, values: [1, 2, 4, 8, 16, 32]}}
-{stages}steps:
-  - {{call: {function}, args: [{arguments}, rows, cols]}}
-optimisations:
-  - {{text: "all of the forward in one kernel: nothing in between is stored"}}
-deterministic: true
----
-import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-"""
+_POINTED = {"int64": "tl.int64", "bool": "tl.uint8", "float32": "tl.float32"}
 _EXTREME = """
 
 @triton.jit
 def {function}_{fold}(one, other):
     return tl.{name}(one, other, propagate_nan=tl.PropagateNan.ALL)
 """
-_STAGES = '  stages: {about: "blocks on their way at a time", default: 2, values: [1, 2, 3, 4]}\n'
+# NaN is beyond every number; of equals the first one counts.
+_PLACE = """
+
+@triton.jit
+def {function}_{fold}(one, one_at, other, other_at):
+    is_beyond = (other {order} one) | ((other != other) & (one == one))
+    is_equal = (other == one) | ((other != other) & (one != one))
+    taken = is_beyond | (is_equal & (other_at < one_at))
+    return tl.where(taken, other, one), tl.where(taken, other_at, one_at)
+"""
+_FOLD = """
+
+@triton.jit
+def {function}_put_together_{fold}(partial, totals, num_rows, pieces, NUMBER: tl.constexpr):
+    program = tl.program_id(0)
+    at = (NUMBER * num_rows + program).to(tl.int64)
+    found = tl.full([1024], {start}, tl.float64)
+    for piece in range(0, pieces, 1024):
+        ids = piece + tl.arange(0, 1024)
+        more = tl.load(partial + at * pieces + ids, mask=ids < pieces, other={start})
+        found = {joined}
+    tl.store(totals + at, {folded})
+"""
 
 
-def blocks_of(nest: Nest) -> dict[str, list[int]]:
-    """Return the sizes of blocks that are worth trying: long where memory is contiguous."""
-    if nest.inner == 1:
-        return {
-            "block_rows": [1, 2, 4, 8, 16],
-            "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
-        }
-    return {
-        "block_rows": [16, 32, 64, 128, 256, 512, 1024],
-        "block_columns": [1, 2, 4, 8, 16, 32, 64, 128],
-    }
-
-
-def triton_template(nest: Nest, function: str, names: Mapping[str, str]) -> str:
-    """Return a template, its head included.
+def triton_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
+    """Return kernels and the function that starts them.
 
     Args:
         nest: what to compute.
@@ -82,39 +69,37 @@ def triton_template(nest: Nest, function: str, names: Mapping[str, str]) -> str:
 
 class _Writer:
     def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
-        self.nest, self.function, self.names = nest, function, names
-        self.given = {tensor.name: place for tensor, place in nest.arguments}
-        every = [s for p in nest.passes for s in (*p.statements, *p.after)] + list(nest.before)
-        self.kinds = {s.name: OPERATIONS[s.op].gives for s in every}
-        self.places = self.given | {s.name: s.place for s in every}
-        self.places |= {r.name: "row" for p in nest.passes for r in p.reductions}
-        self.col_at = "col_ids" if nest.inner == 1 else "col_at"
-        self.inputs = [names[t.name] for t, _ in nest.arguments]
-        self.outputs = [names[name] for name, _ in dict.fromkeys(nest.outputs)]
-        self.folds = {r.fold for p in nest.passes for r in p.reductions}
+        self.nest, self.function = nest, function
+        self.names = {**names, COLUMN: "column_index"}
+        self.space = nest.space
+        self.rows, self.columns = row_dims(self.space), sorted(self.space.columns)
+        self.given = {t.name for t in nest.arguments}
+        self.inputs = [names[t.name] for t in nest.arguments]
+        self.outputs = [names[o.name] for o in nest.outputs]
+        self.folds = {r.fold for r in nest.reductions}
+        self.is_split = is_split(nest)
+        self.pointers = [f"{n}_all" for n in self.inputs] + [f"{n}_out" for n in self.outputs]
 
     def text(self) -> str:
-        num_whole = sum(place == "whole" for place in self.given.values()) + 2
-        head = _HEAD.format(
-            title=f"Blocks of rows ({len(self.nest.passes)} passes)",
-            function=self.function,
-            arguments=", ".join([*self.inputs, *(f"{name}_out" for name in self.outputs)]),
-            per_lane=max(16, 256 // num_whole),
-            **blocks_of(self.nest),
-            default_rows=1 if self.nest.inner == 1 else 128,
-            default_columns=1024 if self.nest.inner == 1 else 8,
-            stages=_STAGES if self.folds else "",
-        )
+        head = ""
         for fold in sorted(self.folds - {"sum"}):
-            head += _EXTREME.format(function=self.function, fold=fold, name=_JOINED[fold])
+            if fold in _JOINED:
+                name = _JOINED[fold]
+                head += _EXTREME.format(function=self.function, fold=fold, name=name)
+            else:
+                order = ">" if fold == "argmax" else "<"
+                head += _PLACE.format(function=self.function, fold=fold, order=order)
+        if self.is_split:
+            return head + "\n".join([*self._split(), *self._launch_split()]) + "\n"
         body = self._shared_rows() if not self.folds else self._own_rows()
-        return head + "\n\n" + "\n".join([*self._signature(), *body, *self._launch()]) + "\n"
+        return head + "\n".join([*self._signature(), *body, *self._launch()]) + "\n"
+
+    # ---- a program has rows of its own, or blocks of them -------------------------------------
 
     def _signature(self) -> Iterator[str]:
-        yield '@triton.jit(do_not_specialize=["num_rows"])'
+        yield from ("", "", '@triton.jit(do_not_specialize=["num_rows"])')
         yield f"def {self.function}_kernel("
-        pointers = [f"{name}_all" for name in self.inputs] + [f"{n}_out" for n in self.outputs]
-        yield f"    {', '.join(pointers)}, num_rows, num_columns,"
+        yield f"    {', '.join(self.pointers)}, num_rows, num_columns,"
         more = ", IS_ONE_BLOCK: tl.constexpr" if self.folds else ""
         yield f"    ROWS: tl.constexpr, COLUMNS: tl.constexpr{more},"
         yield "):"
@@ -122,7 +107,7 @@ class _Writer:
     def _shared_rows(self) -> Iterator[str]:
         """One block of one pass in each program."""
         yield "    blocks = tl.cdiv(num_columns, COLUMNS)"
-        yield from self._rows("(tl.program_id(0) // blocks)")
+        yield from self._begin("(tl.program_id(0) // blocks)")
         yield "    first_col = (tl.program_id(0) % blocks) * COLUMNS"
         for each in self.nest.passes:
             yield from (f"    {line}" for line in self._block("first_col + ", each, set()))
@@ -130,56 +115,153 @@ class _Writer:
 
     def _own_rows(self) -> Iterator[str]:
         """All columns of its rows in each program."""
-        yield from self._rows("tl.program_id(0)")
+        yield from self._begin("tl.program_id(0)")
         yield "    if IS_ONE_BLOCK:"
         known: set[str] = set()
         for number, each in enumerate(self.nest.passes):
             for line in self._block("" if not number else None, each, known):
                 yield f"        {line}"
             for reduction in each.reductions:
-                value = self._masked(reduction)
-                yield f"        {self.names[reduction.name]} = {self._reduced(reduction, value)}"
+                name, value = self.names[reduction.name], self._masked(reduction)
+                yield f"        {name} = {self._reduced(reduction, value, self._places())}"
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield "    else:"
         for each in self.nest.passes:
-            for reduction in each.reductions:
-                start = _START[reduction.fold]
-                name = self.names[reduction.name]
-                yield f"        {name}_part = tl.full([ROWS, COLUMNS], {start}, tl.float32)"
-            yield "        for first_col in tl.range("
-            yield "            0, num_columns, COLUMNS, num_stages={{ stages }}"
-            yield "        ):"
-            for line in self._block("first_col + ", each, set()):
-                yield f"            {line}"
-            for reduction in each.reductions:
-                name = f"{self.names[reduction.name]}_part"
-                joined = [name, self._masked(reduction)]
-                value = emit(_JOINED[reduction.fold], joined, None, "triton")
-                yield f"            {name} = {value}"
+            yield from (f"        {line}" for line in self._sweep(each, "0", "num_columns"))
             for reduction in each.reductions:
                 name = self.names[reduction.name]
-                yield f"        {name} = {self._reduced(reduction, f'{name}_part')}"
+                value = self._reduced(reduction, f"{name}_part", f"{name}_place")
+                yield f"        {name} = {value}"
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield from self._row_outputs()
 
-    def _rows(self, program: str) -> Iterator[str]:
+    def _places(self) -> str:
+        return "col_ids + tl.zeros([ROWS, COLUMNS], tl.int32)"
+
+    def _sweep(self, each: Pass, first: str, last: str) -> Iterator[str]:
+        """Go over some columns and keep one partial result a lane."""
+        for reduction in each.reductions:
+            name, start = self.names[reduction.name], _START[reduction.fold]
+            yield f"{name}_part = tl.full([ROWS, COLUMNS], {start}, tl.float32)"
+            if reduction.is_index:
+                yield f"{name}_place = tl.zeros([ROWS, COLUMNS], tl.int32)"
+        yield "for first_col in tl.range("
+        yield f"    {first}, {last}, COLUMNS, num_stages={{{{ stages }}}}"
+        yield "):"
+        yield from (f"    {line}" for line in self._block("first_col + ", each, set()))
+        for reduction in each.reductions:
+            name, value = f"{self.names[reduction.name]}_part", self._masked(reduction)
+            if reduction.is_index:
+                place = f"{self.names[reduction.name]}_place"
+                call = f"{self.function}_{reduction.fold}"
+                yield f"    {name}, {place} = {call}({name}, {place}, {value}, {self._places()})"
+            else:
+                more = emit(_JOINED[reduction.fold], [name, value], None, "triton")
+                yield f"    {name} = {more}"
+
+    # ---- several programs share a row ---------------------------------------------------------
+
+    def _split(self) -> Iterator[str]:
+        has_rows = any(not self.nest.is_inner(o.name) for o in self.nest.outputs)
+        for number, each in enumerate(self.nest.passes):
+            yield from ("", "", "@triton.jit")
+            yield f"def {self.function}_pass_{number}("
+            yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns,"
+            yield "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,"
+            yield "):"
+            yield "    program = tl.program_id(0)"
+            yield "    pieces = tl.cdiv(num_columns, PIECE)"
+            yield from self._known("(program // pieces)", number)
+            yield "    piece = (program % pieces) * PIECE"
+            yield "    last_col = tl.minimum(piece + PIECE, num_columns)"
+            yield from (f"    {line}" for line in self._sweep(each, "piece", "last_col"))
+            for reduction in each.reductions:
+                name, index = self.names[reduction.name], self.nest.reductions.index(reduction)
+                at = f"{index} * num_rows * pieces + program + tl.arange(0, ROWS)"
+                value = self._reduced(reduction, f"{name}_part", "")
+                yield f"    tl.store(partial + {at}, {value})"
+        if has_rows:
+            yield from ("", "", "@triton.jit")
+            yield f"def {self.function}_results("
+            yield f"    {', '.join(self.pointers)}, totals, num_rows, ROWS: tl.constexpr,"
+            yield "):"
+            yield from self._known("tl.program_id(0)", len(self.nest.passes))
+            yield from self._row_outputs()
+        for fold in sorted(self.folds):
+            start = _START[fold]
+            extreme = f"{self.function}_{fold}"
+            folded = "tl.sum(found)" if fold == "sum" else f"tl.reduce(found, 0, {extreme})"
+            joined = "found + more" if fold == "sum" else f"{extreme}(found, more.to(tl.float64))"
+            yield _FOLD.format(
+                function=self.function, fold=fold, start=start, joined=joined, folded=folded
+            ).rstrip("\n")
+
+    def _known(self, program: str, number: int) -> Iterator[str]:
+        """Read and compute what is known of the rows before a pass."""
+        yield from self._begin(program)
+        for each in self.nest.passes[:number]:
+            for reduction in each.reductions:
+                at = f"totals + {self.nest.reductions.index(reduction)} * num_rows + row_ids"
+                name = self.names[reduction.name]
+                yield f"    {name} = tl.load({at}, mask=is_row, other=0.0)"
+            yield from (f"    {self._statement(s)}" for s in each.after)
+
+    def _launch_split(self) -> Iterator[str]:
+        outputs = [f"{name}_out" for name in self.outputs]
+        given = ", ".join([*self.inputs, *outputs])
+        yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols):")
+        yield "    if cols >= 2**30:"
+        yield '        raise RuntimeError(f"{cols} columns are past 2^30")'
+        yield "    block = {{ block_rows * block_columns }}"
+        yield "    pieces = triton.cdiv(cols, block * {{ split }})"
+        for number, each in enumerate(self.nest.passes):
+            yield f"    {self.function}_pass_{number}[(rows * pieces,)]("
+            yield f"        {given}, partial, totals, rows, cols,"
+            yield "        ROWS=1, COLUMNS=block, PIECE=block * {{ split }},"
+            yield "        num_warps={{ num_warps }},"
+            yield "    )"
+            for reduction in each.reductions:
+                number_of = self.nest.reductions.index(reduction)
+                call = f"{self.function}_put_together_{reduction.fold}[(rows,)]"
+                yield f"    {call}(partial, totals, rows, pieces, NUMBER={number_of})"
+        if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
+            yield f"    {self.function}_results[(triton.cdiv(rows, 128),)]("
+            yield f"        {given}, totals, rows, ROWS=128,"
+            yield "    )"
+
+    # ---- rows and blocks ----------------------------------------------------------------------
+
+    def _begin(self, program: str) -> Iterator[str]:
         yield f"    row_ids = ({program} * ROWS + tl.arange(0, ROWS)).to(tl.int64)"
         yield "    is_row = row_ids < num_rows"
-        inner = self.nest.inner
-        if inner == 1:
-            yield "    row_at = row_ids[:, None] * num_columns"
-        else:
-            outer = f"(row_ids // {inner}) * ({inner} * num_columns)"
-            yield f"    row_at = ({outer} + row_ids % {inner})[:, None]"
-        for tensor, place in self.nest.arguments:
-            name = self.names[tensor.name]
-            if place == "row":
-                at = row_index(self.nest, tensor.name, "row_ids", "//")
-                at = at if "row_ids" in at else f"{at} + 0 * row_ids"
-                yield f"    {name} = tl.load({name}_all + {at}, mask=is_row, other=0.0)"
-            elif place == "one":
-                yield f"    {name} = tl.load({name}_all)"
+        for tensor in self.nest.arguments:
+            if self.nest.is_inner(tensor.name):
+                continue
+            name, at = self.names[tensor.name], self._row_at(tensor.name, "row_ids")
+            if at:
+                value = f"tl.load({name}_all + {at}, mask=is_row, other=0)"
+            else:
+                value = f"tl.load({name}_all)"
+            yield f"    {name} = {value}.to(tl.float32)"
         yield from (f"    {self._statement(s)}" for s in self.nest.before)
+
+    def _row_at(self, name: str, rows: str) -> str:
+        return offset(self.space, name, self.rows, rows, "//")
+
+    def _at(self, name: str) -> str:
+        """Return where a block of a value lies."""
+        terms = [self._row_at(name, "row_ids[:, None]")]
+        # A row may have more than 2^31 elements between its first and its last one.
+        wide = "col_ids" if self._is_narrow() else "col_ids.to(tl.int64)"
+        terms.append(offset(self.space, name, self.columns, wide, "//"))
+        is_whole = len(self.space.varies[name]) == len(self.space.sizes)
+        if is_whole and self.rows and self._is_narrow():
+            terms[0] = "row_ids[:, None] * num_columns"
+        return " + ".join(t for t in terms if t)
+
+    def _is_narrow(self) -> bool:
+        """Whether a row lies in one piece."""
+        return self.columns == list(range(len(self.rows), len(self.space.sizes)))
 
     def _block(self, first: str | None, each: Pass, known: set[str]) -> Iterator[str]:
         """Read, compute and write one block of a pass; `known` are the values that are there.
@@ -189,57 +271,78 @@ class _Writer:
         if first is not None:
             yield f"col_ids = ({first}tl.arange(0, COLUMNS))[None, :]"
             yield "is_col = col_ids < num_columns"
-            if self.nest.inner > 1:
-                yield f"col_at = col_ids.to(tl.int64) * {self.nest.inner}"
             yield "present = is_row[:, None] & is_col"
         read = {o for s in each.statements for o in s.operands if isinstance(o, str)}
-        read |= {r.value for r in each.reductions} | {*each.writes}
+        read |= {r.value for r in each.reductions} | {o.name for o in each.writes}
         for name in sorted(read - known, key=lambda n: self.names.get(n, "")):
             text = self.names[name]
-            if self.given.get(name) == "whole":
-                at = f"{text}_all + row_at + {self.col_at}"
-                yield f"{text} = tl.load({at}, mask=present, other=0.0)"
-            elif self.given.get(name) == "column":
-                yield f"{text} = tl.load({text}_all + col_ids, mask=is_col, other=0.0)"
+            if name == COLUMN:
+                yield f"{text} = col_ids.to(tl.float32)"
+            elif name in self.given and self.nest.is_inner(name):
+                mask = "present" if self.space.varies[name] & {*self.rows} else "is_col"
+                value = f"tl.load({text}_all + {self._at(name)}, mask={mask}, other=0)"
+                yield f"{text} = {value}.to(tl.float32)"
         for statement in each.statements:
             if statement.name not in known:
                 yield self._statement(statement)
         known |= read | {s.name for s in each.statements}
-        for name in each.writes:
-            out = self.names[name]
-            value = self._floats(name, is_block=True)
-            yield f"tl.store({out}_out + row_at + {self.col_at}, {value}, mask=present)"
+        for output in each.writes:
+            value = self._stored(output.name, output.dtype, is_block=True)
+            at = f"{self.names[output.name]}_out + {self._at(output.name)}"
+            yield f"tl.store({at}, {value}, mask=present)"
 
     def _in(self, name: str, is_block: bool) -> str:
         """Return a value as it is used in a block: one for each row is spread over its columns."""
-        text = self.names[name]
-        return f"{text}[:, None]" if is_block and self.places[name] == "row" else text
+        is_spread = is_block and not self.nest.is_inner(name)
+        is_row = self.space.varies[name] & {*self.rows} or self._is_row(name)
+        return f"{self.names[name]}[:, None]" if is_spread and is_row else self.names[name]
+
+    def _is_row(self, name: str) -> bool:
+        """Whether a value is a block of rows though all rows are alike: what was reduced."""
+        if any(r.name == name for r in self.nest.reductions):
+            return True
+        after = [s for p in self.nest.passes for s in p.after]
+        found = next((s for s in (*after, *self.nest.before) if s.name == name), None)
+        return found is not None and any(
+            self._is_row(o) for o in found.operands if isinstance(o, str)
+        )
+
+    def _stored(self, name: str, dtype: str, is_block: bool) -> str:
+        value = self._floats(name, is_block)
+        if dtype == "bool":
+            return f"({value} != 0.0).to(tl.uint8)"
+        return f"{value}.to({_POINTED[dtype]})" if dtype != "float32" else value
 
     def _floats(self, name: str, is_block: bool) -> str:
         """Return a value as floats."""
         text = self._in(name, is_block)
-        return converted(text, self.kinds.get(name, "float"), "float", "triton")
+        return converted(text, self.nest.kinds.get(name, "float"), "float", "triton")
 
     def _masked(self, reduction: Reduction) -> str:
         value = self._floats(reduction.value, is_block=True)
         return f"tl.where(present, {value}, {_START[reduction.fold]})"
 
-    def _reduced(self, reduction: Reduction, value: str) -> str:
+    def _reduced(self, reduction: Reduction, value: str, places: str) -> str:
         if reduction.fold == "sum":
             return f"tl.sum({value}, axis=1)"
-        return f"tl.reduce({value}, 1, {self.function}_{reduction.fold})"
+        call = f"{self.function}_{reduction.fold}"
+        if reduction.is_index:
+            return f"tl.reduce(({value}, {places}), 1, {call})[1]"
+        return f"tl.reduce({value}, 1, {call})"
 
     def _row_outputs(self) -> Iterator[str]:
-        for name, place in dict.fromkeys(self.nest.outputs):
-            if place == "row":
-                value = self._floats(name, is_block=False)
-                yield f"    tl.store({self.names[name]}_out + row_ids, {value}, mask=is_row)"
+        for output in self.nest.outputs:
+            if self.nest.is_inner(output.name):
+                continue
+            name, at = self.names[output.name], self._row_at(output.name, "row_ids")
+            value = self._stored(output.name, output.dtype, is_block=False)
+            yield f"    tl.store({name}_out + {at or '0 * row_ids'}, {value}, mask=is_row)"
 
     def _statement(self, statement: Statement) -> str:
         takes = OPERATIONS[statement.op].takes
-        is_block = statement.place in ("whole", "column")
+        is_block = self.nest.is_inner(statement.name)
         operands = [
-            converted(self._in(o, is_block), self.kinds.get(o, "float"), wanted, "triton")
+            converted(self._in(o, is_block), self.nest.kinds.get(o, "float"), wanted, "triton")
             if isinstance(o, str)
             else converted(literal(float(o), "triton"), "float", wanted, "triton")
             for o, wanted in zip(statement.operands, takes, strict=True)
@@ -251,9 +354,7 @@ class _Writer:
     def _launch(self) -> Iterator[str]:
         outputs = [f"{name}_out" for name in self.outputs]
         given = ", ".join([*self.inputs, *outputs, "rows", "cols"])
-        yield ""
-        yield ""
-        yield f"def {self.function}({given}):"
+        yield from ("", "", f"def {self.function}({given}):")
         yield "    # A row that is shorter than the block is done by a block of its own length."
         yield "    block = min({{ block_columns }}, triton.next_power_of_2(cols))"
         yield "    if cols + block >= 2**31:"

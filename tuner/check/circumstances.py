@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
-
-from tuner.check.exercise import checksum_of, outputs_of, snapshots
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "busy_side_stream",
-    "called_at_once",
     "flags",
     "nan_filled_memory",
     "num_copies",
@@ -97,53 +89,3 @@ def busy_side_stream(device: torch.device) -> Iterator[None]:
         torch.cuda._sleep(40_000_000)
         yield
     stream.synchronize()
-
-
-MIN_AT_ONCE = 24  # calls of each thread, and more for as long as this
-AT_ONCE_S = 0.1
-MAX_KEPT = 4  # different answers of a thread: one that sums in no fixed order has many
-
-
-def called_at_once(
-    model: Callable[..., Any], arguments: Sequence[Sequence[Any]], device: torch.device
-) -> list[tuple[Any, list[torch.Tensor | None]]]:
-    """Call a module from one thread for each set of arguments, again and again at the same time.
-
-    Without gradients; on a GPU each thread has a stream of its own.
-
-    Returns:
-        What each thread got most seldom: an answer, and copies of its tensors.
-    """
-    together = threading.Barrier(len(arguments))
-    interval_s = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # a call of a small module is over in 50 us
-    try:
-        with ThreadPoolExecutor(len(arguments)) as pool:
-            made = [pool.submit(_repeated, model, each, device, together) for each in arguments]
-            return [each.result() for each in made]
-    finally:
-        sys.setswitchinterval(interval_s)
-
-
-def _repeated(
-    model: Callable[..., Any],
-    arguments: Sequence[Any],
-    device: torch.device,
-    together: threading.Barrier,
-) -> tuple[Any, list[torch.Tensor | None]]:
-    import torch
-
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-    num_seen: Counter[int] = Counter()
-    kept: dict[int, tuple[Any, list[torch.Tensor | None]]] = {}
-    with torch.cuda.stream(stream), torch.no_grad():  # both are of the thread
-        together.wait()
-        end_s = time.monotonic() + AT_ONCE_S
-        while num_seen.total() < MIN_AT_ONCE or time.monotonic() < end_s:
-            result = model(*arguments)
-            copies = snapshots(outputs_of(result))
-            bits = hash(tuple(checksum_of(y) for y in copies if y is not None))
-            num_seen[bits] += 1
-            if len(kept) < MAX_KEPT:
-                kept.setdefault(bits, (result, copies))
-    return kept[min(kept, key=lambda bits: num_seen[bits])]

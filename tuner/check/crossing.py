@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Action",
     "Answer",
+    "AtOnce",
     "Dtype",
     "Edits",
     "GradientLayout",
@@ -36,14 +37,15 @@ __all__ = [
 
 Layout = Literal[
     "contiguous", "transposed", "strided", "padded", "cut", "misaligned", "expanded", "float64",
-    "too_wide",
+    "too_wide", "mixed", "rows expanded", "overlapping", "negated", "shared",
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
-Gradients = Literal["", "all", "plain_inputs"]
-Edits = Literal["", "output", "output negated", "input", "weights"]
+Gradients = Literal["", "all", "plain_inputs", "forward"]
+Edits = Literal["", "output", "output negated", "input", "weights", "mode"]
 GradientLayout = Literal[
     "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last"
 ]
+AtOnce = Literal["", "one module", "two modules"]
 Dtype = Literal["", "float64", "float16", "bfloat16"]
 # What is done to a module between two calls. A question has two sets of weights, and the module
 # holds one of them; the first ten give it the other one, or a parameter of it.
@@ -69,6 +71,10 @@ Action = Literal[
     "replace module",  # the next submodule by a copy of it, with the other weights
     "another",  # make another module with other options, and call it
     "convert",  # to the script's dtype, as the inputs are from then on
+    "refused call",  # with one feature too many
+    "wrap module",  # the next submodule's forward becomes another, in a class derived from its own
+    "parametrize",  # a weight of the next submodule by torch.nn.utils.parametrize
+    "read elsewhere",  # save, and go on with what another process would read
 ]
 
 
@@ -82,10 +88,12 @@ class Script:
     one, in that order; with `backward_at_once` each is as soon as it was made. `first_place` is
     that of the parameter which the first "freeze" or "replace one" takes. With `accumulates`
     gradients are added up in `.grad`, one of which is scaled between two backwards. `edits` is
-    what is edited in place between a call and its backward. `other_options` are of "another".
-    `layout_at` is the one input that has the layout, None for all. `num_threads` 0 is as many as
-    usual. `numbers` are the inputs that are no tensors, by "call.argument". `output_bytes` are
-    the sizes of memory to poison before each call.
+    what is edited in place between a call and its backward. `default_dtype` is PyTorch's during
+    the calls. `other_options` are of "another". `layout_at` is the one input that has the layout,
+    None for all. `num_threads` 0 is as many as usual. `has_predecessor`: a module with
+    `other_options` and the weights `other.*` is made, called and deleted before. `numbers` are the
+    inputs that are no tensors, by "call.argument". `output_bytes` are the sizes of memory to
+    poison before each call.
     """
 
     calls: int = 1
@@ -94,7 +102,7 @@ class Script:
     is_repeated: bool = False
     before: tuple[tuple[Action, ...], ...] = ()
     more_calls: int = 0
-    at_once: bool = False
+    at_once: AtOnce = ""
     mode: Mode = "train"
     gradients: Gradients = ""
     gradient_layout: GradientLayout = "contiguous"
@@ -105,11 +113,13 @@ class Script:
     edits: Edits = ""
     is_inference: bool = False
     num_threads: int = 0
+    default_dtype: Dtype = ""
     other_options: dict[str, float] = field(default_factory=dict)
     layout_at: int | None = None
     dtype: Dtype = ""
     options: dict[str, float] = field(default_factory=dict)
     layout: Layout = "contiguous"
+    has_predecessor: bool = False
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False
@@ -117,10 +127,18 @@ class Script:
     numbers: dict[str, bool | int | float | str | None] = field(default_factory=dict)
     output_bytes: tuple[int, ...] = ()
 
+    @property
+    def has_backward(self) -> bool:
+        """Whether calls are recorded for a backward."""
+        return self.gradients in ("all", "plain_inputs")
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Tensors: `input.<call>.<argument>`, `state.<name>`, `other.<name>`, `grad.<output>`."""
+    """Tensors: `input.<call>.<argument>`, `state.<name>`, `other.<name>`, `grad.<output>`.
+
+    In forward mode, the inputs' tangents are `tangent.<call>.<argument>`.
+    """
 
     script: Script
     tensors: dict[str, torch.Tensor]
@@ -155,9 +173,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tensors: `call<i>.output<j>`, `buffer.<name>`, `grad<k>.<input or parameter>`.
+    """Tensors: `call<i>.output<j>`, `tangent<i>.output<j>`, `buffer.<name>`, `grad<k>.<leaf>`.
 
-    `grad<k>` is of the k-th call that `Script.backward` names.
+    A leaf is an input or a parameter; `grad<k>` is of the k-th call that `Script.backward` names.
     """
 
     report: Report

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.crossing import Edits, GradientLayout, Layout, Script
+from tuner.check.crossing import Edits, GradientLayout, Script
+from tuner.check.layouts import laid_out
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
     "CHUNK_ELEMENTS",
+    "OUTPUT_FACTORS",
     "accumulated",
-    "aliases_of",
     "arguments_of",
     "checksum_of",
     "checksums_of",
@@ -29,17 +30,19 @@ __all__ = [
     "keys_of",
     "kind_of",
     "kinds_of",
-    "laid_out",
-    "laid_out_where",
     "leaves_of",
     "mode_of",
+    "num_elements",
     "outputs_of",
     "recorded",
     "snapshot",
     "snapshots",
     "tensors_under",
+    "with_tangents",
 ]
 
+# An edited output hands its gradient on by this factor.
+OUTPUT_FACTORS: dict[Edits, float] = {"output": 0.5, "output negated": -1.0}
 CHUNK_ELEMENTS = 2**24  # 128 MB a float64 temporary; a comparison holds about six
 
 
@@ -65,16 +68,25 @@ def arguments_of(script: Script, tensors: Mapping[str, torch.Tensor], call: int)
 
 
 @contextlib.contextmanager
-def recorded(operations: list[str], is_wanted: bool = True) -> Iterator[None]:
-    """Add to `operations` what PyTorch's dispatcher runs inside, e.g. `aten.addmm`."""
+def recorded(
+    operations: list[str], is_wanted: bool = True, sizes: list[int] | None = None
+) -> Iterator[None]:
+    """Add to `operations` what PyTorch's dispatcher runs inside, e.g. `aten.addmm`.
+
+    `sizes` gets the number of elements of each result.
+    """
     if not is_wanted:
         yield
         return
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     def record(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operations.append(str(func).rpartition(".")[0])
-        return func(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        if sizes is not None:
+            sizes.extend(y.numel() for y in outputs_of(made) if isinstance(y, torch.Tensor))
+        return made
 
     words = {
         "__torch_dispatch__": record,
@@ -84,6 +96,16 @@ def recorded(operations: list[str], is_wanted: bool = True) -> Iterator[None]:
     recorder: Any = type("Recorder", (TorchDispatchMode,), words)
     with recorder():
         yield
+
+
+def num_elements(problem: Any, model: torch.nn.Module, values: Sequence[Any]) -> int:
+    """Return how many numbers a call takes and makes, those in between as well."""
+    import torch
+
+    sizes = [value.numel() for value in values if isinstance(value, torch.Tensor)]
+    with recorded([], sizes=sizes):
+        problem.call(model, values)
+    return sum(sizes)
 
 
 def kind_of(value: Any) -> str:
@@ -183,19 +205,56 @@ def gradients_of(
     return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
 
 
+def with_tangents(
+    called: Callable[..., Any],
+    arguments: Sequence[Any],
+    tensors: Mapping[str, torch.Tensor],
+    call: int,
+) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Call in forward mode; return the result, and the outputs' tangents (0 where they have none).
+
+    Args:
+        called: the module.
+        arguments: of the call.
+        tensors: the question's; `tangent.<call>.<i>` is that of input i, of its shape.
+        call: the call's number.
+    """
+    import torch
+    from torch.autograd import forward_ad
+
+    # forward_ad.make_dual imports all decompositions first: 0.8 s in each process.
+    make_dual = torch._VF._make_dual
+    with forward_ad.dual_level() as level:
+        given = [tensors.get(f"tangent.{call}.{i}") for i in range(len(arguments))]
+        duals = [
+            x if t is None else make_dual(x, t.clone(), level=level)
+            for x, t in zip(arguments, given, strict=True)
+        ]
+        result = called(*duals)
+        found = {}
+        for j, y in enumerate(outputs_of(result)):
+            if isinstance(y, torch.Tensor) and y.is_floating_point():
+                tangent = forward_ad.unpack_dual(y).tangent
+                made = torch.zeros_like(y) if tangent is None else tangent
+                found[f"tangent{call}.output{j}"] = snapshot(made)
+    return result, found
+
+
 def edit_before_backward(
     edits: Edits,
     arguments: Sequence[Any],
     outputs: Sequence[torch.Tensor],
     model: torch.nn.Module,
 ) -> None:
-    """Edit the outputs of a call in the graph, as `relu_` does, or inputs or weights beside it."""
+    """Edit the outputs of a call in the graph, as `relu_` does, or what stands beside it."""
     import torch
 
-    if edits in ("output", "output negated"):
+    if edits in OUTPUT_FACTORS:
         for output in outputs:
             if output.requires_grad:
-                output.mul_(0.5 if edits == "output" else -1.0)
+                output.mul_(OUTPUT_FACTORS[edits])
+    if edits == "mode":
+        model.train(not model.training)
     if edits == "weights":
         with torch.no_grad():
             parameters = list(model.parameters())
@@ -246,86 +305,22 @@ def accumulated(
     return grads
 
 
-def aliases_of(
-    model: torch.nn.Module,
-    arguments: Sequence[Any],
-    earlier: Sequence[Sequence[Any]],
-    outputs: Sequence[Any],
-) -> list[str]:
-    """Say which outputs share memory with the state, an input, or an output of `earlier` calls."""
+@contextlib.contextmanager
+def mode_of(script: Script, is_exact: bool = False) -> Iterator[None]:
+    """Set what surrounds each call of a script: inference mode, and the default dtype.
+
+    The oracle (`is_exact`) keeps its own dtype, or it would lose digits.
+    """
     import torch
 
-    memory: dict[int, str] = {}
-
-    def note(value: Any, name: str) -> None:
-        if isinstance(value, torch.Tensor) and value.numel():
-            memory.setdefault(value.untyped_storage().data_ptr(), name)
-
-    for name, value in model.state_dict().items():
-        note(value, f"{name} of the state_dict")
-    for i, value in enumerate(arguments):
-        note(value, f"input {i}")
-    for call, values in enumerate(earlier):
-        for value in values:
-            note(value, f"the output of call {call + 1}")
-    found = []
-    for output in outputs:
-        if isinstance(output, torch.Tensor) and output.numel():
-            owner = memory.get(output.untyped_storage().data_ptr())
-            if owner is not None:
-                call = len(earlier) + 1
-                found.append(f"the output of call {call} shares memory with {owner}")
-    return found
-
-
-def laid_out(value: Any, layout: Layout) -> Any:
-    """Return a copy of a tensor in fresh memory, with the strides or alignment of `layout`."""
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        return value
-    if not value.is_floating_point() or value.ndim == 0 or not value.numel():
-        return value.clone()
-    if layout == "transposed" and value.ndim >= 2:
-        return value.transpose(-1, -2).contiguous().transpose(-1, -2)
-    if layout == "strided":
-        wide = value.new_full((*value.shape[:-1], 2 * value.shape[-1]), float("nan"))
-        wide[..., ::2] = value
-        return wide[..., ::2]
-    if layout == "padded" and value.ndim >= 2:
-        wide = value.new_full((*value.shape[:-1], value.shape[-1] + 8), float("nan"))
-        wide[..., :-8] = value
-        return wide[..., :-8]
-    if layout == "cut":  # a part of a larger tensor: an odd offset, and odd strides
-        width, rows = value.shape[-1], value.shape[0] if value.ndim > 1 else 0
-        larger = (*([rows + 2] if rows else []), *value.shape[1:-1], width + 5 - width % 2)
-        whole = value.new_full(larger, float("nan"))
-        return (whole[2:] if rows else whole)[..., 3 : 3 + width].copy_(value)
-    if layout == "misaligned":
-        buffer = value.new_full((value.numel() + 1,), float("nan"))
-        return buffer[1:].view(value.shape).copy_(value)
-    if layout == "expanded":
-        return value[..., :1].clone().expand(value.shape)
-    return value.clone(memory_format=torch.contiguous_format)
-
-
-def laid_out_where(values: Sequence[Any], script: Script) -> list[Any]:
-    """Return copies of arguments in fresh memory, all or one of them with the script's layout."""
-    import torch
-
-    tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    at = None if script.layout_at is None or not tensors else script.layout_at % len(tensors)
-    return [
-        laid_out(value, script.layout if at is None or i == tensors[at] else "contiguous")
-        for i, value in enumerate(values)
-    ]
-
-
-def mode_of(script: Script) -> contextlib.AbstractContextManager[None]:
-    """Return what surrounds each call of a script: inference mode, or nothing."""
-    import torch
-
-    return torch.inference_mode() if script.is_inference else contextlib.nullcontext()
+    default = torch.get_default_dtype()
+    try:
+        if script.default_dtype and not is_exact:
+            torch.set_default_dtype(getattr(torch, script.default_dtype))
+        with torch.inference_mode() if script.is_inference else contextlib.nullcontext():
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def checksums_of(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, int]:
@@ -343,7 +338,7 @@ def checksum_of(tensor: torch.Tensor) -> int:
     """Return 64 bits that depend on a tensor's bits and their places; equal on one device."""
     import torch
 
-    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    bits = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if bits.device.type == "cpu":  # seven times as fast as the sum below
         memory = memoryview(bits.numpy())
         return zlib.crc32(memory) << 32 | zlib.adler32(memory)

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tuner.check.arguments import draw_output_gradients, draw_tangents, inputs_of_calls
 from tuner.check.compare import SMALL_BATCH, Error, compare, disputed
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import (
+    OUTPUT_FACTORS,
     accumulated,
-    aliases_of,
     arguments_of,
     checksums_of,
     edit_before_backward,
     gradients_of,
     keys_of,
     kinds_of,
-    laid_out,
     leaves_of,
     mode_of,
     outputs_of,
     recorded,
     snapshot,
+    with_tangents,
 )
 from tuner.check.history import History
+from tuner.check.layouts import laid_out
 from tuner.check.probe import Probe
-from tuner.check.questions import inputs_of_calls, script_of, weighted_model
+from tuner.check.questions import script_of, weighted_model
+from tuner.check.refusals import FEWER_ROWS, is_cheap, is_odd, refuses_layout, tamer
+from tuner.check.sharing import aliases_of
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem, widened
@@ -38,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Expected", "expected", "expected_of_call"]
 
-GRADIENT_FACTORS = {"large": 2.0**40, "small": 2.0**-40}  # as loss scaling makes them, and more
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
 
@@ -86,8 +90,13 @@ def expected(
     accuracy.require_on(device)
     known = {} if models is None else models
     model, tensors = weighted_model(problem, probe, device, known)
+    if probe.is_tall and not is_cheap(problem, probe, model):
+        fewer = dataclasses.replace(probe, is_tall=False, batch=FEWER_ROWS)
+        return expected(problem, fewer, accuracy, device, models=known)
     arguments = inputs_of_calls(problem, probe, device, model)
     script = script_of(problem, probe, arguments, tensors, known)
+    if probe.gradients == "forward":
+        draw_tangents(arguments, tensors, probe)
     wide = copy.deepcopy(model).double()
     start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
     with math_mode(accuracy):
@@ -95,10 +104,13 @@ def expected(
     num_rows = _rows_of(arguments[0])
     if report.stage == "gradients" and probe.edits:
         return _without_edits(problem, probe, accuracy, device, known)
-    tamer = _tamer(probe) if report.error else None
-    if tamer is not None:
-        return expected(problem, tamer, accuracy, device, models=known)
-    if report.error and not _is_odd(probe):
+    if report.error and probe.gradients == "forward":  # not all operations have it
+        plain = dataclasses.replace(probe, gradients="")
+        return expected(problem, plain, accuracy, device, models=known)
+    tame = tamer(probe) if report.error else None
+    if tame is not None:
+        return expected(problem, tame, accuracy, device, models=known)
+    if report.error and not is_odd(probe):
         raise ProblemError(report.error)
     if report.error:
         return _beyond_reference(problem, probe, wide, Question(script, tensors), report, num_rows)
@@ -121,7 +133,7 @@ def expected(
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
         start, {name: t.dtype for name, t in baseline.items()},
-        may_refuse=_refuses_layout(problem, model, probe, arguments[0]),
+        may_refuse=refuses_layout(problem, model, probe, arguments[0]),
     )  # fmt: skip
 
 
@@ -137,7 +149,7 @@ def _without_edits(
     script = dataclasses.replace(found.question.script, edits=probe.edits)
     question = Question(script, found.question.tensors)
     # An edited output passes its gradient on by that factor, where nothing was kept of it.
-    factor = {"output": 0.5, "output negated": -1.0}.get(probe.edits, 1.0)
+    factor = OUTPUT_FACTORS.get(probe.edits, 1.0)
     oracle = {n: t * factor if n.startswith("grad") else t for n, t in found.oracle.items()}
     return dataclasses.replace(
         found, probe=probe, question=question, oracle=oracle, may_refuse_backward=True
@@ -157,50 +169,10 @@ def _beyond_reference(
     The float64 run knows the right answer where it is the types alone that are refused.
     """
     oracle: dict[str, torch.Tensor] = {}
-    if probe.layout == "float64" or probe.dtype:
+    if probe.layout in ("float64", "mixed") or probe.dtype:
         exact = {name: widened(value) for name, value in question.tensors.items()}
         _, oracle = _reference_answer(problem, wide, question.script, exact, probe, is_exact=True)
     return Expected(probe, question, num_rows, oracle, {}, report, error=report.error)
-
-
-def _refuses_layout(
-    problem: Problem, model: torch.nn.Module, probe: Probe, values: Sequence[Any]
-) -> bool:
-    """Whether the reference itself raises at such strides, as `view` does."""
-    import torch
-
-    if probe.layout not in ("transposed", "strided", "padded", "cut", "expanded"):
-        return False
-    try:
-        with torch.no_grad():
-            problem.call(copy.deepcopy(model), [laid_out(v, probe.layout) for v in values])
-    except ProblemError:
-        return True
-    return False
-
-
-def _tamer(probe: Probe) -> Probe | None:
-    """Return a probe that the reference may take where it raises at this one, if there is one.
-
-    Not every number is legal for every reference (a probability is at most 1), nor is dim 0 the
-    rows of a batch in each (a square matrix product).
-    """
-    if probe.layout in ("float64", "too_wide") or probe.dtype:
-        return None
-    if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:
-        return dataclasses.replace(probe, is_drawn=True)
-    if probe.distribution != "as_given":
-        return dataclasses.replace(probe, distribution="as_given")
-    if probe.is_reduced and probe.batch is not None:
-        return dataclasses.replace(probe, batch=None, is_reduced=False)
-    return None
-
-
-def _is_odd(probe: Probe) -> bool:
-    """Whether a reference may refuse what a probe asks."""
-    return probe.layout in ("float64", "too_wide") or bool(
-        probe.batch is not None or probe.dtype or probe.has_options
-    )
 
 
 def expected_of_call(
@@ -258,6 +230,7 @@ def _reference_answer(
     leaves: list[dict[str, torch.Tensor]] = []
     arguments_of_calls: list[list[Any]] = []
     history = History(model, script, tensors, is_exact)
+    second = copy.deepcopy(model) if script.at_once == "two modules" else None
 
     def differentiate(k: int, call: int) -> None:
         edit_before_backward(script.edits, arguments_of_calls[call], earlier[call], history.model)
@@ -266,28 +239,38 @@ def _reference_answer(
                 grads = gradients_of(leaves[call], earlier[call], tensors, script.gradient_layout)
             answers.update((f"grad{k}.{name}", grad) for name, grad in grads.items())
 
+    def answered(called: Any, values: list[Any], call: int) -> Any:
+        if script.gradients != "forward":
+            return problem.result_of(called, values)
+        of_problem = functools.partial(_called, problem, called)
+        result, tangents = with_tangents(of_problem, values, tensors, call)
+        answers.update(tangents)
+        return result
+
     for call in range(script.calls):
+        if call and second is not None:
+            history.model = second
         called = history.prepare(call)
         values = [laid_out(v, "contiguous") for v in arguments_of(script, tensors, call)]
-        if script.gradients and script.gradients != "plain_inputs":
+        if script.gradients == "all":
             values = [_as_leaf(value) for value in values]
-        with torch.set_grad_enabled(bool(script.gradients)):
+        with torch.set_grad_enabled(script.has_backward):
             try:
                 for _ in range(script.more_calls if call == 1 else 0):
                     problem.result_of(called, values)
-                with recorded(operations, script.traces), mode_of(script):
-                    result = problem.result_of(called, values)
+                with recorded(operations, script.traces), mode_of(script, is_exact):
+                    result = answered(called, values, call)
             except ProblemError as error:
                 return Report(error=str(error), stage=f"call {call + 1}", keys=keys), {}
             kinds.append(kinds_of(result))
         outputs = outputs_of(result)
         arguments_of_calls.append(values)
-        leaves.append(leaves_of(history.model, values) if script.gradients else {})
+        leaves.append(leaves_of(history.model, values) if script.has_backward else {})
         aliases += aliases_of(history.model, values, earlier, outputs)
         earlier.append(outputs)
         answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
-        if script.gradients:
-            _draw_output_gradients(outputs, tensors, probe)
+        if script.has_backward:
+            draw_output_gradients(outputs, tensors, probe)
         if script.backward_at_once:
             differentiate(call, call)
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in history.model.named_buffers())
@@ -314,26 +297,16 @@ def _reference_answer(
     return report, answers
 
 
+def _called(problem: Problem, called: Any, *values: Any) -> Any:
+    return problem.result_of(called, values)
+
+
 def _as_leaf(value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor) and value.is_floating_point():
         return value.detach().requires_grad_()
     return value
-
-
-def _draw_output_gradients(
-    outputs: Sequence[torch.Tensor], tensors: dict[str, torch.Tensor], probe: Probe
-) -> None:
-    import torch
-
-    for k, y in enumerate(outputs):
-        if y.is_floating_point() and f"grad.{k}" not in tensors:
-            generator = torch.Generator(y.device).manual_seed(probe.seed_inputs + 7)
-            drawn = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
-            tensors[f"grad.{k}"] = drawn * GRADIENT_FACTORS.get(probe.gradient_values, 1.0)
-            if probe.gradient_values == "nan" and drawn.numel():
-                tensors[f"grad.{k}"].view(-1)[drawn.numel() // 3] = float("nan")
 
 
 def _rows_of(arguments: Sequence[Any]) -> int:

@@ -105,6 +105,8 @@ def label_of(name: str) -> str:
     if kind.startswith("call"):
         which = "" if rest == "output0" else f" {int(rest.removeprefix('output')) + 1}"
         return f"output{which} of call {int(kind[4:]) + 1}"
+    if kind.startswith("tangent"):
+        return f"forward derivative of output {int(rest.removeprefix('output')) + 1}"
     if kind == "buffer":
         return f"buffer {rest}"
     return f"gradient of {rest}" + (f" (backward {int(kind[4:]) + 1})" if kind != "grad0" else "")

@@ -6,6 +6,7 @@ the actions of `_GIVEN` and "borrow" gives it the one that it lacks, or a part o
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import pickle
@@ -13,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Action, Dtype, Mode, Script
-from tuner.check.exercise import tensors_under
+from tuner.check.exercise import arguments_of, tensors_under
+from tuner.check.layouts import fitted
+from tuner.check.registries import read_elsewhere
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +50,9 @@ class History:
     """A module in the course of a script.
 
     `model` is what is called; "copy" and "pickle" replace it. `make_another` is what "another"
-    does. `refusals` are the actions that it refused aloud, which then went undone. `changes` are
-    what a copy shares with the original.
+    does; `tables` are of the module's file, as they were before it. `refusals` are the actions
+    that it refused aloud, which then went undone. `changes` are what a copy shares with the
+    original.
     With `is_exact` it is the oracle, which stays in float64 when it is converted, but for what the
     weights lose.
     """
@@ -62,6 +66,8 @@ class History:
     ) -> None:
         self.model = model
         self.make_another: Callable[[], None] = lambda: None
+        self._arguments: Callable[[], list[Any]] = lambda: arguments_of(script, tensors, 0)
+        self.tables: list[tuple[Any, list[Any]]] = []
         self.refusals: list[str] = []
         self.changes: list[str] = []
         self._script = script
@@ -91,18 +97,31 @@ class History:
         return self._lent is not None
 
     def _act(self, action: Action) -> None:
+        import torch
+
         if action in ("train", "eval"):
             self.model.train(action == "train")
         elif action == "copy":
             self._go_on_with("deep copy", copy.deepcopy)
         elif action == "pickle":
             self._go_on_with("pickled copy", _pickled)
+        elif action == "read elsewhere":
+            self._go_on_with("saved copy", lambda model: read_elsewhere(model, self.tables))
         elif action.startswith("freeze") or action == "thaw":
             self._freeze(action)
         elif action == "replace module":
             self._replace_module()
         elif action == "another":
             self.make_another()
+        elif action == "refused call":
+            model: Any = self.model
+            # Whether it is refused another probe asks.
+            with contextlib.suppress(Exception), torch.set_grad_enabled(False):
+                model(*fitted(self._arguments(), "too_wide"))
+        elif action == "wrap module":
+            self._wrap_module()
+        elif action == "parametrize":
+            self._parametrize()
         elif action == "convert":
             self.model = converted(self.model, self._script.dtype)
             if self._is_exact:
@@ -162,6 +181,33 @@ class History:
         own = {n[len(name) + 1 :]: t for n, t in other.items() if n.startswith(f"{name}.")}
         _edit(child, own)
         setattr(self.model, name, child)
+
+    def _child(self, kind: Callable[[torch.nn.Module], bool]) -> torch.nn.Module | None:
+        """Return the next submodule of a kind, at any depth; None where there is none."""
+        paths = [n for n, m in self.model.named_modules() if n and kind(m)]
+        return self.model.get_submodule(self._next(paths)) if paths else None
+
+    def _wrap_module(self) -> None:
+        """Give a submodule another forward, as an adapter such as LoRA's does."""
+        child = self._child(lambda m: not list(m.children()))
+        if child is None:
+            return
+        old: Any = type(child)
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return 0.5 * old.forward(self, *args, **kwargs) + 0.25
+
+        child.__class__ = type(f"Adapted{old.__name__}", (old,), {"forward": forward})
+
+    def _parametrize(self) -> None:
+        import torch
+        from torch.nn.utils import parametrize
+
+        module: Any = torch.nn.Module
+        halved = type("Halved", (module,), {"forward": lambda self, weight: 0.5 * weight})
+        child = self._child(lambda m: "weight" in dict(m.named_parameters(recurse=False)))
+        if child is not None:
+            parametrize.register_parametrization(child, "weight", halved())
 
 
 def _pickled(model: Any) -> Any:

@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.check.crossing import Action, Dtype, Edits, GradientLayout, Gradients, Layout, Mode
+from tuner.check.crossing import (
+    Action,
+    AtOnce,
+    Dtype,
+    Edits,
+    GradientLayout,
+    Gradients,
+    Layout,
+    Mode,
+)
 from tuner.problem.draws import Distribution, WeightKind
 from tuner.problem.reference import Options
 
-__all__ = ["Probe"]
+__all__ = ["ILLEGAL", "Probe"]
+
+ILLEGAL = ("negative_integers", "integers_beyond")  # which most references refuse
 
 GIVING = (
     "edit", "load", "load part", "edit state", "rebind", "assign", "replace", "replace one",
@@ -25,7 +36,8 @@ class Probe:
     "initial" those of the reference, all others are fresh. With several `calls`,
     `inputs` says how the input of each relates to the one before: "fresh" (new content, new
     memory), "repeated", "overwritten" (new content in the same memory, same version counter),
-    "nudged" (one element changed), "reordered" (the same rows, last first). `before` is what is
+    "nudged" (one element changed), "reordered" (the same rows, last first), "exchanged" (two
+    neighbours among them exchanged). `before` is what is
     done to the module before each call; `other_weights` are those that it then gives it: "random",
     "nudged", one element of each parameter changed, or "reordered", the same rows, last first.
     Before the second call `more_calls` are made that nobody looks at.
@@ -40,11 +52,15 @@ class Probe:
     in `.grad`; `edits` is what is edited between a call and its backward. `num_threads` are
     PyTorch's; `layout_at` is the one input that has the layout. `is_reduced`: the batch is smaller
     only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
-    are a draw of the reference's own. `traces` lists PyTorch's operations that ran.
+    are a draw of the reference's own. `is_tall`: fewer rows where so many would cost much. With
+    `has_predecessor` another module was there before, used and deleted. With `other_arguments`
+    numbers are others, and what has a default is given. `traces` lists PyTorch's operations that
+    ran.
 
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
     to refuse that aloud is a difference from a drop-in, no mistake; a wrong answer is one.
-    `may_refuse` makes a refusal not even that. `tells` is what a failure here usually means.
+    `may_refuse` makes a refusal not even that; with `may_differ` wrong values are a difference.
+    `tells` is what a failure here usually means.
     """
 
     name: str
@@ -54,11 +70,13 @@ class Probe:
     seed_weights: int = 0
     weights: Literal["own", "initial"] | WeightKind = "random"
     calls: int = 1
-    inputs: Literal["fresh", "repeated", "overwritten", "nudged", "reordered"] = "fresh"
+    inputs: Literal["fresh", "repeated", "overwritten", "nudged", "reordered", "exchanged"] = (
+        "fresh"
+    )
     before: tuple[tuple[Action, ...], ...] = ()
     other_weights: Literal["random", "nudged", "reordered"] = "random"
     more_calls: int = 0
-    at_once: bool = False
+    at_once: AtOnce = ""
     mode: Mode = "train"
     gradients: Gradients = ""
     gradient_layout: GradientLayout = "contiguous"
@@ -70,21 +88,31 @@ class Probe:
     edits: Edits = ""
     is_inference: bool = False
     num_threads: int = 0
+    default_dtype: Dtype = ""
     layout_at: int | None = None
     dtype: Dtype = ""
     has_options: Options = ""
     is_reduced: bool = False
     is_drawn: bool = False
+    is_tall: bool = False
+    other_arguments: bool = False
     layout: Layout = "contiguous"
+    has_predecessor: bool = False
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False
     wants_same_bits: bool = False
     is_extra: bool = False
     may_refuse: bool = False
+    may_differ: bool = False
     tells: str = ""
 
     @property
     def gives_weights(self) -> bool:
         """Whether the module gets other weights between its calls."""
         return any(action in GIVING for actions in self.before for action in actions)
+
+    @property
+    def may_be_refused(self) -> bool:
+        """Whether it asks what many references refuse, and a module must refuse as well."""
+        return self.layout in ("float64", "too_wide", "mixed") or self.distribution in ILLEGAL

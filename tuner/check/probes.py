@@ -11,6 +11,7 @@ from tuner.check.crossing import Dtype
 from tuner.check.lives import gradient_probes, history_probes
 from tuner.check.probe import Probe
 from tuner.check.tells import TELLS
+from tuner.check.unusual import unusual_probes
 from tuner.problem.draws import Distribution
 
 __all__ = [
@@ -98,14 +99,15 @@ def thorough_probes(
     ]  # fmt: skip
     if num_rows is not None:
         probes += _batch_probes(reduced, num_rows, may_refuse_batches, secret)
-        if large_batch > num_rows and not may_refuse_batches:
-            more = large_batch + secret.randrange(1, 33)
-            probes.append(
-                reduced(
-                    "many rows, one of NaN, eval", distribution="nan_row", batch=more,
-                    mode="eval", tells=TELLS["large"],
-                )
-            )  # fmt: skip
+    probes += unusual_probes(reduced, secret, has_cuda)
+    if num_rows is not None and large_batch > num_rows and not may_refuse_batches:
+        more = large_batch + secret.randrange(1, 33)
+        probes.append(
+            reduced(
+                "many rows, one of NaN, eval", distribution="nan_row", batch=more,
+                mode="eval", tells=TELLS["large"],
+            )
+        )  # fmt: skip
     return probes
 
 
@@ -194,7 +196,6 @@ def _call_probes(
         ),
         probe("frozen submodules", mode="frozen", tells=TELLS["frozen"]),
         probe("thawed submodules", mode="thawed", tells=TELLS["thawed"]),
-        probe("two threads, eval", mode="eval", calls=2, at_once=True, tells=TELLS["threads"]),
     ]  # fmt: skip
 
 
@@ -339,6 +340,12 @@ def _batch_probes(
             probe("whole tiles, many", batch=many, **{**usual, "tells": whole}),
             probe("gradients of many rows", batch=odd_many, **{**wide, "tells": whole}),
         ]
+    # More than the blocks that a grid of CUDA has in its second dimension.
+    tall = 65536 + secret.randrange(1, 64)
+    if num_rows < tall and not may_refuse:
+        probes.append(
+            probe("very many rows", batch=tall, is_tall=True, **(usual | {"tells": whole}))
+        )
     return [
         probe("some rows", batch=some, **usual),
         probe("an odd batch", batch=odd, **usual),

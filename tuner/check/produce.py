@@ -9,14 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.circumstances import (
     busy_side_stream,
-    called_at_once,
     flags,
     nan_filled_memory,
     num_copies,
@@ -25,7 +23,6 @@ from tuner.check.circumstances import (
 from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
     accumulated,
-    aliases_of,
     arguments_of,
     checksum_of,
     checksums_of,
@@ -33,7 +30,6 @@ from tuner.check.exercise import (
     gradients_of,
     keys_of,
     kinds_of,
-    laid_out_where,
     leaves_of,
     mode_of,
     outputs_of,
@@ -41,9 +37,15 @@ from tuner.check.exercise import (
     snapshot,
     snapshots,
     tensors_under,
+    with_tangents,
 )
+from tuner.check.halts import Halted, stage
 from tuner.check.history import BEFORE_CALL, History, set_mode
+from tuner.check.layouts import laid_out_where
+from tuner.check.registries import successor, tables_of, use
+from tuner.check.sharing import aliases_of
 from tuner.check.surroundings import changed, is_pytorchs, settings
+from tuner.check.threads import called_at_once
 
 if TYPE_CHECKING:
     import torch
@@ -53,28 +55,6 @@ __all__ = ["OWN_WEIGHTS_SEED", "answer", "answer_of_call"]
 OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
 
 LATE_WAIT_S = 0.05  # how long a thread that outlives the call is given to show itself
-
-
-class _Halted(Exception):
-    """The candidate raised; carries where, and what it said."""
-
-    def __init__(self, stage: str, error: BaseException) -> None:
-        self.stage = stage
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-        self.message = f"{type(error).__name__}: {str(error).strip() or 'no message'}{place}"
-        super().__init__(self.message)
-
-
-@contextlib.contextmanager
-def _stage(name: str) -> Iterator[None]:
-    try:
-        yield
-    except _Halted:
-        raise
-    except (Exception, SystemExit) as error:
-        # Whatever a candidate raises is its answer, not our failure.
-        raise _Halted(name, error) from None
 
 
 def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -> Answer:
@@ -89,7 +69,7 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
     session = _Session(question)
     try:
         # A device reports some faults only at a later operation, which may be one of ours.
-        with _stage("an operation after the call"), warnings.catch_warnings():
+        with stage("an operation after the call"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             session.build(make_candidate)
             with session.circumstances():
@@ -101,10 +81,10 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
             session.look_again()
             if question.script.accumulates:
                 session.accumulate()
-            else:
+            elif not question.script.at_once:
                 for k, call in enumerate(question.script.backward):
                     session.differentiate(k, call)
-    except _Halted as halt:
+    except Halted as halt:
         return session.answer(halt.message, halt.stage)
     return session.answer()
 
@@ -135,6 +115,8 @@ class _Session:
         self.process = os.getpid()
         self.detached: list[int] = []
         self.history: Any = None
+        self.second: Any = None
+        self.tables: list[tuple[Any, list[Any]]] = []
         self.leaves: list[dict[str, torch.Tensor]] = []
         self.threads_before = set(threading.enumerate())
 
@@ -149,29 +131,54 @@ class _Session:
 
         own = self.script.own_seed
         torch.manual_seed(OWN_WEIGHTS_SEED if own is None else own)
-        with _stage("build"):
-            model = make_candidate(**self.script.options).to(self.device)
-        with _stage("load"):
+        with stage("build"):
+            if any("read elsewhere" in actions for actions in self.script.before):
+                self.tables = tables_of(self._made(make_candidate))
+            model = self._first(make_candidate)
+            if self.script.at_once == "two modules":
+                self.second = self._made(make_candidate)
+        with stage("load"):
             self.keys = keys_of(model)
             if own is not None:
                 drawn = checksums_of(model, [])
                 self.checksums.update((f"drawn.{name}", value) for name, value in drawn.items())
             else:
                 model.load_state_dict(tensors_under("state", self.given), strict=True)
-        with _stage("a change of settings"):
+            if self.second is not None:
+                self.second.load_state_dict(tensors_under("state", self.given), strict=True)
+                set_mode(self.second, self.script.mode)
+        with stage("a change of settings"):
             set_mode(model, self.script.mode)
         self.history = History(model, self.script, self.given)
+        self.history.tables = self.tables
         self.history.make_another = lambda: self._another(make_candidate)
         if not is_pytorchs(type(model).__call__):
             self.changes.append("it has a __call__ of its own: hooks on the module would not run")
 
+    def _made(self, make_candidate: Callable[..., torch.nn.Module]) -> torch.nn.Module:
+        return make_candidate(**self.script.options).to(self.device)
+
+    def _first(self, make_candidate: Callable[..., torch.nn.Module]) -> torch.nn.Module:
+        """Make the candidate, where the script asks it after another one that was deleted."""
+
+        def make() -> torch.nn.Module:
+            return self._made(make_candidate)
+
+        if not self.script.has_predecessor:
+            return make()
+        inputs = laid_out_where(arguments_of(self.script, self.given, 0), self.script)
+
+        def make_other() -> torch.nn.Module:
+            other = make_candidate(**self.script.other_options).to(self.device)
+            other.load_state_dict(tensors_under("other", self.given), strict=True)
+            use(other, inputs)
+            return other
+
+        return successor(make, make_other)
+
     def _another(self, make_candidate: Callable[..., torch.nn.Module]) -> None:
         """Make another module, with other options, and call it as the first one was called."""
-        import torch
-
-        other = make_candidate(**self.script.other_options).to(self.device)
-        with torch.no_grad():
-            other(*self.arguments[-1])
+        use(make_candidate(**self.script.other_options).to(self.device), self.arguments[-1])
 
     @contextlib.contextmanager
     def circumstances(self) -> Iterator[None]:
@@ -179,7 +186,7 @@ class _Session:
         import torch
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(bool(self.script.gradients)))
+            stack.enter_context(torch.set_grad_enabled(self.script.has_backward))
             if self.script.num_threads:
                 stack.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(self.script.num_threads)
@@ -191,21 +198,21 @@ class _Session:
 
     def call(self, call: int) -> None:
         """Run one forward and keep a copy of what it returned, taken at once."""
-        with _stage(f"{BEFORE_CALL} {call + 1}"):
+        with stage(f"{BEFORE_CALL} {call + 1}"):
             called = self.history.prepare(call)
         parameters = dict(self.model.named_parameters())
         arguments = self._lay_out(call)
         if call == 1:
-            with _stage("one of many calls"):
+            with stage("one of many calls"):
                 for _ in range(self.script.more_calls):
                     called(*arguments)
         poison(self.script.output_bytes, self.device)
         before, own = settings(), flags(self.model, arguments)
         # One that raises with lent weights alone refuses those.
-        stage = f"{BEFORE_CALL if self.history.is_lent else 'call'} {call + 1}"
-        with _stage(stage):
+        part = f"{BEFORE_CALL if self.history.is_lent else 'call'} {call + 1}"
+        with stage(part):
             with recorded(self.operations, self.script.traces), mode_of(self.script):
-                result = called(*arguments)
+                result = self._result_of(called, arguments, call)
             self._end_copies()
             # No synchronisation before the copy: work on another stream must not be waited for.
             copies = snapshots(outputs_of(result))
@@ -227,21 +234,34 @@ class _Session:
         if self.script.backward_at_once:
             self.differentiate(call, call)
 
+    def _result_of(self, called: Callable[..., Any], arguments: list[Any], call: int) -> Any:
+        if self.script.gradients != "forward":
+            return called(*arguments)
+        result, tangents = with_tangents(called, arguments, self.given, call)
+        self.tensors.update(tangents)
+        return result
+
     def calls_at_once(self) -> None:
         """Let each call be made by a thread of its own, again and again at the same time."""
         arguments = [self._lay_out(call) for call in range(self.script.calls)]
+        models = [self.model, self.second or self.model]
+        has_gradients = self.script.has_backward
         self._synchronize()
-        with _stage("calls of two threads at once"):
-            made = called_at_once(self.model, arguments, self.device)
+        with stage("calls of two threads at once"):
+            made = called_at_once(
+                models, arguments, self.device, self.given, has_gradients=has_gradients
+            )
         self._synchronize()
-        for call, (result, copies) in enumerate(made):
-            self._keep(call, result, copies)
+        self.history.model = models[-1]
+        for call, each in enumerate(made):
+            self._keep(call, each.result, each.copies)
+            self.tensors.update((f"grad{call}.{n}", g) for n, g in each.gradients.items())
 
     def _synchronize(self) -> None:
         import torch
 
         if self.device.type == "cuda":
-            with _stage("synchronise"):
+            with stage("synchronise"):
                 torch.cuda.synchronize(self.device)
 
     def _keep(self, call: int, result: Any, copies: list[torch.Tensor | None]) -> None:
@@ -252,12 +272,12 @@ class _Session:
         for j, output in enumerate(copies):
             if output is not None:
                 self.tensors[f"call{call}.output{j}"] = output
-        with torch.set_grad_enabled(bool(self.script.gradients)):  # the call may have set another
+        with torch.set_grad_enabled(self.script.has_backward):  # the call may have set another
             self.kinds.append(kinds_of(result))
         arguments = self.arguments[call]
-        self.leaves.append(leaves_of(self.model, arguments) if self.script.gradients else {})
+        self.leaves.append(leaves_of(self.model, arguments) if self.script.has_backward else {})
         self.aliases += aliases_of(self.model, arguments, self.outputs, outputs)
-        if not self.script.gradients:  # who frees an output's own object still holds its memory
+        if not self.script.has_backward:  # who frees an output's own object still holds its memory
             outputs = tuple(y.detach() if isinstance(y, torch.Tensor) else y for y in outputs)
         self.outputs.append(list(outputs))
 
@@ -276,7 +296,7 @@ class _Session:
                     old.data.copy_(new)  # .data: the version counter stays as it was
         else:
             arguments = laid_out_where(source, script)
-            if script.gradients and script.gradients != "plain_inputs":
+            if script.gradients == "all":
                 for value in arguments:
                     if isinstance(value, torch.Tensor) and value.is_floating_point():
                         value.requires_grad_()
@@ -311,7 +331,7 @@ class _Session:
         """Take the gradients of a call by its inputs and every parameter, the k-th ones."""
         import torch
 
-        with _stage("gradients"):
+        with stage("gradients"):
             outputs = [y for y in self.outputs[call] if isinstance(y, torch.Tensor)]
             if not any(y.requires_grad for y in outputs):
                 self.detached.append(k)
@@ -343,16 +363,16 @@ class _Session:
         if not any(y.requires_grad for each in outputs for y in each):
             self.detached.append(0)
         else:
-            with _stage("gradients"):
+            with stage("gradients"):
                 grads = accumulated(
                     self.leaves, outputs, self.given, self.script.first_place, self.changes
                 )
                 self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
 
-    def answer(self, error: str = "", stage: str = "") -> Answer:
+    def answer(self, error: str = "", part: str = "") -> Answer:
         """Return what was seen up to here."""
         report = Report(
-            error, stage, tuple(self.keys), tuple(self.kinds), tuple(self.aliases),
+            error, part, tuple(self.keys), tuple(self.kinds), tuple(self.aliases),
             self.checksums, self.num_threads_left, tuple(self.detached), self.num_forks_left,
             tuple(self.operations), (*self.changes, *self._of_history("changes")),
             self._of_history("refusals"),

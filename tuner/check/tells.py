@@ -49,6 +49,11 @@ TELLS = {
     "layout": "are strides ignored?",
     "misaligned": "do vector loads assume 16-byte alignment?",
     "refused": "what the reference refuses must be refused, not computed",
+    "refused call": "does a call that raised leave its state changed?",
+    "default dtype": "is PyTorch's default dtype taken for that of the input?",
+    "arguments": "is an argument of forward ignored, or right for one number alone?",
+    "forward mode": "does it drop the tangents of forward-mode derivatives?",
+    "wrapped": "a submodule's own forward may be another than its class's",
     "memory": "is memory read that was never written?",
     "stream": "does it run on another stream than the current one?",
 }

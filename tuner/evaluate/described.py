@@ -57,7 +57,7 @@ def declared(argument: Argument) -> str:
     """Describe an argument as `op.yaml` declares it."""
     if argument.shape is None:
         return f"{argument.name}: {argument.dtype}"
-    return f"{argument.name}: float32[{', '.join(argument.shape)}]"
+    return f"{argument.name}: {argument.dtype}[{', '.join(argument.shape)}]"
 
 
 def kind_of(value: Any) -> str:

@@ -236,8 +236,8 @@ class Fit:
             if argument.shape is not None:
                 if not isinstance(value, torch.Tensor):
                     raise refused(f"{name} is {described(value)}, not a tensor")
-                if value.dtype is not torch.float32:
-                    raise refused(f"{name} is {described(value)}, not float32")
+                if value.dtype is not getattr(torch, argument.dtype):
+                    raise refused(f"{name} is {described(value)}, not {argument.dtype}")
                 shapes[name] = tuple(value.shape)
                 continue
             try:

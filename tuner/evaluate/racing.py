@@ -1,6 +1,6 @@
 """Finalists, exports and strangers' files: raced against the baseline, in fresh processes.
 
-The processes take turns; this one holds a second clock against what each of them reports.
+The processes take turns; this one holds a second clock against what each reports.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ FEW_WARM_UPS = 2  # of processes that have raced before
 WARM_UP_SAMPLES = 5
 MOST_WARM_UP_S = 1.2  # of each process: slow calls are long enough to settle in fewer
 MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopelessly wide
+BEHIND = 0.02  # in every set so far: no later one would make such a contender the fastest
 MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
 DISTURBED_WAIT_S = 0.2
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
@@ -56,7 +57,8 @@ STEADY = 0.05  # relative difference of two medians that agree
 class Race:
     """What processes that took turns told of their times, the baseline in lane 0.
 
-    `bursts` are samples in us, [lane][process][round][sample]. `race[lane]` is what counts of
+    `bursts` are samples in us, [lane][process][round][sample]; a lane that was clearly behind has
+    fewer processes than the baseline. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
     `elsewhere` is the same race on other values, if that was asked for. `falls_back` says whose
@@ -82,6 +84,18 @@ class Race:
 
     def __iter__(self) -> Iterator[list[list[float]]]:
         return (self[lane] for lane in range(len(self)))
+
+    def clearly_behind(self, lanes: Sequence[int]) -> list[int]:
+        """Return those of the lanes that were slower than the fastest one in every set."""
+        medians = {n: [statistics.median(rounds) for rounds in self[n]] for n in lanes}
+        fastest = min(lanes, key=lambda n: statistics.fmean(medians[n]), default=0)
+        return [
+            n
+            for n in lanes
+            if all(
+                m > (1.0 + BEHIND) * f for m, f in zip(medians[n], medians[fastest], strict=True)
+            )
+        ]
 
 
 class Racer:
@@ -116,14 +130,14 @@ class Racer:
 
         What a contender's process tells of its times is compared with this process's clock, and
         with the physical floor; one output of calls that this process timed is judged, in a set
-        of processes that nobody can foresee.
+        of processes that nobody can foresee. Who is clearly slower than another contender in all
+        of the first sets, and was judged, is in no further one.
 
         Args:
             contenders: all that are not ours must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
-            has_other_values: whether the first sets race on random weights and normal inputs as
-                well, for a shorter time.
+            has_other_values: whether the first sets race on random, normal values as well.
             on_round: is given the share of the race that is over, after each turn of all.
             until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
 
@@ -138,53 +152,54 @@ class Racer:
             self._files.remember(contender)
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
         judged = [secrets.randbelow(sure) for _ in contenders]
+        lanes = list(range(1, len(race)))  # of those that are not clearly behind
         for number in range(num_processes):
+            active = [contenders[lane - 1] for lane in lanes]
             with ExitStack() as stack:
-                racers = started(stack, self._task, contenders, "baseline")
-                self._get_ready(racers, contenders)
-                for racer in racers:
-                    racer.rest_between_calls()  # no thread of one slows the turn of another
+                racers = started(stack, self._task, active, "baseline")
+                self._get_ready(racers, active)
+                for racer in racers:  # no thread of one slows the turn of another
+                    racer.rest_between_calls()
                 self._give_timing_set(racers)
 
                 def on_turn(share: float, before: int = number) -> None:
                     on_round((before + 0.8 * share) / num_processes)
 
                 turns = self._rounds(racers, seconds, on_round=on_turn)
-                for lane, rounds in zip(race.bursts, turns, strict=True):
-                    lane.append(rounds)
-                told = [statistics.median(lane[-1]) for lane in race]
-                for place, contender in enumerate(contenders):
-                    refusal = too_fast(told[place + 1], self._task.impossible_us)
-                    if not refusal and judged[place] == number and not contender.is_ours:
+                for lane, rounds in zip((0, *lanes), turns, strict=True):
+                    race.bursts[lane].append(rounds)
+                told = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
+                for place, (lane, contender) in enumerate(zip(lanes, active, strict=True), 1):
+                    refusal = too_fast(told[place], self._task.impossible_us)
+                    if not refusal and judged[lane - 1] == number and not contender.is_ours:
                         is_bound_here = "file" not in contender.load
-                        refusal = self._cross_check(racers, told, place + 1, is_bound_here)
+                        refusal = self._cross_check(racers, told, place, is_bound_here)
                     if refusal:
                         raise WorkerError(f"{contender.name}: {refusal}")
-                self._judge_kept(racers, contenders)
+                self._judge_kept(racers, active)
                 if number == 0:
-                    for lane_number, contender in enumerate(contenders, 1):
-                        race.falls_back[lane_number] = not contender.is_ours and (
-                            self._calls.is_own_path(racers[0], racers[lane_number])
+                    for lane, contender in zip(lanes, active, strict=True):
+                        race.falls_back[lane] = not contender.is_ours and (
+                            self._calls.is_own_path(racers[0], racers[lane])
                         )
                 if race.elsewhere is not None and number < SETS_ELSEWHERE:
                     self._give_timing_set(racers, has_other_values=True)
-                    seconds_elsewhere = seconds * SHARE_ELSEWHERE
-                    rounds_elsewhere = self._rounds(
-                        racers, seconds_elsewhere, FEW_WARM_UPS, FEW_ROUNDS
-                    )
-                    for lane, rounds in zip(race.elsewhere.bursts, rounds_elsewhere, strict=True):
-                        lane.append(rounds)
-                    self._judge_kept(racers, contenders)
-                for contender in contenders:
+                    shorter_s = seconds * SHARE_ELSEWHERE
+                    turns = self._rounds(racers, shorter_s, FEW_WARM_UPS, FEW_ROUNDS)
+                    for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
+                        bursts.append(rounds)
+                    self._judge_kept(racers, active)
+                for contender in active:
                     edited = self._files.edited(contender)
                     if edited:
                         raise WorkerError(f"{contender.name}: {edited}")
+                if number + 1 >= MIN_SETS and (behind := race.clearly_behind(lanes)):
+                    lanes = [n for n in lanes if n not in behind or judged[n - 1] > number]
                 on_round((number + 1) / num_processes)
                 is_over = until_s is not None and time.monotonic() > until_s
                 if is_over and number + 1 >= MIN_SETS:
                     break
-        race.num_throttled = self._num_throttled
-        race.num_disturbed = self._num_disturbed
+        race.num_throttled, race.num_disturbed = self._num_throttled, self._num_disturbed
         return race
 
     def _get_ready(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
@@ -345,7 +360,8 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
     """
     if race is None:
         return Finalist(number, check, error=check.reason)
-    baseline, own, elsewhere = race[0], race[lane], race.elsewhere
+    own, elsewhere = race[lane], race.elsewhere
+    baseline = race[0][: len(own)]
     rounds = [value for process in own for value in process]
     latency_us = statistics.median(rounds)
     spread = statistics.median(abs(value - latency_us) for value in rounds)
@@ -357,7 +373,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         statistics.median(value for process in baseline for value in process),
         1.4826 * spread / latency_us,
         samples_us=_frozen(race.bursts[lane]),
-        baseline_samples_us=_frozen(race.bursts[0]),
+        baseline_samples_us=_frozen(race.bursts[0][: len(own)]),
         num_throttled=race.num_throttled,
         falls_back=race.falls_back.get(lane, False),
         elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),

@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 
-from tuner.capture.sharing import made_from
+from tuner.capture.from_module import made_from
 from tuner.errors import TemplateError
 from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
 from tuner.kernel.family import Family

@@ -1,6 +1,6 @@
 """A plan as source text that registers the operator with PyTorch: C++, or Python for Triton.
 
-The text keeps the promises that kernels rely on: contiguous, 16-byte aligned float32 arguments on
+The text keeps the promises that kernels rely on: contiguous, 16-byte aligned arguments on
 one device, fresh outputs and workspace from PyTorch's allocator, everything on the current stream.
 `binding` keeps the same ones while searching.
 """
@@ -27,7 +27,7 @@ _AT_TYPE = {
 
 def schema(plan: Plan) -> str:
     """Return the operator's PyTorch schema, for example `f(Tensor x, float eps) -> Tensor`."""
-    words = {"float": "float", "int": "int", "float32": "Tensor"}
+    words = {"float": "float", "int": "int"}
     arguments = ", ".join(
         f"{'Tensor' if a.shape is not None else words[a.dtype]} {a.name}" for a in plan.arguments
     )
@@ -80,16 +80,18 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
 
 
 _PREPARED = """\
-// What the kernels rely on: float32, contiguous, 16-byte aligned, on one device.
+// What the kernels rely on: the dtype, contiguous, 16-byte aligned, on one device.
 at::Tensor prepared(const at::Tensor& tensor, const char* name, int64_t num_dims,
-                    const at::Tensor& first) {
+                    const at::Tensor& first, at::ScalarType dtype) {
   TORCH_CHECK(tensor.defined() && first.defined(), name, " is None, expected a tensor");
-  TORCH_CHECK(tensor.scalar_type() == at::kFloat && tensor.device() == first.device(), name,
-              " is ", tensor.scalar_type(), " on ", tensor.device(), ", expected Float on ",
-              first.device());
+  TORCH_CHECK(tensor.scalar_type() == dtype && tensor.device() == first.device(), name,
+              " is ", tensor.scalar_type(), " on ", tensor.device(), ", expected ", dtype,
+              " on ", first.device());
   TORCH_CHECK(tensor.dim() == num_dims, name, " has shape ", tensor.sizes(), ", expected ",
               num_dims, " dimensions");
-  at::Tensor result = tensor.contiguous();
+  TORCH_CHECK(!tensor._fw_grad(0).defined(), name, " has a tangent: forward-mode derivatives "
+              "are not implemented");
+  at::Tensor result = tensor.resolve_neg().contiguous();  // a view may be the negative
   return reinterpret_cast<uintptr_t>(result.data_ptr()) % 16 ? result.clone() : result;
 }
 
@@ -156,7 +158,8 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
     for argument in tensors:
         name, shape = argument.name, argument.shape or ()
         lines.append(
-            f'const at::Tensor {name} = prepared({name}_, "{name}", {len(shape)}, {first});'
+            f'const at::Tensor {name} = prepared({name}_, "{name}", {len(shape)}, {first}, '
+            f"{_AT_TYPE[argument.dtype]});"
         )
         for dim, size in enumerate(shape):
             if size not in sizes:
@@ -221,7 +224,9 @@ def _python_function(plan: Plan, namespace: str) -> str:
     lines = []
     for argument in tensors:
         name, num_dims = argument.name, len(argument.shape or ())
-        lines.append(f'{name} = _prepared({name}, "{name}", {num_dims}, {device})')
+        lines.append(
+            f'{name} = _prepared({name}, "{name}", {num_dims}, {device}, torch.{argument.dtype})'
+        )
     lines += size_lines(plan)
     for argument in tensors:
         shape = ", ".join(argument.shape or ())
@@ -254,17 +259,19 @@ def cdiv(a, b):
     return -(-a // b)
 
 
-def _prepared(tensor, name, num_dims, device):
-    if tensor.dtype != torch.float32 or tensor.device != device or device.type != "cuda":
+def _prepared(tensor, name, num_dims, device, dtype):
+    if tensor.dtype != dtype or tensor.device != device or device.type != "cuda":
         raise RuntimeError(
-            f"{name} is {tensor.dtype} on {tensor.device}, expected torch.float32 on "
+            f"{name} is {tensor.dtype} on {tensor.device}, expected {dtype} on "
             + (str(device) if device.type == "cuda" else "a GPU")
         )
     if tensor.dim() != num_dims:
         raise RuntimeError(
             f"{name} has shape {list(tensor.shape)}, expected {num_dims} dimensions"
         )
-    tensor = tensor.contiguous()
+    if torch.autograd.forward_ad._current_level >= 0:
+        raise RuntimeError("forward-mode derivatives are not implemented")
+    tensor = tensor.resolve_neg().contiguous()  # a view may be the negative
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 

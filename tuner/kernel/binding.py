@@ -1,7 +1,7 @@
 """From a built candidate and its plan to something that can be called from Python.
 
 No PyTorch header was compiled: the artefact's C functions are called with pointers. What kernels
-rely on is kept here: contiguous, 16-byte aligned float32 arguments on one device, fresh outputs
+rely on is kept here: contiguous, 16-byte aligned arguments on one device, fresh outputs
 and workspace from PyTorch's allocator, everything on the current stream. An exported file keeps
 the same promises in the text that `registration` writes.
 """
@@ -179,12 +179,13 @@ class BoundOp:
                     f"{plan.function}: {argument.name} is {kind}, expected a tensor"
                 )
             first = value if first is None else first
-            if value.dtype is not torch.float32 or value.device != first.device:
+            wanted = getattr(torch, argument.dtype)
+            if value.dtype is not wanted or value.device != first.device:
                 raise RuntimeError(
                     f"{plan.function}: {argument.name} is {value.dtype} on {value.device}, "
-                    f"expected torch.float32 on {first.device}"
+                    f"expected {wanted} on {first.device}"
                 )
-            tensor = value.detach().contiguous()
+            tensor = value.detach().resolve_neg().contiguous()
             if tensor.data_ptr() % ALIGNMENT_BYTES:
                 tensor = tensor.clone()
             values[argument.name] = tensor

@@ -44,7 +44,7 @@ class _Strict(BaseModel):
 
 class _ArgumentHead(_Strict):
     name: str
-    dtype: Literal["float32", "float", "int"] = "float32"
+    dtype: Literal["float32", "int64", "uint8", "float", "int"] = "float32"
     shape: tuple[str, ...] | None = None
 
 
@@ -291,7 +291,7 @@ def _check_call(findings: Findings, place: Place, call: OpFile | CallHead) -> No
             findings.add([*place, kind, number], f"{name}: {refused[0]}", refused[1])
         taken[name] = f"another of the {kind}"
     for number, argument in enumerate(call.arguments):
-        if (argument.dtype == "float32") is (argument.shape is None):
+        if (argument.dtype in ("float", "int")) is not (argument.shape is None):
             findings.add(
                 [*place, "arguments", number],
                 f"{argument.name}: a tensor has a shape, and only it",

@@ -84,7 +84,7 @@ def _kinds_of(plan: Plan) -> Callable[[str], str]:
     """Return a function that says what an argument of a step is: a dtype, "int", "double"..."""
     made = {tensor.name: tensor.dtype for tensor in (*plan.outputs, *plan.workspace)}
     tensors: Mapping[str, str] = {
-        **{a.name: "float32" for a in plan.arguments if a.shape is not None},
+        **{a.name: a.dtype for a in plan.arguments if a.shape is not None},
         **made,
     }
     numbers = {a.name: a.dtype for a in plan.arguments if a.shape is None}

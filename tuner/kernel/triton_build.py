@@ -271,7 +271,7 @@ def _stand_ins(plan: Plan, sizes: Mapping[str, int]) -> list[Any]:
     for argument in plan.arguments:
         if argument.shape is not None:
             shape = [sizes.get(name, DEFAULT_SIZE) for name in argument.shape]
-            values.append(torch.empty(shape, dtype=torch.float32, device="meta"))
+            values.append(torch.empty(shape, dtype=getattr(torch, argument.dtype), device="meta"))
         else:
             values.append(1e-5 if argument.dtype == "float" else sizes.get(argument.name, 1))
     return values

@@ -20,6 +20,9 @@ Distribution = Literal[
     "tiny",  # as given times 2^-10: a variance near the eps that is added to it
     "few_values",  # -1, 0, 1 and halves within +-8, a row of zeros: what is equal, and kinks
     "special",  # as given, with integers and bools that mean something else
+    "large_integers",  # as given, and integers of some 2^30
+    "negative_integers",  # as given, with one integer of -1
+    "integers_beyond",  # as given, with one integer beyond what was given
     "huge",  # normal times 2^28: beyond what an int32, or a float32 as an integer, can hold
     "vast",  # normal times 2^120
     "denormal",  # normal times 2^-127: nearly all below the least normal float32
@@ -27,12 +30,15 @@ Distribution = Literal[
     "constant_columns",  # dyadic, every row equal
     "nan_row",  # as given, one row NaN
     "inf_elements",  # as given, +Inf and -Inf in two rows, in any column
+    "negative_inf_row",  # as given, one row -Inf
+    "extreme",  # as given, numbers near the largest float32 in two rows, of both signs
 ]
 WeightKind = Literal[
     "random",
     "dyadic",  # multiples of 1/16 within +-1: with dyadic inputs products and sums are exact
     "vast",  # as random, but matrices as vast inputs are: for products with denormal inputs
     "denormal",  # as random, but matrices as denormal inputs are: for products with vast ones
+    "nan",  # as they are, but one NaN in each matrix and each buffer
 ]
 EXPONENTS = {"huge": 28, "vast": 120, "denormal": -127}
 WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
@@ -61,6 +67,11 @@ def fresh_values(
         is_counter = is_buffer and old.ndim == 0 and old.dtype == torch.int64 and int(old) == 0
         # One more than the large one is no float32.
         return torch.full_like(old, 2**24 + 8 if kind == "dyadic" else 7) if is_counter else old
+    if kind == "nan":
+        fresh = old.clone()  # statistics near what the next step will find
+        if fresh.numel() and (is_buffer or fresh.ndim >= 2):
+            fresh.view(-1)[fresh.numel() // (2 if is_buffer else 3)] = float("nan")
+        return fresh
     if is_buffer and old.numel() and float(old.min()) > 0.0:
         return 0.5 + 1.5 * torch.rand(
             old.shape, generator=generator, dtype=old.dtype, device=where
@@ -94,7 +105,7 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return value
-    if distribution in ("as_given", "special"):
+    if distribution in ("as_given", "special") or "integers" in distribution:
         return value
     if distribution == "offset":
         return value + 100.0
@@ -143,8 +154,14 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         return int(torch.randint(bound, (), generator=generator, device=generator.device))
 
     at = below(len(rows))
-    if distribution == "nan_row":
-        rows[at] = float("nan")
+    if distribution in ("nan_row", "negative_inf_row"):
+        rows[at] = float("nan" if distribution == "nan_row" else "-inf")
+    elif distribution == "extreme":
+        most = 0.9 * torch.finfo(value.dtype).max  # bfloat16 holds it, too
+        for row, sign in ((at, 1.0), ((at + 1) % len(rows), -1.0)):
+            first = below(rows.shape[1])
+            rows[row, first] = sign * most
+            rows[row, (first + 1) % rows.shape[1]] = -sign * 0.8 * most
     else:  # one alone where there is one row
         rows[(at + 1) % len(rows), below(rows.shape[1])] = float("-inf")
         rows[at, below(rows.shape[1])] = float("inf")

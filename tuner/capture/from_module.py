@@ -11,7 +11,8 @@ def made_from(cls: Any, module: Any, state: Any = None) -> Any:
     """Return a `cls` with the tensors, settings, hooks and modes of a live module.
 
     Parameters and buffers are shared, so that what trains or loads one is seen by both; all else
-    is copied. `state` has the shape of each of them, by name, that is expected; None takes any.
+    is copied. `state` has dtype and shape of each of them, by name, that is expected; None takes
+    any.
     Exported files hold this function's text, so it uses nothing from outside.
     """
     import copy
@@ -21,12 +22,16 @@ def made_from(cls: Any, module: Any, state: Any = None) -> Any:
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"from_module: expected a torch.nn.Module, got {type(module).__name__}")
     named = dict(module.named_parameters()) | dict(module.named_buffers())
-    found = {name: list(tensor.shape) for name, tensor in named.items()}
+    found = {name: (str(t.dtype)[6:], list(t.shape)) for name, t in named.items()}
     if state is not None and found != state:
-        names = sorted(n for n in found.keys() | state.keys() if found.get(n) != state.get(n))
-        wrong = ", ".join(
-            f"{n}: {found.get(n, 'none')}, not {state.get(n, 'none')}" for n in names
-        )
+        words = {
+            name: [
+                "{} {}".format(*forms[name]) if name in forms else "none"
+                for forms in (found, state)
+            ]
+            for name in sorted(found.keys() | state.keys())
+        }
+        wrong = ", ".join(f"{n}: {a}, not {b}" for n, (a, b) in words.items() if a != b)
         raise TypeError(
             f"from_module: {type(module).__name__} has other parameters and buffers: {wrong}\n"
             "  next: give a module of the class and the sizes that were tuned"

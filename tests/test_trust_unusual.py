@@ -1,0 +1,127 @@
+"""What a module meets seldom is asked: each wrong module is rejected by its class's probe."""
+
+from __future__ import annotations
+
+import pytest
+import unusual_modules as modules
+from test_check import FLOAT32, HERE, ask_all, load_candidate, load_reference, verdict
+from test_problem import FLAGSHIP
+
+from tuner.check.expected import expected
+from tuner.check.probes import thorough_probes
+from tuner.check.verdict import judge
+
+SEED = 32
+# The probe that finds it, and the reference where that is not the flagship.
+WRONG = {
+    "TangentLostWithoutGradients": ("forward derivatives", None),
+    "TangentLostInTraining": ("forward derivatives", None),
+    "TangentHalved": ("forward derivatives", None),
+    "RowsNeverOverlap": ("overlapping input", None),
+    "OneRowForAll": ("rows expanded input", None),
+    "NegationUnseen": ("negated input", None),
+    "SamePointerIsSameInput": ("shared input", "SUM"),
+    "OptionsById": ("another module before", None),
+    "OptionsByHandle": ("saved and read elsewhere", None),
+    "OptionsInATableOfTheClass": ("saved and read elsewhere", None),
+    "BackwardSharesScratch": ("two modules in two threads", None),
+    "WorkspaceForAllInTraining": ("two modules in two threads", None),
+    "GradientKeptOnTheModule": ("two threads, eval", None),
+    "LargeNumbersTimesTwo": ("values near the largest", None),
+    "MaskedRowIsZero": ("a row of -Inf", "MASKED"),
+    "RowsOfZerosSkipped": ("NaN in a weight", None),
+    "ShiftedByTheRunningMean": ("NaN in a weight", None),
+    "SumsInTheDefaultType": ("default dtype bfloat16", None),
+    "TypeOfTheFirst": ("mixed input", "GATED"),
+    "IndexWrapsAround": ("negative integers", "TABLE"),
+    "IndexClamped": ("integers beyond", "TABLE"),
+    "EveryNegativeLabelIgnored": ("negative integers", "LOSS"),
+    "SumsInInt32": ("large integers", "RUNNING"),
+    "MaskIgnored": ("other arguments", "OPTIONAL"),
+    "NumberAsGiven": ("other arguments", "WARM"),
+    "RememberedByNorms": ("rows exchanged", None),
+    "GridOfOneDimension": ("very many rows", "GATED"),
+    "OneLevelOfCarries": ("very many rows", "DOWN"),
+    "CountsBeforeItRaises": ("after a refused call", None),
+    "KeepsWhatItStarted": ("after a refused call", None),
+    "BackwardByTheModeNow": ("mode changed before", None),
+}
+THREADS = {"BackwardSharesScratch", "WorkspaceForAllInTraining", "GradientKeptOnTheModule"}
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory):
+    """Return the problem and probes of each reference, and what was expected so far."""
+    held = {}
+
+    def expect(reference, start):
+        if reference not in held:
+            text = getattr(modules, reference) if reference else FLAGSHIP
+            problem = load_reference(tmp_path_factory.mktemp("unusual"), text)
+            held[reference] = problem, thorough_probes(SEED, problem.num_rows()), {}
+        problem, probes, models = held[reference]
+        asked = [p for p in probes if p.name.startswith(start)]
+        assert asked, start
+        return problem, [expected(problem, p, FLOAT32, models=models) for p in asked]
+
+    return expect
+
+
+def reasons(new_class, problem, expectations) -> list[str]:
+    answers = ask_all(problem, new_class, expectations)
+    results = [judge(e, a, FLOAT32) for e, a in zip(expectations, answers, strict=True)]
+    return [r.reason for r in results if not r.is_accepted]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_module_is_rejected_by_the_probe_of_its_class(name, problems):
+    start, reference = WRONG[name]
+    new_class = getattr(modules, name)
+    asked = problems(reference, start)
+    # Two threads meet by chance, which is small where other programs use the cores.
+    tries = 5 if name in THREADS else 1
+    found = next((r for _ in range(tries) if (r := reasons(new_class, *asked))), [])
+    assert found and not all("it raised" in reason for reason in found), found
+
+
+@pytest.mark.parametrize("reference", sorted({r for _, r in WRONG.values()}, key=str))
+def test_the_reference_itself_is_right_on_all_of_them(reference, problems):
+    for start in dict.fromkeys(s for s, r in WRONG.values() if r == reference):
+        problem, expectations = problems(reference, start)
+        assert reasons(problem.module.Model, problem, expectations) == []
+
+
+def test_outputs_that_share_memory_where_the_references_do_not_are_named(tmp_path):
+    problem = load_reference(tmp_path, modules.TWICE)
+    (probe, *_) = thorough_probes(SEED, problem.num_rows())
+    wrong = reasons(modules.OutputsShareMemory, problem, [expected(problem, probe, FLOAT32)])
+    assert "outputs 1 and 2 of call 1 share memory" in wrong[0]
+    both = load_reference(tmp_path, modules.VIEWED)
+    assert not reasons(modules.OutputsShareMemory, both, [expected(both, probe, FLOAT32)])
+
+
+def test_a_copy_of_the_references_answer_is_right(tmp_path):
+    problem = load_reference(tmp_path, modules.MASKED)
+    models = {}
+    expectations = [
+        expected(problem, probe, FLOAT32, models=models)
+        for probe in thorough_probes(SEED, problem.num_rows())
+    ]
+    check = verdict(problem, modules.HonestClone, expectations)
+    assert check.is_accepted and check.strictly().is_accepted, check.reason
+
+
+def test_who_reads_the_weights_of_an_adapted_submodule_differs_from_a_drop_in(problems):
+    problem, expectations = problems(None, "a submodule wrapped")
+    reads = load_candidate(HERE / "honest" / "loops_over_blocks.py")
+    check = verdict(problem, reads, expectations)
+    assert check.is_accepted and not check.strictly().is_accepted
+    assert check.differences[0].startswith("a submodule wrapped: output of call")
+    assert verdict(problem, problem.module.Model, expectations).strictly().is_accepted
+
+
+def test_more_rows_than_a_grid_has_are_asked_only_where_they_cost_little(problems, tmp_path):
+    _, (few,) = problems("GATED", "very many rows")
+    assert few.num_rows > 65535
+    wide = load_reference(tmp_path, out_features=800)
+    assert expected(wide, few.probe, FLOAT32).num_rows < 1000

@@ -1,0 +1,65 @@
+"""Where an element of a value lies in memory, as text: from the numbers of row and column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.capture.index_space import Space
+from tuner.capture.nest import Nest
+
+__all__ = ["is_split", "offset", "row_dims"]
+
+SPLIT_ROWS = 512  # at most so many rows of
+SPLIT_COLUMNS = 8192  # at least so many columns are split between threads
+
+
+def is_split(nest: Nest) -> bool:
+    """Whether several threads share a row: where rows are few and long.
+
+    What they find of a row is put together in an order that does not depend on their number.
+    """
+    if not nest.reductions or nest.space.is_across or any(r.is_index for r in nest.reductions):
+        return False
+    return nest.space.rows <= SPLIT_ROWS and nest.space.cols >= SPLIT_COLUMNS
+
+
+def row_dims(space: Space) -> list[int]:
+    """Return the dimensions of the rows, in order."""
+    return [d for d in range(len(space.sizes)) if d not in space.columns]
+
+
+def offset(space: Space, name: str, dims: Sequence[int], number: str, divided: str = "/") -> str:
+    """Return how far a place in some dimensions moves an element of a value; "" where it does not.
+
+    Args:
+        space: of the loops.
+        name: of the value.
+        dims: in order; `number` counts their elements, in row-major order.
+        number: a name, or text in parentheses.
+        divided: how integers are divided.
+    """
+    strides = space.strides(space.varies[name])
+    runs: list[tuple[int, int, int, bool]] = []  # size, stride, elements behind, is outermost
+    behind = 1
+    for dim in reversed(dims):
+        size, stride = space.sizes[dim], strides.get(dim, 0)
+        if runs:
+            before = runs[-1]
+            is_dense = stride == before[0] * before[1] if stride else not before[1]
+            if is_dense:
+                runs[-1] = (before[0] * size, before[1], before[2], dim == dims[0])
+                behind *= size
+                continue
+        runs.append((size, stride, behind, dim == dims[0]))
+        behind *= size
+    terms = []
+    for size, stride, inner, is_first in reversed(runs):
+        if not stride:
+            continue
+        text = f"{number} {divided} {inner}" if inner > 1 else number
+        if not is_first:
+            text = f"({text}) % {size}" if inner > 1 else f"{number} % {size}"
+        terms.append(
+            f"({text}) * {stride}" if stride > 1 else f"({text})" if " " in text else text
+        )
+    return " + ".join(terms)

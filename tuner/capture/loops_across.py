@@ -1,0 +1,210 @@
+"""A nest as the text of a C++ function: vectors along rows that lie beside each other in memory.
+
+The columns lie before the rows, so that a reduction goes across vectors: each lane is a row of its
+own. What belongs to a row is an array of vectors, one for each of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tuner.capture.indexing import offset
+from tuner.capture.loops import START, joined, signature, statement_text, still_needed
+from tuner.capture.nest import COLUMN, Nest, Pass, Statement
+from tuner.capture.operations import Kind, converted
+
+__all__ = ["across_text"]
+
+
+def across_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
+    """Return the function that computes a nest whose tail is of rows.
+
+    Args:
+        nest: what to compute.
+        function: its name.
+        names: of values, as C++ knows them; inputs and outputs are parameters of the function.
+    """
+    return "\n".join(_Writer(nest, function, names).lines()) + "\n"
+
+
+class _Writer:
+    def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
+        self.nest, self.function = nest, function
+        self.names = {**names, COLUMN: "column_index"}
+        self.space = nest.space
+        every = range(len(self.space.sizes))
+        self.outer = [d for d in every if d not in self.space.columns and d < self.space.tail]
+        self.columns = sorted(self.space.columns)
+        self.given = {t.name for t in nest.arguments}
+
+    def lines(self) -> Iterator[str]:
+        length = self.space.length
+        yield from signature(self.nest, self.function, self.names)
+        yield "  constexpr int64_t kTile = kUnroll * simd::kWidth;"
+        yield f"  constexpr int64_t kTiles = ({length} + kTile - 1) / kTile;"
+        yield f"  const int64_t tiles = rows / {length} * kTiles;"
+        yield "  const auto tile = [=](auto is_part, const int64_t i, const int64_t k) {"
+        yield "    constexpr bool kPart = decltype(is_part)::value;"
+        yield "    (void)i;"
+        yield "    const auto lanes = [k](int u) {"
+        yield f"      const int64_t left = {length} - k - u * simd::kWidth;"
+        yield "      return static_cast<int>(std::clamp<int64_t>(left, 0, simd::kWidth));"
+        yield "    };"
+        yield "    (void)lanes;"
+        yield from (f"    {line}" for line in self._tile())
+        yield "  };"
+        yield "  const int team = simd::team_size(kThreads, num_threads, tiles);"
+        yield "#pragma omp parallel num_threads(team)"
+        yield "  {"
+        yield "#pragma omp for schedule(static)"
+        yield "    for (int64_t t = 0; t < tiles; ++t) {"
+        yield "      const int64_t i = t / kTiles, k = t % kTiles * kTile;"
+        yield f"      if (k + kTile <= {length}) {{"
+        yield "        tile(std::false_type{}, i, k);"
+        yield "      } else {"
+        yield "        tile(std::true_type{}, i, k);"
+        yield "      }"
+        yield "    }"
+        yield "{% if stream_output %}"
+        yield "    streams::finish();"
+        yield "{% endif %}"
+        yield "  }"
+        yield "  return nullptr;"
+        yield "}"
+
+    def _at(self, name: str, column: str = "") -> str:
+        """Return where the first lane of a tile finds a value."""
+        terms = [offset(self.space, name, self.outer, "i") if self.outer else ""]
+        terms.append(offset(self.space, name, self.columns, column) if column else "")
+        terms.append("k + u * simd::kWidth" if self.nest.is_dense(name) else "")
+        return " + ".join(t for t in terms if t) or "0"
+
+    def _load(self, name: str, column: str = "") -> str:
+        own, at = self.names[name], self._at(name, column)
+        if self.nest.is_dense(name):
+            return f"rows_of::load<kPart>({own}_all + {at}, n)"
+        return f"math::splat(rows_of::as_float({own}_all[{at}]))"
+
+    def _tile(self) -> Iterator[str]:
+        for tensor in self.nest.arguments:
+            if not self.nest.is_inner(tensor.name):
+                name = self.names[tensor.name]
+                yield f"simd::Floats {name}_rows[kUnroll];"
+                yield from _each([f"{name}_rows[u] = {self._load(tensor.name)};"])
+        yield from self._of_rows(self.nest.before)
+        for each in self.nest.passes:
+            yield from self._pass(each)
+            yield from self._of_rows(each.after)
+        for output in self.nest.outputs:
+            if self.nest.is_inner(output.name):
+                continue
+            name, at = self.names[output.name], self._at(output.name)
+            if any(r.name == output.name and r.is_index for r in self.nest.reductions):
+                store = f"for (int w = 0; w < n; ++w) {name}_out[{at} + w] = {name}_rows[u][w];"
+            else:
+                value = converted(f"{name}_rows[u]", self._kind(output.name), "float")
+                store = f"rows_of::store<kPart>({name}_out + {at}, {value}, n);"
+            yield from _each([store])
+
+    def _kind(self, name: str) -> Kind:
+        return self.nest.kinds.get(name, "float")
+
+    def _of_rows(self, statements: tuple[Statement, ...] | list[Statement]) -> Iterator[str]:
+        own = {s.name for s in statements}
+        for statement in statements:
+            kind = "math::Mask" if self._kind(statement.name) == "mask" else "simd::Floats"
+            yield f"{kind} {self.names[statement.name]}_rows[kUnroll];"
+            yield f"(void){self.names[statement.name]}_rows;"
+        if statements:
+            read = {o for s in statements for o in s.operands if isinstance(o, str)} - own
+            body = self._known(read)
+            for statement in statements:
+                name = self.names[statement.name]
+                body.append(f"const auto {name} = {self._text(statement)};")
+                body.append(f"{name}_rows[u] = {name};")
+            yield from _each(body)
+
+    def _known(self, read: set[str]) -> list[str]:
+        names = sorted(self.names[name] for name in read)
+        return [f"const auto {name} = {name}_rows[u];" for name in names]
+
+    def _text(self, statement: Statement) -> str:
+        return statement_text(statement, self.nest, self.names)
+
+    def _pass(self, each: Pass) -> Iterator[str]:
+        for reduction in each.reductions:
+            name, start = self.names[reduction.name], START[reduction.fold]
+            kind = "math::Mask" if reduction.is_index else "simd::Floats"
+            yield f"{kind} {name}_rows[kUnroll] = {{}};"
+            yield f"(void){name}_rows;"
+        yield "{"
+        for reduction in each.reductions:
+            name, start = self.names[reduction.name], START[reduction.fold]
+            yield f"  simd::Floats {name}_part[kUnroll];"
+            if reduction.is_index:
+                yield f"  math::Mask {name}_place[kUnroll] = {{}};"
+            if reduction.fold == "sum":
+                yield f"  math::Halves {name}_total[kUnroll] = {{}};"
+            yield f"  for (int u = 0; u < kUnroll; ++u) {name}_part[u] = math::splat({start});"
+        yield "  for (int64_t from = 0; from < cols; from += kColumns) {"
+        yield "    const int64_t to = std::min(cols, from + kColumns);"
+        yield "    for (int64_t c = from; c < to; ++c) {"
+        yield from (f"      {line}" for line in self._column(each))
+        yield "    }"
+        for reduction in each.reductions:
+            if reduction.fold == "sum":
+                name = self.names[reduction.name]
+                add = f"rows_of::flush({name}_part[u], {name}_total[u]);"
+                yield f"    for (int u = 0; u < kUnroll; ++u) {add}"
+        yield "  }"
+        for reduction in each.reductions:
+            name = self.names[reduction.name]
+            value = {"sum": f"math::narrowed({name}_total[u])"}.get(reduction.fold)
+            value = value or f"{name}_{'place' if reduction.is_index else 'part'}[u]"
+            yield f"  for (int u = 0; u < kUnroll; ++u) {name}_rows[u] = {value};"
+        yield "}"
+
+    def _column(self, each: Pass) -> Iterator[str]:
+        """Write the step of one column: what is the same for all rows, then each vector's."""
+        statements = still_needed(each, [])
+        computed = {s.name for s in statements}
+        read = {o for s in statements for o in s.operands if isinstance(o, str)}
+        read |= {r.value for r in each.reductions} | {o.name for o in each.writes}
+        read -= computed
+        body = self._known({n for n in read if n != COLUMN and not self.nest.is_inner(n)})
+        if COLUMN in read:
+            index = "math::splat(static_cast<float>(c))"
+            yield f"const simd::Floats {self.names[COLUMN]} = {index};"
+        for name in sorted(read & self.given, key=lambda n: self.names[n]):
+            if not self.nest.is_inner(name):
+                continue
+            text = f"const simd::Floats {self.names[name]} = {self._load(name, 'c')};"
+            if self.nest.is_dense(name):
+                body.append(text)
+            else:
+                yield text
+        for statement in statements:
+            body.append(f"const auto {self.names[statement.name]} = {self._text(statement)};")
+        for reduction in each.reductions:
+            value = self._floats(reduction.value)
+            body.append(f"const simd::Floats {self.names[reduction.name]}_next = {value};")
+            here = "rows_of::place(c)"
+            taken = f"{self.names[reduction.name]}_next"
+            body.append(joined(reduction, taken, self.names, here))
+        for output in each.writes:
+            name, at = self.names[output.name], self._at(output.name, "c")
+            value = self._floats(output.name)
+            body.append(f"rows_of::store<kPart>({name}_out + {at}, {value}, n);")
+        yield from _each(body)
+
+    def _floats(self, name: str) -> str:
+        return converted(self.names[name], self._kind(name), "float")
+
+
+def _each(body: list[str]) -> Iterator[str]:
+    """Write what is done for each vector of a tile."""
+    yield "for (int u = 0; u < kUnroll; ++u) {"
+    yield "  const int n = kPart ? lanes(u) : simd::kWidth;"
+    yield "  (void)n;"
+    yield from (f"  {line}" for line in body)
+    yield "}"

@@ -1,0 +1,336 @@
+"""Nodes of a graph as one loop nest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
+from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement
+from tuner.capture.operations import OPERATIONS, Kind
+
+__all__ = ["nest_of", "real_name"]
+
+EXACT = 2**24  # float32 tells whole numbers apart up to here
+
+
+def real_name(graph: Graph, name: str) -> str:
+    """Return the value of which `name` is a view."""
+    value = graph.value(name)
+    while isinstance(value, Node) and (value.op in SAME_ORDER or _is_same(graph, value)):
+        value = graph.value(name_of(value.args[0]))
+    return value.name
+
+
+def _is_same(graph: Graph, node: Node) -> bool:
+    """Whether a cast changes no value: what reads it converts where it must."""
+    if node.op != "cast":
+        return False
+    before = graph.value(name_of(node.args[0])).dtype
+    return (before == "bool" and node.dtype in DTYPES) or (before, node.dtype) == (
+        "int64",
+        "float32",
+    )
+
+
+def nest_of(graph: Graph, nodes: Sequence[Node], wanted: Mapping[str, str]) -> Nest:
+    """Return nodes of a graph as one nest.
+
+    Args:
+        graph: that they are of.
+        nodes: in order, without views.
+        wanted: which values are stored, by their own names, and as which dtype.
+
+    Raises:
+        NotOneNest: it names the line of the user's file and the operation.
+    """
+    return _Builder(graph, nodes, wanted).build()
+
+
+class _Builder:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], wanted: Mapping[str, str]) -> None:
+        self.graph = graph
+        self.nodes = [n for n in nodes if not _is_same(graph, n)]
+        self.wanted = wanted
+        self.numbers: dict[str, float] = {}  # what is one number everywhere
+        self.kinds: dict[str, Kind] = {}
+        self.levels: dict[str, int] = {COLUMN: 0}
+        self.statements: dict[str, Statement] = {}
+        self.reductions: dict[str, Reduction] = {}
+        self.order: list[str] = []
+        self.flops = 0
+        own = {n.name for n in nodes}
+        views: dict[str, Node] = {}
+        left = [r for n in nodes for r in n.refs]
+        while left:
+            value = graph.value(left.pop())
+            if not isinstance(value, Node) or value.name in views or value.name in own:
+                continue
+            if value.name != real_name(graph, value.name) or value.op == "full":
+                views[value.name] = value
+                left += value.refs
+        every = {n.name for n in self.nodes} | views.keys() | own
+        in_order = [n for n in graph.nodes if n.name in every]
+        for node in in_order:
+            if node.op == "full" and not isinstance(node.args[0], Ref):
+                self.numbers[node.name] = float(node.args[0])
+        numbers = [t for t in graph.given if isinstance(t.value, int | float)]
+        self.numbers |= {t.name: float(t.value) for t in numbers}  # type: ignore[arg-type]
+        in_order = [n for n in in_order if n.name not in self.numbers]
+        self.space = space_of(graph, in_order, self.numbers)
+        self.varies = dict(self.space.varies)
+        self.varies[COLUMN] = self.space.columns
+        self.cols = self.space.cols
+        # A value has all dimensions over which some view of it varies.
+        for node in in_order:
+            if node.op in SAME_ORDER or _is_same(graph, node):
+                real = real_name(graph, node.name)
+                num = math.prod(graph.value(real).shape)
+                if math.prod(node.shape) != num:
+                    continue  # it is spread
+                dims = self.varies[node.name] | self.varies.get(real, frozenset())
+                if self.space.count(dims) != num:
+                    raise refusal(node, f"{real} is used in several shapes")
+                self.varies[real] = dims
+
+    # ---- nodes --------------------------------------------------------------------------------
+
+    def build(self) -> Nest:
+        own = {n.name for n in self.nodes}
+        used: dict[str, Node] = {}
+        for node in self.nodes:
+            for name in node.refs:
+                real = real_name(self.graph, name)
+                if real not in own and real not in self.numbers:
+                    used.setdefault(real, node)
+        arguments = []
+        everything: tuple[Tensor | Node, ...] = (*self.graph.given, *self.graph.nodes)
+        for value in everything:
+            if value.name not in used:
+                continue
+            is_stored = isinstance(value, Node)  # by a nest before this one
+            if isinstance(value, Tensor) and value.value is not None:
+                what = f"the constant {value.name} has several values"
+                raise refusal(used[value.name], what)
+            if value.dtype not in DTYPES:
+                what = f"{value.name} is {value.dtype}, which is not read yet"
+                raise refusal(used[value.name], what)
+            dtype = "float32" if is_stored else value.dtype
+            arguments.append(Tensor(value.name, value.shape, dtype))
+            self.levels[value.name] = 0
+        for node in self.nodes:
+            self._take(node)
+        self._about_means()
+        outputs = []
+        for name, dtype in self.wanted.items():
+            if name not in own:
+                continue
+            node = next(n for n in self.nodes if n.name == name)
+            count = math.prod(node.shape)
+            if count != self.space.count(self.varies[name]):
+                if self.space.count(range(len(self.space.sizes))) != count:
+                    raise refusal(node, "a result that is the same number many times")
+                self.varies[name] = frozenset(range(len(self.space.sizes)))
+            outputs.append(Output(name, dtype, count))
+        space = Space(self.space.sizes, self.space.columns, self.space.tail, self.varies)
+        names = [o.name for o in outputs]
+        return Nest(
+            space, tuple(arguments), tuple(self._of_rows(self._needed(names), 0)),
+            tuple(self._passes(outputs)), tuple(outputs), self.flops, self.kinds,
+        )  # fmt: skip
+
+    def _is_inner(self, name: str) -> bool:
+        return bool(self.varies[name] & self.space.columns)
+
+    def _take(self, node: Node) -> None:
+        if node.op in REDUCTIONS:
+            self._reduce(node)
+            return
+        if node.op == "gather":
+            self._gather(node)
+            return
+        if node.op == "cast" and node.dtype == "bool":
+            self._add(node.name, "ne", (self._operand(node.args[0]), 0.0))
+            return
+        op, own = _simpler(node)
+        operation = OPERATIONS.get(op)
+        if operation is None:
+            raise refusal(node, f"no loop is generated for {node.op} yet")
+        self._require_exact(node)
+        given = [self._operand(a) for a in own]
+        operands = tuple(given[: operation.arity])
+        constants = given[operation.arity :]
+        if any(isinstance(constant, str) for constant in constants):
+            raise refusal(node, f"{node.op} with a tensor where a number is expected")
+        attrs = dict(zip(operation.attributes, constants, strict=False))
+        self._add(node.name, op, operands, attrs)
+        self.flops += operation.flop * math.prod(node.shape)
+
+    def _require_exact(self, node: Node) -> None:
+        """Refuse whole numbers where float32 might not tell them apart."""
+        if node.dtype not in ("float32", "bool", "int64"):
+            raise refusal(node, f"{node.op} gives {node.dtype}, which is not computed yet")
+        tensors = [self.graph.value(a.name) for a in node.args if isinstance(a, Ref)]
+        whole = [t for t in tensors if t.dtype == "int64" and t.name not in self.numbers]
+        numbers = [a for a in node.args if not isinstance(a, Ref)]
+        is_select = node.op == "where" and len(whole) <= 1
+        is_compared = node.dtype == "bool" and len(whole) <= 1
+        is_small = all(abs(float(n)) < EXACT for n in numbers)
+        if (whole or node.dtype == "int64") and not ((is_select or is_compared) and is_small):
+            raise refusal(node, f"{node.op} of whole numbers")
+
+    def _operand(self, operand: Operand) -> str | float | bool:
+        if not isinstance(operand, Ref):
+            return operand
+        if operand.name in self.numbers:
+            return self.numbers[operand.name]
+        name = real_name(self.graph, operand.name)
+        if name in self.reductions and self.reductions[name].is_index:
+            raise refusal(None, f"{name}, which is a place, is computed with")
+        return self.numbers.get(name, name)
+
+    def _add(
+        self,
+        name: str,
+        op: str,
+        operands: tuple[str | float | bool, ...],
+        attrs: Mapping[str, object] | None = None,
+    ) -> None:
+        names = [o for o in operands if isinstance(o, str)]
+        self.statements[name] = Statement(name, op, operands, attrs or {})
+        if OPERATIONS[op].gives != "float":
+            self.kinds[name] = OPERATIONS[op].gives
+        self.varies[name] = frozenset[int]().union(*(self.varies[n] for n in names))
+        self.levels[name] = max((self.levels[n] for n in names), default=0)
+        self.order.append(name)
+
+    def _reduce(self, node: Node) -> None:
+        source = self._operand(node.args[0])
+        if not isinstance(source, str):
+            raise refusal(node, f"{node.op} of a number")
+        shape = self.graph.value(name_of(node.args[0])).shape
+        self.flops += math.prod(shape) * (4 if node.op == "var" else 1)
+        if node.op in ("argmax", "argmin", "amax", "amin", "sum"):
+            if (
+                node.dtype == "int64"
+                and node.op == "sum"
+                and (
+                    (self.kinds.get(source) != "mask" and source in self.statements)
+                    or self.cols > EXACT
+                )
+            ):
+                raise refusal(node, "a sum of whole numbers")
+            self._fold(node.name, node.op, source)  # type: ignore[arg-type]
+            return
+        mean = node.name if node.op == "mean" else f"{node.name}_mean"
+        self._fold(f"{mean}_sum", "sum", source)
+        self._add(mean, "mul", (f"{mean}_sum", 1.0 / self.cols))
+        if node.op == "var":
+            # About the mean, in a pass of its own: sums of squares cancel.
+            apart, squared = f"{node.name}_apart", f"{node.name}_squared"
+            self._add(apart, "sub", (source, mean))
+            self._add(squared, "square", (apart,))
+            self._fold(f"{node.name}_sum", "sum", squared)
+            correction = float(str(node.attrs.get("correction", 1)))
+            divisor = self.cols - correction
+            scale = 1.0 / divisor if divisor > 0 else math.nan
+            self._add(node.name, "mul", (f"{node.name}_sum", scale))
+
+    def _gather(self, node: Node) -> None:
+        """Of one place in each row: what lies there, with zeros elsewhere, summed."""
+        source, index = self._operand(node.args[0]), self._operand(node.args[1])
+        is_one = isinstance(index, str) and not self._is_inner(index)
+        if not isinstance(source, str) or not is_one or not self._is_inner(source):
+            raise refusal(node, "gather of several places a row")
+        axis = int(str(node.attrs["axis"]))
+        size = self.graph.value(name_of(node.args[0])).shape[axis]
+        if size != self.cols or node.shape[axis] != 1 or size > EXACT:
+            raise refusal(node, f"gather over {size} of {self.cols} columns")
+        self._add(f"{node.name}_is_it", "eq", (COLUMN, index))
+        self._add(f"{node.name}_picked", "where", (f"{node.name}_is_it", source, 0.0))
+        self._fold(node.name, "sum", f"{node.name}_picked")
+
+    def _fold(self, name: str, fold: Fold, source: str) -> None:
+        self.reductions[name] = Reduction(name, fold, source)
+        self.varies[name] = self.varies[source] - self.space.columns
+        self.levels[name] = self.levels[source] + 1
+
+    def _about_means(self) -> None:
+        """Write x * s + (b - m * s), as GroupNorm is recorded, as (x - m) * s + b.
+
+        Where the mean is far larger than what x differs from it, the first form has few right
+        digits left.
+        """
+        for name in list(self.order):
+            for product, shift in self._either(name, "add"):
+                for x, scale in self._either(product, "mul"):
+                    for less, bias in self._either(shift, "add"):
+                        for minus, again in self._either(less, "mul"):
+                            found = self.statements.get(minus)
+                            if again != scale or found is None or found.op != "neg":
+                                continue
+                            at = self.order.index(name)
+                            apart, scaled = f"{name}_apart", f"{name}_scaled"
+                            self._add(apart, "sub", (x, found.operands[0]))
+                            self._add(scaled, "mul", (apart, scale))
+                            self._add(name, "add", (scaled, bias))
+                            self.order[at:] = [apart, scaled, *self.order[at:-3]]
+
+    def _either(self, name: str, op: str) -> list[tuple[str, str]]:
+        """Return the operands of a value of that operation, in both orders."""
+        found = self.statements.get(name)
+        if found is None or found.op != op:
+            return []
+        one, other = found.operands
+        if not isinstance(one, str) or not isinstance(other, str):
+            return []
+        return [(one, other), (other, one)]
+
+    # ---- passes -------------------------------------------------------------------------------
+
+    def _passes(self, outputs: Sequence[Output]) -> list[Pass]:
+        needed = self._needed([o.name for o in outputs])
+        reductions = [r for name, r in self.reductions.items() if name in needed]
+        inner = [o for o in outputs if self._is_inner(o.name)]
+        levels = [
+            self.levels[n] for n in (*(r.value for r in reductions), *(o.name for o in inner))
+        ]
+        passes = []
+        for number in range(max(levels, default=-1) + 1):
+            ends = [r for r in reductions if self.levels[r.value] == number]
+            writes = [o for o in inner if self.levels[o.name] == number]
+            wanted = self._needed([*(r.value for r in ends), *(o.name for o in writes)])
+            own = [self.statements[n] for n in self.order if n in wanted]
+            after = self._of_rows(needed, number + 1)
+            passes.append(Pass([s for s in own if self._is_inner(s.name)], ends, writes, after))
+        return passes
+
+    def _of_rows(self, needed: set[str], level: int) -> list[Statement]:
+        """Return what is computed once a row when all passes below that level are over."""
+        own = [self.statements[n] for n in self.order if n in needed and self.levels[n] == level]
+        return [s for s in own if not self._is_inner(s.name)]
+
+    def _needed(self, ends: Sequence[str]) -> set[str]:
+        found: set[str] = set()
+        left = list(ends)
+        while left:
+            name = left.pop()
+            if name in found:
+                continue
+            found.add(name)
+            if name in self.statements:
+                left += [o for o in self.statements[name].operands if isinstance(o, str)]
+            elif name in self.reductions:
+                left.append(self.reductions[name].value)
+        return found
+
+
+_POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+
+
+def _simpler(node: Node) -> tuple[str, tuple[Operand, ...]]:
+    """Return an operation and its operands, of a power the one that PyTorch takes for it."""
+    if node.op == "pow" and not isinstance(node.args[1], Ref) and node.args[1] in _POWERS:
+        return _POWERS[node.args[1]], node.args[:1]
+    return node.op, node.args

@@ -1,0 +1,223 @@
+"""The templates of a module's nests: heads, parameters, and the functions that the plan calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tuner.capture.indexing import is_split
+from tuner.capture.loops import kept_values, loops_text
+from tuner.capture.loops_across import across_text
+from tuner.capture.nest import Nest
+from tuner.capture.stages import Stages
+from tuner.capture.triton_loops import triton_text
+
+__all__ = ["blocks_of", "cpp_template", "triton_template"]
+
+_TRITON_HEAD = """\
+---
+title: {title}, in Triton
+language: triton
+requires:
+  - {{expr: "device.kind == 'cuda'", why: "Triton needs a GPU"}}
+  - {{expr: "device.has_triton", why: "Triton is installed"}}
+  - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
+holds fits in its registers"}}
+  - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
+parameters:
+  block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
+  block_columns: {{about: "columns at a time; a row that is no longer is read once",
+    default: {default_columns}, values: {block_columns}}}
+  num_warps: {{about: "warps of a program", default: 4, values: [1, 2, 4, 8, 16, 32]}}
+{more}{workspace}steps:
+{steps}
+optimisations:
+  - {{text: "all of the forward in {kernels}: nothing else is stored"}}
+deterministic: true
+---
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+"""
+_STAGES = '  stages: {about: "blocks on their way at a time", default: 2, values: [1, 2, 3, 4]}\n'
+_SPLIT = (
+    '  split: {about: "blocks of a long row that one program takes", default: 8, '
+    "values: [1, 2, 4, 8, 16, 32, 64]}\n"
+)
+
+
+def blocks_of(nest: Nest) -> dict[str, list[int]]:
+    """Return the sizes of blocks that are worth trying: long where memory is contiguous."""
+    if not nest.space.is_across:
+        return {
+            "block_rows": [1] if is_split(nest) else [1, 2, 4, 8, 16],
+            "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
+        }
+    return {
+        "block_rows": [16, 32, 64, 128, 256, 512, 1024],
+        "block_columns": [1, 2, 4, 8, 16, 32, 64, 128],
+    }
+
+
+def _place(stages: Stages, names: Mapping[str, str], name: str, is_read: bool) -> str:
+    """Return what the plan calls a value: an argument, a result, or workspace."""
+    results = {*stages.outputs, *stages.updates.values()}
+    if name in results:
+        return f"{names[name]}_out"
+    return f"{names[name]}_between" if name in stages.between else names[name]
+
+
+def _arguments(stages: Stages, nest: Nest, names: Mapping[str, str]) -> list[str]:
+    found = [_place(stages, names, t.name, True) for t in nest.arguments]
+    return found + [_place(stages, names, o.name, False) for o in nest.outputs]
+
+
+def _between(stages: Stages, names: Mapping[str, str]) -> list[str]:
+    results = {*stages.outputs, *stages.updates.values()}
+    return [
+        f"  {names[name]}_between: {{shape: [{count}]}}"
+        for name, count in stages.between.items()
+        if name not in results
+    ]
+
+
+def sizes_of(nest: Nest, is_free: bool) -> tuple[str, str]:
+    """Return rows and columns as the plan's expressions: numbers where no other would do."""
+    return ("rows", "cols") if is_free else (str(nest.space.rows), str(nest.space.cols))
+
+
+def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: bool) -> str:
+    """Return the template of Triton kernels, its head included.
+
+    Args:
+        stages: what to compute.
+        op: the operator's name.
+        names: of values, none of `RESERVED`.
+        is_free: whether the number of rows may be another one.
+    """
+    steps, texts, workspace = [], [], _between(stages, names)
+    for number, nest in enumerate(stages.nests):
+        function = f"fused_{op}_rows" + (f"_{number}" if number else "")
+        texts.append(triton_text(nest, function, names))
+        arguments = _arguments(stages, nest, names)
+        rows, cols = sizes_of(nest, is_free)
+        if is_split(nest):
+            pieces = f"{rows} * cdiv({cols}, block_rows * block_columns * split)"
+            count = len(nest.reductions)
+            workspace.append(f'  partial_{number}: {{shape: ["{count} * {pieces}"]}}')
+            workspace.append(f'  totals_{number}: {{shape: ["{count} * {rows}"]}}')
+            arguments += [f"partial_{number}", f"totals_{number}"]
+        steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
+    first = stages.nests[0]
+    num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
+    reduces = any(nest.reductions for nest in stages.nests)
+    splits = any(is_split(nest) for nest in stages.nests)
+    head = _TRITON_HEAD.format(
+        title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)",
+        steps="\n".join(steps),
+        kernels="one kernel" if len(steps) == 1 and not splits else "a few kernels",
+        per_lane=max(16, 256 // num_whole),
+        **blocks_of(first),
+        default_rows=128 if first.space.is_across else 1,
+        default_columns=8 if first.space.is_across else 1024,
+        more=(_STAGES if reduces else "") + (_SPLIT if splits else ""),
+        workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
+    )
+    return head + "".join(texts)
+
+
+def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: bool) -> str:
+    """Return the template of C++ loops, its head included; for the arguments see there."""
+    kept = [value for nest in stages.nests for value in kept_values(nest)]
+    splits = any(is_split(nest) for nest in stages.nests)
+    steps, texts = [], []
+    large: list[tuple[str, str, str]] = []
+    for number, nest in enumerate(stages.nests):
+        function = f"fused_{op}_rows" + (f"_{number}" if number else "")
+        rows, cols = sizes_of(nest, is_free)
+        arguments = ", ".join([*_arguments(stages, nest, names), rows, cols, "num_threads"])
+        steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
+        write = across_text if nest.space.is_across else loops_text
+        texts.append(write(nest, function, names))
+        for output in nest.outputs:
+            if output.dtype == "float32" and nest.is_inner(output.name):
+                large.append((_place(stages, names, output.name, False), rows, cols))
+    for name, rows, cols in large:
+        call = f"{{call: fused_{op}_huge_pages, args: [{name}, {rows}, {cols}], "
+        steps.insert(0, f'  - {call}when: "huge_pages"}}')
+    parameters = [
+        '  width: {about: "floats in a vector", default: {expr: "device.simd_bits // 32"}, '
+        "values: [4, 8, 16]}",
+        '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}',
+        '  max_threads: {about: "threads at most; 0 is as many as PyTorch uses", default: 0, '
+        "values: [0]}",
+        '  stream_output: {about: "write outputs past the caches, where the machine can", '
+        "default: false, values: [false, true]}",
+    ]
+    if large:
+        parameters.append(
+            '  huge_pages: {about: "ask Linux for 2 MB pages under outputs, which are fresh at '
+            'every call", default: true, values: [true, false]}'
+        )
+    if kept:
+        parameters.append(
+            '  keep: {about: "keep what is costly from one sweep over a row to the next", '
+            "default: true, values: [true, false]}"
+        )
+    if splits:
+        parameters.append(
+            '  piece: {about: "columns of a long row that one thread takes at a time", '
+            "default: 65536, values: [16384, 65536, 262144]}"
+        )
+    workspace = _between(stages, names)
+    head = [
+        "---",
+        f"title: Sweeps over each row ({sum(len(n.passes) for n in stages.nests)}), in C++",
+        "language: cpp",
+        "requires:",
+        '  - {expr: "device.kind == \'cpu\'", why: "it is C++ for the CPU"}',
+        '  - {expr: "32 * width <= device.simd_bits", why: "a vector is no wider than this '
+        "machine's registers\"}",
+        "parameters:",
+        *parameters,
+        *(["workspace:", *workspace] if workspace else []),
+        "steps:",
+        *steps,
+        "optimisations:",
+        '  - {text: "all of the forward in loops over rows: hardly anything is stored between"}',
+        '  - {text: "outputs are written past the caches", when: "stream_output"}',
+        "---",
+        *(f"#include <{name}>" for name in _HEADERS),
+        "",
+        '{% include "_lib/cpu_simd.hpp" %}',
+        "",
+        '{% include "_lib/cpu_math.hpp" %}',
+        "",
+        "{% if stream_output %}",
+        '{% include "_lib/cpu_stream.hpp" %}',
+        "{% endif %}",
+        '{% include "_lib/cpu_rows.hpp" %}',
+    ]
+    if large:
+        head += [
+            "{% if huge_pages %}",
+            '{% include "_lib/cpu_huge_pages.hpp" %}',
+            f'extern "C" const char* fused_{op}_huge_pages(float* made, int64_t rows, '
+            "int64_t cols) {",
+            "  pages::prefer_huge(made, rows * cols * 4);",
+            "  return nullptr;",
+            "}",
+            "{% endif %}",
+        ]
+    head += [
+        "constexpr int64_t kThreads = {{ max_threads }};",
+        "constexpr int kUnroll = {{ unroll }};",
+        "constexpr int64_t kPiece = 4096;  // columns that are summed in float32",
+    ]
+    if any(nest.space.is_across for nest in stages.nests):
+        head.append("constexpr int64_t kColumns = 16;  // the same, of rows beside each other")
+    if splits:
+        head.append("constexpr int64_t kSplit = {{ piece }};")
+    return "\n".join([*head, "", "", "\n\n".join(texts)])
+
+
+_HEADERS = ["algorithm", "cmath", "cstdint", "cstring", "type_traits", "vector"]

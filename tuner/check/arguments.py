@@ -1,0 +1,289 @@
+"""The arguments of a probe's calls, drawn: numbers, views, integers, and what has a default."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.layouts import fitted
+from tuner.check.probe import ILLEGAL, Probe
+from tuner.errors import ProblemError
+from tuner.problem.draws import Distribution
+from tuner.problem.reference import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["draw_output_gradients", "draw_tangents", "inputs_of_calls", "nudged", "reordered"]
+
+
+def inputs_of_calls(
+    problem: Problem, probe: Probe, device: Any, model: torch.nn.Module
+) -> list[list[Any]]:
+    """Return each call's arguments; those of "repeated" calls are given once.
+
+    `model` is the reference, which is left as it is; it says what integers are special.
+    """
+    first = problem.make_inputs(
+        probe.seed_inputs, distribution=probe.distribution, batch=probe.batch, device=device
+    )
+
+    first = fitted(first, probe.layout)
+    if probe.distribution == "special":
+        first = _with_special_values(problem, model, first)
+    if probe.distribution in ("large_integers", *ILLEGAL):
+        first = _with_odd_integers(problem, model, first, probe.distribution)
+    if probe.other_arguments:
+        first = _with_other_arguments(problem, model, first)
+    calls = 1 if probe.inputs == "repeated" else probe.calls
+    changes = {"nudged": nudged, "reordered": reordered, "exchanged": _exchanged}
+    change = changes.get(probe.inputs, _varied)
+    if probe.is_drawn:  # legal for sure
+        seeds = range(probe.seed_inputs, probe.seed_inputs + calls)
+        return [problem.make_inputs(s, batch=probe.batch, device=device) for s in seeds]
+    made = [
+        [
+            change(value, call) if call else value
+            for value in _with_other_integers(problem, probe, first, call, device)
+        ]
+        for call in range(calls)
+    ]
+    return [_converted(values, probe, call) for call, values in enumerate(made)]
+
+
+def _with_special_values(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any]
+) -> list[Any]:
+    """Return integers with those that mean something else, and bools that are alike in a row.
+
+    Special are the least and the largest that were given, a `padding_idx` of a submodule, and
+    -100, which losses ignore, where the reference takes it.
+    """
+    import torch
+
+    padding = [getattr(part, "padding_idx", None) for part in model.modules()]
+    result = list(values)
+    for i, value in enumerate(values):
+        if not isinstance(value, torch.Tensor) or not value.numel():
+            continue
+        if value.dtype == torch.bool and value.ndim:
+            result[i] = value.clone()
+            result[i][0], result[i][-1] = False, True
+        if value.dtype != torch.int64:
+            continue
+        special = [int(value.min()), int(value.max()), *(p for p in padding if p is not None)]
+        for extra in ([-100], []):
+            marked = value.clone().reshape(-1)
+            for at, number in enumerate([*extra, *special]):
+                marked[at::8][: max(1, len(marked) // 16)] = number
+            result[i] = marked.view(value.shape)
+            if _is_taken(problem, model, result):
+                break
+            result[i] = value
+    return result
+
+
+def _is_taken(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -> bool:
+    """Whether the reference answers, and the same twice; on the CPU, where refusals cost nothing.
+
+    An index that a GPU refuses ends the use of that GPU.
+    """
+    import torch
+
+    on_cpu = [x.cpu() if isinstance(x, torch.Tensor) else x for x in values]
+    try:
+        with torch.no_grad():
+            first, again = (
+                problem.call(copy.deepcopy(model).cpu().eval(), on_cpu) for _ in range(2)
+            )
+    except ProblemError:
+        return False
+    pairs = zip(first, again, strict=True)
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+def _with_odd_integers(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any], kind: Distribution
+) -> list[Any]:
+    """Return int64 tensors that are large, if the reference takes that, or one odd number in them.
+
+    "negative_integers" has one -1, "integers_beyond" one that is the first too large: the size of
+    a table or of a last dimension, or one more than was given.
+    """
+    import torch
+
+    result = list(values)
+    sizes = [getattr(part, "num_embeddings", 0) for part in model.modules()]
+    sizes += [x.shape[-1] for x in values if isinstance(x, torch.Tensor) and x.ndim]
+    for i, value in enumerate(values):
+        is_integer = isinstance(value, torch.Tensor) and value.dtype == torch.int64
+        if not is_integer or not value.numel():
+            continue
+        most = int(value.max())
+        tries = sorted({most + 1, *(size for size in sizes if size > most)})
+        for number in [-1] if kind == "negative_integers" else tries:
+            result[i] = value.clone()
+            if kind == "large_integers":
+                result[i] += 2**30
+            else:
+                result[i].view(-1)[value.numel() // 3] = number
+            is_taken = _is_taken(problem, model, result)
+            if not is_taken:
+                break
+        if kind == "large_integers" and not is_taken:
+            result[i] = value
+        elif not is_taken:
+            break  # one is enough to be refused
+    return result
+
+
+GRADIENT_FACTORS = {"large": 2.0**40, "small": 2.0**-40}  # as loss scaling makes them, and more
+# Words that PyTorch's functions take in each other's place.
+WORDS = (
+    ("none", "tanh"), ("mean", "sum", "none"), ("zeros", "reflect", "replicate", "circular"),
+    ("nearest", "bilinear"), ("fan_in", "fan_out"),
+)  # fmt: skip
+
+
+def _with_other_arguments(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any]
+) -> list[Any]:
+    """Return other numbers, and what `forward` takes beside what `get_inputs` gives.
+
+    Each is kept where the reference takes it: of the type that it has, or of its default's; a None
+    may stand for a mask of bools, a tensor or a number.
+    """
+    import torch
+
+    first = next((x for x in values if isinstance(x, torch.Tensor) and x.ndim), None)
+
+    def tries(value: Any) -> list[Any]:
+        if isinstance(value, bool):
+            return [not value]
+        if isinstance(value, int):
+            return [value + 1, value - 1]
+        if isinstance(value, float):
+            return [1.5 * value + 0.25 * (value == 0.0), 0.5 * value]
+        if isinstance(value, str):
+            return [w for words in WORDS if value in words for w in words if w != value]
+        if value is not None or first is None:
+            return []
+        order = torch.arange(first.numel(), device=first.device).view(first.shape)
+        return [order % 3 == 1, first.flip(0), 0.5]
+
+    result = list(values)
+    words = list(inspect.signature(type(model).forward).parameters.values())[1:]
+    usual = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    more = [p.default for p in words[len(values) :] if p.kind in usual]
+    for at, value in enumerate([*values, *more]):
+        kept = result[:at]
+        rest = result[at + 1 :]
+        found = next(
+            (x for x in tries(value) if _is_taken(problem, model, [*kept, x, *rest])), value
+        )
+        result = [*kept, found, *rest]
+    return result
+
+
+def _converted(values: Sequence[Any], probe: Probe, call: int) -> list[Any]:
+    """Return inputs in the type that the module has been converted to by that call."""
+    import torch
+
+    if not any("convert" in actions for actions in probe.before[: call + 1]):
+        return list(values)
+    dtype = getattr(torch, probe.dtype)
+    return [
+        value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in values
+    ]
+
+
+def _with_other_integers(
+    problem: Problem, probe: Probe, values: Sequence[Any], call: int, device: Any
+) -> Sequence[Any]:
+    """Return the inputs with integer tensors of another draw, since only draws are legal."""
+    import torch
+
+    def is_integer(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and not value.is_floating_point()
+
+    if (
+        not call
+        or probe.inputs in ("nudged", "reordered", "exchanged")
+        or not any(map(is_integer, values))
+    ):
+        return values
+    drawn = problem.make_inputs(probe.seed_inputs + call, batch=probe.batch, device=device)
+    pairs = zip(values, drawn, strict=True)
+    return [new if is_integer(old) else old for old, new in pairs]
+
+
+def _varied(value: Any, call: int) -> Any:
+    """Return other content with other statistics, far from any earlier call's."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.ndim:
+        return value
+    return value.flip(0) * (1.0 + 0.5 * call) + 0.25 * call
+
+
+def nudged(value: Any, call: int) -> Any:
+    """Return the same content but for one element, past the middle."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    changed = value.clone()
+    at = (2 * value.numel() // 3 + 5 * call) % value.numel()
+    changed.view(-1)[at] = -3.0 * changed.view(-1)[at] - 1.0
+    return changed
+
+
+def reordered(value: Any, call: int) -> Any:
+    """Return the same rows, last first: no sum over all of them tells."""
+    import torch
+
+    return value.flip(0) if isinstance(value, torch.Tensor) and value.ndim else value
+
+
+def _exchanged(value: Any, call: int) -> Any:
+    """Return the same rows, two in the middle exchanged: sums, ends and norms are the same."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.ndim or len(value) < 4:
+        return value
+    order = list(range(len(value)))
+    at = len(order) // 3
+    order[at], order[at + 1] = order[at + 1], order[at]
+    return value[order]
+
+
+def draw_output_gradients(
+    outputs: Sequence[torch.Tensor], tensors: dict[str, torch.Tensor], probe: Probe
+) -> None:
+    """Put the gradients that outputs get into `tensors`, where they are missing."""
+    import torch
+
+    for k, y in enumerate(outputs):
+        if y.is_floating_point() and f"grad.{k}" not in tensors:
+            generator = torch.Generator(y.device).manual_seed(probe.seed_inputs + 7)
+            drawn = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
+            tensors[f"grad.{k}"] = drawn * GRADIENT_FACTORS.get(probe.gradient_values, 1.0)
+            if probe.gradient_values == "nan" and drawn.numel():
+                tensors[f"grad.{k}"].view(-1)[drawn.numel() // 3] = float("nan")
+
+
+def draw_tangents(
+    arguments: Sequence[Sequence[Any]], tensors: dict[str, torch.Tensor], probe: Probe
+) -> None:
+    """Put the tangents of inputs in forward mode into `tensors`."""
+    import torch
+
+    for call, values in enumerate(arguments):
+        for i, x in enumerate(values):
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
+                generator = torch.Generator(x.device).manual_seed(probe.seed_inputs + 11 + i)
+                drawn = torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+                tensors[f"tangent.{call}.{i}"] = drawn

@@ -1,0 +1,140 @@
+"""How arguments lie in memory: strides, offsets, elements or arguments that share memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.crossing import Layout, Script
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["fitted", "laid_out", "laid_out_where"]
+
+
+def laid_out(value: Any, layout: Layout) -> Any:
+    """Return a copy of a tensor in fresh memory, with the strides or alignment of `layout`."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not value.is_floating_point() or value.ndim == 0 or not value.numel():
+        return value.clone()
+    if layout == "transposed" and value.ndim >= 2:
+        return value.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == "strided":
+        wide = value.new_full((*value.shape[:-1], 2 * value.shape[-1]), float("nan"))
+        wide[..., ::2] = value
+        return wide[..., ::2]
+    if layout == "padded" and value.ndim >= 2:
+        wide = value.new_full((*value.shape[:-1], value.shape[-1] + 8), float("nan"))
+        wide[..., :-8] = value
+        return wide[..., :-8]
+    if layout == "cut":  # a part of a larger tensor: an odd offset, and odd strides
+        width, rows = value.shape[-1], value.shape[0] if value.ndim > 1 else 0
+        larger = (*([rows + 2] if rows else []), *value.shape[1:-1], width + 5 - width % 2)
+        whole = value.new_full(larger, float("nan"))
+        return (whole[2:] if rows else whole)[..., 3 : 3 + width].copy_(value)
+    if layout == "misaligned":
+        buffer = value.new_full((value.numel() + 1,), float("nan"))
+        return buffer[1:].view(value.shape).copy_(value)
+    if layout == "expanded":
+        return value[..., :1].clone().expand(value.shape)
+    if layout == "rows expanded":
+        return value[:1].clone().expand(value.shape)
+    if layout == "overlapping":
+        rows = _overlapping(torch.empty_like(value).reshape(-1), value.shape)
+        return rows.copy_(value)  # equal where they overlap
+    if layout == "negated":  # what is in memory is the negative, as in a conjugate's view
+        return torch._neg_view(-value)
+    return value.clone(memory_format=torch.contiguous_format)
+
+
+def laid_out_where(values: Sequence[Any], script: Script) -> list[Any]:
+    """Return copies of arguments in fresh memory, all or one of them with the script's layout."""
+    import torch
+
+    if script.layout == "shared":
+        return _in_one_memory(values)
+
+    tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    at = None if script.layout_at is None or not tensors else script.layout_at % len(tensors)
+    return [
+        laid_out(value, script.layout if at is None or i == tensors[at] else "contiguous")
+        for i, value in enumerate(values)
+    ]
+
+
+def fitted(values: Sequence[Any], layout: Layout, at: int | None = None) -> list[Any]:
+    """Return arguments with such values as their layout can have, in ordinary memory.
+
+    Elements that share memory are equal; "float64" and "mixed" change the type, "too_wide" the
+    last size.
+
+    Args:
+        values: of a call.
+        layout: that they shall have.
+        at: the only tensor that has it, None for all.
+    """
+    import torch
+
+    def is_number(value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim > 0
+
+    if layout == "shared":
+        return [laid_out(value, "contiguous") for value in _in_one_memory(values)]
+    if layout == "mixed":
+        found = [i for i, value in enumerate(values) if is_number(value)]
+        dtype = torch.float64 if len(found) > 1 else torch.bfloat16
+        return [v.to(dtype) if i in found[-1:] else v for i, v in enumerate(values)]
+
+    def one(value: Any) -> Any:
+        if not is_number(value):
+            return value
+        if layout == "overlapping" and value.numel():
+            return _overlapping(value.reshape(-1), value.shape).contiguous()
+        if layout in ("expanded", "rows expanded"):
+            return laid_out(value, layout).contiguous()
+        if layout == "float64":
+            return value.double()
+        if layout == "too_wide":
+            return torch.cat([value, value[..., :1]], dim=-1)
+        return value
+
+    return [one(value) for value in values]
+
+
+def _overlapping(memory: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return rows that begin in the middle of the row before, as those of `unfold`."""
+    width = math.prod(shape[1:])
+    strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    strides[0] = max(1, width // 2)
+    return memory.as_strided(list(shape), strides)
+
+
+def _in_one_memory(values: Sequence[Any]) -> list[Any]:
+    """Return arguments of which those of one type share memory, as `x` and `x.t()` do.
+
+    The first is as given. Another of its size has its elements in another order, a smaller one
+    the first of them.
+    """
+    import torch
+
+    result: list[Any] = []
+    first: Any = None
+    for value in values:
+        is_tensor = isinstance(value, torch.Tensor) and value.is_floating_point()
+        if not is_tensor or not value.numel() or not value.ndim:
+            result.append(laid_out(value, "contiguous"))
+        elif first is None:
+            first = laid_out(value, "contiguous")
+            result.append(first)
+        elif value.dtype != first.dtype or value.numel() > first.numel():
+            result.append(laid_out(value, "contiguous"))
+        else:
+            flat = first.view(-1)[: value.numel()]
+            last_first = flat.view(value.shape[::-1])
+            result.append(last_first.permute(*range(value.ndim - 1, -1, -1)))
+    return result
