@@ -27,7 +27,8 @@ from pathlib import Path
 from benchmarks.shapes import sizes_of
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.measure import ratio_interval
-from tuner.evaluate.racing import Race, Racer
+from tuner.evaluate.race import Race
+from tuner.evaluate.racing import Racer
 from tuner.evaluate.task import Task
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Interval

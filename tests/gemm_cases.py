@@ -273,10 +273,20 @@ def assert_bad_values_stay_in_their_row_or_column_in_eval_mode(run: BoundOp, nam
     import torch
 
     for value in (float("nan"), float("inf"), -float("inf")):
-        for which, place in ((0, (77, 5)), (1, (3, 7))):
+        for hit in ({0: (77, 5)}, {1: (3, 7)}, {0: (77, 5), 1: (3, 7)}, {0: (0, 5), 1: (0, 5)}):
             inputs = make_inputs((200, 104, 133), "normal")
-            inputs[which][place] = value
-            (y,) = run.also["eval"](*inputs, inputs[2], inputs[3].abs(), EPS)
+            for which, place in hit.items():
+                inputs[which][place] = value
+            x, weight, bias, scale, gamma, beta = inputs
+            (y,) = run.also["eval"](*inputs, bias, scale.abs(), EPS)
             is_hit = torch.zeros_like(y, dtype=torch.bool)
-            is_hit[(place[0],) if which == 0 else (slice(None), place[0])] = True
-            assert torch.equal(~y.isfinite(), is_hit), (name, value, which)
+            for which, (line, _) in hit.items():
+                is_hit[(line,) if which == 0 else (slice(None), line)] = True
+            assert torch.equal(~y.isfinite(), is_hit), (name, value, hit)
+            own = (torch.nn.functional.linear(x, weight, bias) * scale - bias) / scale.abs().sqrt()
+            own = own * gamma + beta
+            assert torch.equal(y[is_hit].nan_to_num(), own[is_hit].nan_to_num()), (
+                name,
+                value,
+                hit,
+            )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from full_runs import REASONS, environment, probe
 
-from tuner.evaluate.racing import Race, finalist
+from tuner.evaluate.race import Race, finalist
 from tuner.run import Run, create_run
 from tuner.trial import (
     Build,

@@ -57,7 +57,7 @@ MODULES: dict[str, tuple[str, str, str]] = {
                                "torch.randn(3, 3, 2, 5, 40)"),
     "instance_norm": ("self.n(x)", "self.n = nn.InstanceNorm2d(6, affine=True)",
                       "torch.randn(4, 6, 9, 11)"),
-    "group_norm": ("self.n(x)", "self.n = nn.GroupNorm(3, 12)", "torch.randn(4, 12, 9, 5) + 100"),
+    "group_norm": ("self.n(x)", "self.n = nn.GroupNorm(3, 12)", "torch.randn(4, 12, 9, 5) + 10"),
     "frobenius": ("x / torch.norm(x, p='fro')", "", "torch.randn(3, 5, 1000)"),
     "mse": (f"{F}.mse_loss(x, y)", "", f"{X}, {X}"),
     "huber": (f"{F}.smooth_l1_loss(x, y) + {F}.huber_loss(x, y, delta=0.5)", "", f"{X}, {X}"),

@@ -16,7 +16,8 @@ from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import evaluator as room, racing
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.evaluator import DeviceEvaluator
-from tuner.evaluate.racing import Race, Racer, compared_with_compiled, finalist
+from tuner.evaluate.race import Race, compared_with_compiled, finalist
+from tuner.evaluate.racing import Racer
 from tuner.evaluate.task import Task, explained, least_us
 from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.verifier import Verifier

@@ -9,7 +9,8 @@ from test_problem import FLAGSHIP
 
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.own_path import is_own_path
-from tuner.evaluate.racing import Racer, finalist
+from tuner.evaluate.race import finalist
+from tuner.evaluate.racing import Racer
 from tuner.evaluate.task import Task
 from tuner.trial import Check, Finalist, Interval
 

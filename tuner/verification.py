@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.measure import tie_set
-from tuner.evaluate.racing import Race, Racer, compared_with_compiled, finalist
+from tuner.evaluate.race import Race, compared_with_compiled, finalist
+from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.exporting import ExportCompiler, ExportFile, export_of, fallback_of

@@ -142,7 +142,9 @@ def _value_probes(
         probe("NaN row", distribution="nan_row", tells=poison),
         probe("NaN row, eval", distribution="nan_row", mode="eval", **_FULL, tells=poison),
         probe("Inf elements", distribution="inf_elements", tells=poison),
-        probe("Inf elements, eval", distribution="inf_elements", mode="eval", tells=poison),
+        probe(
+            "Inf elements, eval", distribution="inf_elements", mode="eval", **_FULL, tells=poison
+        ),
     ]  # fmt: skip
 
 

@@ -55,6 +55,10 @@ def called_at_once(
     Returns:
         What each thread got most seldom.
     """
+    import torch
+
+    if device.type == "cuda":  # what was made until now is of another stream
+        torch.cuda.synchronize(device)
     together = threading.Barrier(len(arguments))
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # a call of a small module is over in 50 us
@@ -80,7 +84,7 @@ def _repeated(
     import torch
 
     called: Callable[..., Any] = model
-    start = [(buffer, buffer.clone()) for buffer in model.buffers()] if model.training else []
+    start: list[tuple[torch.Tensor, torch.Tensor]] = []
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     num_seen: Counter[int] = Counter()
     kept: dict[int, Made] = {}
@@ -105,6 +109,8 @@ def _repeated(
                 buffer.copy_(value)
 
     with torch.cuda.stream(stream):  # it is of the thread, as is the mode
+        if model.training:
+            start += [(buffer, buffer.clone()) for buffer in model.buffers()]
         together.wait()
         end_s = time.monotonic() + AT_ONCE_S
         while num_seen.total() < MIN_AT_ONCE or time.monotonic() < end_s:
@@ -114,4 +120,6 @@ def _repeated(
             num_seen[bits] += 1
             if len(kept) < MAX_KEPT:
                 kept.setdefault(bits, made)
+        if stream is not None:
+            stream.synchronize()
     return kept[min(kept, key=lambda bits: num_seen[bits])]

@@ -8,10 +8,9 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, closing
 from typing import Any
 
 from tuner.errors import WorkerError
@@ -23,14 +22,14 @@ from tuner.evaluate.contender import (
     loaded,
     started,
 )
-from tuner.evaluate.measure import contradicted, ratio_interval
+from tuner.evaluate.measure import contradicted
+from tuner.evaluate.race import Race
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, too_fast
 from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.timers import BOUND_LAUNCH_US, USERS_LAUNCH_US
 from tuner.evaluate.worker import Worker
-from tuner.trial import Check, Compiled, Finalist, Interval
 
-__all__ = ["Race", "Racer", "compared_with_compiled", "finalist"]
+__all__ = ["Racer"]
 
 BURST_S = 0.05  # of samples from one process before the next one's turn
 MIN_ROUNDS = 8  # turns of each process
@@ -41,7 +40,6 @@ FEW_WARM_UPS = 2  # of processes that have raced before
 WARM_UP_SAMPLES = 5
 MOST_WARM_UP_S = 1.2  # of each process: slow calls are long enough to settle in fewer
 MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopelessly wide
-BEHIND = 0.02  # in every set so far: no later one would make such a contender the fastest
 MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
 DISTURBED_WAIT_S = 0.2
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
@@ -53,56 +51,12 @@ SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other values
 STEADY = 0.05  # relative difference of two medians that agree
 
 
-@dataclass(slots=True)
-class Race:
-    """What processes that took turns told of their times, the baseline in lane 0.
-
-    `bursts` are samples in us, [lane][process][round][sample]; a lane that was clearly behind has
-    fewer processes than the baseline. `race[lane]` is what counts of
-    them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
-    and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
-    `elsewhere` is the same race on other values, if that was asked for. `falls_back` says whose
-    timed call ran the reference's own operations.
-    """
-
-    bursts: list[list[list[list[float]]]]
-    num_throttled: int = 0
-    num_disturbed: int = 0
-    elsewhere: Race | None = None
-    falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
-
-    def __getitem__(self, lane: int) -> list[list[float]]:
-        return [[statistics.median(burst) for burst in rounds] for rounds in self.bursts[lane]]
-
-    def __len__(self) -> int:
-        return len(self.bursts)
-
-    @property
-    def num_processes(self) -> int:
-        """How many sets of processes raced."""
-        return len(self.bursts[0])
-
-    def __iter__(self) -> Iterator[list[list[float]]]:
-        return (self[lane] for lane in range(len(self)))
-
-    def clearly_behind(self, lanes: Sequence[int]) -> list[int]:
-        """Return those of the lanes that were slower than the fastest one in every set."""
-        medians = {n: [statistics.median(rounds) for rounds in self[n]] for n in lanes}
-        fastest = min(lanes, key=lambda n: statistics.fmean(medians[n]), default=0)
-        return [
-            n
-            for n in lanes
-            if all(
-                m > (1.0 + BEHIND) * f for m, f in zip(medians[n], medians[fastest], strict=True)
-            )
-        ]
-
-
 class Racer:
     """Races contenders in fresh processes, each with the baseline and all others beside it."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
+        self._is_gpu = task.device.startswith("cuda")
         self._files = Unedited(task)
         self._calls = TimedCalls()
         self._num_throttled = 0
@@ -153,11 +107,9 @@ class Racer:
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
         judged = [secrets.randbelow(sure) for _ in contenders]
         lanes = list(range(1, len(race)))  # of those that are not clearly behind
-        for number in range(num_processes):
-            active = [contenders[lane - 1] for lane in lanes]
-            with ExitStack() as stack:
-                racers = started(stack, self._task, active, "baseline")
-                self._get_ready(racers, active)
+        with closing(self._sets(contenders, num_processes, lanes)) as sets:
+            for number, racers in sets:
+                active = [contenders[lane - 1] for lane in lanes]
                 for racer in racers:  # no thread of one slows the turn of another
                     racer.rest_between_calls()
                 self._give_timing_set(racers)
@@ -194,13 +146,44 @@ class Racer:
                     if edited:
                         raise WorkerError(f"{contender.name}: {edited}")
                 if number + 1 >= MIN_SETS and (behind := race.clearly_behind(lanes)):
-                    lanes = [n for n in lanes if n not in behind or judged[n - 1] > number]
+                    lanes[:] = [n for n in lanes if n not in behind or judged[n - 1] > number]
                 on_round((number + 1) / num_processes)
                 is_over = until_s is not None and time.monotonic() > until_s
                 if is_over and number + 1 >= MIN_SETS:
                     break
         race.num_throttled, race.num_disturbed = self._num_throttled, self._num_disturbed
         return race
+
+    def _sets(
+        self, contenders: Sequence[Contender], num_sets: int, lanes: Sequence[int]
+    ) -> Generator[tuple[int, list[Worker]], None, None]:
+        """Yield sets of processes that have loaded what they race; each ends before the next.
+
+        They are started while those of the set before load, so that nothing starts while others
+        race. `lanes` says at each set who is in it, and may have become shorter.
+        """
+
+        def begun(lanes: Sequence[int]) -> tuple[ExitStack, list[int], list[Worker]]:
+            active = [contenders[lane - 1] for lane in lanes]
+            with ExitStack() as stack:
+                racers = started(stack, self._task, active, "baseline")
+                return stack.pop_all(), [0, *lanes], racers
+
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(begun, list(lanes))
+            try:
+                for number in range(num_sets):
+                    stack, places, racers = following.result()
+                    with stack:
+                        if number + 1 < num_sets:
+                            following = pool.submit(begun, list(lanes))
+                        racers = [racers[places.index(lane)] for lane in (0, *lanes)]
+                        self._get_ready(racers, [contenders[lane - 1] for lane in lanes])
+                        wait([following])
+                        yield number, racers
+            finally:
+                if not following.exception():
+                    following.result()[0].close()
 
     def _get_ready(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
         """Let the baseline's process load the reference, and each other one its contender."""
@@ -257,7 +240,7 @@ class Racer:
             is_bound_here: whether its launches are our own binding's, in Python.
         """
         host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
-        allowed_us = host_us if self._task.device.startswith("cuda") else CLOCK_US
+        allowed_us = host_us if self._is_gpu else CLOCK_US
         refusal = ""
         for _ in range(CROSS_CHECKS):
             slowdown = self._wall_us(racers[0], told[0]) / told[0]
@@ -345,56 +328,6 @@ class Racer:
         is_disturbed = False
         for place in reversed(order) if is_odd else order:
             bursts[place] = self._burst(racers[place], num_samples)
-            is_disturbed |= self._preempted_per_s > MOST_PREEMPTED_PER_S
+            # A GPU's own clock hardly sees what becomes of the host.
+            is_disturbed |= self._preempted_per_s > MOST_PREEMPTED_PER_S and not self._is_gpu
         return bursts, is_disturbed
-
-
-def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalist:
-    """Summarise one lane of a race against lane 0, the baseline.
-
-    Args:
-        number: the trial's number.
-        check: the verdict of all probes.
-        race: what `Racer.race` returned, None for a contender that did not race.
-        lane: which of them is the contender's.
-    """
-    if race is None:
-        return Finalist(number, check, error=check.reason)
-    own, elsewhere = race[lane], race.elsewhere
-    baseline = race[0][: len(own)]
-    rounds = [value for process in own for value in process]
-    latency_us = statistics.median(rounds)
-    spread = statistics.median(abs(value - latency_us) for value in rounds)
-    return Finalist(
-        number,
-        check,
-        _ratio(baseline, own),
-        latency_us,
-        statistics.median(value for process in baseline for value in process),
-        1.4826 * spread / latency_us,
-        samples_us=_frozen(race.bursts[lane]),
-        baseline_samples_us=_frozen(race.bursts[0][: len(own)]),
-        num_throttled=race.num_throttled,
-        falls_back=race.falls_back.get(lane, False),
-        elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
-    )
-
-
-def compared_with_compiled(mode: str, race: Race) -> Compiled:
-    """Summarise a race of the baseline, the exported file and torch.compile, in that order."""
-    baseline, own, compiled = race
-    return Compiled(
-        mode,
-        interval=_ratio(baseline, compiled),
-        ours=_ratio(compiled, own),
-        latency_us=statistics.median(value for process in compiled for value in process),
-    )
-
-
-def _ratio(slow: list[list[float]], fast: list[list[float]]) -> Interval:
-    """Return the interval of slow / fast of two lanes, [process][round] in us."""
-    return ratio_interval([list(zip(s, f, strict=True)) for s, f in zip(slow, fast, strict=True)])
-
-
-def _frozen(lane: list[list[list[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
-    return tuple(tuple(tuple(burst) for burst in rounds) for rounds in lane)

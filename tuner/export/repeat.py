@@ -21,7 +21,8 @@ import psutil
 from tuner.errors import InputError, WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.measure import ratio_interval
-from tuner.evaluate.racing import Racer, finalist
+from tuner.evaluate.race import finalist
+from tuner.evaluate.racing import Racer
 from tuner.evaluate.task import Task
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256

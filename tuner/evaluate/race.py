@@ -1,0 +1,110 @@
+"""What a race told: times of processes that took turns, and what follows for each contender."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tuner.evaluate.measure import ratio_interval
+from tuner.trial import Check, Compiled, Finalist, Interval
+
+__all__ = ["Race", "compared_with_compiled", "finalist"]
+
+BEHIND = 0.02  # in every set so far: no later one would make such a contender the fastest
+
+
+@dataclass(slots=True)
+class Race:
+    """What processes that took turns told of their times, the baseline in lane 0.
+
+    `bursts` are samples in us, [lane][process][round][sample]; a lane that was clearly behind has
+    fewer processes than the baseline. `race[lane]` is what counts of
+    them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
+    and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
+    `elsewhere` is the same race on other values, if that was asked for. `falls_back` says whose
+    timed call ran the reference's own operations.
+    """
+
+    bursts: list[list[list[list[float]]]]
+    num_throttled: int = 0
+    num_disturbed: int = 0
+    elsewhere: Race | None = None
+    falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
+
+    def __getitem__(self, lane: int) -> list[list[float]]:
+        return [[statistics.median(burst) for burst in rounds] for rounds in self.bursts[lane]]
+
+    def __len__(self) -> int:
+        return len(self.bursts)
+
+    @property
+    def num_processes(self) -> int:
+        """How many sets of processes raced."""
+        return len(self.bursts[0])
+
+    def __iter__(self) -> Iterator[list[list[float]]]:
+        return (self[lane] for lane in range(len(self)))
+
+    def clearly_behind(self, lanes: Sequence[int]) -> list[int]:
+        """Return those of the lanes that were slower than the fastest one in every set."""
+        medians = {n: [statistics.median(rounds) for rounds in self[n]] for n in lanes}
+        fastest = min(lanes, key=lambda n: statistics.fmean(medians[n]), default=0)
+        return [
+            n
+            for n in lanes
+            if all(
+                m > (1.0 + BEHIND) * f for m, f in zip(medians[n], medians[fastest], strict=True)
+            )
+        ]
+
+
+def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalist:
+    """Summarise one lane of a race against lane 0, the baseline.
+
+    Args:
+        number: the trial's number.
+        check: the verdict of all probes.
+        race: what `Racer.race` returned, None for a contender that did not race.
+        lane: which of them is the contender's.
+    """
+    if race is None:
+        return Finalist(number, check, error=check.reason)
+    own, elsewhere = race[lane], race.elsewhere
+    baseline = race[0][: len(own)]
+    rounds = [value for process in own for value in process]
+    latency_us = statistics.median(rounds)
+    spread = statistics.median(abs(value - latency_us) for value in rounds)
+    return Finalist(
+        number,
+        check,
+        _ratio(baseline, own),
+        latency_us,
+        statistics.median(value for process in baseline for value in process),
+        1.4826 * spread / latency_us,
+        samples_us=_frozen(race.bursts[lane]),
+        baseline_samples_us=_frozen(race.bursts[0][: len(own)]),
+        num_throttled=race.num_throttled,
+        falls_back=race.falls_back.get(lane, False),
+        elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
+    )
+
+
+def compared_with_compiled(mode: str, race: Race) -> Compiled:
+    """Summarise a race of the baseline, the exported file and torch.compile, in that order."""
+    baseline, own, compiled = race
+    return Compiled(
+        mode,
+        interval=_ratio(baseline, compiled),
+        ours=_ratio(compiled, own),
+        latency_us=statistics.median(value for process in compiled for value in process),
+    )
+
+
+def _ratio(slow: list[list[float]], fast: list[list[float]]) -> Interval:
+    """Return the interval of slow / fast of two lanes, [process][round] in us."""
+    return ratio_interval([list(zip(s, f, strict=True)) for s, f in zip(slow, fast, strict=True)])
+
+
+def _frozen(lane: list[list[list[float]]]) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    return tuple(tuple(tuple(burst) for burst in rounds) for rounds in lane)
