@@ -118,12 +118,17 @@ def started(
         env: variables of all of them; a contender's own come on top.
     """
     workers = _workers(task, contenders, first, env)
-    for worker in workers:
-        stack.enter_context(worker)
+    stack.callback(_ended, workers)
     where = {"device": task.device}
     with ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(lambda worker: asked(worker, "warm_up", where), workers))
     return workers
+
+
+def _ended(workers: Sequence[Worker]) -> None:
+    """End processes side by side: one that has a GPU open takes half a second."""
+    with ThreadPoolExecutor(len(workers)) as pool:
+        list(pool.map(Worker.close, workers))
 
 
 def get_ready(task: Task, contenders: Sequence[Contender], first: str = "") -> None:

@@ -9,7 +9,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -157,10 +157,11 @@ class Racer:
     def _sets(
         self, contenders: Sequence[Contender], num_sets: int, lanes: Sequence[int]
     ) -> Generator[tuple[int, list[Worker]], None, None]:
-        """Yield sets of processes that have loaded what they race; each ends before the next.
+        """Yield sets of processes that have loaded what they race.
 
-        They are started while those of the set before load, so that nothing starts while others
-        race. `lanes` says at each set who is in it, and may have become shorter.
+        A set is started while the one before it loads, and ends while the next one does: nothing
+        starts or ends while others race. `lanes` says at each set who is in it, and may have
+        become shorter.
         """
 
         def begun(lanes: Sequence[int]) -> tuple[ExitStack, list[int], list[Worker]]:
@@ -169,18 +170,22 @@ class Racer:
                 racers = started(stack, self._task, active, "baseline")
                 return stack.pop_all(), [0, *lanes], racers
 
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(2) as pool:
             following = pool.submit(begun, list(lanes))
+            ended: Future[None] = pool.submit(ExitStack().close)  # of the set before
             try:
                 for number in range(num_sets):
                     stack, places, racers = following.result()
-                    with stack:
+                    try:
                         if number + 1 < num_sets:
                             following = pool.submit(begun, list(lanes))
                         racers = [racers[places.index(lane)] for lane in (0, *lanes)]
                         self._get_ready(racers, [contenders[lane - 1] for lane in lanes])
-                        wait([following])
+                        following.exception()  # waits
+                        ended.result()
                         yield number, racers
+                    finally:
+                        ended = pool.submit(stack.close)
             finally:
                 if not following.exception():
                     following.result()[0].close()
