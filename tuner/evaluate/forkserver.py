@@ -33,18 +33,20 @@ from typing import Any
 import psutil
 
 __all__ = [
-    "MARKER", "SERVER", "Process", "import_path", "preload", "serve_forks", "start_process",
+    "ALSO", "MARKER", "SERVER", "Process", "import_path", "preload", "serve_forks",
+    "start_process",
 ]  # fmt: skip
 
 # Which server: what is ours and what a stranger may harm have different ones.
 SERVER = "TUNER_FORK_SERVER"
 MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
-# The third is what PyTorch imports at the first gradient, 0.6 s in each process.
-PRELOADED = ("torch", "tuner.evaluate.jobs", "torch.fx.experimental.symbolic_shapes")
+# Environment variable: what a server imports as well, for the work of its processes.
+ALSO = "TUNER_PRELOAD"
+PRELOADED = ("torch", "tuner.evaluate.jobs")
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",
-    "OPENBLAS_", "PYTHON", "TORCH_", SERVER,
+    "OPENBLAS_", "PYTHON", "TORCH_", SERVER, ALSO,
 )  # fmt: skip
 _HEADER_BYTES = 4
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -252,7 +254,7 @@ def serve_forks(*, fd: int, parent_pid: int) -> dict[str, Any]:
     if os.getppid() != parent_pid:  # it died before the line above
         os._exit(1)
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of a dead child are ours to kill
-    for name in PRELOADED:
+    for name in (*PRELOADED, *os.environ.get(ALSO, "").split()):
         with contextlib.suppress(Exception):  # the child that needs it will say what is wrong
             importlib.import_module(name)
     gc.freeze()  # pages that the collector never writes stay shared
