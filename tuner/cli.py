@@ -27,13 +27,16 @@ from tuner.options import (
     EffortOption,
     ForceOption,
     JsonOption,
+    ModeOption,
     ModuleOption,
     RecordOption,
     ResumeOption,
     RunArgument,
     RunsDirOption,
     SamplerOption,
+    SamplersOption,
     SeedOption,
+    SourceArgument,
     TimeOption,
     TimeoutOption,
     TrialsOption,
@@ -77,6 +80,7 @@ def tune(
     context: typer.Context,
     config: ConfigOption = None,
     module: ModuleOption = None,
+    mode: ModeOption = None,
     resume: ResumeOption = None,
     time: TimeOption = None,
     effort: EffortOption = None,
@@ -110,13 +114,14 @@ def tune(
         "timeout": timeout,
         "seed": seed,
         "device": device,
+        "mode": mode,
         "accuracy": accuracy,
         "sampler": sampler,
     }
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     if module is not None:
         with watching(is_json=json) as view:
-            config = tuning.derive_operator(module, view).config
+            config = tuning.derive_operator(module, view, mode=mode).config
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False
@@ -192,6 +197,7 @@ def verify(
         bool, typer.Option("--certificate", help="Repeat what the file's own certificate claims.")
     ] = False,
     accuracy: AccuracyOption = None,
+    mode: ModeOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     timeout: Annotated[str, typer.Option(help="For one call of the module.")] = "30s",
     strict: Annotated[
@@ -209,17 +215,18 @@ def verify(
     cannot be told here. Without --reference only references installed with the tuner are used.
     """
     from tuner import tuning
-    from tuner.config.quantities import parse_accuracy, parse_device, parse_duration
+    from tuner.config.quantities import parse_accuracy, parse_device, parse_duration, parse_mode
 
     try:
         chosen = parse_accuracy(accuracy) if accuracy else None
         checked_device = parse_device(device)
         timeout_s = parse_duration(timeout)
+        chosen_mode = parse_mode(mode or "as_given")
     except ValueError as error:
         raise InputError(str(error)) from error
     if certificate:
-        if chosen is not None:
-            raise InputError("--accuracy: the certificate names its own accuracy class")
+        if chosen is not None or mode is not None:
+            raise InputError("--accuracy, --mode: the certificate names its own")
         with watching(is_json=json) as view:
             repeated = tuning.verify_certificate(
                 file,
@@ -245,6 +252,7 @@ def verify(
             accuracy=chosen,
             device=checked_device,
             timeout_s=timeout_s,
+            mode=chosen_mode,
             observer=view,
         )
     check = check.strictly() if strict else check
@@ -301,16 +309,8 @@ def compare(
 
 @app.command()
 def replay(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            metavar="RUN_OR_CACHE",
-            help="A run folder, a Kernel Tuner cache or a T4 file (.json, .json.gz).",
-        ),
-    ],
-    sampler: Annotated[
-        list[str] | None, typer.Option(help="Repeat it to compare several; tpe if none.")
-    ] = None,
+    source: SourceArgument,
+    sampler: SamplersOption = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many searches, a seed each.")] = 5,
     budget: Annotated[int, typer.Option(min=1, help="Evaluations of each search.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The first search's seed.")] = 0,

@@ -12,6 +12,7 @@ from pathlib import Path
 from tuner.capture.derive import Derived, derived
 from tuner.capture.graph import Graph
 from tuner.capture.index_space import NotOneNest
+from tuner.config.quantities import parse_mode
 from tuner.errors import InputError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
@@ -28,12 +29,16 @@ __all__ = ["derive_operator", "write_sources"]
 CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
 
-def derive_operator(path: Path, observer: Observer | None = None) -> Derived:
+def derive_operator(
+    path: Path, observer: Observer | None = None, *, mode: str | None = None
+) -> Derived:
     """Capture the forward of a KernelBench-format file; write an operator that computes it.
 
     Args:
         path: the file: `class Model`, `get_inputs()`, `get_init_inputs()`; trusted like code.
         observer: is told that it begins.
+        mode: in which it is captured, and tuned: "train", "eval", or None: as the constructor
+            leaves it.
 
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is
@@ -42,10 +47,15 @@ def derive_operator(path: Path, observer: Observer | None = None) -> Derived:
     """
     if not path.is_file():
         raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+    try:
+        chosen = parse_mode(mode or "as_given")
+    except ValueError as error:
+        raise InputError(f"--mode: {error}") from error
     (observer or Observer()).on_stage(f"capturing the forward of {path}")
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         try:
-            found = worker.call("capture", {"path": str(path.resolve())}, timeout_s=CAPTURE_S).data
+            asked = {"path": str(path.resolve()), "mode": chosen}
+            found = worker.call("capture", asked, timeout_s=CAPTURE_S).data
         except JobFailed as failure:
             raise explained(failure) from failure
     graph = from_json(Graph, json.dumps(found["graph"]))

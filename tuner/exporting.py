@@ -24,6 +24,7 @@ from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
 from tuner.export.repeat import clocks_of, known_reference
 from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned, version_here
+from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors, write_whole
 from tuner.trial import Finalist, Trial, content_key
 
@@ -78,6 +79,7 @@ class ExportFile:
             sha256_of(self.planned.reference),
             config.accuracy.label,
             sorted(config.problem.sizes.items()),
+            config.problem.mode,
             self.planned.device.torch_name,
             versions,
             version_here(),
@@ -143,6 +145,7 @@ class ExportFile:
             num_probes=len(check.probes),
             is_deterministic=self.is_deterministic,
             sizes=dict(planned.config.problem.sizes),
+            mode=planned.config.problem.mode,
             interval=entry.interval,
             latency_us=entry.latency_us,
             baseline_us=entry.baseline_us,
@@ -229,7 +232,10 @@ def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) 
     found = f"{slower.interval.speedup:.3f}x [{slower.interval.low:.3f}, "
     found += f"{slower.interval.high:.3f}]"
     again = f"tune export {run_path} --trial {slower.trial}"
-    lines = [f"The best kernel, trial {slower.trial}: {found}", f"To see it: {again}"]
+    lines = [
+        f"The best kernel, trial {slower.trial}: {found}{_in_mode(planned)}",
+        f"To see it: {again}",
+    ]
     reference = planned.reference.read_text(encoding="utf-8")
 
     def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
@@ -243,6 +249,12 @@ def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) 
         )
 
     return ExportFile(planned, run_path, "pytorch", slower.trial, path, False, text_of)
+
+
+def _in_mode(planned: Planned) -> str:
+    """Return words for the mode in which a module is tuned; nothing where none was chosen."""
+    words = MODE_WORDS[planned.config.problem.mode]
+    return words and f"; in {words}"
 
 
 def _provenance(
@@ -259,7 +271,7 @@ def _provenance(
         f"{datetime.now(UTC).isoformat(timespec='seconds')}",
         f"  device: {planned.device.name}; {versions}",
         f"  compiler: {toolchain.label}",
-        f"  tuned for: {sizes}; accuracy class {planned.config.accuracy.label}",
+        f"  tuned for: {sizes}; accuracy class {planned.config.accuracy.label}{_in_mode(planned)}",
         EFFORTS[planned.config.effort],
     ]
     if raced is not None and raced.interval is not None:

@@ -16,13 +16,16 @@ __all__ = [
     "EffortOption",
     "ForceOption",
     "JsonOption",
+    "ModeOption",
     "ModuleOption",
     "RecordOption",
     "ResumeOption",
     "RunArgument",
     "RunsDirOption",
     "SamplerOption",
+    "SamplersOption",
     "SeedOption",
+    "SourceArgument",
     "TimeOption",
     "TimeoutOption",
     "TrialsOption",
@@ -46,6 +49,20 @@ AccuracyOption = Annotated[
     str | None, typer.Option(help="float32, tf32 or RTOL,ATOL such as 1e-4,1e-4.")
 ]
 SamplerOption = Annotated[str | None, typer.Option(help="surrogate, tpe, random or grid.")]
+SamplersOption = Annotated[
+    list[str] | None, typer.Option("--sampler", help="Repeat it to compare several; tpe if none.")
+]
+SourceArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN_OR_CACHE",
+        help="A run folder, a Kernel Tuner cache or a T4 file (.json, .json.gz).",
+    ),
+]
+ModeOption = Annotated[
+    str | None,
+    typer.Option("--mode", help="train or eval; as the constructor leaves the module if none."),
+]
 TimeOption = Annotated[
     str | None, typer.Option(help="For everything, until the verified file, e.g. 5m.")
 ]

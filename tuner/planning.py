@@ -105,6 +105,7 @@ class Planned:
             self.config.accuracy,
             least_us(flops, num_bytes, self.device, self.config.accuracy),
             sizes,
+            self.config.problem.mode,
         )
 
     def example(self) -> Candidate:
@@ -229,18 +230,19 @@ def earlier_best(planned: Planned, runs_dir: Path) -> list[Params]:
 
     One configuration a run, feasible in this space, at most `MAX_EARLIER`.
     """
-    same = ("op", "sizes", "accuracy", "device_name")
+    same = ("op", "sizes", "accuracy", "device_name", "mode")
     wanted = {
         "op": planned.family.name,
         "sizes": dict(planned.sizes),
         "accuracy": planned.config.accuracy.label,
         "device_name": planned.device.name,
+        "mode": planned.config.problem.mode,
     }
     found: list[tuple[float, Params]] = []
     for path in sorted(runs_dir.glob("*/environment.json"), reverse=True)[:MAX_LOOKED_AT_RUNS]:
         try:
             run = open_run(path.parent)
-            environment, result = run.environment(), run.result()
+            environment, result = {"mode": "as_given", **run.environment()}, run.result()
             if {key: environment.get(key) for key in same} != wanted:
                 continue
             best = run.best()
@@ -293,7 +295,10 @@ def _describe(
             if not (may_assume and isinstance(error, DeviceError)):
                 raise error from failure
             device, is_assumed, found = known_device(), True, {"environment": {}}
-        task = Task.of(family, reference, config.problem.sizes, device.torch_name, config.accuracy)
+        problem = config.problem
+        task = Task.of(
+            family, reference, problem.sizes, device.torch_name, config.accuracy, mode=problem.mode
+        )
         try:
             sizes = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data["screening"]
         except JobFailed as failure:
@@ -345,6 +350,7 @@ def environment_of(
         "title": family.title,
         "sizes": dict(planned.sizes),
         "accuracy": config.accuracy.label,
+        "mode": config.problem.mode,
         "flops": family.flops.evaluate(sizes),
         "bytes": family.bytes.evaluate(sizes),
         "num_feasible": planned.space.num_feasible,

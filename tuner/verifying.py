@@ -19,6 +19,7 @@ from tuner.exporting import ExportCompiler, export_of
 from tuner.observing import Observer
 from tuner.planning import DESCRIBE_S, config_of, num_workers, plan, toolchain_of, version_here
 from tuner.problem.accuracy import Accuracy
+from tuner.problem.modes import TuneMode
 from tuner.run import Run, open_run
 from tuner.schedule import Costs, scheduled
 from tuner.trial import Check, Status, Trial
@@ -103,6 +104,7 @@ def verify(
     accuracy: Accuracy | None = None,
     device: str = "auto",
     timeout_s: float = 30.0,
+    mode: TuneMode = "as_given",
     observer: Observer | None = None,
 ) -> Check:
     """Return the verdict on a file that holds a `ModelNew`, ours or a stranger's.
@@ -113,6 +115,8 @@ def verify(
         accuracy: the class to hold it to; float32 by default.
         device: auto, cpu, cuda or cuda:N.
         timeout_s: seconds for each call; importing (which compiles) gets ten times that.
+        mode: that of the modules where a probe names none: as the reference's constructor leaves
+            them, or training or eval mode.
         observer: is told of each probe.
 
     Raises:
@@ -126,7 +130,7 @@ def verify(
     observer.on_stage(f"checking {file} beside {reference}")
     torch_name = device if device == "cpu" else _described(device)["torch_name"]
     chosen = accuracy or Accuracy()
-    task = Task(str(reference.resolve()), {}, torch_name, chosen.label, "", "[]", "")
+    task = Task(str(reference.resolve()), {}, torch_name, chosen.label, "", "[]", "", mode=mode)
     with Verifier(task, seed=secrets.randbits(31), timeout_s=timeout_s) as verifier:
         return verifier.check(Contender.of_file(file, is_deterministic=False), observer.on_probe)
 

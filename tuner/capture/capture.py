@@ -12,8 +12,9 @@ from tuner.capture.calls import is_assertion, is_flat, is_random, is_view
 from tuner.capture.graph import MAX_CONSTANT, Argument, Graph, Node, Operand, Ref, Tensor
 from tuner.capture.lowering import Lowering, dtype_name, plain
 from tuner.capture.rules import lowered
-from tuner.capture.tracing import Mode, Traced, traced
+from tuner.capture.tracing import Traced, traced
 from tuner.errors import CaptureError
+from tuner.problem.modes import TuneMode
 from tuner.problem.reference import Problem
 
 if TYPE_CHECKING:
@@ -25,23 +26,23 @@ __all__ = ["capture"]
 def capture(
     problem: Problem,
     *,
-    mode: Mode = "as_given",
+    mode: TuneMode | None = None,
     with_sizes: bool = True,
     memory: int | None = None,
 ) -> Graph:
     """Record what `Model.forward` computes on the shapes of `get_inputs()`.
 
-    Nothing of the file's tensors is allocated. The module is in the mode in which its constructor
-    leaves it, which is training as a rule, or with `mode="eval"` in that. `with_sizes` records it
-    once more, to find which sizes of inputs may vary. `memory` is how many bytes inputs, weights
-    and outputs may take together. This imports torch, and calls the file's code in this process.
+    Nothing of the file's tensors is allocated. The module is in the problem's mode, or in `mode`
+    if it is given. `with_sizes` records it once more, to find which sizes of inputs may vary.
+    `memory` is how many bytes inputs, weights and outputs may take together. This imports torch,
+    and calls the file's code in this process.
 
     Raises:
         CaptureError: what the file computes depends on values or chance, is no tensor, needs
             operators that are not PyTorch's, or more than `memory` bytes; or the file fails.
     """
-    found = traced(problem, mode, with_sizes=with_sizes)
-    graph = _Reader(problem, found, mode).graph()
+    found = traced(problem, mode or problem.mode, with_sizes=with_sizes)
+    graph = _Reader(problem, found).graph()
     if memory is not None and graph.num_bytes > memory:
         raise CaptureError(
             f"{problem.path}: inputs, weights and outputs take {graph.num_bytes / 1e9:.1f} GB; "
@@ -64,10 +65,9 @@ class _State:
 class _Reader:
     """PyTorch's program, read into a graph."""
 
-    def __init__(self, problem: Problem, found: Traced, mode: Mode) -> None:
+    def __init__(self, problem: Problem, found: Traced) -> None:
         self.problem = problem
         self.found = found
-        self.mode = mode
         self.program: Any = found.program
         self.signature: Any = found.program.graph_signature
         # A user's line is the innermost one of the user's own file.
@@ -299,7 +299,7 @@ class _Reader:
         if not is_random(node):
             return
         is_dropout = "dropout" in name or "bernoulli" in name or "attention" in name
-        advice = "capture it with --mode eval" if self.found.is_training and is_dropout else ""
+        advice = "tune it in eval mode, where dropout does nothing: --mode eval" if self.found.is_training and is_dropout else ""
         raise self.error(
             node,
             f"Model.forward draws random numbers ({name.split('.')[0]}); expected the same "

@@ -43,7 +43,7 @@ _VALUES: dict[str, list[int | bool]] = {
     "piece": [16384, 65536, 262144],
     "split": [1, 2, 4, 8, 16, 32, 64],
 }
-FORMAT = 4  # of what is written; part of the key
+FORMAT = 5  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -108,7 +108,8 @@ def derived(
     }
     varied = {**_VALUES, **blocks_of(stages.nests[0])}
     space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
-    content = {"problem": {"op": op, "templates": ["."]}, "space": space}
+    mode = "train" if graph.is_training else "eval"
+    content = {"problem": {"op": op, "templates": ["."], "mode": mode}, "space": space}
     write_whole(config, json.dumps(content, indent=1) + "\n")
     return Derived(root, op, config)
 

@@ -15,18 +15,17 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tuner.capture.graph import MAX_CONSTANT
 from tuner.errors import CaptureError
+from tuner.problem.modes import TuneMode, others_in_mode, put_into
 from tuner.problem.reference import Problem
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Mode", "Traced", "traced"]
-
-Mode = Literal["as_given", "eval"]
+__all__ = ["Traced", "traced"]
 
 # What PyTorch calls it where code asks for the value of a tensor, or a shape depends on one.
 _VALUE_ERRORS = {
@@ -71,7 +70,7 @@ class Traced:
     note: str = ""
 
 
-def traced(problem: Problem, mode: Mode, *, with_sizes: bool) -> Traced:
+def traced(problem: Problem, mode: TuneMode, *, with_sizes: bool) -> Traced:
     """Record one call of `Model(*get_init_inputs())` on `get_inputs()`, without allocating.
 
     What the file prints goes to stderr.
@@ -103,8 +102,9 @@ def traced(problem: Problem, mode: Mode, *, with_sizes: bool) -> Traced:
                 f"{problem.path}: Model is no torch.nn.Module; got {type(model).__name__}\n"
                 "  next: derive class Model from torch.nn.Module"
             )
-        if mode == "eval":
-            model.eval()
+        if mode == "as_given":
+            _require_one_mode(problem, model)
+        put_into(model, mode)
         names = _argument_names(problem, model, given)
         values = tuple(
             fake.from_tensor(x, static_shapes=True)
@@ -129,6 +129,17 @@ def traced(problem: Problem, mode: Mode, *, with_sizes: bool) -> Traced:
             if isinstance(value, torch.Tensor)
         }
     return Traced(program, names, values, state, held, is_training, sizes, note)
+
+
+def _require_one_mode(problem: Problem, model: torch.nn.Module) -> None:
+    others = others_in_mode(model)
+    if others:
+        modes = ["eval", "training"]
+        raise CaptureError(
+            f"{problem.path}: Model's constructor leaves it in {modes[model.training]} mode, but "
+            f"{', '.join(others[:3])} in {modes[not model.training]} mode; expected one mode for "
+            "all of it\n  next: choose one, --mode train or --mode eval"
+        )
 
 
 def _recorded(model: torch.nn.Module, values: tuple[Any, ...]) -> torch.export.ExportedProgram:

@@ -36,7 +36,8 @@ from tuner.check.refusals import FEWER_ROWS, is_cheap, is_odd, refuses_layout, t
 from tuner.check.sharing import aliases_of
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode
-from tuner.problem.reference import Problem, widened
+from tuner.problem.draws import widened
+from tuner.problem.reference import Problem
 
 if TYPE_CHECKING:
     import torch
@@ -114,6 +115,8 @@ def expected(
         raise ProblemError(report.error)
     if report.error:
         return _beyond_reference(problem, probe, wide, Question(script, tensors), report, num_rows)
+    if probe.is_random:  # its numbers are chance, the candidate's as well
+        return Expected(probe, Question(script, tensors), num_rows, {}, {}, report)
     sizes = tuple(t.numel() * t.element_size() for n, t in baseline.items() if n[:5] == "call0")
     script = dataclasses.replace(script, output_bytes=sizes)
     wide_tensors = {name: widened(value) for name, value in tensors.items()}
@@ -330,5 +333,6 @@ def _require_stable(problem: Problem, probe: Probe, errors: Mapping[str, Error])
             raise problem.error(
                 "the reference's own answer differs from its float64 answer by "
                 f"{error.rms_rel:.2g} (rms, relative), so nothing can be judged by it; "
-                "does it draw random numbers?"
+                "does it draw random numbers?\n"
+                "  next: if it has dropout, --mode eval, in which that does nothing"
             )

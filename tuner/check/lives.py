@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tuner.check.crossing import Action
-from tuner.check.probe import Probe
+from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
 
 __all__ = ["gradient_probes", "history_probes"]
@@ -80,7 +80,9 @@ def gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> lis
     ]  # fmt: skip
 
 
-def history_probes(reduced: Callable[..., Probe], secret: random.Random) -> list[Probe]:
+def history_probes(
+    reduced: Callable[..., Probe], modes: Modes, secret: random.Random
+) -> list[Probe]:
     """Return long lives of a module; in which order what happens to it is secret."""
 
     def lived(
@@ -111,19 +113,19 @@ def history_probes(reduced: Callable[..., Probe], secret: random.Random) -> list
             ("a life with new tensors", new_tensors, lent),
         )
         for probe in (
-            reduced(f"{what}, training", **lived([*ways, *more])),
+            reduced(f"{what}, training", mode="train", **lived([*ways, *more])),
             # After each call in training mode comes one in eval mode.
             reduced(
                 f"{what}, eval", mode="eval", inputs="overwritten",
-                **lived([*ways, *more, ("train",)], [("eval",)]),
+                **lived([*ways, *more, (modes.training,)], [("eval",)]),
             ),
             reduced(
                 f"{what}, inference mode", mode="eval", is_inference=True,
-                **lived([*ways, ("train",)], [("eval",)]),
+                **lived([*ways, (modes.training,)], [("eval",)]),
             ),
             reduced(
                 f"{what}, gradients", distribution="normal", gradients="all",
-                **lived([*ways, ("eval",)], [("train",)]),
+                **lived([*ways, (modes.other,)], [(modes.own,)]),
             ),
         )
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from tuner.check.crossing import (
     Action,
@@ -18,9 +18,44 @@ from tuner.check.crossing import (
 from tuner.problem.draws import Distribution, WeightKind
 from tuner.problem.reference import Options
 
-__all__ = ["ILLEGAL", "Probe"]
+__all__ = ["ILLEGAL", "Modes", "Probe"]
 
 ILLEGAL = ("negative_integers", "integers_beyond")  # which most references refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """The mode that a problem is asked in, and what can be judged beside it.
+
+    `random` are those in which the reference draws random numbers, so that its answers there
+    cannot be compared.
+    """
+
+    own: Literal["train", "eval"] = "train"
+    random: tuple[Mode, ...] = ()
+
+    @property
+    def other(self) -> Literal["train", "eval"]:
+        """The mode that is asked in turn with the own one: the other one where it is no chance."""
+        other: Literal["train", "eval"] = "eval" if self.own == "train" else "train"
+        return self.own if other in self.random else other
+
+    @property
+    def training(self) -> Literal["train", "eval"]:
+        """The mode for a step in training between steps in eval mode."""
+        return "eval" if "train" in self.random else "train"
+
+    @property
+    def in_turn(self) -> dict[str, Any]:
+        """Fields of a probe that asks the same input in the own and then in the other mode."""
+        return {"calls": 2, "inputs": "repeated", "before": ((), (self.other,))}
+
+    def is_random(self, probe: Probe) -> bool:
+        """Whether a probe asks in a mode in which the reference draws random numbers."""
+        first: Mode = "train" if probe.mode == "cumulative" else probe.mode
+        later = [a for actions in probe.before for a in actions if a in ("train", "eval")]
+        return any(mode in self.random for mode in (first, *later))
+
 
 GIVING = (
     "edit", "load", "load part", "edit state", "rebind", "assign", "replace", "replace one",
@@ -57,6 +92,7 @@ class Probe:
     numbers are others, and what has a default is given. `traces` lists PyTorch's operations that
     ran.
 
+    `is_random`: the reference draws random numbers there, so what is no number is judged alone.
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
     to refuse that aloud is a difference from a drop-in, no mistake; a wrong answer is one.
     `may_refuse` makes a refusal not even that; with `may_differ` wrong values are a difference.
@@ -102,6 +138,7 @@ class Probe:
     has_side_stream: bool = False
     traces: bool = False
     wants_same_bits: bool = False
+    is_random: bool = False
     is_extra: bool = False
     may_refuse: bool = False
     may_differ: bool = False

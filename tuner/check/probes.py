@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
-from tuner.check.crossing import Dtype
+from tuner.check.crossing import Dtype, Mode
 from tuner.check.lives import gradient_probes, history_probes
-from tuner.check.probe import Probe
+from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
 from tuner.check.unusual import unusual_probes
 from tuner.problem.draws import Distribution
@@ -21,8 +22,7 @@ __all__ = [
 
 # A module may have kernels for eval mode alone, and use them only where a call is large.
 _FULL: dict[str, Any] = {"batch": None, "is_reduced": False}
-# The same input in training and then in eval mode, which may have kernels of its own.
-_BOTH_MODES: dict[str, Any] = {"calls": 2, "inputs": "repeated", "before": ((), ("eval",))}
+TRAINING = Modes()
 
 
 CONVERTED: dict[Dtype, Distribution] = {
@@ -32,7 +32,9 @@ CONVERTED: dict[Dtype, Distribution] = {
 }
 
 
-def screening_probes(seed: int, num_rows: int | None) -> list[Probe]:
+def screening_probes(
+    seed: int, num_rows: int | None, mode: Literal["train", "eval"] = "train"
+) -> list[Probe]:
     """Return the short list that screens candidates while searching.
 
     `num_rows` is the problem's own batch (`Problem.num_rows`), None where it has none.
@@ -40,7 +42,7 @@ def screening_probes(seed: int, num_rows: int | None) -> list[Probe]:
     secret = random.Random(seed)
     seed_inputs, seed_weights = secret.getrandbits(31), secret.getrandbits(31)
     batch = None if num_rows is None else _odd_batch(num_rows)
-    probe = _seeded(seed_inputs, seed_weights)
+    probe = _seeded(seed_inputs, seed_weights, mode=mode)
     return [
         probe("as given", weights="initial"),
         probe(
@@ -58,6 +60,7 @@ def thorough_probes(
     seed: int,
     num_rows: int | None,
     *,
+    modes: Modes = TRAINING,
     is_deterministic: bool = True,
     has_cuda: bool = False,
     may_refuse_batches: bool = False,
@@ -65,7 +68,8 @@ def thorough_probes(
 ) -> list[Probe]:
     """Return everything that is asked of finalists, exports and strangers' files.
 
-    Few probes run at full size, since one tensor of the flagship is 256 MB.
+    Few probes run at full size, since one tensor of the flagship is 256 MB. What names no mode is
+    asked in the problem's own of `modes`.
     `is_deterministic` asks for the same bits from the same input. `may_refuse_batches` accepts
     an exception (never a wrong answer) at batches other than `num_rows`. From `large_batch` rows
     on the module is known to take another way in eval mode.
@@ -73,14 +77,14 @@ def thorough_probes(
     secret = random.Random(seed)
     seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
     seed_weights = secret.getrandbits(31)
-    full = _seeded(seed_full, seed_weights)
+    full = _seeded(seed_full, seed_weights, mode=modes.own)
     batch = None
     if num_rows is not None and num_rows > 256 and not may_refuse_batches:
         batch = secret.randrange(193, 257)  # a known one would be a shape to be right for
-    reduced = _seeded(seed_reduced, seed_weights, batch=batch, is_reduced=True)
+    reduced = _seeded(seed_reduced, seed_weights, mode=modes.own, batch=batch, is_reduced=True)
     probes = [
         full("as given", weights="own"),
-        reduced("fresh weights", **_BOTH_MODES, tells=TELLS["weights"]),
+        reduced("fresh weights", **modes.in_turn, tells=TELLS["weights"]),
         full("offset", distribution="offset", tells=TELLS["offset"]),
         full("heavy-tailed", distribution="heavy_tailed", tells=TELLS["heavy"]),
         full(
@@ -89,17 +93,17 @@ def thorough_probes(
         ),
         full("gradients at full size", distribution="normal", gradients="all",
              tells=TELLS["gradients"]),
-        *_value_probes(reduced, num_rows, may_refuse_batches),
-        *_call_probes(reduced, is_deterministic, num_more_calls=secret.randrange(8, 20)),
+        *_value_probes(reduced, modes, num_rows, may_refuse_batches),
+        *_call_probes(reduced, modes, is_deterministic, num_more_calls=secret.randrange(8, 20)),
         *gradient_probes(reduced, secret),
-        *history_probes(reduced, secret),
-        *_layout_probes(reduced, has_cuda),
-        *_extra_probes(reduced),
-        *_traced_probes(full, reduced),
+        *history_probes(reduced, modes, secret),
+        *_layout_probes(reduced, modes, has_cuda),
+        *_extra_probes(reduced, modes),
+        *_traced_probes(full, reduced, modes),
     ]  # fmt: skip
     if num_rows is not None:
-        probes += _batch_probes(reduced, num_rows, may_refuse_batches, secret)
-    probes += unusual_probes(reduced, secret, has_cuda)
+        probes += _batch_probes(reduced, modes, num_rows, may_refuse_batches, secret)
+    probes += unusual_probes(reduced, modes, secret, has_cuda)
     if num_rows is not None and large_batch > num_rows and not may_refuse_batches:
         more = large_batch + secret.randrange(1, 33)
         probes.append(
@@ -108,7 +112,10 @@ def thorough_probes(
                 mode="eval", tells=TELLS["large"],
             )
         )  # fmt: skip
-    return probes
+    return [
+        replace(p, is_random=True, wants_same_bits=False) if modes.is_random(p) else p
+        for p in probes
+    ]
 
 
 def _seeded(seed_inputs: int, seed_weights: int, **common: Any) -> Callable[..., Probe]:
@@ -120,14 +127,14 @@ def _seeded(seed_inputs: int, seed_weights: int, **common: Any) -> Callable[...,
 
 
 def _value_probes(
-    probe: Callable[..., Probe], num_rows: int | None, is_fixed: bool
+    probe: Callable[..., Probe], modes: Modes, num_rows: int | None, is_fixed: bool
 ) -> list[Probe]:
     # A power of two keeps the mean of equal values exact.
     power = (
         None if num_rows is None or is_fixed else 2 ** int(math.log2(min(max(num_rows, 2), 64)))
     )
     wide, poison = TELLS["range"], TELLS["poison"]
-    both = _BOTH_MODES
+    both = modes.in_turn
     return [
         probe("wide range", distribution="wide_range", **both, tells=wide),
         probe("wide columns", distribution="wide_columns", **both, tells=wide),
@@ -149,7 +156,7 @@ def _value_probes(
 
 
 def _call_probes(
-    probe: Callable[..., Probe], is_deterministic: bool, num_more_calls: int
+    probe: Callable[..., Probe], modes: Modes, is_deterministic: bool, num_more_calls: int
 ) -> list[Probe]:
     return [
         probe("input overwritten", calls=2, inputs="overwritten", tells=TELLS["pointer"]),
@@ -186,8 +193,8 @@ def _call_probes(
             "eval and training in turn", distribution="heavy_tailed", mode="eval", calls=3,
             before=((), ("train",), ("eval",)), tells=TELLS["turns"],
         ),
-        probe("special values", distribution="special", **_BOTH_MODES, tells=TELLS["special"]),
-        probe("few values", distribution="few_values", **_BOTH_MODES, tells=TELLS["special"]),
+        probe("special values", distribution="special", **modes.in_turn, tells=TELLS["special"]),
+        probe("few values", distribution="few_values", **modes.in_turn, tells=TELLS["special"]),
         probe(
             "another module", calls=2, before=((), ("another",)), inputs="repeated",
             tells=TELLS["another"],
@@ -201,10 +208,12 @@ def _call_probes(
     ]  # fmt: skip
 
 
-def _layout_probes(reduced: Callable[..., Probe], has_cuda: bool) -> list[Probe]:
+def _layout_probes(
+    reduced: Callable[..., Probe], modes: Modes, has_cuda: bool
+) -> list[Probe]:
     def probe(layout: str, *, tells: str = "layout", **fields: Any) -> Probe:
         name = f"{layout} input"
-        more = {} if layout == "float64" else _BOTH_MODES
+        more = {} if layout == "float64" else modes.in_turn
         return reduced(name, layout=layout, is_extra=True, tells=TELLS[tells], **more, **fields)
 
     probes = [
@@ -235,7 +244,7 @@ def _layout_probes(reduced: Callable[..., Probe], has_cuda: bool) -> list[Probe]
     return probes
 
 
-def _extra_probes(reduced: Callable[..., Probe]) -> list[Probe]:
+def _extra_probes(reduced: Callable[..., Probe], modes: Modes) -> list[Probe]:
     """Return what the reference's class could also be asked."""
 
     def probe(name: str, tells: str, **fields: Any) -> Probe:
@@ -263,7 +272,7 @@ def _extra_probes(reduced: Callable[..., Probe]) -> list[Probe]:
                 dtype=dtype,
                 mode="eval",
                 calls=3,
-                before=((), ("convert",), ("train",)),
+                before=((), ("convert",), (modes.training,)),
                 distribution=distribution,
             )
             for dtype, distribution in CONVERTED.items()
@@ -271,33 +280,39 @@ def _extra_probes(reduced: Callable[..., Probe]) -> list[Probe]:
     ]
 
 
-def _traced_probes(full: Callable[..., Probe], reduced: Callable[..., Probe]) -> list[Probe]:
+def _traced_probes(
+    full: Callable[..., Probe], reduced: Callable[..., Probe], modes: Modes
+) -> list[Probe]:
     """Return probes that find where a module runs the reference's own operations."""
-    asked = {
-        "own work, training": full,
-        "own work, eval": full,
-        "own work, fewer rows": reduced,
-        "own work, fewer rows, eval": reduced,
-        "own work, gradients": reduced,
-        "own work, gradients, eval": reduced,
-        "own work, transposed input": reduced,
+    asked: dict[str, tuple[Callable[..., Probe], Mode]] = {
+        "own work, training": (full, "train"),
+        "own work, eval": (full, "eval"),
+        "own work, fewer rows": (reduced, "train"),
+        "own work, fewer rows, eval": (reduced, "eval"),
+        "own work, gradients": (reduced, "train"),
+        "own work, gradients, eval": (reduced, "eval"),
+        "own work, transposed input": (reduced, modes.own),
     }
     return [
         probe(
             name,
-            mode="eval" if name.endswith("eval") else "train",
+            mode=mode,
             gradients="all" if "gradients" in name else "",
             layout="transposed" if "transposed" in name else "contiguous",
             distribution="normal",
             traces=True,
             may_refuse=True,
         )
-        for name, probe in asked.items()
+        for name, (probe, mode) in asked.items()
     ]
 
 
 def _batch_probes(
-    probe: Callable[..., Probe], num_rows: int, may_refuse: bool, secret: random.Random
+    probe: Callable[..., Probe],
+    modes: Modes,
+    num_rows: int,
+    may_refuse: bool,
+    secret: random.Random,
 ) -> list[Probe]:
     fields: dict[str, Any] = {
         "may_refuse": may_refuse, "is_reduced": False, "tells": TELLS["batch"],
@@ -305,7 +320,7 @@ def _batch_probes(
     # Two rows that happen to be close have a difference with few right bits in any float32
     # arithmetic, so there the products and sums are made exact.
     exact = {"distribution": "dyadic", "weights": "dyadic", **fields}
-    usual = {"distribution": "normal", **_BOTH_MODES, **fields}
+    usual = {"distribution": "normal", **modes.in_turn, **fields}
     in_eval = {"distribution": "normal", "mode": "eval", **fields}
     wide = {"gradients": "all", "backward": (0, 1), **usual}
     small = {2: exact, 1: {"distribution": "normal", **fields}, 0: usual}
@@ -322,7 +337,7 @@ def _batch_probes(
             f"{rows} rows",
             batch=rows,
             distribution="normal",
-            mode="eval" if (rows + parity) % 2 else "train",
+            mode=modes.other if (rows + parity) % 2 else modes.own,
             **{**fields, "tells": TELLS["remainders"]},
         )
         for rows in range(33, 65)

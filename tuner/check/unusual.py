@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.check.crossing import Layout
-from tuner.check.probe import ILLEGAL, Probe
+from tuner.check.probe import ILLEGAL, Modes, Probe
 from tuner.check.tells import TELLS
 
 __all__ = ["unusual_probes"]
 
-_BOTH: dict[str, Any] = {"calls": 2, "inputs": "repeated", "before": ((), ("eval",))}
-
 
 def unusual_probes(
-    reduced: Callable[..., Probe], secret: random.Random, has_cuda: bool
+    reduced: Callable[..., Probe], modes: Modes, secret: random.Random, has_cuda: bool
 ) -> list[Probe]:
     """Return what a module meets seldom; `reduced` makes a probe on few rows.
 
@@ -33,23 +31,23 @@ def unusual_probes(
     return [
         # In eval mode: the square of such a number is in range in float64 alone.
         probe("values near the largest", "range", distribution="extreme", mode="eval"),
-        probe("a row of -Inf", "poison", distribution="negative_inf_row", **_BOTH),
+        probe("a row of -Inf", "poison", distribution="negative_inf_row", **modes.in_turn),
         probe(
             "NaN in a weight", "poison", distribution="few_values", weights="nan", mode="eval",
-            calls=2, inputs="repeated", before=((), ("train",)),
+            calls=2, inputs="repeated", before=((), (modes.training,)),
         ),
         probe(
             "rows exchanged, eval", "content", calls=2, inputs="exchanged", mode="eval",
             distribution="dyadic",
         ),
-        probe("large integers", "special", distribution="large_integers", **_BOTH),
+        probe("large integers", "special", distribution="large_integers", **modes.in_turn),
         *(
             probe(kind.replace("_", " "), "refused", distribution=kind, mode="eval")
             for kind in (() if has_cuda else ILLEGAL)
         ),
         probe(
             "other arguments", "arguments", other_arguments=True, weights="initial",
-            is_extra=True, **_BOTH,
+            is_extra=True, **modes.in_turn,
         ),
         probe("after a refused call", "refused call", calls=2, before=((), ("refused call",))),
         probe(
@@ -64,10 +62,10 @@ def unusual_probes(
             "two modules in two threads", "threads", calls=2, at_once="two modules",
             distribution="normal", gradients="all", backward=(0, 1),
         ),
-        probe("another module before", "another", has_predecessor=True, **_BOTH),
+        probe("another module before", "another", has_predecessor=True, **modes.in_turn),
         probe(
             "saved and read elsewhere", "pickled", calls=3, mode="eval", has_options="numbers",
-            before=((), ("read elsewhere",), ("train",)), is_extra=True,
+            before=((), ("read elsewhere",), (modes.training,)), is_extra=True,
         ),
         *(
             probe(
@@ -78,14 +76,14 @@ def unusual_probes(
         ),
         # Rows that are all alike have a variance of rounding errors alone in training mode.
         view("rows expanded", mode="eval"),
-        view("overlapping", **_BOTH),
-        view("negated", **_BOTH),
-        view("shared", **_BOTH),
+        view("overlapping", **modes.in_turn),
+        view("negated", **modes.in_turn),
+        view("shared", **modes.in_turn),
         view("mixed", mode="eval"),
         *(
             probe(
                 f"default dtype {dtype}", "default dtype", default_dtype=dtype, is_extra=True,
-                **_BOTH,
+                **modes.in_turn,
             )
             for dtype in ("float64", "bfloat16")
         ),

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from tuner.config.document import shown
 from tuner.problem.accuracy import Accuracy
+from tuner.problem.modes import TuneMode
 
-__all__ = ["parse_accuracy", "parse_device", "parse_duration", "parse_fraction"]
+__all__ = ["parse_accuracy", "parse_device", "parse_duration", "parse_fraction", "parse_mode"]
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|us|m|s))+")
@@ -65,6 +66,17 @@ def parse_accuracy(value: object) -> Accuracy:
         return Accuracy.parse(value)
     except ValueError as error:
         raise ValueError(str(error).removeprefix("accuracy: ")) from None
+
+
+def parse_mode(value: object) -> TuneMode:
+    """Read `train`, `eval`, or `as_given`: as the module's constructor leaves it.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if value == "as_given" or value == "train" or value == "eval":
+        return value  # type: ignore[return-value]
+    raise ValueError(f"expected train or eval, got {shown(value)}")
 
 
 def parse_device(value: object) -> str:

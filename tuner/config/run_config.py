@@ -36,6 +36,7 @@ __all__ = ["RunConfig", "load_config", "parse_config"]
 MAX_BYTES = 2**20  # of a config; the longest honest one is a few kilobytes
 OVERRIDES = {  # what the command line may set, and where it stands in the file
     "device": "device",
+    "mode": "problem.mode",
     "accuracy": "accuracy",
     "time": "time",
     "effort": "effort",

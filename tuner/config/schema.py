@@ -26,9 +26,11 @@ from tuner.config.quantities import (
     parse_device,
     parse_duration,
     parse_fraction,
+    parse_mode,
 )
 from tuner.errors import ExpressionError
 from tuner.problem.accuracy import Accuracy
+from tuner.problem.modes import TuneMode
 from tuner.space.expression import Expression
 
 __all__ = [
@@ -107,12 +109,16 @@ class Section(BaseModel):
 
 
 class ProblemSection(Section):
-    """What to compute; paths are absolute or relative to the working folder, ready to open."""
+    """What to compute; paths are absolute or relative to the working folder, ready to open.
+
+    `mode` is that of the module: as its constructor leaves it, or training or eval mode.
+    """
 
     op: Annotated[StrictStr, AfterValidator(_op)]
     reference: Path | None = None
     sizes: dict[StrictStr, Annotated[StrictInt, Field(gt=0, lt=2**63)]] = {}
     templates: tuple[Path, ...] = ()
+    mode: Annotated[TuneMode, BeforeValidator(parse_mode)] = "as_given"
 
 
 class StopSection(Section):

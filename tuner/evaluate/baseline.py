@@ -36,7 +36,7 @@ class Baseline:
     def timing_set(self, has_other_values: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.
 
-        They are as the reference makes them, or others: weights all of them random, inputs from a
+        The mode goes with them. They are as the reference makes them, or others: weights all of them random, inputs from a
         normal distribution. What a call costs may depend on them.
         """
         if has_other_values:
@@ -46,7 +46,8 @@ class Baseline:
             self._timed.keeper.clear()
         tensors = {f"state.{n}": t for n, t in self._timed.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
-        text, blobs = crossing.pack(crossing.Script(), tensors)
+        mode: crossing.Mode = "train" if self._timed.model.training else "eval"
+        text, blobs = crossing.pack(crossing.Script(mode=mode), tensors)
         return {"question": text}, blobs
 
     def _other_inputs(self) -> list[Any]:

@@ -143,7 +143,7 @@ class Fit:
     # ---- the module ---------------------------------------------------------------------------
 
     def model(self, module: Mapping[str, Any]) -> Any:
-        """Construct ModelNew in training mode, and compare its state with the reference's.
+        """Construct ModelNew in the reference's mode, and compare its state with that one's.
 
         Raises:
             TemplateError, ProblemError: it raises, or its state_dict is another.
@@ -151,10 +151,10 @@ class Fit:
         arguments = self.problem.init_inputs(0)
         listed = ", ".join(map(described, arguments))
         place = self._place_of(module["ModelNew"])
-        with self._told(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
-            model = constructed(module["ModelNew"], arguments, "cpu").train()
-            mine, own = keys_of(model), [name for name, _ in model.named_parameters()]
         reference = self._reference()
+        with self._told(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
+            model = constructed(module["ModelNew"], arguments, "cpu").train(reference.training)
+            mine, own = keys_of(model), [name for name, _ in model.named_parameters()]
         wanted = [name for name, _ in reference.named_parameters()]
         found = differences(mine, keys_of(reference), own, wanted)
         if found:
@@ -203,7 +203,7 @@ class Fit:
         raise ProblemError(
             f"{self.problem.path}: the operator's module never called its operator on these "
             f"inputs\n  got: {self._inputs(inputs)}\n"
-            "  expected: inputs that the family's templates handle (dtype, rank, training mode)\n"
+            "  expected: inputs that the family's templates handle (dtype, rank, mode)\n"
             f"  next: see the conditions before fused_op in {self.file}"
         )
 

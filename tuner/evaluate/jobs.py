@@ -39,7 +39,7 @@ from typing import Any
 from tuner.capture.capture import capture
 from tuner.capture.settings import settings_of
 from tuner.check import probes
-from tuner.errors import InputError
+from tuner.errors import CaptureError, InputError
 from tuner.evaluate.baseline import Baseline
 from tuner.evaluate.child import Answer
 from tuner.evaluate.fit import Fit
@@ -51,6 +51,7 @@ from tuner.evaluate.screening import Screening
 from tuner.machine.device import describe
 from tuner.machine.doctor import environment
 from tuner.plans import Argument, Tensor
+from tuner.problem.modes import TuneMode
 from tuner.problem.reference import load_problem
 from tuner.trial import from_json, to_json
 
@@ -92,6 +93,7 @@ class _Child:
         model_new: str,
         model_file: str,
         outputs: str,
+        mode: TuneMode = "as_given",
         also: Sequence[str] = (),
         **_: Any,
     ) -> Answer:
@@ -100,7 +102,7 @@ class _Child:
         `screening` are those of every batch that screening asks for, the problem's own first.
         What is wrong with the module, or with it beside the reference, is found here as well.
         """
-        problem = load_problem(Path(reference), sizes)
+        problem = load_problem(Path(reference), sizes, mode)
         declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
         made = [from_json(Tensor, json.dumps(tensor)) for tensor in json.loads(outputs)]
         fit = Fit(problem, Path(model_file), model_new, declared, made, tuple(also))
@@ -115,14 +117,20 @@ class _Child:
         fit.rehearse(module, model)
         return {"sizes": found, "screening": screening}, ()
 
-    def capture(self, path: str) -> Answer:
-        """Record a module's forward, in the mode in which its file leaves it.
+    def capture(self, path: str, mode: TuneMode) -> Answer:
+        """Record a module's forward in a mode.
 
-        `has_modes` says that it computes something else in eval mode.
+        `has_modes` says that it computes something else in the other mode, or draws numbers there.
         """
-        problem = load_problem(Path(path))
+        problem = load_problem(Path(path), mode=mode)
         graph = capture(problem, with_sizes=False)
-        has_modes = graph.key != capture(problem, mode="eval", with_sizes=False).key
+        try:
+            other = capture(
+                problem, mode="eval" if graph.is_training else "train", with_sizes=False
+            ).key
+        except CaptureError:
+            other = ""
+        has_modes = graph.key != other
         settings = settings_of(problem.make_model(0), has_modes)
         return {
             "graph": json.loads(to_json(graph)), "settings": settings, "has_modes": has_modes,
@@ -140,18 +148,19 @@ class _Child:
         sizes: dict[str, int],
         device: str,
         accuracy: str,
+        mode: TuneMode = "as_given",
         screening_seed: int | None = None,
         is_timed: bool = True,
         model_new: str = "",
         **_: Any,
     ) -> Answer:
         """Load the reference: to screen with it, to be timed as the baseline, or to judge."""
-        oracle = Oracle(reference, sizes, device, accuracy)
+        oracle = Oracle(reference, sizes, device, accuracy, mode)
         if screening_seed is not None:
             self.role = Screening(oracle, screening_seed, model_new)
         else:
             self.role = Baseline(oracle) if is_timed else Judge(oracle)
-        return oracle.about(), ()
+        return (self.role if isinstance(self.role, Judge) else oracle).about(), ()
 
     def load(self, **what: Any) -> Answer:
         """Load a contender; the child is its producer from now on."""

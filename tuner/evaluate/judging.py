@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import crossing, lending
+from tuner.check.chance import modes_of
 from tuner.check.expected import Expected
 from tuner.check.probe import Probe
 from tuner.evaluate.child import Answer
@@ -33,6 +34,15 @@ class Judge:
         self._kept: dict[Probe, Expected] = {}  # for the next contender
         self._tokens: dict[Any, str] = {}  # of weights that questions refer to, by their place
         self._weights_of: dict[str, torch.Tensor] = {}  # by token
+
+    def about(self) -> dict[str, Any]:
+        """Return what others must know of the problem, and in which modes it can be asked.
+
+        Raises:
+            ProblemError: the reference draws random numbers in the problem's own mode.
+        """
+        modes = modes_of(self._oracle.problem, self._oracle.device)
+        return {**self._oracle.about(), "modes": json.loads(to_json(modes))}
 
     def ask(self, probe: str) -> Answer:
         """Draw a probe's inputs and weights; return the question for the producer.

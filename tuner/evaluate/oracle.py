@@ -10,6 +10,7 @@ from tuner.check.expected import Expected, expected, expected_of_call
 from tuner.check.probe import Probe
 from tuner.evaluate.modules import tagged
 from tuner.problem.accuracy import Accuracy
+from tuner.problem.modes import TuneMode
 from tuner.problem.reference import load_problem
 from tuner.trial import ProbeResult
 
@@ -22,9 +23,16 @@ __all__ = ["Oracle"]
 class Oracle:
     """A problem, and the accuracy that answers to it must have on a device."""
 
-    def __init__(self, reference: str, sizes: dict[str, int], device: str, accuracy: str) -> None:
+    def __init__(
+        self,
+        reference: str,
+        sizes: dict[str, int],
+        device: str,
+        accuracy: str,
+        mode: TuneMode = "as_given",
+    ) -> None:
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
-        self.problem = load_problem(Path(reference), sizes)
+        self.problem = load_problem(Path(reference), sizes, mode)
         self._models: dict[Any, torch.nn.Module] = {}  # the reference's, by weights
 
     def about(self) -> dict[str, Any]:

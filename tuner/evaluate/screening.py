@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.check import probes, produce, verdict
 from tuner.check.expected import Expected
@@ -31,12 +31,13 @@ class Screening:
 
     def __init__(self, oracle: Oracle, seed: int, model_new: str) -> None:
         self._oracle, self._problem = oracle, oracle.problem
-        asked = probes.screening_probes(seed, oracle.problem.num_rows())
-        self._expected = [oracle.expected(probe) for probe in asked]
         self._module = module_of(model_new)  # the namespace of the family's ModelNew
         self._model: torch.nn.Module | None = None
         self._timed = Timed(oracle.device, oracle.accuracy)
         self._timed.take_reference(oracle.problem)
+        mode: Literal["train", "eval"] = "train" if self._timed.model.training else "eval"
+        asked = probes.screening_probes(seed, oracle.problem.num_rows(), mode)
+        self._expected = [oracle.expected(probe) for probe in asked]
 
     def screen(
         self,
@@ -117,7 +118,7 @@ class Screening:
     def _measured(
         self, operator: BoundOp, budget_s: float, max_noise: float, stop_above_us: float | None
     ) -> Measurement:
-        model = self._candidate_model(operator)().train()
+        model = self._candidate_model(operator)().train(self._timed.model.training)
         model.load_state_dict(self._timed.model.state_dict())
         return self._timed.measure(model, budget_s, max_noise, stop_above_us, is_bound_here=True)
 

@@ -19,6 +19,7 @@ from tuner.kernel.family import Family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import Device
 from tuner.problem.accuracy import Accuracy
+from tuner.problem.modes import TuneMode
 from tuner.trial import Value, to_json
 
 __all__ = [
@@ -52,6 +53,7 @@ class Task:
     also: Mapping[str, int] = field(default_factory=dict)
     model_file: str = ""  # where `model_new` stands, for messages
     outputs: str = "[]"
+    mode: TuneMode = "as_given"  # in which the reference is timed, and mostly asked
 
     @classmethod
     def of(
@@ -63,6 +65,7 @@ class Task:
         acc: Accuracy,
         impossible_us: float = 0.0,
         facts: Mapping[str, Value] | None = None,
+        mode: TuneMode = "as_given",
     ) -> Task:
         """Collect a task from a family and what the config says.
 
@@ -81,6 +84,7 @@ class Task:
             {n: 0 if r is None else int(r.evaluate(facts or {})) for n, r in rows.items()},
             str(family.model_file),
             json.dumps([json.loads(to_json(output)) for output in family.outputs]),
+            mode,
         )
 
     def payload(self) -> dict[str, Any]:

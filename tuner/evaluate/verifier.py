@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.check.majority import by_majority, redrawn
-from tuner.check.probe import Probe
+from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.verdict import merge
 from tuner.errors import TunerError, WorkerError
@@ -133,12 +133,14 @@ class Verifier:
         if edited:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
         verdict = merge(results, self._accuracy, is_thorough=True)
-        return replace(verdict, notes=(*notes, *verdict.notes))
+        unjudged = _unjudged(probes) if verdict.is_accepted else []
+        return replace(verdict, notes=(*notes, *verdict.notes, *unjudged))
 
     def _probes(self, is_deterministic: bool) -> list[Probe]:
         probes = thorough_probes(
             self._seed,
             self._about["num_rows"],
+            modes=from_json(Modes, json.dumps(self._about["modes"])),
             is_deterministic=is_deterministic,
             has_cuda=self._task.device.startswith("cuda"),
             large_batch=max(self._task.also.values(), default=0),
@@ -263,6 +265,17 @@ class Verifier:
             reason = f"{probe.name}: its answer was garbled: {one_line(said, 300)}"
             return ProbeResult(probe.name, nothing, nothing, nothing, nothing, False, reason)
         return from_json(ProbeResult, json.dumps(reply.data["result"]))
+
+
+def _unjudged(probes: Sequence[Probe]) -> list[str]:
+    """Name the probes whose numbers nobody can judge."""
+    names = [probe.name for probe in probes if probe.is_random]
+    if not names:
+        return []
+    return [
+        f"numbers were not compared on {len(names)} of {len(probes)} probes, since the reference "
+        f"draws random numbers in their mode: {', '.join(names)}"
+    ]
 
 
 def _judge_ended(how: str) -> JudgeEnded:

@@ -19,6 +19,7 @@ from pathlib import Path
 from pydantic import ConfigDict, ValidationError
 
 from tuner.errors import InputError
+from tuner.problem.modes import TuneMode
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import Interval, ProbeResult, from_json, to_json
 
@@ -50,6 +51,7 @@ class Certificate:
     num_probes: int
     is_deterministic: bool = True
     sizes: dict[str, int] = field(default_factory=dict)  # that replace the reference's own
+    mode: TuneMode = "as_given"  # in which it was raced, and mostly asked
     interval: Interval | None = None
     latency_us: float | None = None
     baseline_us: float | None = None

@@ -29,6 +29,7 @@ from tuner.export.certificate import Certificate, code_sha256
 from tuner.kernel.family import builtin_folder
 from tuner.machine.host import has_many_cores
 from tuner.problem.accuracy import Accuracy
+from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors
 from tuner.trial import SAME_SPEED, Check, Finalist, Interval
 
@@ -136,9 +137,13 @@ def repeat(
         points.append(Point("other sizes", None, detail, is_claim=False))
     if certificate.interval is not None:
         points.append(_own_samples(certificate, certificate.interval))
+    if certificate.mode != "as_given":
+        detail = f"all claims are of {MODE_WORDS[certificate.mode]}"
+        points.append(Point("the mode", None, detail, is_claim=False))
     task = Task(
-        str(reference), certificate.sizes, device, accuracy.label, "", "[]", ""
-    )  # its sizes replace the reference's own
+        str(reference), certificate.sizes, device, accuracy.label, "", "[]", "",
+        mode=certificate.mode,
+    )  # its sizes replace the reference's own  # fmt: skip
     contender = Contender.of_file(file, certificate.is_deterministic)
     racer = Racer(task)
     racer.get_ready([contender])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Distribution", "WeightKind", "fresh_values", "redistributed"]
+__all__ = ["Distribution", "WeightKind", "fresh_values", "redistributed", "widened"]
 
 Distribution = Literal[
     "as_given",  # what get_inputs() returns
@@ -166,3 +166,12 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         rows[(at + 1) % len(rows), below(rows.shape[1])] = float("-inf")
         rows[at, below(rows.shape[1])] = float("inf")
     return poisoned
+
+
+def widened(value: Any) -> Any:
+    """Return a floating-point tensor in float64, anything else as it is."""
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.double()
+    return value

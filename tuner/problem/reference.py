@@ -25,12 +25,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tuner.errors import ProblemError, did_you_mean
-from tuner.problem.draws import Distribution, WeightKind, fresh_values, redistributed
+from tuner.problem.draws import (
+    Distribution,
+    WeightKind,
+    fresh_values,
+    redistributed,
+    widened,
+)
+from tuner.problem.modes import TuneMode, put_into
+from tuner.problem.overrides import Overrides
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Options", "Problem", "load_problem", "widened"]
+__all__ = ["Options", "Problem", "load_problem"]
 
 Options = Literal["", "numbers", "zeros", "flags"]
 
@@ -44,6 +52,7 @@ class Problem:
     sha256: str
     sizes: Mapping[str, int]
     module: ModuleType
+    mode: TuneMode = "as_given"  # of every model that is made
     _last_draw: dict[int, list[Any]] = field(default_factory=dict, repr=False, compare=False)
 
     def error(self, reason: str) -> ProblemError:
@@ -63,7 +72,7 @@ class Problem:
         *,
         is_quick: bool = False,
     ) -> torch.nn.Module:
-        """Return `Model(*get_init_inputs())` in training mode, seeded as KernelBench does.
+        """Return `Model(*get_init_inputs())` in the problem's mode, seeded as KernelBench does.
 
         `options` are further arguments of the constructor. With `is_quick` weights are drawn on
         the device, other ones than a user's: where they are replaced at once.
@@ -79,8 +88,8 @@ class Problem:
         with self._explained("Model(*get_init_inputs())"), place:
             model = self.module.Model(*init_inputs, **(options or {}))
             if not isinstance(model, torch.nn.Module):
-                raise ProblemError(f"{self.path}: Model is not a torch.nn.Module")
-            return model.to(device).train()
+                raise self.error("Model is not a torch.nn.Module")
+            return put_into(model.to(device), self.mode)
 
     def options(self, kind: Options) -> dict[str, float]:
         """Return other values for what the constructor has defaults for: eps, momentum, bias ...
@@ -262,23 +271,17 @@ def _first_with_rows(inputs: Sequence[Any]) -> Any:
     return next((x for x in inputs if isinstance(x, torch.Tensor) and x.ndim > 0), None)
 
 
-def widened(value: Any) -> Any:
-    """Return a floating-point tensor in float64, anything else as it is."""
-    import torch
-
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.double()
-    return value
-
-
 # ---- loading --------------------------------------------------------------------------------
 
 
-def load_problem(path: Path, sizes: Mapping[str, int] | None = None) -> Problem:
+def load_problem(
+    path: Path, sizes: Mapping[str, int] | None = None, mode: TuneMode = "as_given"
+) -> Problem:
     """Import a KernelBench-format file: `class Model`, `get_inputs`, `get_init_inputs`.
 
     `sizes` replace module-level numbers of the same name. The file is executed with them in
-    force, so what it computes from them (`scale_shape = (out_features,)`) follows.
+    force, so what it computes from them (`scale_shape = (out_features,)`) follows. `mode` is that
+    of the models that are made: as the file leaves them, or another one.
 
     Raises:
         ProblemError: the file cannot be read, parsed or executed, lacks one of the names, or
@@ -299,44 +302,13 @@ def load_problem(path: Path, sizes: Mapping[str, int] | None = None) -> Problem:
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         raise ProblemError(f"{place}: the reference is not valid Python: {reason}") from None
     wanted = dict(sizes or {})
-    overrides = _Overrides(wanted)
+    overrides = Overrides(wanted)
     tree = ast.fix_missing_locations(overrides.visit(tree))
     module = _execute(path, tree)
     _require_names(path, module)
     known = _sizes_of(module, overrides.assigned)
     _require_known(path, wanted, overrides.assigned, known)
-    return Problem(path, text, hashlib.sha256(raw).hexdigest(), known, module)
-
-
-class _Overrides(ast.NodeTransformer):
-    """Follow each top-level assignment of a wanted name with `name = value`."""
-
-    def __init__(self, wanted: Mapping[str, int]) -> None:
-        self.wanted = wanted
-        self.assigned: set[str] = set()
-
-    def _leave(self, node: ast.AST) -> ast.AST:
-        return node
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _leave
-
-    def _follow(self, node: ast.stmt) -> list[ast.stmt]:
-        names = [
-            part.id
-            for part in ast.walk(node)
-            if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-        ]
-        self.assigned.update(names)
-        extra = [
-            ast.copy_location(
-                ast.Assign([ast.Name(name, ast.Store())], ast.Constant(self.wanted[name])), node
-            )
-            for name in names
-            if name in self.wanted
-        ]
-        return [node, *extra]
-
-    visit_Assign = visit_AnnAssign = visit_AugAssign = _follow
+    return Problem(path, text, hashlib.sha256(raw).hexdigest(), known, module, mode)
 
 
 _module_numbers = itertools.count()
