@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 
 from tuner.errors import NothingCorrectError, NothingToGainError
+from tuner.problem.modes import MODE_WORDS
 from tuner.views import COLUMNS, JsonLines, Plain, Screen
 from tuner.wording import percent
 
@@ -87,6 +88,7 @@ def print_plan(
                 "device": planned.device.name,
                 "is_assumed": planned.is_assumed,
                 "accuracy": planned.config.accuracy.label,
+                "mode": planned.config.problem.mode,
                 "num_feasible": space.num_feasible,
                 "num_cartesian": space.num_cartesian,
                 "num_feasible_by_template": by_template,
@@ -102,7 +104,11 @@ def print_plan(
         out.print(f"warning: {warning}", markup=False)
     sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
     out.print(f"problem: {planned.family.title}; {sizes}", markup=False)
-    out.print(f"device: {planned.device.name}; accuracy: {planned.config.accuracy.label}")
+    words = MODE_WORDS[planned.config.problem.mode]
+    out.print(
+        f"device: {planned.device.name}; accuracy: {planned.config.accuracy.label}"
+        + (words and f"; {words}")
+    )
     out.print(
         f"feasible: {space.num_feasible} of {space.num_cartesian} combinations"
         f" ({percent(space.num_feasible / space.num_cartesian)})"

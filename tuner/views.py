@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from tuner.problem.modes import MODE_WORDS
 from tuner.wording import one_line, percent
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ class Plain:
         """What was asked for is understood."""
         self.budget = planned.config.search
         space = planned.space
+        mode = MODE_WORDS[planned.config.problem.mode]
         self.line(
             f"{planned.family.title} on {planned.device.name}, accuracy"
-            f" {planned.config.accuracy.label}: {space.num_feasible} feasible configurations"
+            f" {planned.config.accuracy.label}{mode and f', {mode}'}: {space.num_feasible} feasible configurations"
             f" of {space.num_cartesian} combinations"
         )
         for warning in planned.warnings:

@@ -299,7 +299,11 @@ class _Reader:
         if not is_random(node):
             return
         is_dropout = "dropout" in name or "bernoulli" in name or "attention" in name
-        advice = "tune it in eval mode, where dropout does nothing: --mode eval" if self.found.is_training and is_dropout else ""
+        advice = (
+            "tune it in eval mode, where dropout does nothing: --mode eval"
+            if self.found.is_training and is_dropout
+            else ""
+        )
         raise self.error(
             node,
             f"Model.forward draws random numbers ({name.split('.')[0]}); expected the same "

@@ -91,4 +91,6 @@ def _state(device: str) -> torch.Tensor:
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     import torch
 
-    return one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-3, equal_nan=True)
+    if one.shape != other.shape:
+        return False
+    return bool(torch.allclose(one, other, 1e-3, 1e-3, equal_nan=True))

@@ -208,9 +208,7 @@ def _call_probes(
     ]  # fmt: skip
 
 
-def _layout_probes(
-    reduced: Callable[..., Probe], modes: Modes, has_cuda: bool
-) -> list[Probe]:
+def _layout_probes(reduced: Callable[..., Probe], modes: Modes, has_cuda: bool) -> list[Probe]:
     def probe(layout: str, *, tells: str = "layout", **fields: Any) -> Probe:
         name = f"{layout} input"
         more = {} if layout == "float64" else modes.in_turn

@@ -75,7 +75,7 @@ def parse_mode(value: object) -> TuneMode:
         ValueError: it is none of these.
     """
     if value == "as_given" or value == "train" or value == "eval":
-        return value  # type: ignore[return-value]
+        return value
     raise ValueError(f"expected train or eval, got {shown(value)}")
 
 

@@ -36,8 +36,9 @@ class Baseline:
     def timing_set(self, has_other_values: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.
 
-        The mode goes with them. They are as the reference makes them, or others: weights all of them random, inputs from a
-        normal distribution. What a call costs may depend on them.
+        They are as the reference makes them, or others: weights all of them random, inputs from a
+        normal distribution. What a call costs may depend on them, and on the mode, which goes
+        with them.
         """
         if has_other_values:
             self._problem.randomise(self._timed.model, WEIGHT_SEED)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tuner.problem.modes import MODE_WORDS
 from tuner.review.advice import Advice, advice_of
 from tuner.review.facts import Facts
 from tuner.review.words import (
@@ -55,6 +56,7 @@ class Summary:
     title: str
     device: str
     accuracy: str
+    mode: str
     verdict: str
     certainty: str
     kind: Literal["faster", "slower", "no difference", "rejected", "open"]
@@ -110,6 +112,7 @@ def summary_of(facts: Facts) -> Summary:
         title=facts.word("title", facts.word("op", facts.run.path.name)),
         device=facts.device_name,
         accuracy=facts.word("accuracy", "unknown"),
+        mode=MODE_WORDS.get(facts.word("mode", ""), ""),
         verdict=verdict,
         certainty=_interval_words(interval) if interval and kind != "rejected" else "",
         kind=kind,
@@ -294,7 +297,8 @@ def format_summary(summary: Summary) -> str:
         ("export", s.export_path),
         ("again", s.reproduce),
     ]
-    lines = _wrapped(f"{s.title} on {s.device}, accuracy {s.accuracy}", "", 1)
+    mode = s.mode and f", {s.mode}"
+    lines = _wrapped(f"{s.title} on {s.device}, accuracy {s.accuracy}{mode}", "", 1)
     for label, text in pairs:
         if text:
             lines += _wrapped(text, label, 3 if label == "run" else 2)

@@ -192,6 +192,7 @@ def _mismatch(one: Side, other: Side) -> str:
         ("operators", a.op, b.op),
         ("sizes", _sizes_words(one), _sizes_words(other)),
         ("accuracy classes", a.accuracy, b.accuracy),
+        ("modes", a.mode or "as given", b.mode or "as given"),
         ("devices", a.device, b.device),
     ]
     return "; ".join(f"different {what}: {x} and {y}" for what, x, y in pairs if x != y)
