@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,15 @@ from tuner.capture.derive import derived
 from tuner.capture.from_module import made_from
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.settings import settings_of
+from tuner.check.modes import asked_in_mode
+from tuner.check.probes import thorough_probes
 from tuner.evaluate.modules import fused, imported, module_of
+from tuner.evaluate.verifier import RANDOM_IN_TRAINING
 from tuner.export.certificate import read_certificate
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
+from tuner.problem.left_in_mode import text_in_mode
 from tuner.problem.reference import load_problem
 from tuner.run import open_run
 
@@ -393,6 +398,79 @@ def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
         live.w.copy_(torch.rand(100))
         torch.testing.assert_close(mine(*inputs), live(*inputs))
     assert read_certificate(run.export_path).num_probes == len(check.probes)
+
+
+DROPS = {
+    "dropout": ("x + self.drop(F.gelu(self.norm(x)))", "self.drop = nn.Dropout(0.2)"),
+    "stored": ("self.norm(x) * F.dropout(x, training=self.training)", ""),
+}
+
+
+def drops(name: str) -> str:
+    forward, setup = DROPS[name]
+    norm = "nn.LayerNorm(48)" if name == "dropout" else "nn.BatchNorm1d(48)"
+    return f"""import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self, eps=1e-5):
+        super().__init__()
+        self.norm = {norm}
+        {setup or "pass"}
+
+    def forward(self, x):
+        return {forward}
+
+
+def get_inputs():
+    return [torch.randn(64, 48)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("name", DROPS)
+def test_a_module_with_dropout_is_tuned_in_eval_mode(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "drops.py").write_text(drops(name))
+    said = tune("drops.py", "--dry-run", cwd=tmp_path)
+    assert said.code == 2 and "draws random numbers" in said.err and "--mode eval" in said.err
+    said = tune("drops.py", "--mode", "eval", "--trials", "1", "--effort", "quick", cwd=tmp_path)
+    assert said.code == 0, said.out + said.err
+    (path,) = (tmp_path / "runs").iterdir()
+    run = open_run(path)
+    result = run.result()
+    assert result is not None and result.exported is not None
+    check = result.exported.check
+    assert check.is_accepted and RANDOM_IN_TRAINING in check.notes
+    asked = {probe.probe for probe in check.probes}
+    assert {"as given", "fresh weights", "gradients"} <= asked and "training mode" not in asked
+    model = imported(run.export_path).ModelNew()
+    assert not model.training  # as it was asked for
+    x = torch.randn(64, 48)
+    assert not torch.equal(model.train()(x), model(x))  # the reference's way: random
+
+
+def test_what_a_reference_in_eval_mode_is_asked(tmp_path):
+    (tmp_path / "drops.py").write_text(text_in_mode(drops("stored"), "eval"))
+    problem = load_problem(tmp_path / "drops.py")
+    assert not problem.make_model(0).training
+    assert list(inspect.signature(problem.module.Model.__init__).parameters) == ["self", "eps"]
+    probes = thorough_probes(1, 64)
+    as_they_are = asked_in_mode(probes, is_training=True, can_train=True)
+    assert as_they_are == probes
+    swapped = asked_in_mode(probes, is_training=False, can_train=True)
+    names = [probe.name for probe in swapped]
+    assert len(names) == len(set(names)) == len(probes)
+    modes = {probe.name: probe.mode for probe in swapped}
+    assert modes["as given"] == modes["own work, eval"] == "eval"
+    assert modes["training mode"] == modes["own work, training"] == "train"
+    for probe in asked_in_mode(probes, is_training=False, can_train=False):
+        assert probe.mode == "eval" and not any("train" in each for each in probe.before)
 
 
 def test_a_file_that_cannot_be_tuned_says_why(tmp_path):

@@ -27,6 +27,7 @@ from tuner.options import (
     EffortOption,
     ForceOption,
     JsonOption,
+    ModeOption,
     ModuleOption,
     RecordOption,
     ResumeOption,
@@ -77,6 +78,7 @@ def tune(
     context: typer.Context,
     config: ConfigOption = None,
     module: ModuleOption = None,
+    mode: ModeOption = None,
     resume: ResumeOption = None,
     time: TimeOption = None,
     effort: EffortOption = None,
@@ -98,25 +100,21 @@ def tune(
         return
     if sum(given is not None for given in (config, module, resume)) != 1:
         raise InputError("expected one of FILE.py, --config X.yaml, --resume RUN; see --help")
+    if mode is not None and module is None:
+        raise InputError("--mode goes with FILE.py: a config's operator has modes of its own")
     if dry_run and resume is not None:
         raise InputError("--dry-run goes with --config, not with --resume\n  next: tune --help")
     from tuner import tuning
     from tuner.config.run_config import load_config
 
     overrides = {
-        "time": time,
-        "effort": effort,
-        "trials": trials,
-        "timeout": timeout,
-        "seed": seed,
-        "device": device,
-        "accuracy": accuracy,
-        "sampler": sampler,
-    }
+        "time": time, "effort": effort, "trials": trials, "timeout": timeout,
+        "seed": seed, "device": device, "accuracy": accuracy, "sampler": sampler,
+    }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     if module is not None:
         with watching(is_json=json) as view:
-            config = tuning.derive_operator(module, view).config
+            config = tuning.derive_operator(module, view, mode).config
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False
@@ -197,19 +195,21 @@ def verify(
     strict: Annotated[
         bool, typer.Option("--strict", help="Reject what is right but no drop-in.")
     ] = False,
+    mode: ModeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Give the verdict on anybody's ModelNew: 0 accepted, 1 rejected, 2 unusable arguments.
 
     Right: it computes what the reference computes as it is configured, forward and backward, in
-    every mode, on all that is asked. Drop-in: it also does what the
-    reference's class could be asked. What it refuses aloud there is listed as a difference.
+    every mode, on all that is asked. Drop-in: it also does what the reference's class could be
+    asked. What it refuses aloud there is listed as a difference.
 
     With --certificate: 0 when all that it claims still holds here, 1 when something does not or
     cannot be told here. Without --reference only references installed with the tuner are used.
     """
     from tuner import tuning
     from tuner.config.quantities import parse_accuracy, parse_device, parse_duration
+    from tuner.problem.left_in_mode import file_in_mode
 
     try:
         chosen = parse_accuracy(accuracy) if accuracy else None
@@ -220,10 +220,10 @@ def verify(
     if certificate:
         if chosen is not None:
             raise InputError("--accuracy: the certificate names its own accuracy class")
-        with watching(is_json=json) as view:
+        with file_in_mode(reference, mode) as asked, watching(is_json=json) as view:
             repeated = tuning.verify_certificate(
                 file,
-                reference=reference,
+                reference=asked,
                 device=checked_device,
                 timeout_s=timeout_s,
                 observer=view,
@@ -238,14 +238,10 @@ def verify(
             "Missing option '--reference': a KernelBench-format file\n"
             "  next: name one, or --certificate for a file that this tuner exported"
         )
-    with watching(is_json=json) as view:
+    with file_in_mode(reference, mode) as asked, watching(is_json=json) as view:
+        assert asked is not None
         check = tuning.verify(
-            file,
-            reference,
-            accuracy=chosen,
-            device=checked_device,
-            timeout_s=timeout_s,
-            observer=view,
+            file, asked, accuracy=chosen, device=checked_device, timeout_s=timeout_s, observer=view
         )
     check = check.strictly() if strict else check
     if json:

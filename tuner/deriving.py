@@ -20,6 +20,7 @@ from tuner.kernel.cache import default_cache_dir
 from tuner.kernel.toolchain import SOURCE_NAMES
 from tuner.observing import Observer
 from tuner.planning import Planned, first_of_each
+from tuner.problem.left_in_mode import known_mode, text_in_mode
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import from_json
 
@@ -28,12 +29,16 @@ __all__ = ["derive_operator", "write_sources"]
 CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
 
-def derive_operator(path: Path, observer: Observer | None = None) -> Derived:
+def derive_operator(
+    path: Path, observer: Observer | None = None, mode: str | None = None
+) -> Derived:
     """Capture the forward of a KernelBench-format file; write an operator that computes it.
 
     Args:
         path: the file: `class Model`, `get_inputs()`, `get_init_inputs()`; trusted like code.
         observer: is told that it begins.
+        mode: "train" or "eval": the forward is captured, and the module left, in that; None: as
+            the file leaves it.
 
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is
@@ -45,7 +50,8 @@ def derive_operator(path: Path, observer: Observer | None = None) -> Derived:
     (observer or Observer()).on_stage(f"capturing the forward of {path}")
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         try:
-            found = worker.call("capture", {"path": str(path.resolve())}, timeout_s=CAPTURE_S).data
+            payload = {"path": str(path.resolve()), "mode": known_mode(mode) or "as_given"}
+            found = worker.call("capture", payload, timeout_s=CAPTURE_S).data
         except JobFailed as failure:
             raise explained(failure) from failure
     graph = from_json(Graph, json.dumps(found["graph"]))
@@ -53,8 +59,9 @@ def derive_operator(path: Path, observer: Observer | None = None) -> Derived:
     try:
         with storage_errors(folder):
             return derived(
-                graph, path.read_text(), path.stem, found["settings"], found["has_modes"], folder
-            )
+                graph, text_in_mode(path.read_text(), mode), path.stem, found["settings"],
+                found["has_modes"], folder,
+            )  # fmt: skip
     except NotOneNest as error:
         raise InputError(
             f"{path}: {error}\n"

@@ -16,6 +16,7 @@ __all__ = [
     "EffortOption",
     "ForceOption",
     "JsonOption",
+    "ModeOption",
     "ModuleOption",
     "RecordOption",
     "ResumeOption",
@@ -34,6 +35,10 @@ ConfigOption = Annotated[
 ModuleOption = Annotated[
     Path | None,
     typer.Option("--module", help="A file with a Model; `tune my_module.py` is short for it."),
+]
+ModeOption = Annotated[
+    str | None,
+    typer.Option(help="train or eval: the mode to tune a module in, else as its file leaves it."),
 ]
 ResumeOption = Annotated[
     Path | None, typer.Option("--resume", help="Go on with this run where it stopped.")

@@ -32,7 +32,7 @@ def capture(
     """Record what `Model.forward` computes on the shapes of `get_inputs()`.
 
     Nothing of the file's tensors is allocated. The module is in the mode in which its constructor
-    leaves it, which is training as a rule, or with `mode="eval"` in that. `with_sizes` records it
+    leaves it, which is training as a rule, or in that of `mode`. `with_sizes` records it
     once more, to find which sizes of inputs may vary. `memory` is how many bytes inputs, weights
     and outputs may take together. This imports torch, and calls the file's code in this process.
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mode", "Traced", "traced"]
 
-Mode = Literal["as_given", "eval"]
+Mode = Literal["as_given", "train", "eval"]
 
 # What PyTorch calls it where code asks for the value of a tensor, or a shape depends on one.
 _VALUE_ERRORS = {
@@ -103,8 +103,8 @@ def traced(problem: Problem, mode: Mode, *, with_sizes: bool) -> Traced:
                 f"{problem.path}: Model is no torch.nn.Module; got {type(model).__name__}\n"
                 "  next: derive class Model from torch.nn.Module"
             )
-        if mode == "eval":
-            model.eval()
+        if mode != "as_given":
+            model.train(mode == "train")
         names = _argument_names(problem, model, given)
         values = tuple(
             fake.from_tensor(x, static_shapes=True)

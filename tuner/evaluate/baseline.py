@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from tuner.check import crossing
+from tuner.check.modes import modes_of
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.inputs import RotatingInputs
@@ -47,7 +48,7 @@ class Baseline:
         tensors = {f"state.{n}": t for n, t in self._timed.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
         text, blobs = crossing.pack(crossing.Script(), tensors)
-        return {"question": text}, blobs
+        return {"question": text, "modes": modes_of(self._timed.model)}, blobs
 
     def _other_inputs(self) -> list[Any]:
         """Return normal inputs, or the reference's own where it refuses them."""

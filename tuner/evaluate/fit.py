@@ -24,6 +24,7 @@ from types import CodeType
 from typing import Any
 
 from tuner.check.exercise import keys_of, outputs_of
+from tuner.check.modes import modes_of, take_modes
 from tuner.errors import InputError, ProblemError, TemplateError, did_you_mean
 from tuner.evaluate.described import declared, described, differences, form_of, kind_of
 from tuner.evaluate.modules import constructed, differentiable, module_of
@@ -143,7 +144,7 @@ class Fit:
     # ---- the module ---------------------------------------------------------------------------
 
     def model(self, module: Mapping[str, Any]) -> Any:
-        """Construct ModelNew in training mode, and compare its state with the reference's.
+        """Construct ModelNew in the reference's mode, and compare its state with the reference's.
 
         Raises:
             TemplateError, ProblemError: it raises, or its state_dict is another.
@@ -152,9 +153,10 @@ class Fit:
         listed = ", ".join(map(described, arguments))
         place = self._place_of(module["ModelNew"])
         with self._told(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
-            model = constructed(module["ModelNew"], arguments, "cpu").train()
+            model = constructed(module["ModelNew"], arguments, "cpu")
             mine, own = keys_of(model), [name for name, _ in model.named_parameters()]
         reference = self._reference()
+        take_modes(model, modes_of(reference))
         wanted = [name for name, _ in reference.named_parameters()]
         found = differences(mine, keys_of(reference), own, wanted)
         if found:

@@ -38,8 +38,9 @@ from typing import Any
 
 from tuner.capture.capture import capture
 from tuner.capture.settings import settings_of
+from tuner.capture.tracing import Mode
 from tuner.check import probes
-from tuner.errors import InputError
+from tuner.errors import CaptureError, InputError
 from tuner.evaluate.baseline import Baseline
 from tuner.evaluate.child import Answer
 from tuner.evaluate.fit import Fit
@@ -115,15 +116,22 @@ class _Child:
         fit.rehearse(module, model)
         return {"sizes": found, "screening": screening}, ()
 
-    def capture(self, path: str) -> Answer:
-        """Record a module's forward, in the mode in which its file leaves it.
+    def capture(self, path: str, mode: Mode = "as_given") -> Answer:
+        """Record a module's forward, in that mode.
 
-        `has_modes` says that it computes something else in eval mode.
+        `has_modes` says that it computes something else in the other one.
         """
         problem = load_problem(Path(path))
-        graph = capture(problem, with_sizes=False)
-        has_modes = graph.key != capture(problem, mode="eval", with_sizes=False).key
-        settings = settings_of(problem.make_model(0), has_modes)
+        graph = capture(problem, mode=mode, with_sizes=False)
+        try:
+            other: Mode = "eval" if graph.is_training else "train"
+            has_modes = graph.key != capture(problem, mode=other, with_sizes=False).key
+        except CaptureError:
+            has_modes = True
+        model = problem.make_model(0)
+        if mode != "as_given":
+            model.train(mode == "train")
+        settings = settings_of(model, has_modes)
         return {
             "graph": json.loads(to_json(graph)), "settings": settings, "has_modes": has_modes,
         }, ()  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import crossing, lending, produce
+from tuner.check.modes import take_modes
 from tuner.check.surroundings import functions, replaced
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
@@ -124,13 +125,16 @@ class Producer:
         changes = (*report.changes, *more, *replaced(self._functions))
         return dataclasses.replace(report, changes=changes)
 
-    def take_timing_set(self, question: str, blobs: list[memoryview]) -> Answer:
-        """Get ready to be timed on the judge's weights and inputs."""
+    def take_timing_set(
+        self, question: str, modes: dict[str, bool], blobs: list[memoryview]
+    ) -> Answer:
+        """Get ready to be timed on the judge's weights and inputs, in the reference's modes."""
         _, tensors = crossing.unpack(crossing.Script, question, blobs, self._device)
         state = {n[6:]: t for n, t in tensors.items() if n.startswith("state.")}
         inputs = [t for n, t in tensors.items() if n.startswith("input.")]
         self._is_own_seed = False
-        model = self._make_model().train()
+        model = self._make_model()
+        take_modes(model, modes)
         model.load_state_dict(state)
         self._timed.take(model, inputs)
         return {}, ()

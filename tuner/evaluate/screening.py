@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.check import probes, produce, verdict
 from tuner.check.expected import Expected
 from tuner.check.majority import by_majority, redrawn
+from tuner.check.modes import asked_in_mode, take_modes
 from tuner.check.probe import Probe
 from tuner.evaluate.child import Answer
 from tuner.evaluate.modules import constructed, fused, module_of
@@ -32,6 +33,7 @@ class Screening:
     def __init__(self, oracle: Oracle, seed: int, model_new: str) -> None:
         self._oracle, self._problem = oracle, oracle.problem
         asked = probes.screening_probes(seed, oracle.problem.num_rows())
+        asked = asked_in_mode(asked, is_training=oracle.is_training, can_train=True)
         self._expected = [oracle.expected(probe) for probe in asked]
         self._module = module_of(model_new)  # the namespace of the family's ModelNew
         self._model: torch.nn.Module | None = None
@@ -117,7 +119,8 @@ class Screening:
     def _measured(
         self, operator: BoundOp, budget_s: float, max_noise: float, stop_above_us: float | None
     ) -> Measurement:
-        model = self._candidate_model(operator)().train()
+        model = self._candidate_model(operator)()
+        take_modes(model, self._oracle.modes)
         model.load_state_dict(self._timed.model.state_dict())
         return self._timed.measure(model, budget_s, max_noise, stop_above_us, is_bound_here=True)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.check.majority import by_majority, redrawn
+from tuner.check.modes import asked_in_mode
 from tuner.check.probe import Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.verdict import merge
@@ -27,13 +28,17 @@ from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json, to_json
 from tuner.wording import one_line
 
-__all__ = ["Answered", "JudgeEnded", "Verifier"]
+__all__ = ["RANDOM_IN_TRAINING", "Answered", "JudgeEnded", "Verifier"]
 
 
 class JudgeEnded(WorkerError):
     """The judge's process ended in the middle of a check, whose module is not to blame."""
 
 
+RANDOM_IN_TRAINING = (
+    "probes in training mode were skipped: the reference draws random numbers there, so that no "
+    "answer is the right one"
+)
 FIXED_COST = 0.02  # of a probe on few rows, in full-size calls: what starting and talking take
 
 
@@ -115,6 +120,8 @@ class Verifier:
                 [producer] = started(stack, self._task, [contender], env=QUIET)
                 ready.result()
             about = self._about
+            if not about["can_train"]:
+                notes.append(RANDOM_IN_TRAINING)
             refusal = loaded(producer, self._task, contender, about, most_s, notes)
             if refusal:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
@@ -142,6 +149,10 @@ class Verifier:
             is_deterministic=is_deterministic,
             has_cuda=self._task.device.startswith("cuda"),
             large_batch=max(self._task.also.values(), default=0),
+        )
+        about = self._about
+        probes = asked_in_mode(
+            probes, is_training=about["is_training"], can_train=about["can_train"]
         )
         # Most faults show on few rows, for a hundredth of the time.
         first, rest = probes[:1], probes[1:]

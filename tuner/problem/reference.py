@@ -63,7 +63,7 @@ class Problem:
         *,
         is_quick: bool = False,
     ) -> torch.nn.Module:
-        """Return `Model(*get_init_inputs())` in training mode, seeded as KernelBench does.
+        """Return `Model(*get_init_inputs())` in the mode it is left in, seeded as by KernelBench.
 
         `options` are further arguments of the constructor. With `is_quick` weights are drawn on
         the device, other ones than a user's: where they are replaced at once.
@@ -80,7 +80,7 @@ class Problem:
             model = self.module.Model(*init_inputs, **(options or {}))
             if not isinstance(model, torch.nn.Module):
                 raise ProblemError(f"{self.path}: Model is not a torch.nn.Module")
-            return model.to(device).train()
+            return model.to(device)
 
     def options(self, kind: Options) -> dict[str, float]:
         """Return other values for what the constructor has defaults for: eps, momentum, bias ...
