@@ -330,5 +330,5 @@ def _require_stable(problem: Problem, probe: Probe, errors: Mapping[str, Error])
             raise problem.error(
                 "the reference's own answer differs from its float64 answer by "
                 f"{error.rms_rel:.2g} (rms, relative), so nothing can be judged by it; "
-                "does it draw random numbers?"
+                "does it draw random numbers?\n  next: --mode eval, where that is dropout's work"
             )
