@@ -14,12 +14,17 @@ from tuner.capture.derive import derived
 from tuner.capture.from_module import made_from
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.settings import settings_of
+from tuner.check.chance import modes_of
+from tuner.check.probe import Modes
+from tuner.check.probes import thorough_probes
+from tuner.errors import ProblemError
 from tuner.evaluate.modules import fused, imported, module_of
 from tuner.export.certificate import read_certificate
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 from tuner.problem.reference import load_problem
+from tuner.review.summary import summary
 from tuner.run import open_run
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
@@ -393,6 +398,109 @@ def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
         live.w.copy_(torch.rand(100))
         torch.testing.assert_close(mine(*inputs), live(*inputs))
     assert read_certificate(run.export_path).num_probes == len(check.probes)
+
+
+DROPS = {
+    "dropout": ("x + self.drop(F.gelu(self.norm(x)))", "self.drop = nn.Dropout(0.2)"),
+    "stored": ("self.norm(x) * F.dropout(x, training=self.training)", ""),
+}
+
+
+def drops(name: str) -> str:
+    forward, setup = DROPS[name]
+    norm = "nn.LayerNorm(48)" if name == "dropout" else "nn.BatchNorm1d(48)"
+    return f"""import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self, eps=1e-5):
+        super().__init__()
+        self.norm = {norm}
+        {setup or "pass"}
+
+    def forward(self, x):
+        return {forward}
+
+
+def get_inputs():
+    return [torch.randn(64, 48)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("name", DROPS)
+def test_a_module_with_dropout_is_tuned_in_eval_mode(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "drops.py").write_text(drops(name))
+    said = tune("drops.py", "--dry-run", cwd=tmp_path)
+    assert said.code == 2 and "draws random numbers" in said.err and "--mode eval" in said.err
+    said = tune("drops.py", "--mode", "eval", "--trials", "1", "--effort", "quick", cwd=tmp_path)
+    assert said.code == 0, said.out + said.err
+    (path,) = (tmp_path / "runs").iterdir()
+    run = open_run(path)
+    result = run.result()
+    assert result is not None and result.exported is not None
+    check = result.exported.check
+    assert check.is_accepted
+    assert any("numbers were not compared on" in note for note in check.notes)
+    asked = {probe.probe for probe in check.probes}
+    assert {"as given", "fresh weights", "gradients", "own work, training"} <= asked
+    assert summary(run).mode == "eval mode" and "in eval mode" in run.export_path.read_text()
+    assert read_certificate(run.export_path).mode == "eval"
+    exported = imported(run.export_path)
+    model, x = exported.ModelNew(), torch.randn(64, 48)
+    assert not torch.equal(model(x), model(x))  # the reference's way: random
+    live = load_problem(tmp_path / "drops.py").make_model(0).eval()
+    torch.testing.assert_close(exported.ModelNew.from_module(live)(x), live(x))
+
+
+def test_what_names_no_mode_is_asked_in_the_problems_own():
+    usual, swapped = thorough_probes(1, 64), thorough_probes(1, 64, modes=Modes("eval"))
+    assert thorough_probes(1, 64, modes=Modes("train")) == usual
+    names = [probe.name for probe in swapped]
+    assert names == [probe.name for probe in usual] and len(names) == len(set(names))
+    modes = {probe.name: (probe.mode, probe.before) for probe in swapped}
+    assert modes["as given"][0] == modes["own work, eval"][0] == "eval"
+    assert modes["fresh weights"] == ("eval", ((), ("train",)))
+    assert modes["own work, training"][0] == modes["a life, training"][0] == "train"
+    assert not any(probe.is_random for probe in (*usual, *swapped))
+
+
+def test_where_training_is_chance_numbers_are_compared_in_eval_mode_alone():
+    modes = Modes("eval", random=("train", "thawed"))
+    probes = {probe.name: probe for probe in thorough_probes(1, 64, modes=modes)}
+    random = {name for name, probe in probes.items() if probe.is_random}
+    assert {"own work, training", "cumulative average", "thawed submodules"} <= random
+    assert len(random) < 12 and probes["fresh weights"].before == ((), ("eval",))
+    for name, probe in probes.items():
+        assert name in random or probe.mode in ("eval", "frozen")
+        assert name in random or not any("train" in actions for actions in probe.before)
+
+
+@pytest.mark.parametrize(
+    ("forward", "random"),
+    [
+        ("self.drop(x)", ("train", "thawed")),
+        ("F.dropout(x, 0.5, self.training)", ("train", "frozen")),
+        ("x + 0 * torch.rand_like(x)", ()),  # drawn, and of no consequence
+        ("self.norm(x)", ()),
+    ],
+)
+def test_in_which_modes_a_reference_draws_is_found_out(forward, random, tmp_path):
+    text = drops("dropout").replace(DROPS["dropout"][0], forward)
+    (tmp_path / "drops.py").write_text(text)
+    found = modes_of(load_problem(tmp_path / "drops.py", mode="eval"), "cpu")
+    assert found == Modes("eval", random)
+    if not random:
+        assert modes_of(load_problem(tmp_path / "drops.py"), "cpu") == Modes("train")
+        return
+    with pytest.raises(ProblemError, match=r"in training mode.*\n  next: .*--mode eval"):
+        modes_of(load_problem(tmp_path / "drops.py"), "cpu")
 
 
 def test_a_file_that_cannot_be_tuned_says_why(tmp_path):

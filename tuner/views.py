@@ -52,8 +52,8 @@ class Plain:
         mode = MODE_WORDS[planned.config.problem.mode]
         self.line(
             f"{planned.family.title} on {planned.device.name}, accuracy"
-            f" {planned.config.accuracy.label}{mode and f', {mode}'}: {space.num_feasible} feasible configurations"
-            f" of {space.num_cartesian} combinations"
+            f" {planned.config.accuracy.label}{mode and f', {mode}'}:"
+            f" {space.num_feasible} feasible configurations of {space.num_cartesian} combinations"
         )
         for warning in planned.warnings:
             self.line(f"warning: {warning}")

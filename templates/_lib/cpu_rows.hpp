@@ -65,20 +65,19 @@ static inline simd::Floats first(simd::Floats value, int n, float other) {
   return value;
 }
 
-// Adds what vectors hold to a sum in float64, and empties them.
-template <int kCount>
-static inline void flush(simd::Floats (&parts)[kCount], double* total) {
-  simd::Floats sum = parts[0];
-  for (int u = 1; u < kCount; ++u) sum += parts[u];
-  *total += math::wide_sum_of(sum);
-  for (int u = 0; u < kCount; ++u) parts[u] = simd::Floats{};
+// Sums are of float64: the mean of equal numbers is that number, and what is left of numbers that
+// cancel is not their rounding.
+static inline void add(math::Halves& sum, simd::Floats value) {
+  const math::Halves more = math::widened(value);
+  sum.low += more.low;
+  sum.high += more.high;
 }
 
-static inline void flush(simd::Floats& part, math::Halves& total) {
-  const math::Halves more = math::widened(part);
-  total.low += more.low;
-  total.high += more.high;
-  part = simd::Floats{};
+template <int kCount>
+static inline double total(const math::Halves (&parts)[kCount]) {
+  math::Doubles sum = parts[0].low + parts[0].high;
+  for (int u = 1; u < kCount; ++u) sum += parts[u].low + parts[u].high;
+  return math::sum_of(sum);
 }
 
 // A number in every lane.

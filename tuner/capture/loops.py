@@ -6,10 +6,11 @@ the template, and vary in a search. Rows that are few and long are split between
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.capture.indexing import is_split, offset, row_dims
-from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
+from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement, still_needed
 from tuner.capture.operations import OPERATIONS, converted, emit, literal
 
 __all__ = [
@@ -18,16 +19,17 @@ __all__ = [
     "joined",
     "kept_values",
     "loops_text",
+    "parts_of",
+    "scaled",
     "signature",
     "statement_text",
-    "still_needed",
 ]
 
 KEPT_FLOPS = 8  # a value that costs more to compute again may be kept from pass to pass
 START = {"sum": "0.0f", "amax": "-INFINITY", "amin": "INFINITY",
          "argmax": "-INFINITY", "argmin": "INFINITY"}  # fmt: skip
 CPP_TYPES = {"float32": "float", "int64": "int64_t", "bool": "uint8_t"}
-_JOINED = {"sum": "add", "amax": "maximum", "amin": "minimum"}
+_JOINED = {"amax": "maximum", "amin": "minimum"}
 
 
 def kept_values(nest: Nest) -> list[str]:
@@ -90,11 +92,32 @@ def statement_text(statement: Statement, nest: Nest, names: Mapping[str, str]) -
 def joined(reduction: Reduction, value: str, names: Mapping[str, str], column: str) -> str:
     """Write how a vector of values is added to what was found before it."""
     part = f"{names[reduction.name]}_part[u]"
+    if reduction.fold == "sum":
+        return f"rows_of::add({part}, {value});"
     if reduction.is_index:
         order = ">" if reduction.fold == "argmax" else "<"
         place = f"{names[reduction.name]}_place[u]"
         return f"rows_of::take_first({part}, {place}, {value}, {value} {order} {part}, {column});"
     return f"{part} = {emit(_JOINED[reduction.fold], [part, value])};"
+
+
+def scaled(reduction: Reduction) -> str:
+    """Write the product with a sum's scale, in float64; nothing where that is 1."""
+    if math.isnan(reduction.scale):
+        return " * NAN"
+    return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"
+
+
+def parts_of(reduction: Reduction, name: str) -> Iterator[str]:
+    """Write what a reduction holds on its way: a vector of values for each step of `u`."""
+    if reduction.fold == "sum":
+        yield f"math::Halves {name}_part[kUnroll] = {{}};"
+        return
+    yield f"simd::Floats {name}_part[kUnroll];"
+    start = START[reduction.fold]
+    yield f"for (int u = 0; u < kUnroll; ++u) {name}_part[u] = math::splat({start});"
+    if reduction.is_index:
+        yield f"math::Mask {name}_place[kUnroll] = {{}};"
 
 
 class _Writer:
@@ -178,7 +201,7 @@ class _Writer:
                 for reduction in each.reductions:
                     name = self.names[reduction.name]
                     whole = f"rows_of::{reduction.fold}({name}_pieces.data() + i * pieces, pieces)"
-                    yield f"      {name}_rows[i] = static_cast<float>({whole});"
+                    yield f"      {name}_rows[i] = static_cast<float>({whole}{scaled(reduction)});"
                 yield "    }"
         if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
             yield "#pragma omp for schedule(static)"
@@ -247,13 +270,8 @@ class _Writer:
     def _sweep(self, number: int, each: Pass) -> Iterator[str]:
         """Go over the columns from `first` to `last`."""
         for reduction in each.reductions:
-            name, start = self.names[reduction.name], START[reduction.fold]
-            yield f"simd::Floats {name}_part[kUnroll];"
-            yield f"for (int u = 0; u < kUnroll; ++u) {name}_part[u] = math::splat({start});"
-            if reduction.is_index:
-                yield f"math::Mask {name}_place[kUnroll] = {{}};"
-            if reduction.fold == "sum":
-                yield f"double {name}_total = 0.0;"
+            name = self.names[reduction.name]
+            yield from parts_of(reduction, name)
         if self.segments:
             length = self.space.length
             yield f"for (int64_t s = first / {length}; s * {length} < last; ++s) {{"
@@ -273,11 +291,9 @@ class _Writer:
         else:
             yield from _indented(self._segment(number, each, []), 2)
         yield from _indented(iter(_STEPS), 2)
-        sums = [self.names[r.name] for r in each.reductions if r.fold == "sum"]
-        for name in sums:
-            yield f"    rows_of::flush({name}_part, &{name}_total);"
-        yield "  }"
         yield "}"
+        for name in [self.names[r.name] for r in each.reductions if r.fold == "sum"]:
+            yield f"const double {name}_total = rows_of::total({name}_part);"
 
     def _segment(self, number: int, each: Pass, kept: Sequence[str]) -> Iterator[str]:
         """Write what belongs to one piece of memory, and the step of one vector."""
@@ -348,22 +364,20 @@ class _Writer:
     def _folded(self, reduction: Reduction) -> str:
         name = self.names[reduction.name]
         if reduction.fold == "sum":
-            return f"math::splat(static_cast<float>({name}_total))"
+            return f"math::splat(static_cast<float>({name}_total{scaled(reduction)}))"
         if reduction.is_index:
             return f"rows_of::{reduction.fold}({name}_part, {name}_place)"
         return f"math::splat({self._lanes(reduction)})"
 
 
 _STEPS = [
-    "for (int64_t from = begin; from < end; from += kPiece) {",
-    "  const int64_t to = std::min(end, from + kPiece);",
-    "  int64_t j = from;",
-    "  for (; j + kUnroll * simd::kWidth <= to; j += kUnroll * simd::kWidth)",
-    "    for (int u = 0; u < kUnroll; ++u)",
-    "      step(std::false_type{}, j + u * simd::kWidth, simd::kWidth, u);",
-    "  for (; j + simd::kWidth <= to; j += simd::kWidth)",
-    "    step(std::false_type{}, j, simd::kWidth, 0);",
-    "  if (j < to) step(std::true_type{}, j, static_cast<int>(to - j), 0);",
+    "int64_t j = begin;",
+    "for (; j + kUnroll * simd::kWidth <= end; j += kUnroll * simd::kWidth)",
+    "  for (int u = 0; u < kUnroll; ++u)",
+    "    step(std::false_type{}, j + u * simd::kWidth, simd::kWidth, u);",
+    "for (; j + simd::kWidth <= end; j += simd::kWidth)",
+    "  step(std::false_type{}, j, simd::kWidth, 0);",
+    "if (j < end) step(std::true_type{}, j, static_cast<int>(end - j), 0);",
 ]
 _FINISH = ["{% if stream_output %}", "    streams::finish();", "{% endif %}"]
 
@@ -377,17 +391,3 @@ def _indented(lines: Iterator[str], by: int) -> Iterator[str]:
     for line in lines:
         is_mark = line[:1] == "#" or line[:2] in ("{%", "{#")
         yield line if is_mark else " " * by + line
-
-
-def still_needed(each: Pass, from_memory: Sequence[str]) -> list[Statement]:
-    """Return the statements of a pass that are needed where some values come from memory."""
-    by_name = {s.name: s for s in each.statements}
-    found: set[str] = set()
-    left = [r.value for r in each.reductions] + [o.name for o in each.writes]
-    while left:
-        name = left.pop()
-        if name in found or name not in by_name or name in from_memory:
-            continue
-        found.add(name)
-        left += [o for o in by_name[name].operands if isinstance(o, str)]
-    return [s for s in each.statements if s.name in found]

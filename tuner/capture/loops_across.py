@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.indexing import offset
-from tuner.capture.loops import START, joined, signature, statement_text, still_needed
-from tuner.capture.nest import COLUMN, Nest, Pass, Statement
+from tuner.capture.loops import joined, parts_of, scaled, signature, statement_text
+from tuner.capture.nest import COLUMN, Nest, Pass, Statement, still_needed
 from tuner.capture.operations import Kind, converted
 
 __all__ = ["across_text"]
@@ -133,34 +133,22 @@ class _Writer:
 
     def _pass(self, each: Pass) -> Iterator[str]:
         for reduction in each.reductions:
-            name, start = self.names[reduction.name], START[reduction.fold]
+            name = self.names[reduction.name]
             kind = "math::Mask" if reduction.is_index else "simd::Floats"
             yield f"{kind} {name}_rows[kUnroll] = {{}};"
             yield f"(void){name}_rows;"
         yield "{"
         for reduction in each.reductions:
-            name, start = self.names[reduction.name], START[reduction.fold]
-            yield f"  simd::Floats {name}_part[kUnroll];"
-            if reduction.is_index:
-                yield f"  math::Mask {name}_place[kUnroll] = {{}};"
-            if reduction.fold == "sum":
-                yield f"  math::Halves {name}_total[kUnroll] = {{}};"
-            yield f"  for (int u = 0; u < kUnroll; ++u) {name}_part[u] = math::splat({start});"
-        yield "  for (int64_t from = 0; from < cols; from += kColumns) {"
-        yield "    const int64_t to = std::min(cols, from + kColumns);"
-        yield "    for (int64_t c = from; c < to; ++c) {"
-        yield from (f"      {line}" for line in self._column(each))
-        yield "    }"
-        for reduction in each.reductions:
-            if reduction.fold == "sum":
-                name = self.names[reduction.name]
-                add = f"rows_of::flush({name}_part[u], {name}_total[u]);"
-                yield f"    for (int u = 0; u < kUnroll; ++u) {add}"
+            yield from (f"  {line}" for line in parts_of(reduction, self.names[reduction.name]))
+        yield "  for (int64_t c = 0; c < cols; ++c) {"
+        yield from (f"    {line}" for line in self._column(each))
         yield "  }"
         for reduction in each.reductions:
             name = self.names[reduction.name]
-            value = {"sum": f"math::narrowed({name}_total[u])"}.get(reduction.fold)
-            value = value or f"{name}_{'place' if reduction.is_index else 'part'}[u]"
+            value = f"{name}_{'place' if reduction.is_index else 'part'}[u]"
+            if reduction.fold == "sum":
+                halves = (f"{value}.{half}{scaled(reduction)}" for half in ("low", "high"))
+                value = f"math::narrowed(math::Halves{{{', '.join(halves)}}})"
             yield f"  for (int u = 0; u < kUnroll; ++u) {name}_rows[u] = {value};"
         yield "}"
 

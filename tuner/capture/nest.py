@@ -10,7 +10,7 @@ changes nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,7 +18,17 @@ from tuner.capture.graph import Tensor
 from tuner.capture.index_space import Space
 from tuner.capture.operations import Kind
 
-__all__ = ["COLUMN", "DTYPES", "Fold", "Nest", "Output", "Pass", "Reduction", "Statement"]
+__all__ = [
+    "COLUMN",
+    "DTYPES",
+    "Fold",
+    "Nest",
+    "Output",
+    "Pass",
+    "Reduction",
+    "Statement",
+    "still_needed",
+]
 
 Fold = Literal["sum", "amax", "amin", "argmax", "argmin"]
 COLUMN = "column index"  # the value that says which column it is, as a float
@@ -37,11 +47,15 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A value a row: `fold` over the columns of `value`."""
+    """A value a row: `fold` over the columns of `value`.
+
+    A sum is multiplied by `scale` before it is rounded: a mean of equal numbers is that number.
+    """
 
     name: str
     fold: Fold
     value: str
+    scale: float = 1.0
 
     @property
     def is_index(self) -> bool:
@@ -110,3 +124,17 @@ class Nest:
     def is_dense(self, name: str) -> bool:
         """Whether a value varies along the tail."""
         return bool(self.space.varies[name] & set(range(self.space.tail, len(self.space.sizes))))
+
+
+def still_needed(each: Pass, from_memory: Sequence[str]) -> list[Statement]:
+    """Return the statements of a pass that are needed where some values come from memory."""
+    by_name = {s.name: s for s in each.statements}
+    found: set[str] = set()
+    left = [r.value for r in each.reductions] + [o.name for o in each.writes]
+    while left:
+        name = left.pop()
+        if name in found or name not in by_name or name in from_memory:
+            continue
+        found.add(name)
+        left += [o for o in by_name[name].operands if isinstance(o, str)]
+    return [s for s in each.statements if s.name in found]

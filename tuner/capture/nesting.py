@@ -224,18 +224,15 @@ class _Builder:
             self._fold(node.name, node.op, source)  # type: ignore[arg-type]
             return
         mean = node.name if node.op == "mean" else f"{node.name}_mean"
-        self._fold(f"{mean}_sum", "sum", source)
-        self._add(mean, "mul", (f"{mean}_sum", 1.0 / self.cols))
+        self._fold(mean, "sum", source, 1.0 / self.cols)
         if node.op == "var":
             # About the mean, in a pass of its own: sums of squares cancel.
             apart, squared = f"{node.name}_apart", f"{node.name}_squared"
             self._add(apart, "sub", (source, mean))
             self._add(squared, "square", (apart,))
-            self._fold(f"{node.name}_sum", "sum", squared)
             correction = float(str(node.attrs.get("correction", 1)))
             divisor = self.cols - correction
-            scale = 1.0 / divisor if divisor > 0 else math.nan
-            self._add(node.name, "mul", (f"{node.name}_sum", scale))
+            self._fold(node.name, "sum", squared, 1.0 / divisor if divisor > 0 else math.nan)
 
     def _gather(self, node: Node) -> None:
         """Of one place in each row: what lies there, with zeros elsewhere, summed."""
@@ -251,8 +248,8 @@ class _Builder:
         self._add(f"{node.name}_picked", "where", (f"{node.name}_is_it", source, 0.0))
         self._fold(node.name, "sum", f"{node.name}_picked")
 
-    def _fold(self, name: str, fold: Fold, source: str) -> None:
-        self.reductions[name] = Reduction(name, fold, source)
+    def _fold(self, name: str, fold: Fold, source: str, scale: float = 1.0) -> None:
+        self.reductions[name] = Reduction(name, fold, source, scale)
         self.varies[name] = self.varies[source] - self.space.columns
         self.levels[name] = self.levels[source] + 1
 

@@ -211,10 +211,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
     head += [
         "constexpr int64_t kThreads = {{ max_threads }};",
         "constexpr int kUnroll = {{ unroll }};",
-        "constexpr int64_t kPiece = 4096;  // columns that are summed in float32",
     ]
-    if any(nest.space.is_across for nest in stages.nests):
-        head.append("constexpr int64_t kColumns = 16;  // the same, of rows beside each other")
     if splits:
         head.append("constexpr int64_t kSplit = {{ piece }};")
     return "\n".join([*head, "", "", "\n\n".join(texts)])

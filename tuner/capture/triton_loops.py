@@ -7,6 +7,7 @@ few and long are split: each pass is a kernel, and another one puts together wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.indexing import is_split, offset, row_dims
@@ -123,7 +124,8 @@ class _Writer:
                 yield f"        {line}"
             for reduction in each.reductions:
                 name, value = self.names[reduction.name], self._masked(reduction)
-                yield f"        {name} = {self._reduced(reduction, value, self._places())}"
+                whole = self._reduced(reduction, value, self._places())
+                yield f"        {name} = {whole}{_scaled(reduction)}"
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield "    else:"
         for each in self.nest.passes:
@@ -131,7 +133,7 @@ class _Writer:
             for reduction in each.reductions:
                 name = self.names[reduction.name]
                 value = self._reduced(reduction, f"{name}_part", f"{name}_place")
-                yield f"        {name} = {value}"
+                yield f"        {name} = {value}{_scaled(reduction)}"
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield from self._row_outputs()
 
@@ -203,7 +205,8 @@ class _Writer:
             for reduction in each.reductions:
                 at = f"totals + {self.nest.reductions.index(reduction)} * num_rows + row_ids"
                 name = self.names[reduction.name]
-                yield f"    {name} = tl.load({at}, mask=is_row, other=0.0)"
+                loaded = f"tl.load({at}, mask=is_row, other=0.0)"
+                yield f"    {name} = {loaded}{_scaled(reduction)}"
             yield from (f"    {self._statement(s)}" for s in each.after)
 
     def _launch_split(self) -> Iterator[str]:
@@ -371,3 +374,9 @@ class _Writer:
         yield "        ROWS={{ block_rows }}, COLUMNS=block," + more
         yield "        num_warps={{ num_warps }},"
         yield "    )"
+
+
+def _scaled(reduction: Reduction) -> str:
+    if math.isnan(reduction.scale):
+        return ' * float("nan")'
+    return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.check.crossing import Mode
 from tuner.check.history import set_mode
@@ -34,7 +34,7 @@ def modes_of(problem: Problem, device: str) -> Modes:
     """
     model = problem.make_model(0, device, is_quick=True)
     modes: tuple[Mode, ...] = ("train", "eval", "frozen", "thawed")
-    own = "train" if model.training else "eval"
+    own: Literal["train", "eval"] = "train" if model.training else "eval"
     random = tuple(mode for mode in modes if _is_random(problem, model, mode, device))
     if own in random:
         name = "training" if own == "train" else "eval"
@@ -43,7 +43,7 @@ def modes_of(problem: Problem, device: str) -> Modes:
             f"Model.forward draws random numbers in {name} mode, so no answer can be judged; "
             f"expected the same answer for the same inputs\n  next: {advice}"
         )
-    return Modes("train" if model.training else "eval", random)
+    return Modes(own, random)
 
 
 def _is_random(problem: Problem, model: torch.nn.Module, mode: Mode, device: str) -> bool:
