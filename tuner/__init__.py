@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # what an editor and a type checker see of the names below
         parse_config as parse_config,
     )
     from tuner.errors import ConfigError as ConfigError, TunerError as TunerError
+    from tuner.live_module import Tuned as Tuned, tune as tune
     from tuner.machine.doctor import doctor as doctor
     from tuner.problem.accuracy import Accuracy as Accuracy
     from tuner.review.notebook import load_run as load_run
@@ -30,7 +31,6 @@ if TYPE_CHECKING:  # what an editor and a type checker see of the names below
         export_trial as export_trial,
         plan as plan,
         resume as resume,
-        tune as tune,
         verify as verify,
     )
 
@@ -40,6 +40,7 @@ _API = {
     "Observer": "tuning",
     "Run": "run",
     "RunConfig": "config.run_config",
+    "Tuned": "live_module",
     "TunerError": "errors",
     "doctor": "machine.doctor",
     "export_trial": "tuning",
@@ -49,7 +50,7 @@ _API = {
     "parse_config": "config.run_config",
     "plan": "tuning",
     "resume": "tuning",
-    "tune": "tuning",
+    "tune": "live_module",
     "verify": "tuning",
     "write_report": "review.report",
 }

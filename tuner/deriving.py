@@ -67,7 +67,7 @@ def derive_operator(
             )
     except NotOneNest as error:
         raise InputError(
-            f"{path}: {error}\n"
+            f"{path if found['source'] == str(path.resolve()) else found['source']}: {error}\n"
             "  next: write the operator by hand (docs/architecture.md), or tune a part of it"
         ) from error
 

@@ -45,7 +45,7 @@ def capture(
     graph = _Reader(problem, found).graph()
     if memory is not None and graph.num_bytes > memory:
         raise CaptureError(
-            f"{problem.path}: inputs, weights and outputs take {graph.num_bytes / 1e9:.1f} GB; "
+            f"{problem.source}: inputs, weights and outputs take {graph.num_bytes / 1e9:.1f} GB; "
             f"expected at most {memory / 1e9:.1f} GB\n"
             "  next: make the sizes in get_inputs() smaller, or use a device with more memory"
         )
@@ -71,11 +71,11 @@ class _Reader:
         self.program: Any = found.program
         self.signature: Any = found.program.graph_signature
         # A user's line is the innermost one of the user's own file.
-        self.line_pattern = re.compile(rf'File "{re.escape(str(problem.path))}", line (\d+)')
+        self.line_pattern = re.compile(rf'File "{re.escape(str(problem.source))}", line (\d+)')
 
     def error(self, node: Any, reason: str, then: str) -> CaptureError:
         line = self.line_of(node) if node is not None else 0
-        place = f"{self.problem.path}:{line}" if line else str(self.problem.path)
+        place = f"{self.problem.source}:{line}" if line else str(self.problem.source)
         return CaptureError(f"{place}: {reason}\n  next: {then}")
 
     def line_of(self, node: Any) -> int:
@@ -300,7 +300,7 @@ class _Reader:
             return
         is_dropout = "dropout" in name or "bernoulli" in name or "attention" in name
         advice = (
-            "tune it in eval mode, where dropout does nothing: --mode eval"
+            "tune it in eval mode, where dropout does nothing: --mode eval, or module.eval()"
             if self.found.is_training and is_dropout
             else ""
         )

@@ -99,7 +99,7 @@ def traced(problem: Problem, mode: TuneMode, *, with_sizes: bool) -> Traced:
                 given = problem.module.get_inputs()
         if not isinstance(model, torch.nn.Module):
             raise CaptureError(
-                f"{problem.path}: Model is no torch.nn.Module; got {type(model).__name__}\n"
+                f"{problem.source}: Model is no torch.nn.Module; got {type(model).__name__}\n"
                 "  next: derive class Model from torch.nn.Module"
             )
         if mode == "as_given":
@@ -136,9 +136,9 @@ def _require_one_mode(problem: Problem, model: torch.nn.Module) -> None:
     if others:
         modes = ["eval", "training"]
         raise CaptureError(
-            f"{problem.path}: Model's constructor leaves it in {modes[model.training]} mode, but "
-            f"{', '.join(others[:3])} in {modes[not model.training]} mode; expected one mode for "
-            "all of it\n  next: choose one, --mode train or --mode eval"
+            f"{problem.source}: Model's constructor leaves it in {modes[model.training]} mode, "
+            f"but {', '.join(others[:3])} in {modes[not model.training]} mode; expected one mode "
+            "for all of it\n  next: choose one, --mode train or --mode eval"
         )
 
 
@@ -227,7 +227,7 @@ def _argument_names(problem: Problem, model: torch.nn.Module, given: Any) -> tup
 
     if not isinstance(given, (list, tuple)):
         raise CaptureError(
-            f"{problem.path}: get_inputs() returned {type(given).__name__}; expected a list\n"
+            f"{problem.source}: get_inputs() returned {type(given).__name__}; expected a list\n"
             "  next: return the arguments of forward as a list"
         )
     signature = inspect.signature(model.forward)
@@ -235,7 +235,7 @@ def _argument_names(problem: Problem, model: torch.nn.Module, given: Any) -> tup
         bound = signature.bind(*given).arguments
     except TypeError as error:
         raise CaptureError(
-            f"{problem.path}: get_inputs() does not fit Model.forward{signature}: {error}; got "
+            f"{problem.source}: get_inputs() does not fit Model.forward{signature}: {error}; got "
             f"{len(given)} arguments\n  next: return one value for each argument of forward"
         ) from None
     names: list[str] = []
@@ -245,7 +245,7 @@ def _argument_names(problem: Problem, model: torch.nn.Module, given: Any) -> tup
     for name, value in zip(names, given, strict=True):
         if not isinstance(value, (torch.Tensor, bool, int, float, str, type(None))):
             raise CaptureError(
-                f"{problem.path}: the argument {name!r} of Model.forward is of type "
+                f"{problem.source}: the argument {name!r} of Model.forward is of type "
                 f"{type(value).__name__}; expected a tensor or a number\n"
                 "  next: give each tensor as an argument of its own"
             )
@@ -305,9 +305,9 @@ def _explained(problem: Problem, what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         chain = list(_chain(error))
-        line = next((n for e in chain if (n := _line_of(e, problem.path))), 0)
-        place = f"{problem.path}:{line}" if line else str(problem.path)
-        raise CaptureError(f"{place}: {_reason(chain, what, problem.path, line)}") from error
+        line = next((n for e in chain if (n := _line_of(e, problem.source))), 0)
+        place = f"{problem.source}:{line}" if line else str(problem.source)
+        raise CaptureError(f"{place}: {_reason(chain, what, problem.source, line)}") from error
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -134,6 +134,7 @@ class _Child:
         settings = settings_of(problem.make_model(0), has_modes)
         return {
             "graph": json.loads(to_json(graph)), "settings": settings, "has_modes": has_modes,
+            "source": str(problem.source),
         }, ()  # fmt: skip
 
     def import_file(self, file: str) -> Answer:

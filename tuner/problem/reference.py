@@ -55,6 +55,11 @@ class Problem:
     mode: TuneMode = "as_given"  # of every model that is made
     _last_draw: dict[int, list[Any]] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def source(self) -> Path:
+        """The file whose lines are told: this one, or that of the class which it is made of."""
+        return Path(getattr(self.module, "TUNED_FILE", self.path))
+
     def error(self, reason: str) -> ProblemError:
         """Return, for the caller to raise, the error that this reference cannot be used."""
         return ProblemError(f"{self.path}: {reason}")

@@ -1,0 +1,42 @@
+"""Modules that are tuned while they live; they stand in a file of their own, as a user's do."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn as nn
+
+__all__ = ["Norm", "Outer", "Scaled"]
+
+
+class Scaled(nn.Module):
+    """What a live module holds beside tensors: a number, and a submodule of a class of its own."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.by * x
+
+
+class Norm(nn.Module):
+    """BatchNorm, a gate and dropout; its constructor wants arguments that nobody remembers."""
+
+    def __init__(self, width: int, by: float) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(width)
+        self.scaled = Scaled(by)
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.scaled(self.bn(x)) * torch.sigmoid(gate))
+
+
+class Outer:
+    """Holds a module's class."""
+
+    class Inner(nn.Module):
+        """A class inside a class."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.exp()
