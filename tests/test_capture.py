@@ -313,6 +313,11 @@ def test_in_eval_mode_batch_norm_reads_its_buffers_and_dropout_is_nothing(tmp_pa
     assert graph.buffer_updates == {}
     assert "var" not in {node.op for node in graph.nodes}
     assert_computes_the_same(graph, problem, "eval")
+    # Scaled first, as PyTorch's kernels do: the deviation times 1 / sqrt(var) alone overflows.
+    state = problem.make_model(0).double().state_dict()
+    state |= {"n.weight": state["n.weight"] * 1e-6, "n.running_var": state["n.running_var"] * 0.3}
+    (found,), _ = graph_interpreter.run(graph, [torch.full((4, 6), 1.5e308).double()], state)
+    assert found.isfinite().all() and float(found[0, 0]) > 1e302
 
 
 def test_parameters_have_their_names_and_tied_ones_one_of_them(tmp_path):

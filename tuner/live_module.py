@@ -39,7 +39,7 @@ from tuner.trial import Interval, Value
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Tuned", "tune", "tune_module"]
+__all__ = ["Tuned", "tune", "tune_module", "write_live"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from tuner.capture.triton_loops import RESERVED
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
 
-__all__ = ["Derived", "derived"]
+__all__ = ["Derived", "derived", "identifier"]
 
 # What a search varies, where the template has it.
 _VALUES: dict[str, list[int | bool]] = {

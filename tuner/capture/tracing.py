@@ -214,11 +214,33 @@ def _decompositions() -> dict[Any, Any]:
         name = str(operator).split("::")[-1].removeprefix("aten.").split(".")[0]
         if name.endswith(_OPENED_ENDS) and isinstance(operator, torch._ops.OpOverload):
             opened.setdefault(operator, function)
+    opened[torch.ops.aten._native_batch_norm_legit_no_training.default] = _normalized
     for name in _KEPT.split():
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             opened.pop(getattr(packet, overload), None)
     return opened
+
+
+def _normalized(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Write BatchNorm by stored statistics so that a large value overflows only where it must.
+
+    PyTorch's own parts multiply by the deviation and then by the weight; its kernels on a CPU by
+    the product of both, which may be small.
+    """
+    scale = (var + eps).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    y = (x - mean.view(shape)) * scale.view(shape)
+    return y if bias is None else y + bias.view(shape), x.new_empty(0), x.new_empty(0)
 
 
 def _argument_names(problem: Problem, model: torch.nn.Module, given: Any) -> tuple[str, ...]:
