@@ -316,7 +316,9 @@ def test_in_eval_mode_batch_norm_reads_its_buffers_and_dropout_is_nothing(tmp_pa
     # Scaled first, as PyTorch's kernels do: the deviation times 1 / sqrt(var) alone overflows.
     state = problem.make_model(0).double().state_dict()
     state |= {"n.weight": state["n.weight"] * 1e-6, "n.running_var": state["n.running_var"] * 0.3}
-    (found,), _ = graph_interpreter.run(graph, [torch.full((4, 6), 1.5e308).double()], state)
+    (found,), _ = graph_interpreter.run(
+        graph, [torch.full((4, 6), 1.5e308, dtype=torch.float64)], state
+    )
     assert found.isfinite().all() and float(found[0, 0]) > 1e302
 
 
