@@ -112,9 +112,11 @@ def tune(
         "seed": seed, "device": device, "accuracy": accuracy, "sampler": sampler,
     }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
-    if module is not None:
-        with watching(is_json=json) as view:
+    with watching(is_json=json) as view:
+        if module is not None:
             config = tuning.derive_operator(module, view, mode).config
+        elif config is not None:
+            config = tuning.derive_config(config, view)
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False

@@ -12,6 +12,7 @@ from pathlib import Path
 from tuner.capture.derive import Derived, derived
 from tuner.capture.graph import Graph
 from tuner.capture.index_space import NotOneNest
+from tuner.config.document import read_document
 from tuner.errors import InputError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
@@ -24,7 +25,7 @@ from tuner.problem.left_in_mode import known_mode, text_in_mode
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import from_json
 
-__all__ = ["derive_operator", "write_sources"]
+__all__ = ["derive_config", "derive_operator", "write_sources"]
 
 CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
@@ -67,6 +68,47 @@ def derive_operator(
             f"{path}: {error}\n"
             "  next: write the operator by hand (docs/architecture.md), or tune a part of it"
         ) from error
+
+
+def derive_config(path: Path, observer: Observer | None = None) -> Path:
+    """Return a config that names an operator in place of `problem: {module: FILE.py, mode: eval}`.
+
+    All else that the file says holds: the space's values stand in for those that were derived. A
+    config that names an operator itself is returned as it is, and so is one that cannot be read.
+
+    Raises:
+        InputError, StorageError: as for `derive_operator`; or the problem says more.
+    """
+    try:
+        document = read_document(path, path.read_text())
+    except (OSError, ValueError):
+        return path  # who loads it says what is wrong
+    given = document.data
+    problem = given.get("problem") if isinstance(given, dict) else None
+    if not isinstance(problem, dict) or "module" not in problem:
+        return path
+    more = sorted(map(str, problem.keys() - {"module", "mode"}))
+    if more or not isinstance(problem["module"], str):
+        raise InputError(
+            f"{path}: problem: expected a module, and its mode at most; got {more or problem}\n"
+            "  next: sizes are those of get_inputs(), templates are generated"
+        )
+    module = path.parent / problem["module"]
+    made = derive_operator(module, observer, problem.get("mode"))
+    own = json.loads(made.config.read_text())
+    space = given.get("space")
+    if space is None or isinstance(space, dict):
+        given["space"] = own["space"] | (space or {})
+    given["problem"] = own["problem"]
+    search = given.get("search")
+    if isinstance(search, dict) and isinstance(search.get("warm_start"), list):
+        search["warm_start"] = [
+            str((path.parent / str(p)).resolve()) for p in search["warm_start"]
+        ]
+    written = made.folder / path.name
+    with storage_errors(made.folder):
+        write_whole(written, json.dumps(given, indent=1) + "\n")
+    return written
 
 
 def write_sources(planned: Planned) -> dict[str, Path]:
