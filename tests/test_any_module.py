@@ -17,12 +17,15 @@ from tuner.capture.settings import settings_of
 from tuner.check.chance import modes_of
 from tuner.check.probe import Modes
 from tuner.check.probes import thorough_probes
+from tuner.config.run_config import load_config
+from tuner.deriving import derive_config
 from tuner.errors import ProblemError
 from tuner.evaluate.modules import fused, imported, module_of
 from tuner.export.certificate import read_certificate
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
+from tuner.planning import plan
 from tuner.problem.reference import load_problem
 from tuner.review.summary import summary
 from tuner.run import open_run
@@ -457,6 +460,23 @@ def test_a_module_with_dropout_is_tuned_in_eval_mode(name, tmp_path, monkeypatch
     assert not torch.equal(model(x), model(x))  # the reference's way: random
     live = load_problem(tmp_path / "drops.py").make_model(0).eval()
     torch.testing.assert_close(exported.ModelNew.from_module(live)(x), live(x))
+
+
+def test_a_config_names_a_module_and_says_the_rest(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "drops.py").write_text(drops("dropout"))
+    config = tmp_path / "drops.yaml"
+    config.write_text(
+        "problem: {module: drops.py, mode: eval}\nspace: {unroll: [4]}\nsearch: {trials: 7}\n"
+    )
+    loaded = load_config(derive_config(config))
+    assert loaded.search.trials == 7 and loaded.problem.mode == "eval"
+    found = plan(loaded).space
+    values = {parameter.name: set(parameter.values) for parameter in found.parameters}
+    assert values["unroll"] == {4} and values["stream_output"] == {False, True}
+    config.write_text("problem: {module: drops.py, sizes: {rows: 4}}\n")
+    said = tune("--config", "drops.yaml", "--dry-run", cwd=tmp_path)
+    assert said.code == 2 and "drops.yaml: problem: " in said.err and "sizes" in said.err
 
 
 def test_what_names_no_mode_is_asked_in_the_problems_own():

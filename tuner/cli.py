@@ -108,20 +108,15 @@ def tune(
     from tuner.config.run_config import load_config
 
     overrides = {
-        "time": time,
-        "effort": effort,
-        "trials": trials,
-        "timeout": timeout,
-        "seed": seed,
-        "device": device,
-        "mode": mode,
-        "accuracy": accuracy,
-        "sampler": sampler,
-    }
+        "time": time, "effort": effort, "trials": trials, "timeout": timeout, "seed": seed,
+        "device": device, "mode": mode, "accuracy": accuracy, "sampler": sampler,
+    }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
-    if module is not None:
-        with watching(is_json=json) as view:
+    with watching(is_json=json) as view:
+        if module is not None:
             config = tuning.derive_operator(module, view, mode=mode).config
+        elif config is not None:
+            config = tuning.derive_config(config, view, mode=mode)
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False

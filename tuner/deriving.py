@@ -12,6 +12,7 @@ from pathlib import Path
 from tuner.capture.derive import Derived, derived
 from tuner.capture.graph import Graph
 from tuner.capture.index_space import NotOneNest
+from tuner.config.document import read_document
 from tuner.config.quantities import parse_mode
 from tuner.errors import InputError
 from tuner.evaluate.contender import QUIET
@@ -24,7 +25,7 @@ from tuner.planning import Planned, first_of_each
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import from_json
 
-__all__ = ["derive_operator", "write_sources"]
+__all__ = ["derive_config", "derive_operator", "write_sources"]
 
 CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
@@ -50,7 +51,7 @@ def derive_operator(
     try:
         chosen = parse_mode(mode or "as_given")
     except ValueError as error:
-        raise InputError(f"--mode: {error}") from error
+        raise InputError(f"{path}: mode: {error}") from error
     (observer or Observer()).on_stage(f"capturing the forward of {path}")
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         try:
@@ -70,6 +71,49 @@ def derive_operator(
             f"{path if found['source'] == str(path.resolve()) else found['source']}: {error}\n"
             "  next: write the operator by hand (docs/architecture.md), or tune a part of it"
         ) from error
+
+
+def derive_config(
+    path: Path, observer: Observer | None = None, *, mode: str | None = None
+) -> Path:
+    """Return a config that names an operator in place of `problem: {module: FILE.py, mode: eval}`.
+
+    `mode` stands in for the file's. All else that the file says holds: the space's values stand in for those that were derived. A
+    config that names an operator itself is returned as it is, and so is one that cannot be read.
+
+    Raises:
+        InputError, StorageError: as for `derive_operator`; or the problem says more.
+    """
+    try:
+        document = read_document(path, path.read_text())
+    except (OSError, ValueError):
+        return path  # who loads it says what is wrong
+    given = document.data
+    problem = given.get("problem") if isinstance(given, dict) else None
+    if not isinstance(problem, dict) or "module" not in problem:
+        return path
+    more = sorted(map(str, problem.keys() - {"module", "mode"}))
+    if more or not isinstance(problem["module"], str):
+        raise InputError(
+            f"{path}: problem: expected a module, and its mode at most; got {more or problem}\n"
+            "  next: sizes are those of get_inputs(), templates are generated"
+        )
+    module = path.parent / problem["module"]
+    made = derive_operator(module, observer, mode=mode or problem.get("mode"))
+    own = json.loads(made.config.read_text())
+    space = given.get("space")
+    if space is None or isinstance(space, dict):
+        given["space"] = own["space"] | (space or {})
+    given["problem"] = own["problem"]
+    search = given.get("search")
+    if isinstance(search, dict) and isinstance(search.get("warm_start"), list):
+        search["warm_start"] = [
+            str((path.parent / str(p)).resolve()) for p in search["warm_start"]
+        ]
+    written = made.folder / path.name
+    with storage_errors(made.folder):
+        write_whole(written, json.dumps(given, indent=1) + "\n")
+    return written
 
 
 def write_sources(planned: Planned) -> dict[str, Path]:
