@@ -442,6 +442,8 @@ def test_a_module_with_dropout_is_tuned_in_eval_mode(name, tmp_path, monkeypatch
     (tmp_path / "drops.py").write_text(drops(name))
     said = tune("drops.py", "--dry-run", cwd=tmp_path)
     assert said.code == 2 and "draws random numbers" in said.err and "--mode eval" in said.err
+    said = tune("verify", "drops.py", "--reference", "drops.py", cwd=tmp_path)
+    assert said.code == 2 and "in training mode" in said.err and "--mode eval" in said.err
     said = tune("drops.py", "--mode", "eval", "--trials", "1", "--effort", "quick", cwd=tmp_path)
     assert said.code == 0, said.out + said.err
     (path,) = (tmp_path / "runs").iterdir()

@@ -220,8 +220,10 @@ def verify(
     except ValueError as error:
         raise InputError(str(error)) from error
     if certificate:
-        if chosen is not None or mode is not None:
-            raise InputError("--accuracy, --mode: the certificate names its own")
+        if chosen is not None:
+            raise InputError("--accuracy: the certificate names its own accuracy class")
+        if mode is not None:
+            raise InputError("--mode: the certificate names its own mode")
         with watching(is_json=json) as view:
             repeated = tuning.verify_certificate(
                 file,

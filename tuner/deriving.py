@@ -78,8 +78,9 @@ def derive_config(
 ) -> Path:
     """Return a config that names an operator in place of `problem: {module: FILE.py, mode: eval}`.
 
-    `mode` stands in for the file's. All else that the file says holds: the space's values stand in for those that were derived. A
-    config that names an operator itself is returned as it is, and so is one that cannot be read.
+    `mode` stands in for the file's. All else that the file says holds: the space's values stand
+    in for those that were derived. A config that names an operator itself is returned as it is,
+    and so is one that cannot be read.
 
     Raises:
         InputError, StorageError: as for `derive_operator`; or the problem says more.
