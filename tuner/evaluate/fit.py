@@ -151,10 +151,11 @@ class Fit:
         arguments = self.problem.init_inputs(0)
         listed = ", ".join(map(described, arguments))
         place = self._place_of(module["ModelNew"])
-        reference = self._reference()
         with self._told(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
-            model = constructed(module["ModelNew"], arguments, "cpu").train(reference.training)
+            model = constructed(module["ModelNew"], arguments, "cpu")
             mine, own = keys_of(model), [name for name, _ in model.named_parameters()]
+        reference = self._reference()
+        model.train(reference.training)
         wanted = [name for name, _ in reference.named_parameters()]
         found = differences(mine, keys_of(reference), own, wanted)
         if found:
