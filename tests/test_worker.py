@@ -512,6 +512,25 @@ def test_a_server_that_is_ready_is_the_one_that_forks(monkeypatch):
         assert len(forkserver._SERVERS) == num_servers
 
 
+def test_who_kills_the_server_of_strangers_harms_nobody_else():
+    """A stranger's server is a fork of the first one, which goes on without it."""
+    with Worker(ENTRY) as ours, Worker(ENTRY, env={forkserver.SERVER: "strangers"}) as strangers:
+        theirs, mine = pid_of(strangers), pid_of(ours)
+        server, first = psutil.Process(theirs).parent(), psutil.Process(mine).parent()
+        assert server.parent() == first
+        server.kill()
+        assert is_gone(theirs) and pid_of(ours) == mine
+        theirs = pid_of(strangers)
+        assert psutil.Process(theirs).parent().parent() == first
+        first.kill()  # and all with it
+        assert is_gone(mine) and is_gone(theirs)
+        assert psutil.Process(pid_of(ours)).parent() != first and pid_of(strangers) != theirs
+
+
+def pid_of(worker):
+    return worker.call("prepared", timeout_s=60).data["pid"]
+
+
 def test_no_descriptor_leaks_over_respawns(worker):
     worker.start()
     before = len(os.listdir("/proc/self/fd"))

@@ -10,6 +10,7 @@ Importing PyTorch takes seconds; a fork of a process that has done so takes mill
 fresh: nothing of a candidate, a problem or a device was ever in the server. Threads of OpenMP and
 contexts of CUDA do not survive a fork, so the server starts neither. What libraries read of the
 environment when they are loaded is the server's: each such environment has a server of its own.
+Processes that may be harmed together have another server, a fork of the first.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
     "start_process",
 ]  # fmt: skip
 
-# Which server: what is ours and what a stranger may harm have different ones.
+# Environment variable: which fork of the server. What a stranger may harm has one of its own.
 SERVER = "TUNER_FORK_SERVER"
 MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
 # Environment variable: what a server imports as well, for the work of its processes.
@@ -46,7 +47,7 @@ PRELOADED = ("torch", "tuner.evaluate.jobs")
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",
-    "OPENBLAS_", "PYTHON", "TORCH_", SERVER, ALSO,
+    "OPENBLAS_", "PYTHON", "TORCH_", ALSO,
 )  # fmt: skip
 _HEADER_BYTES = 4
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
@@ -104,7 +105,7 @@ def start_process(
         OSError: no process can be started.
     """
     request = {"options": dict(options), "env": dict(env), "folder": os.getcwd()}
-    for is_last in (False, True):
+    for is_last in (False, False, True):
         server = _server_for(env)
         try:
             reply, fds = server.ask(request, (channel_fd, output_fd))
@@ -147,11 +148,19 @@ def preload(env: Mapping[str, str]) -> None:
 class _Server:
     """A fork server as its parent sees it; one request at a time."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env: Mapping[str, str], first: _Server | None) -> None:
         self.parent_pid = os.getpid()
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         self._error: OSError | None = None
+        if first is None:
+            self._start(env, theirs)
+        else:
+            # It answers nothing: whoever asks the fork something waits for it as long as needed.
+            with theirs, first._lock:
+                _send(first._socket, {"serve": True}, (theirs.fileno(),))
+
+    def _start(self, env: Mapping[str, str], theirs: socket.socket) -> None:
         is_started = threading.Event()
 
         def spawn_and_wait() -> None:
@@ -165,7 +174,7 @@ class _Server:
             # -P: `-c` alone would import `json` from the current folder. Without PYTHONPATH, since
             # a `sitecustomize.py` there runs before `path` is set.
             command = [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOTSTRAP]
-            left_out = (MARKER, "PYTHONPATH")
+            left_out = (MARKER, SERVER, "PYTHONPATH")
             try:
                 process = subprocess.Popen(
                     [*command, json.dumps(options)],
@@ -202,18 +211,36 @@ class _Server:
         self._socket.close()
 
 
-_SERVERS: dict[tuple[tuple[str, str], ...], _Server] = {}
+_ReadAtLoad = tuple[tuple[str, str], ...]
+_SERVERS: dict[tuple[str, _ReadAtLoad], _Server] = {}
 _SERVERS_LOCK = threading.Lock()
 
 
 def _server_for(env: Mapping[str, str]) -> _Server:
-    key = tuple(sorted((n, v) for n, v in env.items() if n.startswith(READ_AT_LOAD)))
+    read = tuple(sorted((n, v) for n, v in env.items() if n.startswith(READ_AT_LOAD)))
+    which = env.get(SERVER, "")
     with _SERVERS_LOCK:
-        server = _SERVERS.get(key)
-        # A fork of this process has its parent's servers in its memory, and must not use them.
-        if server is None or server.parent_pid != os.getpid() or server._socket.fileno() < 0:
-            server = _SERVERS[key] = _Server(env)
-        return server
+        for _ in range(2):
+            first = _usable("", read) or _kept("", read, _Server(env, None))
+            try:
+                if not which:
+                    return first
+                return _usable(which, read) or _kept(which, read, _Server(env, first))
+            except OSError:  # somebody killed the first
+                first.close()
+        raise OSError("fork servers die as soon as they are started")
+
+
+def _usable(which: str, read: _ReadAtLoad) -> _Server | None:
+    """Return that server unless it is gone; a fork of this process must not use its parent's."""
+    server = _SERVERS.get((which, read))
+    is_ours = server is not None and server.parent_pid == os.getpid()
+    return server if server is not None and is_ours and server._socket.fileno() >= 0 else None
+
+
+def _kept(which: str, read: _ReadAtLoad, server: _Server) -> _Server:
+    _SERVERS[which, read] = server
+    return server
 
 
 # ---- both sides -----------------------------------------------------------------------------
@@ -249,17 +276,31 @@ def _receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def serve_forks(*, fd: int, parent_pid: int) -> dict[str, Any]:
     """Fork whenever asked, until the parent is gone; return, in each child, its options."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the line above
-        os._exit(1)
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of a dead child are ours to kill
+    _die_with(parent_pid)
     for name in (*PRELOADED, *os.environ.get(ALSO, "").split()):
         with contextlib.suppress(Exception):  # the child that needs it will say what is wrong
             importlib.import_module(name)
     gc.freeze()  # pages that the collector never writes stay shared
     os.set_inheritable(fd, False)
-    sock = socket.socket(fileno=fd)
+    while True:  # once for this server, and once more in each server that is a fork of it
+        asked = _serve(socket.socket(fileno=fd))
+        if "serve" not in asked:
+            return asked
+        fd = asked["fd"]
+        _die_with(asked["parent_pid"])
+
+
+def _die_with(parent_pid: int) -> None:
+    """End when the parent does, and adopt what a dead child leaves."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os._exit(1)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of a dead child are ours to kill
+
+
+def _serve(sock: socket.socket) -> dict[str, Any]:
+    """Fork whenever asked; return, in each child, what it is to be."""
     alive: set[int] = set()
     while True:
         try:
@@ -278,13 +319,17 @@ def serve_forks(*, fd: int, parent_pid: int) -> dict[str, Any]:
         if pid == 0:
             os.setsid()
             sock.close()
+            if "serve" in request:
+                return {"serve": True, "fd": fds[0], "parent_pid": own_pid}
             channel_fd, output_fd = fds
             _become(request, output_fd)
             return {**request["options"], "fd": channel_fd, "parent_pid": own_pid}
         alive.add(pid)
-        pidfd = os.pidfd_open(pid)
-        _send(sock, {"pid": pid}, (pidfd,))
-        for each in (*fds, pidfd):
+        if "serve" not in request:
+            pidfd = os.pidfd_open(pid)
+            _send(sock, {"pid": pid}, (pidfd,))
+            fds.append(pidfd)
+        for each in fds:
             os.close(each)
 
 

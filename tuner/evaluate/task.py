@@ -105,6 +105,7 @@ def new_worker(
     What `is_ours`, a judge say, is forked by another server than what runs a contender's code:
     who kills the process that forked it ends itself and its like, not the judge.
     """
+    which = {} if is_ours else {SERVER: "contenders"}
     # An exported file is built by ninja, which pip puts beside Python; an environment that was
     # not activated lacks that folder on its PATH.
     beside = Path(sys.executable).parent
@@ -112,7 +113,7 @@ def new_worker(
     return Worker(
         ENTRY,
         name=name or device,
-        env={**path, **(env or {}), SERVER: "ours" if is_ours else "contenders"},
+        env={**path, **(env or {}), **which},
         on_start=on_start,
         start_timeout_s=PREPARE_TIMEOUT_S,
     )
