@@ -9,6 +9,7 @@ from tuner.check.crossing import Mode
 from tuner.check.history import set_mode
 from tuner.check.probe import Modes
 from tuner.errors import ProblemError
+from tuner.problem.draws import seed_everything
 from tuner.problem.reference import Problem
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _is_random(problem: Problem, model: torch.nn.Module, mode: Mode, device: str
         inputs = _inputs(problem, model, device)
         answers: list[tuple[torch.Tensor, ...]] = []
         for draw in range(NUM_DRAWS):
-            torch.manual_seed(draw)
+            seed_everything(draw)
             before = _state(device)
             for buffer, value in start:
                 buffer.copy_(value)

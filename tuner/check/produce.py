@@ -46,6 +46,7 @@ from tuner.check.registries import successor, tables_of, use
 from tuner.check.sharing import aliases_of
 from tuner.check.surroundings import changed, is_pytorchs, settings
 from tuner.check.threads import called_at_once
+from tuner.problem.draws import seed_everything
 
 if TYPE_CHECKING:
     import torch
@@ -127,10 +128,8 @@ class _Session:
 
     def build(self, make_candidate: Callable[..., torch.nn.Module]) -> None:
         """Construct the candidate and load the state strictly."""
-        import torch
-
         own = self.script.own_seed
-        torch.manual_seed(OWN_WEIGHTS_SEED if own is None else own)
+        seed_everything(OWN_WEIGHTS_SEED if own is None else own)
         with stage("build"):
             if any("read elsewhere" in actions for actions in self.script.before):
                 self.tables = tables_of(self._made(make_candidate))

@@ -30,6 +30,7 @@ from tuner.problem.draws import (
     WeightKind,
     fresh_values,
     redistributed,
+    seed_everything,
     widened,
 )
 from tuner.problem.modes import TuneMode, put_into
@@ -88,7 +89,7 @@ class Problem:
         import torch
 
         init_inputs = self.init_inputs(seed)
-        torch.manual_seed(seed)
+        seed_everything(seed)
         place = torch.device(device) if is_quick else contextlib.nullcontext()
         with self._explained("Model(*get_init_inputs())"), place:
             model = self.module.Model(*init_inputs, **(options or {}))
@@ -116,9 +117,7 @@ class Problem:
 
     def init_inputs(self, seed: int) -> list[Any]:
         """Return the constructor's arguments; a candidate gets the same ones."""
-        import torch
-
-        torch.manual_seed(seed)
+        seed_everything(seed)
         return self._ask("get_init_inputs")
 
     def make_inputs(
@@ -156,7 +155,7 @@ class Problem:
             raise self.error(f"get_inputs() gives 0 rows; cannot make {batch} of them")
         draws = [inputs]
         if batch > rows:
-            torch.manual_seed(seed + 1)
+            seed_everything(seed + 1)
             draws += [self._ask("get_inputs") for _ in range((batch - 1) // rows)]
 
         def resized(parts: Sequence[Any]) -> Any:
@@ -174,10 +173,8 @@ class Problem:
         The last draw is kept, since the probes of one check share a seed and a full-size draw
         on the CPU takes about a second for 2^27 numbers.
         """
-        import torch
-
         if seed not in self._last_draw:
-            torch.manual_seed(seed)
+            seed_everything(seed)
             inputs = self._ask("get_inputs")
             self._last_draw.clear()
             self._last_draw[seed] = inputs
