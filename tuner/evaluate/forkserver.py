@@ -15,6 +15,7 @@ Processes that may be harmed together have another server, a fork of the first.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -214,6 +215,14 @@ class _Server:
 _ReadAtLoad = tuple[tuple[str, str], ...]
 _SERVERS: dict[tuple[str, _ReadAtLoad], _Server] = {}
 _SERVERS_LOCK = threading.Lock()
+
+
+@atexit.register
+def _close_servers() -> None:
+    """End them with this process; in a fork of it they are its parent's."""
+    for server in _SERVERS.values():
+        if server.parent_pid == os.getpid():
+            server.close()
 
 
 def _server_for(env: Mapping[str, str]) -> _Server:
