@@ -6,6 +6,7 @@ is how a job says that its process is spoilt.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -13,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +50,14 @@ def serve(*, fd: int, parent_pid: int, entry: str) -> None:
         channel.send(0, {"data": {"pid": os.getpid()}}, ())
         while True:
             _serve_one(channel, run)
+    # What was registered for the end is run. Python's own end, which takes PyTorch apart object by
+    # object, would cost 0.2 s of CPU.
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)
 
 
 def _serve_one(channel: Channel, run: Job) -> None:

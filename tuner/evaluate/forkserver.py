@@ -29,6 +29,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -289,6 +290,10 @@ def serve_forks(*, fd: int, parent_pid: int) -> dict[str, Any]:
     for name in (*PRELOADED, *os.environ.get(ALSO, "").split()):
         with contextlib.suppress(Exception):  # the child that needs it will say what is wrong
             importlib.import_module(name)
+    # What the imports want at their end, such as that PyTorch's libraries are unregistered one by
+    # one, is no work for the end of each child.
+    for finalizer in getattr(weakref.finalize, "_registry", {}):
+        finalizer.atexit = False
     gc.freeze()  # pages that the collector never writes stay shared
     os.set_inheritable(fd, False)
     while True:  # once for this server, and once more in each server that is a fork of it
