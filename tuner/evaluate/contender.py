@@ -20,10 +20,10 @@ __all__ = ["CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "get_ready", "loa
 CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its first
 # For processes that answer probes and are not timed. Threads that spin where they wait take the
 # cores from the other process of a check: it took four times as long. Memory that is kept spares
-# the page faults of each large temporary: half of a check on a CPU. Nearly all ask for gradients,
-# at the first of which PyTorch imports a package that takes 0.6 s.
+# the page faults of each large temporary: half of a check on a CPU. Nearly all ask for gradients
+# and derivatives of the forward, at the first of which PyTorch imports what takes 1 s.
 QUIET = {
-    ALSO: "torch.fx.experimental.symbolic_shapes",
+    ALSO: "torch.fx.experimental.symbolic_shapes torch._dynamo",
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
