@@ -77,15 +77,25 @@ def changed(before: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def functions() -> dict[str, Any]:
-    """Return PyTorch's functions and the clocks as they are now, by name.
+def functions() -> dict[str, dict[str, Any]]:
+    """Return PyTorch's functions and the clocks as they are now, by place and name.
 
     What is there before a stranger's file is imported is theirs to call, not to replace: a tensor
     could be computed when it is copied, a clock stand still.
     """
+    found = {
+        place: {name: _found(room, name) for name in dir(room)} for place, room in _rooms().items()
+    }
+    return {
+        place: {n: x for n, x in values.items() if callable(x) and not isinstance(x, type)}
+        for place, values in found.items()
+    }
+
+
+def _rooms() -> dict[str, Any]:
     import torch
 
-    rooms = {
+    return {
         "time": time,
         "torch": torch,
         "torch.Tensor": torch.Tensor,
@@ -95,13 +105,6 @@ def functions() -> dict[str, Any]:
         "torch.cuda": torch.cuda,
         "torch.testing": torch.testing,
     }
-    found = {}
-    for place, room in rooms.items():
-        for name in dir(room):
-            value = _found(room, name)
-            if callable(value) and not isinstance(value, type):
-                found[f"{place}.{name}"] = value
-    return found
 
 
 def _found(room: Any, name: str) -> Any:
@@ -112,13 +115,13 @@ def _found(room: Any, name: str) -> Any:
     return None
 
 
-def replaced(before: Mapping[str, Any]) -> list[str]:
+def replaced(before: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Say which of these functions are others now."""
-    now = functions()
     return [
-        f"it replaced {name}, which is not its own"
-        for name, value in before.items()
-        if now.get(name) is not value and not is_pytorchs(now.get(name))
+        f"it replaced {place}.{name}, which is not its own"
+        for place, room in _rooms().items()
+        for name, value in before[place].items()
+        if (now := _found(room, name)) is not value and not is_pytorchs(now)
     ]
 
 
