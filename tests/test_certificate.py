@@ -251,6 +251,20 @@ def test_what_cannot_be_told_is_no_success():
     assert told.holds is None and told.is_claim and not Repeated((told,)).holds
 
 
+@pytest.mark.parametrize(
+    ("then", "holds"),
+    [
+        ((1.0, 0.9, 1.1), True),
+        ((0.91, 0.33, 2.54), True),
+        ((1.3, 1.2, 1.4), False),
+        ((50.0, 0.5, 60.0), False),
+        ((0.8, 0.7, 0.9), False),
+    ],
+)
+def test_a_file_of_pytorchs_own_modules_holds_where_it_claims_no_speed_up(then, holds):
+    assert room.of_fallback(interval(*then)).holds is holds
+
+
 def test_an_interval_is_computed_again_from_its_own_samples():
     pairs = [list(zip(*lanes, strict=True)) for lanes in zip(*SAMPLES_US, strict=True)]
     true = replace(CERTIFICATE, samples_us=SAMPLES_US, interval=ratio_interval(pairs))

@@ -120,7 +120,7 @@ def replaced(before: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [
         f"it replaced {place}.{name}, which is not its own"
         for place, room in _rooms().items()
-        for name, value in before[place].items()
+        for name, value in before.get(place, {}).items()
         if (now := _found(room, name)) is not value and not is_pytorchs(now)
     ]
 

@@ -62,9 +62,7 @@ class Producer:
         self._received: dict[str, torch.Tensor] = {}
         self._lent: dict[str, torch.Tensor] = {}  # kept until the next question
         self._is_own_seed = True
-        self._functions: dict[
-            str, dict[str, Any]
-        ] = {}  # PyTorch's, as they were
+        self._functions: dict[str, dict[str, Any]] = {}  # PyTorch's, as they were
         self._make_model: Callable[..., torch.nn.Module]
         self.notes: list[str] = []
         arguments = untagged(init_inputs)

@@ -250,9 +250,19 @@ def _speed(certificate: Certificate, racer: Racer, contender: Contender, check: 
     if entry.interval is None:
         return Point("the speed-up", False, f"{_words(then)} then; now: {entry.error}")
     if entry.falls_back:
-        why = "it runs the reference's own operations, which is no speed-up"
-        return Point("the speed-up", False, f"{_words(then)} then; now: {why}")
+        return of_fallback(then)
     return compared(then, entry.interval)
+
+
+def of_fallback(then: Interval) -> Point:
+    """Say whether a claim holds of a file that runs the reference's own operations: if it is none.
+
+    Where no kernel was faster, the exported file is PyTorch's own modules, and says so.
+    """
+    is_none = then.low <= 1.0 <= then.high and then.speedup <= 1.0 + SAME_SPEED
+    detail = f"{_words(then)} then; now: it runs the reference's own operations, "
+    end = "as fast as they are" if is_none else "which is no speed-up"
+    return Point("the speed-up", is_none, detail + end)
 
 
 def compared(then: Interval, now: Interval) -> Point:
