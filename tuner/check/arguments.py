@@ -16,7 +16,14 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["draw_output_gradients", "draw_tangents", "inputs_of_calls", "nudged", "reordered"]
+__all__ = [
+    "draw_output_gradients",
+    "draw_tangents",
+    "inputs_of_calls",
+    "nudged",
+    "reordered",
+    "stepped",
+]
 
 
 def inputs_of_calls(
@@ -191,7 +198,8 @@ def _converted(values: Sequence[Any], probe: Probe, call: int) -> list[Any]:
     """Return inputs in the type that the module has been converted to by that call."""
     import torch
 
-    if not any("convert" in actions for actions in probe.before[: call + 1]):
+    done = [action for actions in probe.before[: call + 1] for action in actions]
+    if not any(action.startswith("convert") for action in done):
         return list(values)
     dtype = getattr(torch, probe.dtype)
     return [
@@ -237,7 +245,25 @@ def nudged(value: Any, call: int) -> Any:
         return value
     changed = value.clone()
     at = (2 * value.numel() // 3 + 5 * call) % value.numel()
+    at -= at > 0 and at % 2 == 0  # an odd place: who samples, begins with the first
     changed.view(-1)[at] = -3.0 * changed.view(-1)[at] - 1.0
+    return changed
+
+
+def stepped(value: Any, call: int) -> Any:
+    """Return the same content but for one element, which is 2^-11 of itself larger.
+
+    The largest one at an even place other than the first, so that it shows: in what is computed,
+    seldom in bfloat16 or in a sum over all.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return value
+    changed = value.clone()
+    flat = changed.view(-1)
+    at = 2 * int(flat[2::2].abs().argmax()) + 2 if flat.numel() > 2 else 0
+    flat[at] *= 1.0 + 2.0**-11
     return changed
 
 
@@ -271,8 +297,20 @@ def draw_output_gradients(
             generator = torch.Generator(y.device).manual_seed(probe.seed_inputs + 7)
             drawn = torch.randn(y.shape, generator=generator, device=y.device, dtype=y.dtype)
             tensors[f"grad.{k}"] = drawn * GRADIENT_FACTORS.get(probe.gradient_values, 1.0)
+            if probe.gradient_values == "cancelling" and drawn.ndim:
+                tensors[f"grad.{k}"] = _cancelling(drawn)
             if probe.gradient_values == "nan" and drawn.numel():
                 tensors[f"grad.{k}"].view(-1)[drawn.numel() // 3] = float("nan")
+
+
+def _cancelling(drawn: torch.Tensor) -> torch.Tensor:
+    """Return numbers of few bits, each with its negative; the ends of rows and columns are 0."""
+    rounded = (8.0 * drawn).round() / 8.0
+    mirrored = rounded - rounded.flip(0)
+    for ends in (mirrored, mirrored.transpose(0, -1)):
+        if len(ends) > 4:  # else little would be left
+            ends[:1] = ends[-1:] = 0.0
+    return mirrored
 
 
 def draw_tangents(

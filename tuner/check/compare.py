@@ -34,6 +34,8 @@ ULP = 2.0**-24  # half the distance between 1 and the next float32
 FLOOR_ULPS = 16  # an error below this many ULP of the largest value is always accepted
 SMALL_BATCH = 32  # below it the float32 class allows 4x instead of 2x the baseline's error
 DOUBLE = 2.0**-38  # of the largest float64 value: 15 bits for sums, 14 bits from float32
+ZERO = 1e-10  # of the largest gradient: one below this share is mathematically 0
+CANCELLED = 2.0**-48  # sixteen times what float64 leaves of terms of 1 that cancel
 HALF_ULP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 GRADIENT_FACTOR = 4.0  # gradients: times the baseline's own largest error, in every class
 GRADIENT_FLOOR_ULPS = 64  # and this many ULP of the largest gradient of all tensors
@@ -206,7 +208,8 @@ def limits_of(
     if accuracy.kind == "tf32":
         factor, rms_factor = (2.0, 2.0) if is_buffer else (1.25, 1.02)
     ulps = 2 * FLOOR_ULPS if is_buffer else FLOOR_ULPS
-    floor = ulps * ULP * baseline.largest
+    # A sum that should be 0 may keep what rounding leaves of its terms, even in float64.
+    floor = ulps * ULP * baseline.largest if baseline.largest else CANCELLED
     own = f"{factor:g} x PyTorch {accuracy.kind}'s own {baseline.max_abs:.3g}"
     why = (
         own if factor * baseline.max_abs >= floor else f"{ulps} x 2^-24 of {baseline.largest:.3g}"
@@ -224,7 +227,7 @@ def gradient_limits(baseline: Error, largest_of_all: float, accuracy: Accuracy) 
     a bias in front of a batch normalisation) has no size of its own, and is compared
     absolutely: with the largest element of all gradients.
     """
-    is_zero = baseline.largest < 1e-10 * largest_of_all
+    is_zero = baseline.largest < ZERO * largest_of_all
     largest = largest_of_all if is_zero else baseline.largest
     limit = max(GRADIENT_FACTOR * baseline.max_abs, GRADIENT_FLOOR_ULPS * ULP * largest)
     if accuracy.kind == "tolerance":

@@ -37,21 +37,23 @@ __all__ = [
 
 Layout = Literal[
     "contiguous", "transposed", "strided", "padded", "cut", "misaligned", "expanded", "float64",
-    "too_wide", "mixed", "rows expanded", "overlapping", "negated", "shared",
+    "too_wide", "mixed", "sliced", "rows expanded", "overlapping", "negated", "shared",
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
 Gradients = Literal["", "all", "plain_inputs", "forward"]
 Edits = Literal["", "output", "output negated", "input", "weights", "mode"]
 GradientLayout = Literal[
-    "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last"
-]
+    "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last",
+    "shared", "in_thread",
+]  # fmt: skip
 AtOnce = Literal["", "one module", "two modules"]
 Dtype = Literal["", "float64", "float16", "bfloat16"]
 # What is done to a module between two calls. A question has two sets of weights, and the module
-# holds one of them; the first ten give it the other one, or a parameter of it.
+# holds one of them; the first eleven give it the other one, or a parameter of it.
 Action = Literal[
     "edit",  # each parameter in place, so that no version counter tells of it
     "load",  # load_state_dict
+    "load inside",  # that of a module which holds it
     "load part",  # all but the last submodule's, with strict=False
     "edit state",  # what state_dict() returns, in place
     "rebind",  # each parameter's .data becomes another tensor
@@ -71,6 +73,7 @@ Action = Literal[
     "replace module",  # the next submodule by a copy of it, with the other weights
     "another",  # make another module with other options, and call it
     "convert",  # to the script's dtype, as the inputs are from then on
+    "convert inside",  # as a part of a module that is converted
     "refused call",  # with one feature too many
     "wrap module",  # the next submodule's forward becomes another, in a class derived from its own
     "parametrize",  # a weight of the next submodule by torch.nn.utils.parametrize

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Edits, GradientLayout, Script
@@ -185,7 +186,9 @@ def gradients_of(
         outputs: of the call.
         tensors: the question's; `grad.<k>` is the gradient that output k gets, in its shape.
         layout: of those in memory; "of_sum" gives the first row to all, as `sum(0)` does, and
-            "of_row_sums" the first number of a row to all of it, as `sum(-1)`.
+            "of_row_sums" the first number of a row to all of it, as `sum(-1)`; "shared" is that
+            of a sum with another tensor, which gets the same one, as `branch <k>`; "in_thread"
+            takes them in a thread of its own.
     """
     import torch
 
@@ -199,10 +202,26 @@ def gradients_of(
         given = [g[..., :1].expand(g.shape) if g.ndim else g for g in given]
     if layout in ("transposed", "misaligned"):
         given = [laid_out(g, layout) for g in given]
-    grads = torch.autograd.grad(
-        [y for y, _ in pairs], list(leaves.values()), given, allow_unused=True, retain_graph=True
-    )
-    return {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
+    ends = [y for y, _ in pairs]
+    wanted = dict(leaves)
+    if layout == "shared":
+        others = [torch.zeros_like(y).requires_grad_() for y in ends]
+        ends = [y + other for y, other in zip(ends, others, strict=True)]
+        # Last, so that a backward that has edited it is found.
+        wanted |= {f"branch {k}": other for k, other in enumerate(others)}
+
+    def taken() -> Sequence[torch.Tensor | None]:
+        found: Sequence[torch.Tensor | None] = torch.autograd.grad(
+            ends, list(wanted.values()), given, allow_unused=True, retain_graph=True
+        )
+        return found
+
+    if layout == "in_thread":
+        with ThreadPoolExecutor(1) as pool:
+            grads = pool.submit(taken).result()
+    else:
+        grads = taken()
+    return {n: g for n, g in zip(wanted, grads, strict=True) if g is not None}
 
 
 def with_tangents(

@@ -122,8 +122,10 @@ class History:
             self._wrap_module()
         elif action == "parametrize":
             self._parametrize()
-        elif action == "convert":
-            self.model = converted(self.model, self._script.dtype)
+        elif action.startswith("convert"):
+            whole = self.model if action == "convert" else torch.nn.Sequential(self.model)
+            found = converted(whole, self._script.dtype)
+            self.model = found if action == "convert" else self.model
             if self._is_exact:
                 self.model = self.model.double()
         elif action in ("borrow", "borrow one"):
@@ -231,6 +233,13 @@ def _load(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     model.load_state_dict(weights, strict=True)
 
 
+def _load_inside(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
+    parent = torch.nn.Sequential(model)
+    parent.load_state_dict({f"0.{name}": t for name, t in weights.items()}, strict=True)
+
+
 def _assign(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     now = model.state_dict()
     own = {name: tensor.to(now[name].dtype, copy=True) for name, tensor in weights.items()}
@@ -269,6 +278,7 @@ def _replace(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Non
 _GIVEN: dict[str, Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], None]] = {
     "edit": _edit,
     "load": _load,
+    "load inside": _load_inside,
     "load part": _load_part,
     "edit state": _edit_state,
     "rebind": _rebind,

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["fitted", "laid_out", "laid_out_where"]
 
 
-def laid_out(value: Any, layout: Layout) -> Any:
-    """Return a copy of a tensor in fresh memory, with the strides or alignment of `layout`."""
+def laid_out(value: Any, layout: Layout, padding: int = 8) -> Any:
+    """Return a copy of a tensor in fresh memory, with the strides or alignment of `layout`.
+
+    `padding` is how many elements lie between two padded rows.
+    """
     import torch
 
     if not isinstance(value, torch.Tensor):
@@ -29,9 +32,13 @@ def laid_out(value: Any, layout: Layout) -> Any:
         wide[..., ::2] = value
         return wide[..., ::2]
     if layout == "padded" and value.ndim >= 2:
-        wide = value.new_full((*value.shape[:-1], value.shape[-1] + 8), float("nan"))
-        wide[..., :-8] = value
-        return wide[..., :-8]
+        wide = value.new_full((*value.shape[:-1], value.shape[-1] + padding), float("nan"))
+        wide[..., :-padding] = value
+        return wide[..., :-padding]
+    if layout == "sliced" and value.ndim >= 2:  # in the middle, as x[:, :t] is, or in the first
+        sizes = [n + 3 * (i == value.ndim - 2) for i, n in enumerate(value.shape)]
+        whole = value.new_full(sizes, float("nan"))
+        return whole.narrow(-2, 0, value.shape[-2]).copy_(value)
     if layout == "cut":  # a part of a larger tensor: an odd offset, and odd strides
         width, rows = value.shape[-1], value.shape[0] if value.ndim > 1 else 0
         larger = (*([rows + 2] if rows else []), *value.shape[1:-1], width + 5 - width % 2)
@@ -62,7 +69,10 @@ def laid_out_where(values: Sequence[Any], script: Script) -> list[Any]:
     tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
     at = None if script.layout_at is None or not tensors else script.layout_at % len(tensors)
     return [
-        laid_out(value, script.layout if at is None or i == tensors[at] else "contiguous")
+        # Of several each has a distance of its own between its rows.
+        laid_out(
+            value, script.layout if at is None or i == tensors[at] else "contiguous", 8 + 8 * i
+        )
         for i, value in enumerate(values)
     ]
 

@@ -45,6 +45,8 @@ def gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> lis
         probe("gradients of a sum", "incoming", gradient_layout="of_sum"),
         probe("gradients of a sum, eval", "incoming", mode="eval", gradient_layout="of_sum"),
         probe("gradients of row sums", "incoming", gradient_layout="of_row_sums"),
+        probe("gradients of a branch", "incoming", gradient_layout="shared"),
+        probe("gradients in another thread", "threads", gradient_layout="in_thread"),
         probe("transposed gradients", "incoming", gradient_layout="transposed"),
         probe("misaligned gradients", "incoming", gradient_layout="misaligned"),
         probe("a parameter frozen", **frozen()),
@@ -65,7 +67,7 @@ def gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> lis
         ),
         *(
             probe(f"{kind} gradients", "incoming values", gradient_values=kind)
-            for kind in ("large", "small", "nan")
+            for kind in ("large", "small", "nan", "cancelling")
         ),
         probe("gradients of the first output", "one output", gradient_layout="of_first"),
         probe("gradients of the last output", "one output", gradient_layout="of_last"),
@@ -99,7 +101,7 @@ def history_probes(
     # A module may refuse to hold other tensors, or to compute with ones that are lent to it; in
     # place it must take others all the same.
     in_place: list[tuple[Action, ...]] = [
-        ("edit",), ("load",), ("edit",), ("load part",), ("edit state",), ("copy",)
+        ("edit",), ("load",), ("load inside",), ("load part",), ("edit state",), ("copy",)
     ]  # fmt: skip
     new_tensors: list[tuple[Action, ...]] = [
         ("assign",), ("rebind",), ("replace",), ("replace one",), ("replace one",), ("load",),

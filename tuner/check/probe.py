@@ -58,8 +58,8 @@ class Modes:
 
 
 GIVING = (
-    "edit", "load", "load part", "edit state", "rebind", "assign", "replace", "replace one",
-    "borrow", "borrow one",
+    "edit", "load", "load inside", "load part", "edit state", "rebind", "assign", "replace",
+    "replace one", "borrow", "borrow one",
 )  # fmt: skip
 
 
@@ -74,14 +74,16 @@ class Probe:
     "nudged" (one element changed), "reordered" (the same rows, last first), "exchanged" (two
     neighbours among them exchanged). `before` is what is
     done to the module before each call; `other_weights` are those that it then gives it: "random",
-    "nudged", one element of each parameter changed, or "reordered", the same rows, last first.
+    "nudged", one element of each parameter changed, "stepped", one of each by a two-thousandth of
+    itself, or "reordered", the same rows, last first.
     Before the second call `more_calls` are made that nobody looks at.
     `at_once`: two threads make the two calls, on a GPU on streams of their own, again and again.
     `mode` "frozen" is training with every submodule in eval mode, "thawed" the reverse,
     "cumulative" is training with momentum None. With `gradients` the calls that `backward` names
     (by default the last) are differentiated in that order, after all calls, or with
     `backward_at_once` each at once; "plain_inputs" asks for the parameters' alone;
-    `gradient_values` are of the incoming ones: times 2^40, times 2^-40, or one element NaN.
+    `gradient_values` are of the incoming ones: times 2^40, times 2^-40, one element NaN,
+    or "cancelling" (each has its negative, and the ends of rows and columns are 0).
     `dtype` is what "convert" converts to. With `has_options` the
     constructor gets other values where it has defaults. With `accumulates` gradients are added up
     in `.grad`; `edits` is what is edited between a call and its backward. `num_threads` are
@@ -110,13 +112,13 @@ class Probe:
         "fresh"
     )
     before: tuple[tuple[Action, ...], ...] = ()
-    other_weights: Literal["random", "nudged", "reordered"] = "random"
+    other_weights: Literal["random", "nudged", "stepped", "reordered"] = "random"
     more_calls: int = 0
     at_once: AtOnce = ""
     mode: Mode = "train"
     gradients: Gradients = ""
     gradient_layout: GradientLayout = "contiguous"
-    gradient_values: Literal["", "large", "small", "nan"] = ""
+    gradient_values: Literal["", "large", "small", "nan", "cancelling"] = ""
     backward: tuple[int, ...] = ()
     backward_at_once: bool = False
     first_place: int = 0

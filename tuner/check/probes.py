@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from tuner.check.crossing import Dtype, Mode
+from tuner.check.crossing import Action, Dtype, Mode
 from tuner.check.lives import gradient_probes, history_probes
 from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
@@ -25,11 +25,12 @@ _FULL: dict[str, Any] = {"batch": None, "is_reduced": False}
 TRAINING = Modes()
 
 
-CONVERTED: dict[Dtype, Distribution] = {
-    "float64": "as_given",
-    "float16": "offset",
-    "bfloat16": "as_given",
-}
+CONVERTED: tuple[tuple[Dtype, Distribution, Action, str], ...] = (
+    ("float64", "as_given", "convert", ""),
+    ("float64", "as_given", "convert inside", " inside another"),
+    ("float16", "offset", "convert", ""),
+    ("bfloat16", "as_given", "convert", ""),
+)
 
 
 def screening_probes(
@@ -170,6 +171,13 @@ def _call_probes(
             "one weight of each edited", calls=2, inputs="repeated", before=((), ("edit",)),
             other_weights="nudged", tells=TELLS["edited"],
         ),
+        *(
+            probe(
+                f"one weight of each {change}, eval", calls=2, inputs="repeated", mode="eval",
+                before=((), ("edit",)), other_weights=change, tells=TELLS["edited"],
+            )
+            for change in ("nudged", "stepped")
+        ),
         probe(
             "weights in another order, eval", calls=2, inputs="repeated", mode="eval",
             before=((), ("edit",)), weights="dyadic", other_weights="reordered",
@@ -218,6 +226,7 @@ def _layout_probes(reduced: Callable[..., Probe], modes: Modes, has_cuda: bool) 
         probe("transposed"),
         probe("strided"),
         probe("padded"),
+        probe("sliced"),
         probe("cut", distribution="normal"),
         # Ordinary weights: exact ones would have rows that sum to 0, and the variance of an
         # expanded input is then 0 in PyTorch's order of sums alone.
@@ -265,15 +274,15 @@ def _extra_probes(reduced: Callable[..., Probe], modes: Modes) -> list[Probe]:
         # values in float16 overflows.
         *(
             probe(
-                f"{dtype} module",
+                f"{dtype} module{inside}",
                 "converted",
                 dtype=dtype,
                 mode="eval",
                 calls=3,
-                before=((), ("convert",), (modes.training,)),
+                before=((), (action,), (modes.training,)),
                 distribution=distribution,
             )
-            for dtype, distribution in CONVERTED.items()
+            for dtype, distribution, action, inside in CONVERTED
         ),
     ]
 
@@ -330,21 +339,20 @@ def _batch_probes(
     # Which ones is secret, or a module could know them.
     some = secret.choice([rows for rows in range(33, 64) if rows != num_rows])
     parity = secret.randrange(2)  # a part of the module's own tiles may be wrong
-    probes += [
-        probe(
-            f"{rows} rows",
-            batch=rows,
-            distribution="normal",
-            mode=modes.other if (rows + parity) % 2 else modes.own,
-            **{**fields, "tells": TELLS["remainders"]},
-        )
-        for rows in range(33, 65)
-        if rows != num_rows
-    ]
+    remainders = {**usual, "tells": TELLS["remainders"]}
+    for rows in range(3, 65):
+        more: dict[str, Any] = {}
+        if rows > 32:  # each in one mode; few rows, which have ways of their own, in both
+            mode = modes.other if (rows + parity) % 2 else modes.own
+            more = {"calls": 1, "before": (), "mode": mode}
+        elif rows <= 8:
+            more = exact
+        if rows != num_rows:
+            probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
     odd = _odd_batch(num_rows)
     if num_rows > 80:
         odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
-    more = num_rows + secret.randrange(1, 65, 2)
+    longer = num_rows + secret.randrange(1, 65, 2)
     # Whole tiles of any kernel, and where the problem is small as many as fill a device.
     tiles = secret.choice([rows for rows in (128, 256) if rows != num_rows])
     whole = TELLS["tiles"]
@@ -371,7 +379,7 @@ def _batch_probes(
             num_threads=secret.choice((3, 5, 7)),
             **{**usual, "tells": TELLS["team"]},
         ),
-        probe("more rows", batch=more, **{**wide, "tells": TELLS["rows"]}),
+        probe("more rows", batch=longer, **{**wide, "tells": TELLS["rows"]}),
         probe("some rows, eval", batch=some + 1, **in_eval),
         probe("one row, eval", batch=1, **in_eval),
         *probes,

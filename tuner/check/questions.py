@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.arguments import nudged, reordered
+from tuner.check.arguments import nudged, reordered, stepped
 from tuner.check.crossing import Script
 from tuner.check.history import set_mode
 from tuner.check.probe import Probe
@@ -39,7 +39,8 @@ def weighted_model(
     if probe.weights != "own":
         tensors = {f"state.{n}": t.detach() for n, t in models[held].state_dict().items()}
     if probe.gives_weights and probe.other_weights != "random":
-        other = {"nudged": nudged, "reordered": reordered}[probe.other_weights]
+        changes = {"nudged": nudged, "stepped": stepped, "reordered": reordered}
+        other = changes[probe.other_weights]
         weights = models[held].named_parameters()
         tensors |= {f"other.{n}": other(p.detach(), 1) for n, p in weights}
     elif probe.gives_weights or probe.has_predecessor:

@@ -41,6 +41,9 @@ def aliases_of(
             if owner is not None:
                 call = len(earlier) + 1
                 found.append(f"the output of call {call} shares memory with {owner}")
+            if torch._debug_has_internal_overlap(output) == 1:
+                call = len(earlier) + 1
+                found.append(f"elements of the output of call {call} share memory with each other")
     tensors = [(j, y) for j, y in enumerate(outputs, 1) if isinstance(y, torch.Tensor)]
     found += [
         f"outputs {i} and {j} of call {len(earlier) + 1} share memory"

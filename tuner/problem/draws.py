@@ -34,6 +34,8 @@ Distribution = Literal[
     "inf_elements",  # as given, +Inf and -Inf in two rows, in any column
     "negative_inf_row",  # as given, one row -Inf
     "extreme",  # as given, numbers near the largest float32 in two rows, of both signs
+    "masked",  # as given, with -Inf at the start of one row, in the middle of another
+    "filled",  # as given, one row all zeros, one with zeros at both ends, one the least float32
 ]
 WeightKind = Literal[
     "random",
@@ -168,6 +170,14 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
     at = below(len(rows))
     if distribution in ("nan_row", "negative_inf_row"):
         rows[at] = float("nan" if distribution == "nan_row" else "-inf")
+    elif distribution == "masked":
+        width = rows.shape[1]
+        rows[at, : max(1, 7 * width // 8)] = float("-inf")
+        rows[(at + 1) % len(rows), width // 4 : 3 * width // 4] = float("-inf")
+        rows[(at + 2) % len(rows), width // 2 :] = float("-inf")
+    elif distribution == "filled":
+        rows[at], rows[(at + 1) % len(rows)] = 0.0, torch.finfo(value.dtype).min
+        rows[(at + 2) % len(rows), 0] = rows[(at + 2) % len(rows), -1] = 0.0
     elif distribution == "extreme":
         most = 0.9 * torch.finfo(value.dtype).max  # bfloat16 holds it, too
         for row, sign in ((at, 1.0), ((at + 1) % len(rows), -1.0)):
