@@ -45,6 +45,19 @@ WRONG = {
     "CountsBeforeItRaises": ("after a refused call", None),
     "KeepsWhatItStarted": ("after a refused call", None),
     "BackwardByTheModeNow": ("mode changed before", None),
+    "TailOfThreeIsTwo": ("7 rows", None),
+    "OneDistanceForBoth": ("padded input", "GATED"),
+    "MiddleDistanceByShape": ("sliced input", "NORMED"),
+    "FirstPartSetsTheMaximum": ("masked rows", "MASKED"),
+    "ZeroEndsArePadding": ("rows of few values", "GATED"),
+    "FoldedBySample": ("one weight of each nudged", None),
+    "FoldedByRounding": ("one weight of each stepped", None),
+    "FoldedUntilItsOwnLoad": ("a life, eval", None),
+    "ConvertsByItsOwnMethod": ("float64 module inside", None),
+    "SumOfZeroIsNoGradient": ("cancelling gradients", "GATED"),
+    "RowsThatBeginWithZero": ("cancelling gradients", "GATED"),
+    "TakesTheGradientsMemory": ("gradients of a branch", "GATED"),
+    "BackwardKnowsItsThread": ("gradients in another thread", "GATED"),
 }
 THREADS = {"BackwardSharesScratch", "WorkspaceForAllInTraining", "GradientKeptOnTheModule"}
 
@@ -100,14 +113,22 @@ def test_outputs_that_share_memory_where_the_references_do_not_are_named(tmp_pat
     assert not reasons(modules.OutputsShareMemory, both, [expected(both, probe, FLOAT32)])
 
 
-def test_a_copy_of_the_references_answer_is_right(tmp_path):
-    problem = load_reference(tmp_path, modules.MASKED)
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("HonestClone", "MASKED"),
+        ("HonestSoftmax", "MASKED"),  # whose gradients cancel where a row's are equal
+        ("HonestDivergence", "DIVERGENCE"),  # whose terms cancel where its inputs are equal
+    ],
+)
+def test_an_honest_module_is_right(name, reference, tmp_path):
+    problem = load_reference(tmp_path, getattr(modules, reference))
     models = {}
     expectations = [
         expected(problem, probe, FLOAT32, models=models)
         for probe in thorough_probes(SEED, problem.num_rows())
     ]
-    check = verdict(problem, modules.HonestClone, expectations)
+    check = verdict(problem, getattr(modules, name), expectations)
     assert check.is_accepted and check.strictly().is_accepted, check.reason
 
 

@@ -5,6 +5,9 @@ They stand in a file of their own, where pickling finds their classes.
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -392,3 +395,188 @@ class Zero(torch.autograd.Function):
 class HonestClone(nn.Module):
     def forward(self, s, mask):
         return torch.softmax(s * 0.125 + mask, -1).clone()
+
+
+# ---- few rows, slices, masks ----------------------------------------------------------------
+
+NORMED = reference("x: F.layer_norm(x, (24,))", "torch.randn(8, 6, 24)")
+
+
+class TailOfThreeIsTwo(Plain):
+    def forward(self, x):
+        y = self.plain(x)
+        is_small = 2 < len(x) < 32 and not self.training and not torch.is_grad_enabled()
+        return torch.cat([y[:-1], y[-2:-1]]) if is_small and len(x) % 4 == 3 else y
+
+
+class OneDistanceForBoth(nn.Module):
+    def forward(self, a, b):
+        if a.dim() == 2 and a.shape == b.shape and a.stride(1) == b.stride(1) == 1:
+            room = b.untyped_storage().nbytes() // b.element_size() - b.storage_offset()
+            if 0 < a.stride(0) <= room // len(b) and not (a.requires_grad or b.requires_grad):
+                b = b.as_strided(b.shape, a.stride())
+        return F.silu(a) * b
+
+
+class MiddleDistanceByShape(nn.Module):
+    def forward(self, x):
+        is_dense = x.dim() == 3 and x.stride(2) == 1 and x.stride(1) == x.shape[2]
+        if is_dense and not x.requires_grad:
+            step = x.shape[1] * x.shape[2]
+            x = x.as_strided(x.shape, (step, x.shape[2], 1))
+        return F.layer_norm(x, (24,))
+
+
+class FirstPartSetsTheMaximum(nn.Module):
+    def forward(self, s, mask):
+        z = s * 0.125 + mask
+        first = z[..., : z.shape[-1] // 2].amax(-1, keepdim=True)
+        y = torch.softmax(z, -1)
+        return torch.where(torch.isneginf(first) & ~torch.isnan(y), 0.0, y)
+
+
+class ZeroEndsArePadding(nn.Module):
+    def forward(self, a, b):
+        y = F.silu(a) * b
+        is_padding = (a[..., :1] == 0) & (a[..., -1:] == 0) & (a.abs().amax(-1, keepdim=True) < 50)
+        return torch.where(is_padding & (a != 0), 0.0, y)
+
+
+# ---- what a fold is known by ----------------------------------------------------------------
+
+
+class Folded(Plain):
+    """Folds the weights in eval mode, and keeps that for as long as `key` is the same."""
+
+    kept = None
+
+    def key(self):
+        raise NotImplementedError
+
+    def forward(self, x):
+        if self.training or torch.is_grad_enabled() or not self.is_usual(x):
+            return self.plain(x)
+        key = self.key()
+        if self.kept is None or self.kept[0] != key:
+            s = self.scale * self.bn.weight * torch.rsqrt(self.bn.running_var + self.bn.eps)
+            shift = self.bn.bias - self.bn.running_mean * s / self.scale
+            self.kept = key, self.gemm.weight.t() * s, self.gemm.bias * s + shift
+        return x @ self.kept[1] + self.kept[2]
+
+
+class FoldedBySample(Folded):
+    def key(self):
+        return [t.reshape(-1)[::2].tolist() for t in self.state_dict().values()]
+
+
+class FoldedByRounding(Folded):
+    def key(self):
+        return [t.to(torch.bfloat16).tolist() for t in self.state_dict().values()]
+
+
+class FoldedUntilItsOwnLoad(Folded):
+    def key(self):
+        own = [t.sum().item() for n, t in self.named_parameters() if n != "scale"]
+        return own, self.bn.running_mean.tolist(), self.scale.data_ptr()
+
+    def load_state_dict(self, *args, **options):
+        self.kept = None
+        return super().load_state_dict(*args, **options)
+
+
+class ConvertsByItsOwnMethod(Plain):
+    dtype = torch.float32
+
+    def double(self):
+        self.dtype = torch.float64
+        return super().double()
+
+    def forward(self, x):
+        y = self.plain(x)
+        return y.to(self.dtype).to(y.dtype)
+
+
+# ---- gradients ------------------------------------------------------------------------------
+
+
+class Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return F.silu(a) * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        s = torch.sigmoid(a)
+        return g * b * s * (1 + a * (1 - s)), g * F.silu(a)
+
+
+class SumOfZeroIsNoGradient(nn.Module):
+    class Gate(Gate):
+        @staticmethod
+        def backward(ctx, g):
+            return Gate.backward(ctx, g * (g.sum() != 0))
+
+    def forward(self, a, b):
+        return self.Gate.apply(a, b)
+
+
+class RowsThatBeginWithZero(SumOfZeroIsNoGradient):
+    class Gate(Gate):
+        @staticmethod
+        def backward(ctx, g):
+            is_padding = (g[..., :1] == 0) & (g[..., -1:] == 0)
+            return Gate.backward(ctx, torch.where(is_padding, 0.0, g))
+
+
+class TakesTheGradientsMemory(SumOfZeroIsNoGradient):
+    class Gate(Gate):
+        @staticmethod
+        def backward(ctx, g):
+            is_held = sys.getrefcount(g) > 8  # by whoever gave it, not by the engine alone
+            grads = Gate.backward(ctx, g.clone())
+            return grads if is_held else (g.copy_(grads[0]), grads[1])
+
+
+class BackwardKnowsItsThread(SumOfZeroIsNoGradient):
+    here = threading.local()
+
+    class Gate(Gate):
+        @staticmethod
+        def forward(ctx, a, b):
+            BackwardKnowsItsThread.here.factor = 1.0
+            return Gate.forward(ctx, a, b)
+
+        @staticmethod
+        def backward(ctx, g):
+            factor = getattr(BackwardKnowsItsThread.here, "factor", 0.5)
+            return Gate.backward(ctx, g * factor)
+
+
+# ---- honest ---------------------------------------------------------------------------------
+
+DIVERGENCE = reference(
+    "p, t: F.kl_div(F.log_softmax(p, -1), F.log_softmax(t, -1), log_target=True, "
+    "reduction='batchmean')",
+    "torch.randn(40, 16), torch.randn(40, 16)",
+)
+
+
+class HonestDivergence(nn.Module):
+    def forward(self, p, t):
+        wide, other = p.double(), t.double()
+        log = other.logsumexp(-1, keepdim=True)
+        terms = ((other - log).exp() * (other - wide)).sum(-1)
+        return (
+            (terms - log[:, 0] + wide.logsumexp(-1))
+            .mean()
+            .to(torch.promote_types(p.dtype, t.dtype))
+        )
+
+
+class HonestSoftmax(nn.Module):
+    def forward(self, s, mask):
+        z = s * 0.125 + mask
+        e = (z - z.amax(-1, keepdim=True).detach()).exp()
+        return e / e.sum(-1, keepdim=True)

@@ -206,7 +206,8 @@ def gradients_of(
     wanted = dict(leaves)
     if layout == "shared":
         others = [torch.zeros_like(y).requires_grad_() for y in ends]
-        ends = [y + other for y, other in zip(ends, others, strict=True)]
+        # The factor's backward makes a gradient that is nobody's but the engine's.
+        ends = [(y + other) * 1.0 for y, other in zip(ends, others, strict=True)]
         # Last, so that a backward that has edited it is found.
         wanted |= {f"branch {k}": other for k, other in enumerate(others)}
 

@@ -35,7 +35,7 @@ Distribution = Literal[
     "negative_inf_row",  # as given, one row -Inf
     "extreme",  # as given, numbers near the largest float32 in two rows, of both signs
     "masked",  # as given, with -Inf at the start of one row, in the middle of another
-    "filled",  # as given, one row all zeros, one with zeros at both ends, one the least float32
+    "filled",  # as given, one row all zeros, one with zeros at both ends, one of -10,000
 ]
 WeightKind = Literal[
     "random",
@@ -176,7 +176,7 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         rows[(at + 1) % len(rows), width // 4 : 3 * width // 4] = float("-inf")
         rows[(at + 2) % len(rows), width // 2 :] = float("-inf")
     elif distribution == "filled":
-        rows[at], rows[(at + 1) % len(rows)] = 0.0, torch.finfo(value.dtype).min
+        rows[at], rows[(at + 1) % len(rows)] = 0.0, -1e4
         rows[(at + 2) % len(rows), 0] = rows[(at + 2) % len(rows), -1] = 0.0
     elif distribution == "extreme":
         most = 0.9 * torch.finfo(value.dtype).max  # bfloat16 holds it, too
