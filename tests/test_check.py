@@ -30,7 +30,7 @@ from tuner.check.produce import answer
 from tuner.check.verdict import CLOSE, judge, merge
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy
-from tuner.problem.reference import load_problem
+from tuner.problem.reference import arguments_of_constructor, load_problem
 from tuner.trial import ProbeResult
 
 FLOAT32 = Accuracy("float32")
@@ -145,10 +145,15 @@ def load_candidate(path: Path):
     return module.ModelNew
 
 
+def made(new_class, init_inputs, options):
+    positional, named = arguments_of_constructor(init_inputs, options)
+    return new_class(*positional, **named)
+
+
 def ask_all(problem, new_class, expectations) -> list[Answer]:
     init_inputs = problem.init_inputs(42)
     return [
-        answer(lambda **options: new_class(*init_inputs, **options), e.question)
+        answer(lambda **options: made(new_class, init_inputs, options), e.question)
         for e in expectations
     ]
 

@@ -26,7 +26,7 @@ WRONG = {
     "OptionsInATableOfTheClass": ("saved and read elsewhere", None),
     "BackwardSharesScratch": ("two modules in two threads", None),
     "WorkspaceForAllInTraining": ("two modules in two threads", None),
-    "GradientKeptOnTheModule": ("two threads, eval", None),
+    "GradientKeptOnTheModule": ("threads, eval", None),
     "LargeNumbersTimesTwo": ("values near the largest", None),
     "MaskedRowIsZero": ("a row of -Inf", "MASKED"),
     "RowsOfZerosSkipped": ("NaN in a weight", None),
@@ -58,8 +58,18 @@ WRONG = {
     "RowsThatBeginWithZero": ("cancelling gradients", "GATED"),
     "TakesTheGradientsMemory": ("gradients of a branch", "GATED"),
     "BackwardKnowsItsThread": ("gradients in another thread", "GATED"),
+    "ReadsWhatWasFreed": ("input freed", "MULTIPLIED"),
+    "FactorOfTheFile": ("other options, numbers", "WEIGHTED"),
+    "NamesExchanged": ("arguments by keyword", "WEIGHTED"),
+    "NeedsWhatNoStateHolds": ("emptied and loaded", "WEIGHTED"),
+    "TwoWorkspaces": ("threads, eval", "MULTIPLIED"),
 }
-THREADS = {"BackwardSharesScratch", "WorkspaceForAllInTraining", "GradientKeptOnTheModule"}
+THREADS = {
+    "BackwardSharesScratch",
+    "WorkspaceForAllInTraining",
+    "GradientKeptOnTheModule",
+    "TwoWorkspaces",
+}
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 
 import torch
 import torch.nn as nn
@@ -552,6 +553,94 @@ class BackwardKnowsItsThread(SumOfZeroIsNoGradient):
         def backward(ctx, g):
             factor = getattr(BackwardKnowsItsThread.here, "factor", 0.5)
             return Gate.backward(ctx, g * factor)
+
+
+class ReadsWhatWasFreed(nn.Module):
+    class Gate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.kept, ctx.w = weakref.ref(x), w.detach()
+            return x * w
+
+        @staticmethod
+        def backward(ctx, g):
+            x = ctx.kept()  # by its address where this is C++
+            return g * ctx.w, (g * (torch.zeros_like(g) if x is None else x)).sum(0)
+
+    def __init__(self, n):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(n))
+
+    def forward(self, x):
+        return self.Gate.apply(x, self.w)
+
+
+# ---- construction and calls -----------------------------------------------------------------
+
+WEIGHTED = reference(
+    "x, y: x * self.w + y * self.factor",
+    "torch.randn(40, 24), torch.randn(40, 24)",
+    "24, 0.5",
+    "    def __init__(self, n, factor):\n        super().__init__()\n"
+    "        self.w = nn.Parameter(torch.randn(n))\n        self.factor = factor\n\n",
+)
+MULTIPLIED = reference(
+    "x: x * self.w", "torch.randn(40, 24)", "24",
+    "    def __init__(self, n):\n        super().__init__()\n"
+    "        self.w = nn.Parameter(torch.randn(n))\n\n",
+)  # fmt: skip
+
+
+class Weighted(nn.Module):
+    def __init__(self, n, factor):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(n))
+        self.factor = factor
+
+
+class FactorOfTheFile(Weighted):
+    def forward(self, x, y):
+        return x * self.w + y * 0.5
+
+
+class NamesExchanged(Weighted):
+    def forward(self, y, x):
+        return y * self.w + x * self.factor
+
+
+class NeedsWhatNoStateHolds(Weighted):
+    def __init__(self, n, factor):
+        super().__init__(n, factor)
+        self.register_buffer("one", torch.ones((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x, y):
+        return x * self.w * self.one + y * self.factor
+
+
+class TwoWorkspaces(nn.Module):
+    """Who finds both taken uses the first all the same."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(n))
+        self.free, self.spaces = [True, True], [{}, {}]
+
+    def __deepcopy__(self, memo):
+        made = type(self)(len(self.w))
+        made.load_state_dict(self.state_dict())
+        return made
+
+    def forward(self, x):
+        if self.training or torch.is_grad_enabled():
+            return x * self.w
+        at = 0 if self.free[0] else 1 if self.free[1] else 0
+        self.free[at] = False
+        space = self.spaces[at].setdefault(x.shape, torch.empty_like(x))
+        for i in range(len(x)):
+            torch.mul(x[i], self.w, out=space[i])
+        y = space.clone()
+        self.free[at] = True
+        return y
 
 
 # ---- honest ---------------------------------------------------------------------------------

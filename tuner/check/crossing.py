@@ -41,7 +41,7 @@ Layout = Literal[
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
 Gradients = Literal["", "all", "plain_inputs", "forward"]
-Edits = Literal["", "output", "output negated", "input", "weights", "mode"]
+Edits = Literal["", "output", "output negated", "input", "input freed", "weights", "mode"]
 GradientLayout = Literal[
     "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last",
     "shared", "in_thread",
@@ -72,6 +72,7 @@ Action = Literal[
     "thaw",
     "replace module",  # the next submodule by a copy of it, with the other weights
     "another",  # make another module with other options, and call it
+    "empty",  # to_empty(), as after the meta device, then load_state_dict of what it held
     "convert",  # to the script's dtype, as the inputs are from then on
     "convert inside",  # as a part of a module that is converted
     "refused call",  # with one feature too many
@@ -86,17 +87,17 @@ class Script:
     """What the producer does with the question's tensors; it names no probe and no seed.
 
     `own_seed` seeds the candidate's constructor when it keeps its own weights, else None and the
-    question's `state.*` is loaded; `options` are further arguments of its constructor. `before`
-    is what is done before each call, `backward` which calls are differentiated after the last
-    one, in that order; with `backward_at_once` each is as soon as it was made. `first_place` is
-    that of the parameter which the first "freeze" or "replace one" takes. With `accumulates`
-    gradients are added up in `.grad`, one of which is scaled between two backwards. `edits` is
-    what is edited in place between a call and its backward. `default_dtype` is PyTorch's during
-    the calls. `other_options` are of "another". `layout_at` is the one input that has the layout,
-    None for all. `num_threads` 0 is as many as usual. `has_predecessor`: a module with
-    `other_options` and the weights `other.*` is made, called and deleted before. `numbers` are the
-    inputs that are no tensors, by "call.argument". `output_bytes` are the sizes of memory to
-    poison before each call.
+    question's `state.*` is loaded; `options` are further arguments of its constructor. `before` is
+    what is done before each call, `backward` which calls are differentiated after the last one, in
+    that order; with `backward_at_once` each is as soon as it was made. `first_place` is that of
+    the parameter which the first "freeze" or "replace one" takes. With `accumulates` gradients are
+    added up in `.grad`, one of which is scaled between two backwards. `edits` is what is edited in
+    place between a call and its backward. `default_dtype` is PyTorch's during the calls. `names`
+    are those of the arguments where they are passed by keyword. `other_options` are of "another".
+    `layout_at` is the one input that has the layout, None for all. `num_threads` 0 is as many as
+    usual. `has_predecessor`: a module with `other_options` and the weights `other.*` is made,
+    called and deleted before. `numbers` are the inputs that are no tensors, by "call.argument".
+    `output_bytes` are the sizes of memory to poison before each call.
     """
 
     calls: int = 1
@@ -117,6 +118,7 @@ class Script:
     is_inference: bool = False
     num_threads: int = 0
     default_dtype: Dtype = ""
+    names: tuple[str, ...] = ()
     other_options: dict[str, float] = field(default_factory=dict)
     layout_at: int | None = None
     dtype: Dtype = ""

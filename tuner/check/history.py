@@ -122,6 +122,8 @@ class History:
             self._wrap_module()
         elif action == "parametrize":
             self._parametrize()
+        elif action == "empty":
+            _empty(self.model)
         elif action.startswith("convert"):
             whole = self.model if action == "convert" else torch.nn.Sequential(self.model)
             found = converted(whole, self._script.dtype)
@@ -231,6 +233,19 @@ def _edit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 
 def _load(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     model.load_state_dict(weights, strict=True)
+
+
+def _empty(model: torch.nn.Module) -> None:
+    """Lose all that is not in the state_dict, which is loaded again."""
+    import torch
+
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    device = next((t.device for t in state.values()), torch.device("cpu"))
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+    model.load_state_dict(state, strict=True)
 
 
 def _load_inside(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

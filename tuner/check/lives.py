@@ -75,6 +75,7 @@ def gradient_probes(reduced: Callable[..., Probe], secret: random.Random) -> lis
         probe("output negated", "edited before", edits="output negated"),
         probe("output edited", "edited before", edits="output"),
         probe("input edited", "edited before", edits="input"),
+        probe("input freed", "freed", edits="input freed", gradients="plain_inputs"),
         probe("gradients at kinks", "kinks", distribution="few_values", weights="dyadic"),
         probe("gradients, special values", distribution="special"),
         probe("gradients, frozen submodules", "frozen", mode="frozen"),

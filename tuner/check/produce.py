@@ -41,7 +41,7 @@ from tuner.check.exercise import (
 )
 from tuner.check.halts import Halted, stage
 from tuner.check.history import BEFORE_CALL, History, set_mode
-from tuner.check.layouts import laid_out_where
+from tuner.check.layouts import laid_out, laid_out_where
 from tuner.check.registries import successor, tables_of, use
 from tuner.check.sharing import aliases_of
 from tuner.check.surroundings import changed, is_pytorchs, settings
@@ -235,7 +235,8 @@ class _Session:
 
     def _result_of(self, called: Callable[..., Any], arguments: list[Any], call: int) -> Any:
         if self.script.gradients != "forward":
-            return called(*arguments)
+            named = dict(zip(self.script.names, arguments, strict=False))
+            return called(**named) if named else called(*arguments)
         result, tangents = with_tangents(called, arguments, self.given, call)
         self.tensors.update(tangents)
         return result
@@ -243,7 +244,7 @@ class _Session:
     def calls_at_once(self) -> None:
         """Let each call be made by a thread of its own, again and again at the same time."""
         arguments = [self._lay_out(call) for call in range(self.script.calls)]
-        models = [self.model, self.second or self.model]
+        models = [self.model] * (self.script.calls - 1) + [self.second or self.model]
         has_gradients = self.script.has_backward
         self._synchronize()
         with stage("calls of two threads at once"):
@@ -339,6 +340,9 @@ class _Session:
             given = {n: snapshot(t) for n, t in self.given.items() if n.startswith("grad.")}
             before = {name: checksum_of(tensor) for name, tensor in given.items()}
             edit_before_backward(self.script.edits, self.arguments[call], outputs, self.model)
+            if self.script.edits == "input freed":  # and its memory written by another
+                self.arguments[call] = [laid_out(x, "contiguous") for x in self.arguments[call]]
+                poison(self.script.output_bytes, self.device)
             layout = self.script.gradient_layout
             with recorded(self.operations, self.script.traces):
                 grads = gradients_of(self.leaves[call], outputs, given, layout)
@@ -361,12 +365,11 @@ class _Session:
         outputs = [[y for y in each if isinstance(y, torch.Tensor)] for each in self.outputs]
         if not any(y.requires_grad for each in outputs for y in each):
             self.detached.append(0)
-        else:
-            with stage("gradients"):
-                grads = accumulated(
-                    self.leaves, outputs, self.given, self.script.first_place, self.changes
-                )
-                self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
+            return
+        first = self.script.first_place
+        with stage("gradients"):
+            grads = accumulated(self.leaves, outputs, self.given, first, self.changes)
+            self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
 
     def answer(self, error: str = "", part: str = "") -> Answer:
         """Return what was seen up to here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,13 @@ def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict
     return found
 
 
+def _names_of(problem: Problem, number: int) -> tuple[str, ...]:
+    """Return the names of the arguments of `forward`, none where it tells too few."""
+    found = list(inspect.signature(problem.module.Model.forward).parameters.values())[1:]
+    named = [p.name for p in found if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return tuple(named[:number]) if len(named) >= number else ()
+
+
 def _makes_another(probe: Probe) -> bool:
     is_asked = any("another" in actions for actions in probe.before)
     return is_asked or probe.has_predecessor
@@ -138,6 +146,7 @@ def script_of(
         is_inference=probe.is_inference,
         num_threads=probe.num_threads,
         default_dtype=probe.default_dtype,
+        names=_names_of(problem, len(arguments[0])) if probe.by_keyword else (),
         layout_at=probe.layout_at,
         options=_options_of(problem, probe.has_options, models),
         other_options=_options_of(problem, "numbers" if _makes_another(probe) else "", models),

@@ -57,8 +57,13 @@ def unusual_probes(
             edits="mode",
         ),
         probe(
-            "two threads, eval", "threads", mode="eval", calls=2, at_once="one module",
-            gradients="plain_inputs", backward=(0, 1),
+            "threads, eval", "threads", mode="eval", calls=3, at_once="one module",
+            gradients="plain_inputs", backward=(0, 1, 2),
+        ),
+        probe("arguments by keyword", "keywords", by_keyword=True, is_extra=True, **modes.in_turn),
+        probe(
+            "emptied and loaded", "empty", calls=2, inputs="repeated", before=((), ("empty",)),
+            mode="eval", is_extra=True,
         ),
         probe(
             "two modules in two threads", "threads", calls=2, at_once="two modules",

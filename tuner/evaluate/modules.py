@@ -17,6 +17,7 @@ import psutil
 
 from tuner.errors import ProblemError
 from tuner.kernel.binding import BoundOp
+from tuner.problem.reference import arguments_of_constructor
 
 __all__ = [
     "constructed",
@@ -142,7 +143,8 @@ def constructed(
     import torch
 
     with torch.device(device if is_quick else "cpu"):
-        return kind(*init_inputs, **(options or {})).to(device)
+        positional, named = arguments_of_constructor(init_inputs, options or {})
+        return kind(*positional, **named).to(device)
 
 
 def tagged(value: Any) -> Any:

@@ -39,7 +39,7 @@ from tuner.problem.overrides import Overrides
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Options", "Problem", "load_problem"]
+__all__ = ["Options", "Problem", "arguments_of_constructor", "load_problem"]
 
 Options = Literal["", "numbers", "zeros", "flags"]
 
@@ -92,7 +92,8 @@ class Problem:
         seed_everything(seed)
         place = torch.device(device) if is_quick else contextlib.nullcontext()
         with self._explained("Model(*get_init_inputs())"), place:
-            model = self.module.Model(*init_inputs, **(options or {}))
+            positional, named = arguments_of_constructor(init_inputs, options or {})
+            model = self.module.Model(*positional, **named)
             if not isinstance(model, torch.nn.Module):
                 raise self.error("Model is not a torch.nn.Module")
             return put_into(model.to(device), self.mode)
@@ -101,16 +102,19 @@ class Problem:
         """Return other values for what the constructor has defaults for: eps, momentum, bias ...
 
         Of parameters that `get_init_inputs` leaves at their defaults: "numbers" of another size
-        (a small one becomes so large that it shows), "zeros", or "flags", the other bool.
+        (a small one becomes so large that it shows), "zeros", or "flags", the other bool. A float
+        that it gives has its place as its name, "0", and is another number as well.
         """
         try:
             parameters = inspect.signature(self.module.Model).parameters.values()
         except (TypeError, ValueError):
             return {}
-        usual = list(parameters)[len(self.init_inputs(0)) :]
+        given = self.init_inputs(0)
+        usual = list(parameters)[len(given) :]
         if kind == "flags":
             return {p.name: not p.default for p in usual if type(p.default) is bool}
-        numbers = {p.name: p.default for p in usual if type(p.default) is float}
+        numbers = {str(i): value for i, value in enumerate(given) if type(value) is float}
+        numbers |= {p.name: p.default for p in usual if type(p.default) is float}
         if kind == "zeros":  # an eps of 0 is refused by many
             return {name: 0.0 for name, value in numbers.items() if value >= 0.01}
         return {n: x * (1000.0 if 0.0 < x < 0.01 else 0.5) for n, x in numbers.items()}
@@ -375,3 +379,11 @@ def _require_known(
             lines.append(f"  known: {', '.join(known) or 'none'}")
             hint = did_you_mean(name, list(known))
             raise ProblemError("\n".join(lines + ([f"  {hint}"] if hint else [])))
+
+
+def arguments_of_constructor(
+    init_inputs: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return positional and named arguments, with other values for some; a place is a number."""
+    positional = [options.get(str(i), value) for i, value in enumerate(init_inputs)]
+    return positional, {name: x for name, x in options.items() if not name.isdigit()}
