@@ -20,6 +20,7 @@ __all__ = [
     "FLOOR_ULPS",
     "SMALL_BATCH",
     "ULP",
+    "ZERO",
     "Error",
     "Limits",
     "compare",
