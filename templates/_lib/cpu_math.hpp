@@ -13,9 +13,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+{% if width == 4 %}
 #if defined(__SSE__)
-#include <immintrin.h>
+#include <xmmintrin.h>
 #endif
+{% endif %}
 
 {% include "_lib/cpu_math_basic.hpp" %}
 

@@ -43,12 +43,15 @@ MATH_INLINE Mask lanes_from(int64_t first) {
 MATH_INLINE bool any(Mask mask) {
 {% if width == 16 %}
 #if defined(__AVX512F__)
-  const __m512i lanes = reinterpret_cast<__m512i>(mask);
-  return _mm512_test_epi32_mask(lanes, lanes) != 0;
+  unsigned short lanes;
+  asm("vptestmd %1, %1, %0" : "=Yk"(lanes) : "v"(mask));
+  return lanes != 0;
 #endif
 {% elif width == 8 %}
 #if defined(__AVX__)
-  return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
+  int lanes;
+  asm("vmovmskps %1, %0" : "=r"(lanes) : "x"(mask));
+  return lanes != 0;
 #endif
 {% else %}
 #if defined(__SSE__)
@@ -112,12 +115,15 @@ MATH_INLINE Floats trunc(Floats x) { return with_sign(floor(abs(x)), x); }
 MATH_INLINE Floats sqrt(Floats x) {
 {% if width == 16 %}
 #if defined(__AVX512F__)
-  // Of all lanes. GCC 12 warns of the undefined lanes in its own _mm512_sqrt_ps.
-  return reinterpret_cast<Floats>(_mm512_maskz_sqrt_ps(0xffff, reinterpret_cast<__m512>(x)));
+  Floats root;
+  asm("vsqrtps %1, %0" : "=v"(root) : "v"(x));
+  return root;
 #endif
 {% elif width == 8 %}
 #if defined(__AVX__)
-  return reinterpret_cast<Floats>(_mm256_sqrt_ps(reinterpret_cast<__m256>(x)));
+  Floats root;
+  asm("vsqrtps %1, %0" : "=x"(root) : "x"(x));
+  return root;
 #endif
 {% else %}
 #if defined(__SSE__)
