@@ -90,6 +90,15 @@ MODULES: dict[str, tuple[str, str, str]] = {
     "any_and_all": ("((x > 2).any(-1), (x > -2).all(-1), (x > 4).any())", "", X),
     "whole_numbers": ("(x * (y == 3), torch.where(y > 4, x, 0.0), x + y)", "",
                       f"{X}, torch.randint(0, 9, (37, 100))"),
+    "linear_gelu_residual": (f"{F}.gelu(self.l(x)) + y", "self.l = nn.Linear(100, 37)",
+                             f"{X}, torch.randn(37, 37)"),
+    "linear_relu_linear": ("self.m(torch.relu(self.l(x * 2.0))) * 0.5",
+                           "self.l, self.m = nn.Linear(100, 64), nn.Linear(64, 30, bias=False)",
+                           "torch.randn(3, 7, 100)"),
+    "convolution_relu_scale": ("torch.relu(self.c(x) + self.b) * 3.0",
+                               "self.c = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False); "
+                               "self.b = nn.Parameter(torch.randn(8, 1, 1))",
+                               "torch.randn(2, 3, 17, 19)"),
     "masked_softmax": ("torch.softmax(x.masked_fill(y == 0, float('-inf')), -1)", "",
                        "torch.randn(2, 4, 9, 17), torch.rand(9, 17).round()"),
 }  # fmt: skip
