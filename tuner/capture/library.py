@@ -1,4 +1,4 @@
-"""Nodes of a graph as calls of PyTorch's own operations: products, convolutions, attention, pooling.
+"""Nodes of a graph as calls of PyTorch's own operations: products, convolutions, pooling.
 
 A call is written as a step's arguments are, with the graph's names in braces: `{x}`, `[1, 1]`.
 What moves elements without computing is a call too, where no nest reads it where it lies.
@@ -26,9 +26,7 @@ _FORMS = {
     "linear": "linear x weight bias",
     "matmul": "matmul x y",
     "bmm": "bmm x y",
-    **{
-        f"conv{n}d": f"conv{n}d x weight bias stride padding dilation groups" for n in (1, 2, 3)
-    },
+    **{f"conv{n}d": f"conv{n}d x weight bias stride padding dilation groups" for n in (1, 2, 3)},
     **{
         f"conv_transpose{n}d": f"conv_transpose{n}d x weight bias stride padding output_padding "
         "groups dilation"
@@ -97,8 +95,9 @@ def call_of(graph: Graph, node: Node) -> Call:
         NotOneNest: it names the line of the user's file and the operation.
     """
     values: list[Tensor | Node] = [graph.value(name) for name in node.refs]
-    for value in (node, *values):
-        is_index = value.dtype == "int64" and isinstance(value, Tensor) and value is not node
+    everything: list[Tensor | Node] = [node, *values]
+    for value in everything:
+        is_index = value.dtype == "int64" and isinstance(value, Tensor)
         if value.dtype != "float32" and not is_index:
             raise refusal(node, f"{node.op} of {value.dtype}, which is not called yet")
         if isinstance(value, Tensor) and value.value is not None:

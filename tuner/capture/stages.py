@@ -1,7 +1,7 @@
 """A graph as tasks, one after the other: loop nests, and calls of PyTorch's own operations.
 
-What does not fit in a nest is of a later one. A value that a later task reads is stored in between,
-as float32.
+What does not fit in a nest is of a later one. A value that a later task reads is stored in
+between, as float32.
 """
 
 from __future__ import annotations

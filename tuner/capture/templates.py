@@ -115,7 +115,8 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         names: of values, none of `RESERVED`.
         is_free: whether the number of rows may be another one.
     """
-    steps, texts, workspace = [], [], _between(stages, names)
+    steps, workspace = [], _between(stages, names)
+    texts: list[str] = []
     for task in stages.tasks:
         if isinstance(task, Call):
             steps.append(_call_step(stages, task, names))
@@ -155,7 +156,8 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
     """Return the template of C++ loops, its head included; for the arguments see there."""
     kept = [value for nest in stages.nests for value in kept_values(nest)]
     splits = any(is_split(nest) for nest in stages.nests)
-    steps, texts = [], []
+    steps: list[str] = []
+    texts: list[str] = []
     large: list[tuple[str, str, str]] = []
     for task in stages.tasks:
         if isinstance(task, Call):

@@ -191,9 +191,7 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
     return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
 
 
-def _step(
-    step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_cuda: bool
-) -> str:
+def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_cuda: bool) -> str:
     if step.gives:
         made = f"at::{step.function}({', '.join(as_cpp(a) for a in step.args)})"
         made = f"dense({made})" if step.gives in dense else made

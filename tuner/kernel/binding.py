@@ -207,7 +207,6 @@ class BoundOp:
                 if message is not None:
                     raise RuntimeError(f"{step.function}: {message.decode(errors='replace')}")
 
-
     def _given(self, step: Step, prepared: _Prepared, values: Mapping[str, Any]) -> torch.Tensor:
         """Return what PyTorch's own operation makes."""
         import torch

@@ -42,7 +42,9 @@ def getter(text: str) -> tuple[str, Callable[[Mapping[str, Any]], Any]]:
 def as_python(text: str) -> str:
     """Write an argument as Python."""
     keyword, tree = _parsed(text)
-    written = _written(tree, {"None": "None", "True": "True", "False": "False"}, "[", 'float("inf")')
+    written = _written(
+        tree, {"None": "None", "True": "True", "False": "False"}, "[", 'float("inf")'
+    )
     return f"{keyword}={written}" if keyword else written
 
 

@@ -151,7 +151,9 @@ class Template:
         heads = [step for step in heads if self.holds(step.when, constants)]
         words = {str(word) for step in heads for word in (*step.args, step.out)}
         used = {word.removesuffix(".t") for word in words}
-        used |= {name for step in heads if step.gives for a in step.args for name in names_in(str(a))}
+        used |= {
+            name for step in heads if step.gives for a in step.args for name in names_in(str(a))
+        }
 
         def filled(text: str | int | float) -> str:
             return self._substitute(str(text), constants)
