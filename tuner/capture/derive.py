@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.capture.biases import with_biases_apart
 from tuner.capture.from_module import made_from
 from tuner.capture.graph import GRAPH_FILE, Graph, Tensor
 from tuner.capture.index_space import NotOneNest
@@ -83,6 +84,7 @@ def derived(
     """
     if any(not argument.is_tensor for argument in graph.arguments):
         raise NotOneNest("an argument of forward is no tensor\n  expected: tensors alone")
+    graph = with_biases_apart(graph)
     stages = stages_of(graph)
     op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
     names = _names(stages)
@@ -261,6 +263,7 @@ def _model_new(
         settings=dict(settings),
         has_modes=has_modes,
         has_free_rows=is_free,
+        has_calls=bool(stages.calls),
         settings_of=inspect.getsource(settings_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
         names=", ".join(inputs),
@@ -286,6 +289,7 @@ _MODULE = """\
 from typing import Any
 
 _HAS_FREE_ROWS = {has_free_rows}
+_HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
 _INPUTS = {inputs!r}
 _STATE = {state!r}
 _SETTINGS = {settings!r}
@@ -311,6 +315,8 @@ def is_usual(module, inputs):
     if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
         return False
     if any(x.device.type != device for x in tensors):
+        return False
+    if _HAS_CALLS and not all(x.is_contiguous() for x in tensors):
         return False
     for x, (dtype, shape) in zip(inputs, _INPUTS):
         if x.dtype != getattr(torch, dtype):
