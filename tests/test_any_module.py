@@ -12,7 +12,7 @@ from cpu_machine import FACTS, GPP, compiled
 from tuner.capture.capture import capture
 from tuner.capture.derive import derived
 from tuner.capture.from_module import made_from
-from tuner.capture.index_space import NotOneNest
+from tuner.capture.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.settings import settings_of
 from tuner.check.chance import modes_of
 from tuner.check.probe import Modes
@@ -90,6 +90,36 @@ MODULES: dict[str, tuple[str, str, str]] = {
     "any_and_all": ("((x > 2).any(-1), (x > -2).all(-1), (x > 4).any())", "", X),
     "whole_numbers": ("(x * (y == 3), torch.where(y > 4, x, 0.0), x + y)", "",
                       f"{X}, torch.randint(0, 9, (37, 100))"),
+    "linear_gelu_residual": (f"{F}.gelu(self.l(x)) + y", "self.l = nn.Linear(100, 37)",
+                             f"{X}, torch.randn(37, 37)"),
+    "linear_relu_linear": ("self.m(torch.relu(self.l(x * 2.0))) * 0.5",
+                           "self.l, self.m = nn.Linear(100, 64), nn.Linear(64, 30, bias=False)",
+                           "torch.randn(3, 7, 100)"),
+    "convolution_relu_scale": ("torch.relu(self.c(x) + self.b) * 3.0",
+                               "self.c = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False); "
+                               "self.b = nn.Parameter(torch.randn(8, 1, 1))",
+                               "torch.randn(2, 3, 17, 19)"),
+    "transposed_convolution_in_3d": (
+        f"torch.sigmoid({F}.max_pool3d(self.c(x), 2) - x.amax())",
+        "self.c = nn.ConvTranspose3d(2, 5, 3, stride=2, output_padding=1)",
+        "torch.randn(2, 2, 4, 5, 6)",
+    ),
+    "pooled_batch_norm": (
+        f"({F}.avg_pool2d(torch.relu(self.n(self.c(x))), 2).flatten(1) * 2.0, x.exp())",
+        "self.c, self.n = nn.Conv2d(3, 4, 3, padding='same'), nn.BatchNorm2d(4)",
+        "torch.randn(2, 3, 8, 8)",
+    ),
+    "attention": (
+        f"{F}.scaled_dot_product_attention(x, x.tanh(), y, scale=0.25) + "
+        "torch.softmax(torch.matmul(x, y.transpose(-2, -1)), -1) @ y",
+        "", "torch.randn(2, 3, 9, 16), torch.randn(2, 3, 9, 16)",
+    ),
+    "moved_and_joined": (
+        "torch.cat([self.l(x)[:, 1:].tanh(), x.flip(1)], 1).cumsum(1) * 0.5",
+        "self.l = nn.Linear(100, 8)", X,
+    ),
+    "pooled_to_one": (f"{F}.adaptive_avg_pool2d({F}.gelu(self.c(x)), 1).sum(1).sum(-1)",
+                      "self.c = nn.Conv2d(3, 4, 3)", "torch.randn(2, 3, 8, 8)"),
     "masked_softmax": ("torch.softmax(x.masked_fill(y == 0, float('-inf')), -1)", "",
                        "torch.randn(2, 4, 9, 17), torch.rand(9, 17).round()"),
 }  # fmt: skip
@@ -359,14 +389,13 @@ def test_buffers_and_submodules_are_shared_by_tensor_and_copied_else():
 
 
 REFUSED = {
-    "a product": ("x @ y.T", f"{X}, {X}", "no loop is generated for"),
     "whole numbers that float32 cannot tell apart": (
         "x + (y * 3 + 1)",
         f"{X}, torch.randint(0, 9, (100,))",
         "mul of whole numbers",
     ),
     "another type": ("x.double() * 2", X, "a result is float64"),
-    "a scan": ("x.cumsum(-1)", X, "no loop is generated for cumsum"),
+    "a range": ("x * torch.arange(100)", X, "arange of int64, which is not called"),
 }
 
 
@@ -379,6 +408,19 @@ def test_what_no_loop_is_generated_for_is_refused_with_its_line(name, tmp_path):
     with pytest.raises(NotOneNest) as refusal:
         derive(tmp_path, "refused", text)
     assert words in str(refusal.value) and "line 12: " in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [("x @ y.T", "2 calls of PyTorch's permute and matmul"),
+     ("x.cumsum(-1)", "one call of PyTorch's cumsum")],
+)  # fmt: skip
+def test_where_all_is_pytorchs_own_nothing_is_generated(forward, words, tmp_path):
+    MODULES["nothing"] = (forward, "", f"{X}, {X}")
+    text = text_of("nothing")
+    del MODULES["nothing"]
+    with pytest.raises(NothingToGenerate, match=f"nothing to generate: the forward is {words}"):
+        derive(tmp_path, "nothing", text)
 
 
 def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tuner.capture.derive import Derived, derived
 from tuner.capture.graph import Graph
-from tuner.capture.index_space import NotOneNest
+from tuner.capture.index_space import NothingToGenerate, NotOneNest
 from tuner.config.document import read_document
 from tuner.config.quantities import parse_mode
-from tuner.errors import InputError
+from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
 from tuner.evaluate.worker import JobFailed
@@ -44,6 +44,7 @@ def derive_operator(
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is
             generated for what it computes yet.
+        NothingToGainError: the forward is PyTorch's own operations alone.
         StorageError: the cache cannot be written.
     """
     if not path.is_file():
@@ -66,6 +67,8 @@ def derive_operator(
             return derived(
                 graph, path.read_text(), path.stem, found["settings"], found["has_modes"], folder
             )
+    except NothingToGenerate as error:
+        raise NothingToGainError(f"{path}: {error}", {}) from error
     except NotOneNest as error:
         raise InputError(
             f"{path if found['source'] == str(path.resolve()) else found['source']}: {error}\n"

@@ -43,12 +43,15 @@ class Step:
     `kind` "call" runs our function `function` of the source; "aten" runs PyTorch's
     `at::<function>_out(out, *args)`. An argument is the name of a tensor (`x.t` is its
     transpose, for "aten" only), `null`, or an expression over sizes, numbers and parameters.
+    An "aten" step with `gives` in place of `out` runs `at::<function>(*args)` and names its
+    fresh result; its arguments are as `kernel.operands` has them.
     """
 
     kind: Literal["call", "aten"]
     function: str
     args: tuple[str, ...]
     out: str | None = None
+    gives: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,23 @@ class Plan:
     workspace: tuple[Tensor, ...]
     steps: tuple[Step, ...]
     also: Mapping[str, Plan | None] = field(default_factory=dict)
+
+    @property
+    def given(self) -> set[str]:
+        """Tensors that PyTorch's operations make: nothing is allocated for them."""
+        return {step.gives for step in self.steps if step.gives}
+
+    @property
+    def dense(self) -> set[str]:
+        """Those of `given` that functions of the source read: contiguous and aligned."""
+        read = {arg for step in self.steps if step.kind == "call" for arg in step.args}
+        return self.given & read
+
+    @property
+    def made(self) -> tuple[Tensor, ...]:
+        """What is allocated before a call: outputs and workspace, without `given`."""
+        given = self.given
+        return tuple(t for t in (*self.outputs, *self.workspace) if t.name not in given)
 
     @property
     def calls(self) -> tuple[Plan, ...]:

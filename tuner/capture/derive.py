@@ -19,13 +19,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.capture.biases import with_biases_apart
 from tuner.capture.from_module import made_from
 from tuner.capture.graph import GRAPH_FILE, Graph, Tensor
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.nest import Output
 from tuner.capture.settings import settings_of
 from tuner.capture.stages import Stages, stages_of
-from tuner.capture.templates import blocks_of, cpp_template, triton_template
+from tuner.capture.templates import blocks_of, cpp_template, main_of, triton_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
@@ -43,7 +44,7 @@ _VALUES: dict[str, list[int | bool]] = {
     "piece": [16384, 65536, 262144],
     "split": [1, 2, 4, 8, 16, 32, 64],
 }
-FORMAT = 5  # of what is written; part of the key
+FORMAT = 6  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -83,12 +84,13 @@ def derived(
     """
     if any(not argument.is_tensor for argument in graph.arguments):
         raise NotOneNest("an argument of forward is no tensor\n  expected: tensors alone")
+    graph = with_biases_apart(graph)
     stages = stages_of(graph)
     op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
     names = _names(stages)
     is_free = _has_free_rows(graph, stages)
     texts = {
-        "op.yaml": _op_yaml(stages, op, names, is_free),
+        "op.yaml": _op_yaml(graph, stages, op, names, is_free),
         "reference.py": reference,
         "model_new.py": _model_new(graph, stages, reference, settings, has_modes, is_free),
         GRAPH_FILE: to_json(graph) + "\n",
@@ -106,7 +108,7 @@ def derived(
     space: dict[str, object] = {
         "template": sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     }
-    varied = {**_VALUES, **blocks_of(stages.nests[0])}
+    varied = {**_VALUES, **blocks_of(main_of(stages))}
     space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
     mode = "train" if graph.is_training else "eval"
     content = {"problem": {"op": op, "templates": ["."], "mode": mode}, "space": space}
@@ -129,6 +131,8 @@ def _names(stages: Stages) -> dict[str, str]:
             values += [s.name for s in (*each.statements, *each.after)]
             values += [r.name for r in each.reductions]
         values += [s.name for s in nest.before]
+    for call in stages.calls:
+        values += [*call.reads, call.name]
     names: dict[str, str] = {}
     for value in dict.fromkeys(values):
         base = identifier(value) + ("_v" if identifier(value) in _RESERVED else "")
@@ -139,13 +143,16 @@ def _names(stages: Stages) -> dict[str, str]:
 # ---- op.yaml --------------------------------------------------------------------------------
 
 
-def _given(stages: Stages) -> list[tuple[Tensor, bool]]:
+def _given(graph: Graph, stages: Stages) -> list[tuple[Tensor, bool]]:
     """Return what the call gets, in order, and whether it has a value for each place."""
     found: dict[str, tuple[Tensor, bool]] = {}
+    called = {name for call in stages.calls for name in call.reads}
+    found |= {t.name: (t, False) for t in graph.given if t.name in called}
+    made = {call.name for call in stages.calls} | stages.between.keys() | {*stages.outputs}
     for nest in stages.nests:
         every = len(nest.space.sizes)
         for tensor in nest.arguments:
-            if tensor.name not in stages.between and tensor.name not in stages.outputs:
+            if tensor.name not in made:
                 is_whole = len(nest.space.varies[tensor.name]) == every
                 found.setdefault(tensor.name, (tensor, is_whole))
     return list(found.values())
@@ -154,17 +161,23 @@ def _given(stages: Stages) -> list[tuple[Tensor, bool]]:
 def _results(stages: Stages) -> list[Output]:
     """Return what the call gives, once each: results, then new values of buffers."""
     written = {o.name: o for nest in stages.nests for o in nest.outputs}
+    written |= {c.name: Output(c.name, "float32", math.prod(c.shape)) for c in stages.calls}
     return [written[n] for n in dict.fromkeys([*stages.outputs, *stages.updates.values()])]
 
 
-def _op_yaml(stages: Stages, op: str, names: Mapping[str, str], is_free: bool) -> str:
+def _op_yaml(
+    graph: Graph, stages: Stages, op: str, names: Mapping[str, str], is_free: bool
+) -> str:
     space = stages.nests[0].space
     total = space.rows * space.cols
     sizes = {"rows": space.rows, "cols": space.cols} if is_free else {}
     arguments, num_bytes = [], 0
-    for tensor, is_whole in _given(stages):
+    for tensor, is_whole in _given(graph, stages):
         name, shape = names[tensor.name], ["rows", "cols"]
-        if not is_free or not is_whole:
+        if stages.calls and tensor.shape:
+            shape = [f"{name}_size_{axis}" for axis in range(len(tensor.shape))]
+            sizes |= dict(zip(shape, tensor.shape, strict=True))
+        elif not is_free or not is_whole:
             sizes[f"{name}_size"], shape = math.prod(tensor.shape), [f"{name}_size"]
         argument: dict[str, object] = {"name": name, "shape": shape}
         if tensor.dtype != "float32":
@@ -174,6 +187,8 @@ def _op_yaml(stages: Stages, op: str, names: Mapping[str, str], is_free: bool) -
     outputs = []
     for output in _results(stages):
         shape = [str(output.count)]
+        if stages.calls:
+            shape = [str(size) for size in graph.value(output.name).shape] or ["1"]
         if is_free and 0 in space.varies[output.name]:
             shape = [f"rows * cols // {total // output.count}"]
             if output.count == total:
@@ -182,8 +197,9 @@ def _op_yaml(stages: Stages, op: str, names: Mapping[str, str], is_free: bool) -
             {"name": f"{names[output.name]}_out", "shape": shape, "dtype": _STORED[output.dtype]}
         )
         num_bytes += output.count * {"float32": 4, "int64": 8, "bool": 1}[output.dtype]
-    num_bytes += sum(8 * count for count in stages.between.values())
-    flops = sum(nest.flops for nest in stages.nests)
+    between = [*stages.between.values(), *(c.shape for c in stages.calls)]
+    num_bytes += sum(8 * math.prod(shape) for shape in between)
+    flops = sum(task.flops for task in stages.tasks)
     moved = f"{max(1, num_bytes // total)} * rows * cols"
     each = f"{max(1, round(flops / total))} * rows * cols"
     return "\n".join(
@@ -220,11 +236,12 @@ def _model_new(
     inputs = [t.name for t in graph.inputs]
     state = {t.name for t in (*graph.parameters, *graph.buffers)}
     arguments = []
-    for tensor, is_whole in _given(stages):
+    for tensor, is_whole in _given(graph, stages):
         source = _path(tensor.name) if tensor.name in state else tensor.name
         flat = f"-1, {stages.nests[0].space.cols}" if is_free and is_whole else "-1"
         as_bytes = ".view(torch.uint8)" if tensor.dtype == "bool" else ""
-        arguments.append(f"{source}.detach(){as_bytes}.reshape({flat})")
+        reshaped = "" if stages.calls and tensor.shape else f".reshape({flat})"
+        arguments.append(f"{source}.detach(){as_bytes}{reshaped}")
     written = [o.name for o in _results(stages)]
     results = []
     for name, given in zip(stages.outputs, graph.outputs, strict=True):
@@ -246,6 +263,7 @@ def _model_new(
         settings=dict(settings),
         has_modes=has_modes,
         has_free_rows=is_free,
+        has_calls=bool(stages.calls),
         settings_of=inspect.getsource(settings_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
         names=", ".join(inputs),
@@ -271,6 +289,7 @@ _MODULE = """\
 from typing import Any
 
 _HAS_FREE_ROWS = {has_free_rows}
+_HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
 _INPUTS = {inputs!r}
 _STATE = {state!r}
 _SETTINGS = {settings!r}
@@ -296,6 +315,8 @@ def is_usual(module, inputs):
     if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
         return False
     if any(x.device.type != device for x in tensors):
+        return False
+    if _HAS_CALLS and not all(x.is_contiguous() for x in tensors):
         return False
     for x, (dtype, shape) in zip(inputs, _INPUTS):
         if x.dtype != getattr(torch, dtype):
@@ -341,13 +362,13 @@ def _forms(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
 
 def _has_free_rows(graph: Graph, stages: Stages) -> bool:
     """Whether the first dimension may have another size: it is that of the rows alone."""
-    if len(stages.nests) > 1 or not graph.inputs or not graph.inputs[0].shape:
+    if len(stages.tasks) > 1 or not graph.inputs or not graph.inputs[0].shape:
         return False
     space, first = stages.nests[0].space, graph.inputs[0].shape[0]
     if not space.sizes or space.sizes[0] != first or 0 in space.columns:
         return False
     every = len(space.sizes)
-    given = {tensor.name: is_whole for tensor, is_whole in _given(stages)}
+    given = {tensor.name: is_whole for tensor, is_whole in _given(graph, stages)}
     if not any(given.values()):  # then nothing says how many rows there are
         return False
     inputs = {t.name: t for t in graph.inputs}

@@ -18,7 +18,8 @@ from tuner.capture.graph import Graph, Node, Operand, Ref
 from tuner.errors import InputError
 
 __all__ = [
-    "REDUCTIONS", "SAME_ORDER", "NotOneNest", "Space", "axes_of", "name_of", "refusal", "space_of",
+    "REDUCTIONS", "SAME_ORDER", "NotOneNest", "NothingToGenerate", "Space", "axes_of", "name_of",
+    "refusal", "space_of",
 ]  # fmt: skip
 
 REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}
@@ -37,10 +38,14 @@ class NotOneNest(InputError):
         self.node = node
 
 
+class NothingToGenerate(InputError):
+    """The graph is nothing but calls of PyTorch's own operations."""
+
+
 def refusal(node: Node | None, what: str) -> NotOneNest:
     """Return the error that names the line of the user's file."""
     where = f"line {node.line}: " if node is not None and node.line else ""
-    expected = "pointwise work, and reductions over some dimensions"
+    expected = "pointwise work, reductions over some dimensions, calls of PyTorch's products"
     return NotOneNest(f"{where}{what}\n  expected: {expected}", node)
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
-from tuner.capture.index_space import NotOneNest
+from tuner.capture.index_space import NothingToGenerate, NotOneNest
+from tuner.capture.library import Call
 from tuner.capture.stages import stages_of
 
 __all__ = ["Given", "KernelTask", "Outline", "Step", "outline_of"]
@@ -97,15 +98,17 @@ def outline_of(graph: Graph) -> Outline:
 def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
     """Return a task for each nest; a step of several nests is computed again in each."""
     try:
-        nests = stages_of(graph).nests
-    except NotOneNest:
+        tasks = stages_of(graph).tasks
+    except (NotOneNest, NothingToGenerate):
         return ()
     names = [node.name for node in graph.nodes]
-    if len(nests) == 1:
+    if len(tasks) == 1:
         return (KernelTask("nest", tuple(names)),)
     return tuple(
-        KernelTask("nest", tuple(name for name in names if name in nest.computed))
-        for nest in nests
+        KernelTask("library", (task.name,))
+        if isinstance(task, Call)
+        else KernelTask("nest", tuple(name for name in names if name in task.computed))
+        for task in tasks
     )
 
 

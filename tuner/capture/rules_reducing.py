@@ -35,6 +35,8 @@ def _reduction(op: str) -> Rule:
             x = moved
         if not low.shape_of(x):
             return low.cast(x, low.dtype) if op not in ("argmax", "argmin") else None
+        if op not in ("argmax", "argmin") and all(low.shape_of(x)[axis] == 1 for axis in axes):
+            return low.view(x, low.shape)  # of one element each
         return low.emit(op, x, axes=axes, keepdim=keepdim)
 
     return rule

@@ -1,48 +1,59 @@
-"""A graph as loop nests, one after the other: what does not fit in the first is of a later one.
+"""A graph as tasks, one after the other: loop nests, and calls of PyTorch's own operations.
 
-A value that a later nest reads is stored in between, as float32.
+What does not fit in a nest is of a later one. A value that a later task reads is stored in
+between, as float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph, Node, Ref
-from tuner.capture.index_space import REDUCTIONS, NotOneNest, refusal
+from tuner.capture.grouping import grouped
+from tuner.capture.index_space import NothingToGenerate, NotOneNest, refusal
+from tuner.capture.library import Call, call_of, is_call
 from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of, real_name
-from tuner.capture.operations import OPERATIONS
 
 __all__ = ["Stages", "stages_of"]
-
-_OTHERS = {*REDUCTIONS, "gather", "cast"}  # what has loops and is no pointwise operation
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Nests in order.
+    """Tasks in order: nests, and calls of PyTorch's own operations between them.
 
     Attributes:
-        nests: each reads what is given and what those before it wrote.
-        outputs: of the graph, by the name under which a nest writes each.
-        updates: the buffers that a nest's value is written to, with that value's name.
+        tasks: each reads what is given and what those before it wrote.
+        outputs: of the graph, by the name under which a task writes each.
+        updates: the buffers that a task's value is written to, with that value's name.
         counters: buffers to which the call adds a whole number, with the number.
-        between: what a nest writes for another one, with its number of elements.
+        between: what a nest writes for another task, with its shape.
     """
 
-    nests: tuple[Nest, ...]
+    tasks: tuple[Nest | Call, ...]
     outputs: tuple[str, ...]
     updates: Mapping[str, str]
     counters: Mapping[str, int]
-    between: Mapping[str, int]
+    between: Mapping[str, tuple[int, ...]]
+
+    @property
+    def nests(self) -> tuple[Nest, ...]:
+        """The tasks that are nests, in order."""
+        return tuple(task for task in self.tasks if isinstance(task, Nest))
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The tasks that are calls, in order."""
+        return tuple(task for task in self.tasks if isinstance(task, Call))
 
 
 def stages_of(graph: Graph) -> Stages:
-    """Return a graph as nests.
+    """Return a graph as tasks.
 
     Raises:
         NotOneNest: it names the line of the user's file and the operation.
+        NothingToGenerate: it is nothing but PyTorch's own operations.
     """
     counters = _counters(graph)
     nodes = {n.name: n for n in graph.nodes}
@@ -51,7 +62,7 @@ def stages_of(graph: Graph) -> Stages:
     }
     outputs = tuple(real_name(graph, name) for name in graph.outputs)
     for name, real in [*zip(graph.outputs, outputs, strict=True), *updates.items()]:
-        if real not in nodes:
+        if real not in nodes or _viewed(graph, real) not in nodes:
             raise refusal(None, f"the result {name} is {real} as it is")
     left = [
         n
@@ -61,25 +72,67 @@ def stages_of(graph: Graph) -> Stages:
         and graph.buffer_updates.get(_counted(n)) != n.name
     ]
     left = _live(graph, left, {*outputs, *updates.values()})
-    for node in left:
-        if node.op not in OPERATIONS and node.op not in _OTHERS:
-            raise refusal(node, f"no loop is generated for {node.op} yet")
     dtypes = dict(zip(outputs, (graph.value(n).dtype for n in graph.outputs), strict=True))
-    nests: list[Nest] = []
-    between: dict[str, int] = {}
-    while left:
-        nest, later = _first(graph, left, {*outputs, *updates.values()}, dtypes)
-        nests.append(nest)
-        read = {real_name(graph, r) for n in later for r in n.refs}
-        between |= {o.name: o.count for o in nest.outputs if o.name in read}
-        left = later
-    if not nests:
+    groups = grouped(graph, left)
+    tasks: list[Nest | Call] = []
+    between: dict[str, tuple[int, ...]] = {}
+    for number, group in enumerate(groups):
+        rest = [n for others in groups[number + 1 :] for n in others]
+        if is_call(group[0]):
+            tasks += [task for node in group for task in _calls(graph, node, tasks)]
+            continue
+        read = {real_name(graph, r) for n in rest for r in n.refs}
+        while group:
+            nest, later = _first(graph, group, {*outputs, *updates.values()}, dtypes, read)
+            tasks.append(nest)
+            wanted = read | {real_name(graph, r) for n in later for r in n.refs}
+            between |= {o.name: nodes[o.name].shape for o in nest.outputs if o.name in wanted}
+            group = later
+    if not tasks:
         raise refusal(None, "nothing is computed")
-    return Stages(tuple(nests), outputs, updates, counters, between)
+    if all(isinstance(task, Call) for task in tasks):
+        done = dict.fromkeys(n.op.removeprefix("aten.") for n in left)
+        what = " and ".join(done)
+        number_words = "one call" if len(left) == 1 else f"{len(left)} calls"
+        raise NothingToGenerate(
+            f"nothing to generate: the forward is {number_words} of PyTorch's {what}"
+        )
+    return Stages(tuple(tasks), outputs, updates, counters, between)
+
+
+def _viewed(graph: Graph, name: str) -> str:
+    """Return the value whose memory a value lies in."""
+    value = graph.value(name)
+    while isinstance(value, Node) and value.op in ("permute", "slice", "view", "expand"):
+        value = graph.value(value.refs[0])
+    return value.name
+
+
+def _calls(graph: Graph, node: Node, before: Sequence[Nest | Call]) -> list[Call]:
+    """Return a node's call, behind those of the views that it reads."""
+    known = {task.name for task in before if isinstance(task, Call)}
+    found: list[Call] = []
+
+    def add(name: str) -> None:
+        value = graph.value(name)
+        if name in known or not isinstance(value, Node) or real_name(graph, name) == name:
+            return
+        known.add(name)
+        for ref in value.refs:
+            add(ref)
+        found.append(call_of(graph, value))
+
+    for ref in node.refs:
+        add(ref)
+    return [*found, call_of(graph, node)]
 
 
 def _first(
-    graph: Graph, left: list[Node], results: set[str], dtypes: Mapping[str, str]
+    graph: Graph,
+    left: list[Node],
+    results: set[str],
+    dtypes: Mapping[str, str],
+    read_later: Container[str],
 ) -> tuple[Nest, list[Node]]:
     """Return the first nest, and the nodes that are not in it."""
     later: set[str] = set()
@@ -94,12 +147,12 @@ def _first(
         wanted = {
             n.name: dtypes.get(n.name, "float32")
             for n in own
-            if n.name in results or n.name in read
+            if n.name in results or n.name in read or n.name in read_later
         }
         for name in wanted:
             if dtypes.get(name, "float32") not in DTYPES:
                 raise refusal(graph.value(name), f"a result is {dtypes[name]}")  # type: ignore[arg-type]
-            if name in read and dtypes.get(name, "float32") != "float32":
+            if (name in read or name in read_later) and dtypes.get(name, "float32") != "float32":
                 raise refusal(graph.value(name), f"{name} is read again")  # type: ignore[arg-type]
         if not wanted:
             # Of no use to anything but what comes later: then it is computed there.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from tuner.capture.indexing import is_split
+from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import kept_values, loops_text
 from tuner.capture.loops_across import across_text
 from tuner.capture.nest import Nest
 from tuner.capture.stages import Stages
 from tuner.capture.triton_loops import triton_text
 
-__all__ = ["blocks_of", "cpp_template", "triton_template"]
+__all__ = ["blocks_of", "cpp_template", "main_of", "triton_template"]
 
 _TRITON_HEAD = """\
 ---
@@ -31,7 +33,7 @@ parameters:
 {more}{workspace}steps:
 {steps}
 optimisations:
-  - {{text: "all of the forward in {kernels}: nothing else is stored"}}
+  - {{text: "{work} in {kernels}: nothing else is stored"}}
 deterministic: true
 ---
 import triton
@@ -58,8 +60,8 @@ def blocks_of(nest: Nest) -> dict[str, list[int]]:
     }
 
 
-def _place(stages: Stages, names: Mapping[str, str], name: str, is_read: bool) -> str:
-    """Return what the plan calls a value: an argument, a result, or workspace."""
+def _place(stages: Stages, names: Mapping[str, str], name: str) -> str:
+    """Return what the plan calls a value: an argument, a result, or what lies between."""
     results = {*stages.outputs, *stages.updates.values()}
     if name in results:
         return f"{names[name]}_out"
@@ -67,17 +69,36 @@ def _place(stages: Stages, names: Mapping[str, str], name: str, is_read: bool) -
 
 
 def _arguments(stages: Stages, nest: Nest, names: Mapping[str, str]) -> list[str]:
-    found = [_place(stages, names, t.name, True) for t in nest.arguments]
-    return found + [_place(stages, names, o.name, False) for o in nest.outputs]
+    found = [_place(stages, names, t.name) for t in nest.arguments]
+    return found + [_place(stages, names, o.name) for o in nest.outputs]
 
 
 def _between(stages: Stages, names: Mapping[str, str]) -> list[str]:
     results = {*stages.outputs, *stages.updates.values()}
     return [
-        f"  {names[name]}_between: {{shape: [{count}]}}"
-        for name, count in stages.between.items()
+        f"  {names[name]}_between: {{shape: [{', '.join(map(str, shape or (1,)))}]}}"
+        for name, shape in stages.between.items()
         if name not in results
     ]
+
+
+def main_of(stages: Stages) -> Nest:
+    """Return the nest of the most elements, which blocks are chosen for."""
+    return max(stages.nests, key=lambda nest: nest.space.rows * nest.space.cols)
+
+
+def _call_step(stages: Stages, call: Call, names: Mapping[str, str]) -> str:
+    """Return a call of PyTorch's own operation as a step of the plan."""
+    args = json.dumps(call.written(lambda name: _place(stages, names, name)))
+    gives = _place(stages, names, call.name)
+    return f"  - {{aten: {call.function}, args: {args}, gives: {gives}}}"
+
+
+def _work(stages: Stages) -> str:
+    num = len([call for call in stages.calls if call.function not in MOVES])
+    if not num:
+        return "all of the forward"
+    return f"all but {num} of PyTorch's own operations"
 
 
 def sizes_of(nest: Nest, is_free: bool) -> tuple[str, str]:
@@ -94,8 +115,13 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         names: of values, none of `RESERVED`.
         is_free: whether the number of rows may be another one.
     """
-    steps, texts, workspace = [], [], _between(stages, names)
-    for number, nest in enumerate(stages.nests):
+    steps, workspace = [], _between(stages, names)
+    texts: list[str] = []
+    for task in stages.tasks:
+        if isinstance(task, Call):
+            steps.append(_call_step(stages, task, names))
+            continue
+        nest, number = task, len(texts)
         function = f"fused_{op}_rows" + (f"_{number}" if number else "")
         texts.append(triton_text(nest, function, names))
         arguments = _arguments(stages, nest, names)
@@ -107,14 +133,15 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
             workspace.append(f'  totals_{number}: {{shape: ["{count} * {rows}"]}}')
             arguments += [f"partial_{number}", f"totals_{number}"]
         steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
-    first = stages.nests[0]
+    first = main_of(stages)
     num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
     reduces = any(nest.reductions for nest in stages.nests)
     splits = any(is_split(nest) for nest in stages.nests)
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)",
         steps="\n".join(steps),
-        kernels="one kernel" if len(steps) == 1 and not splits else "a few kernels",
+        work=_work(stages),
+        kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
         per_lane=max(16, 256 // num_whole),
         **blocks_of(first),
         default_rows=128 if first.space.is_across else 1,
@@ -129,9 +156,14 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
     """Return the template of C++ loops, its head included; for the arguments see there."""
     kept = [value for nest in stages.nests for value in kept_values(nest)]
     splits = any(is_split(nest) for nest in stages.nests)
-    steps, texts = [], []
+    steps: list[str] = []
+    texts: list[str] = []
     large: list[tuple[str, str, str]] = []
-    for number, nest in enumerate(stages.nests):
+    for task in stages.tasks:
+        if isinstance(task, Call):
+            steps.append(_call_step(stages, task, names))
+            continue
+        nest, number = task, len(texts)
         function = f"fused_{op}_rows" + (f"_{number}" if number else "")
         rows, cols = sizes_of(nest, is_free)
         arguments = ", ".join([*_arguments(stages, nest, names), rows, cols, "num_threads"])
@@ -140,7 +172,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
         texts.append(write(nest, function, names))
         for output in nest.outputs:
             if output.dtype == "float32" and nest.is_inner(output.name):
-                large.append((_place(stages, names, output.name, False), rows, cols))
+                large.append((_place(stages, names, output.name), rows, cols))
     for name, rows, cols in large:
         call = f"{{call: fused_{op}_huge_pages, args: [{name}, {rows}, {cols}], "
         steps.insert(0, f'  - {call}when: "huge_pages"}}')
@@ -183,7 +215,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
         "steps:",
         *steps,
         "optimisations:",
-        '  - {text: "all of the forward in loops over rows: hardly anything is stored between"}',
+        f'  - {{text: "{_work(stages)} in loops over rows: hardly anything is stored between"}}',
         '  - {text: "outputs are written past the caches", when: "stream_output"}',
         "---",
         *(f"#include <{name}>" for name in _HEADERS),

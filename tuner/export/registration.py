@@ -7,6 +7,7 @@ one device, fresh outputs and workspace from PyTorch's allocator, everything on 
 
 from __future__ import annotations
 
+from tuner.kernel.operands import as_cpp, as_python
 from tuner.plans import Argument, Plan, Step
 from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
@@ -48,12 +49,13 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     # Not <ATen/ATen.h>, which declares every operation there is: that takes longer to compile
     # than all the rest.
     steps = [step for call in plan.calls for step in call.steps]
-    made = [tensor for call in plan.calls for tensor in (*call.outputs, *call.workspace)]
+    made = [tensor for call in plan.calls for tensor in call.made]
     operations = {"empty", *(step.function for step in steps if step.kind == "aten")}
     operations |= {"zeros" for tensor in made if tensor.zero}
     lines = [
         "#include <tuple>",
         "#include <algorithm>",
+        "#include <limits>",
         "#include <ATen/Parallel.h>",
         "#include <ATen/core/Tensor.h>",
         *(f"#include <ATen/ops/{operation}.h>" for operation in sorted(operations)),
@@ -80,6 +82,11 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
 
 
 _PREPARED = """\
+at::Tensor dense(const at::Tensor& tensor) {
+  at::Tensor result = tensor.resolve_neg().contiguous();  // a view may be the negative
+  return reinterpret_cast<uintptr_t>(result.data_ptr()) % 16 ? result.clone() : result;
+}
+
 // What the kernels rely on: the dtype, contiguous, 16-byte aligned, on one device.
 at::Tensor prepared(const at::Tensor& tensor, const char* name, int64_t num_dims,
                     const at::Tensor& first, at::ScalarType dtype) {
@@ -91,8 +98,7 @@ at::Tensor prepared(const at::Tensor& tensor, const char* name, int64_t num_dims
               num_dims, " dimensions");
   TORCH_CHECK(!tensor._fw_grad(0).defined(), name, " has a tangent: forward-mode derivatives "
               "are not implemented");
-  at::Tensor result = tensor.resolve_neg().contiguous();  // a view may be the negative
-  return reinterpret_cast<uintptr_t>(result.data_ptr()) % 16 ? result.clone() : result;
+  return dense(tensor);
 }
 
 void expect(const at::Tensor& tensor, const char* name, at::IntArrayRef shape) {
@@ -118,7 +124,7 @@ def _cpp_number(argument: Argument) -> str:
 
 
 def _tensor_names(plan: Plan) -> set[str]:
-    made = {tensor.name for tensor in (*plan.outputs, *plan.workspace)}
+    made = {tensor.name for tensor in (*plan.outputs, *plan.workspace)} | plan.given
     return made | {a.name for a in plan.arguments if a.shape is not None}
 
 
@@ -166,7 +172,7 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
                 sizes.add(size)
                 lines.append(f"const int64_t {size} = {name}.size({dim});")
         lines.append(f'expect({name}, "{name}", {{{", ".join(shape)}}});')
-    for tensor in (*plan.outputs, *plan.workspace):
+    for tensor in plan.made:
         make = "zeros" if tensor.zero else "empty"
         dims = ", ".join(to_cpp(Expression.parse(d), {}) for d in tensor.shape)
         lines.append(
@@ -179,13 +185,17 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
         lines.append("void* stream = c10::cuda::getCurrentCUDAStream().stream();")
     numbers = {a.name for a in plan.arguments if a.shape is None} | {"num_threads"}
     named = _tensor_names(plan)
-    lines += [_step(step, named, numbers, is_cuda) for step in plan.steps]
+    lines += [_step(step, named, numbers, plan.dense, is_cuda) for step in plan.steps]
     names = ", ".join(output.name for output in plan.outputs)
     is_tuple = len(plan.outputs) > 1
     return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
 
 
-def _step(step: Step, tensors: set[str], numbers: set[str], is_cuda: bool) -> str:
+def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_cuda: bool) -> str:
+    if step.gives:
+        made = f"at::{step.function}({', '.join(as_cpp(a) for a in step.args)})"
+        made = f"dense({made})" if step.gives in dense else made
+        return f"const at::Tensor {step.gives} = {made};"
     if step.kind == "aten":
         words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
         return f"at::{step.function}_out({', '.join([str(step.out), *words])});"
@@ -231,7 +241,7 @@ def _python_function(plan: Plan, namespace: str) -> str:
     for argument in tensors:
         shape = ", ".join(argument.shape or ())
         lines.append(f'_expect({argument.name}, "{argument.name}", ({shape},))')
-    for tensor in (*plan.outputs, *plan.workspace):
+    for tensor in plan.made:
         make = "zeros" if tensor.zero else "empty"
         lines.append(
             f"{tensor.name} = torch.{make}(({', '.join(tensor.shape)},), "
@@ -240,7 +250,11 @@ def _python_function(plan: Plan, namespace: str) -> str:
     lines.append(f"with torch.cuda.device({device}):  # kernels start on the current device")
     for step in plan.steps:
         words = ["None" if a == "null" else a.removesuffix(".t") for a in step.args]
-        if step.kind == "aten":
+        if step.gives:
+            words = [as_python(a) for a in step.args]
+            call = f"torch.ops.aten.{step.function}({', '.join(words)})"
+            call = f"{step.gives} = {f'_dense({call})' if step.gives in plan.dense else call}"
+        elif step.kind == "aten":
             words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
             call = f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})"
         else:
@@ -271,6 +285,10 @@ def _prepared(tensor, name, num_dims, device, dtype):
         )
     if torch.autograd.forward_ad._current_level >= 0:
         raise RuntimeError("forward-mode derivatives are not implemented")
+    return _dense(tensor)
+
+
+def _dense(tensor):
     tensor = tensor.resolve_neg().contiguous()  # a view may be the negative
     return tensor.clone() if tensor.data_ptr() % 16 else tensor
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.plans import Argument, Plan, Tensor
+from tuner.kernel.operands import getter
+from tuner.plans import Argument, Plan, Step, Tensor
 from tuner.space.expression import Expression
 from tuner.trial import Language
 
@@ -185,17 +186,16 @@ class BoundOp:
                     f"{plan.function}: {argument.name} is {value.dtype} on {value.device}, "
                     f"expected {wanted} on {first.device}"
                 )
-            tensor = value.detach().resolve_neg().contiguous()
-            if tensor.data_ptr() % ALIGNMENT_BYTES:
-                tensor = tensor.clone()
-            values[argument.name] = tensor
+            values[argument.name] = _dense(value.detach())
         return values
 
     def _run(self, prepared: _Prepared, values: dict[str, Any], tail: tuple[Any, ...]) -> None:
         import torch
 
         for step, args in prepared.steps:
-            if step.kind == "aten":
+            if step.gives:
+                values[step.gives] = self._given(step, prepared, values)
+            elif step.kind == "aten":
                 tensors = [_tensor(values, arg) for arg in args]
                 getattr(torch.ops.aten, step.function).out(*tensors, out=values[str(step.out)])
             elif self._language == "triton":
@@ -206,6 +206,16 @@ class BoundOp:
                 )
                 if message is not None:
                     raise RuntimeError(f"{step.function}: {message.decode(errors='replace')}")
+
+    def _given(self, step: Step, prepared: _Prepared, values: Mapping[str, Any]) -> torch.Tensor:
+        """Return what PyTorch's own operation makes."""
+        import torch
+
+        operands = [(keyword, take(values)) for keyword, take in prepared.operands[step]]
+        plain = [value for keyword, value in operands if not keyword]
+        named = {keyword: value for keyword, value in operands if keyword}
+        made = getattr(torch.ops.aten, step.function)(*plain, **named)
+        return _dense(made) if step.gives in prepared.dense else made
 
 
 class _Prepared:
@@ -222,9 +232,12 @@ class _Prepared:
             raise RuntimeError(f"{plan.function}: {error}") from error
         self.allocations: list[tuple[Tensor, tuple[int, ...]]] = [
             (tensor, tuple(int(Expression.parse(d).evaluate(sizes)) for d in tensor.shape))
-            for tensor in (*plan.outputs, *plan.workspace)
+            for tensor in plan.made
         ]
         named = set(values) | {tensor.name for tensor, _ in self.allocations} | {"num_threads"}
+        named |= plan.given
+        self.dense = plan.dense
+        self.operands = {s: [getter(arg) for arg in s.args] for s in plan.steps if s.gives}
 
         def argument(text: str) -> str | int | None:
             if text == "null":
@@ -233,7 +246,15 @@ class _Prepared:
                 return text
             return int(Expression.parse(text).evaluate(sizes))
 
-        self.steps = [(step, tuple(argument(a) for a in step.args)) for step in plan.steps]
+        self.steps = [
+            (step, () if step.gives else tuple(argument(a) for a in step.args))
+            for step in plan.steps
+        ]
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    made = tensor.resolve_neg().contiguous()
+    return made.clone() if made.data_ptr() % ALIGNMENT_BYTES else made
 
 
 def _tensor(values: Mapping[str, Any], arg: str | int | None) -> Any:

@@ -5,6 +5,7 @@ Read as records, or refused with every error of a file at once, each with its li
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tuner.errors import TemplateError, did_you_mean
 from tuner.kernel.findings import Findings, Place, line_of
 from tuner.kernel.naming import refusal_of
+from tuner.kernel.operands import names_in, problem_with
 from tuner.plans import DType
 from tuner.trial import Language, Value
 
@@ -114,6 +116,7 @@ class StepHead(_Strict):
     aten: str | None = None
     args: tuple[str | int | float | None, ...]
     out: str | None = None
+    gives: str | None = None
     when: str | None = None
 
 
@@ -344,7 +347,7 @@ def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
         findings.judge(["optimisations", number], line.when, tuned)
     findings.judge(["deterministic"], str(head.deterministic), tuned)
     for number, step in enumerate(head.steps):
-        _check_step(findings, ["steps", number], step, head, op)
+        _check_step(findings, ["steps", number], step, head, op, head.steps)
     for name, offer in head.also.items():
         if name not in op.also:
             known = ", ".join(op.also) or "none (`also:` of op.yaml declares them)"
@@ -356,23 +359,36 @@ def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
             continue
         findings.judge(["also", name], offer.when, tuned)
         for number, step in enumerate(offer.steps):
-            _check_step(findings, ["also", name, "steps", number], step, head, op.also[name])
+            step_place: Place = ["also", name, "steps", number]
+            _check_step(findings, step_place, step, head, op.also[name], offer.steps)
 
 
 def _check_step(
-    findings: Findings, place: Place, step: StepHead, head: Head, call: OpFile | CallHead
+    findings: Findings,
+    place: Place,
+    step: StepHead,
+    head: Head,
+    call: OpFile | CallHead,
+    steps: Iterable[StepHead],
 ) -> None:
     findings.judge(place, step.when, set(head.parameters))
-    tensors = _tensors(call) | set(head.workspace)
+    tensors = _tensors(call) | set(head.workspace) | {s.gives for s in steps if s.gives}
     words = {a.name for a in call.arguments if a.shape is None} | FLOAT_ARGUMENTS | {"null"}
     if (step.call is None) == (step.aten is None):
         findings.add(place, "a step has either `call:` or `aten:`")
     elif not str(step.call or step.aten).isidentifier():
         findings.add(place, f"{step.call or step.aten!r} is no function's name")
-    if step.aten is not None and step.out not in tensors:
+    if step.aten is not None and step.gives is None and step.out not in tensors:
         findings.add(place, "an `aten:` step needs `out:`, the tensor that it writes")
-    if step.call is not None and step.out is not None:
+    if step.call is not None and (step.out or step.gives) is not None:
         findings.add(place, "a `call:` step has no `out:`; its outputs are among `args:`")
+    if step.aten is not None and step.gives is not None:
+        for word in map(str, step.args):
+            if wrong := problem_with(word):
+                findings.add(place, wrong)
+            elif unknown := names_in(word) - tensors:
+                findings.add(place, f"{sorted(unknown)[0]!r} is no tensor of the call")
+        return
     for argument in step.args:
         word = str(argument)
         if word.endswith(".t") and word[:-2] in tensors and step.aten is None:

@@ -17,7 +17,8 @@ _RESERVED = {
     "guard": "the exported file guards the device by it",
     "torch": "the exported file needs PyTorch by it",
     **dict.fromkeys(
-        ("prepared", "expect", "finished", "Pointer"), "the exported file has a function of it"
+        ("prepared", "expect", "finished", "dense", "Pointer"),
+        "the exported file has a function of it",
     ),
     **dict.fromkeys(("cdiv", "min", "max"), "it is a function of the expressions"),
 }

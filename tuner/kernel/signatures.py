@@ -83,6 +83,7 @@ def mismatches(candidate: Candidate, places: Callable[[], Sequence[str]]) -> Mis
 def _kinds_of(plan: Plan) -> Callable[[str], str]:
     """Return a function that says what an argument of a step is: a dtype, "int", "double"..."""
     made = {tensor.name: tensor.dtype for tensor in (*plan.outputs, *plan.workspace)}
+    made = {**dict.fromkeys(plan.given, "float32"), **made}
     tensors: Mapping[str, str] = {
         **{a.name: a.dtype for a in plan.arguments if a.shape is not None},
         **made,

@@ -23,6 +23,7 @@ from tuner.kernel.head import (
     read_head,
 )
 from tuner.kernel.naming import FREE_NAMES
+from tuner.kernel.operands import names_in
 from tuner.kernel.places import places_of
 from tuner.kernel.rendering import free_variables, rendered
 from tuner.plans import Argument, Plan, Step, Tensor
@@ -150,6 +151,9 @@ class Template:
         heads = [step for step in heads if self.holds(step.when, constants)]
         words = {str(word) for step in heads for word in (*step.args, step.out)}
         used = {word.removesuffix(".t") for word in words}
+        used |= {
+            name for step in heads if step.gives for a in step.args for name in names_in(str(a))
+        }
 
         def filled(text: str | int | float) -> str:
             return self._substitute(str(text), constants)
@@ -161,7 +165,7 @@ class Template:
         )
         tensors = {a.name for a in call.arguments} | {o.name for o in call.outputs}
         absent = set(self.head.workspace) - {item.name for item in workspace}
-        tensors |= {item.name for item in workspace}
+        tensors |= {item.name for item in workspace} | {s.gives for s in heads if s.gives}
 
         def argument(text: str | int | float | None) -> str:
             word = str(text)
@@ -175,8 +179,9 @@ class Template:
             Step(
                 kind="call" if step.call else "aten",
                 function=step.call or step.aten or "",
-                args=tuple(argument(a) for a in step.args),
+                args=tuple(str(a) if step.gives else argument(a) for a in step.args),
                 out=step.out,
+                gives=step.gives,
             )
             for step in heads
         )

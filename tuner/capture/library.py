@@ -1,0 +1,190 @@
+"""Nodes of a graph as calls of PyTorch's own operations: products, convolutions, pooling.
+
+A call is written as a step's arguments are, with the graph's names in braces: `{x}`, `[1, 1]`.
+What moves elements without computing is a call too, where no nest reads it where it lies.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.index_space import REDUCTIONS, refusal
+from tuner.capture.operations import OPERATIONS
+from tuner.capture.vocabulary import VOCABULARY
+
+__all__ = ["MOVES", "Call", "call_of", "is_call"]
+
+# The arguments that PyTorch takes, in its order: operands and attributes of the vocabulary's.
+_POOL = "x kernel_size stride padding"
+_FORMS = {
+    "linear": "linear x weight bias",
+    "matmul": "matmul x y",
+    "bmm": "bmm x y",
+    **{f"conv{n}d": f"conv{n}d x weight bias stride padding dilation groups" for n in (1, 2, 3)},
+    **{
+        f"conv_transpose{n}d": f"conv_transpose{n}d x weight bias stride padding output_padding "
+        "groups dilation"
+        for n in (1, 2, 3)
+    },
+    **{f"max_pool{n}d": f"max_pool{n}d {_POOL} dilation ceil_mode" for n in (1, 2, 3)},
+    "avg_pool1d": f"avg_pool1d {_POOL} ceil_mode count_include_pad",
+    **{
+        f"avg_pool{n}d": f"avg_pool{n}d {_POOL} ceil_mode count_include_pad divisor_override"
+        for n in (2, 3)
+    },
+    **{f"adaptive_avg_pool{n}d": f"adaptive_avg_pool{n}d x output_size" for n in (1, 2, 3)},
+    "attention": "scaled_dot_product_attention query key value mask =0.0 is_causal scale= "
+    "enable_gqa=",
+    "cumsum": "cumsum x axis",
+    "cumprod": "cumprod x axis",
+    "permute": "permute x axes",
+    "slice": "slice x axis start stop step",
+    "flip": "flip x axes",
+    "expand": "broadcast_to x shape",
+    "view": "reshape x shape",
+}
+# Calls that no arithmetic is done in.
+MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
+_OTHERS = {*REDUCTIONS, "gather", "cast"}  # what has loops and is no pointwise operation
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of PyTorch's operation.
+
+    Attributes:
+        name: of its result, a value of the graph.
+        function: PyTorch's name for it.
+        args: in its order; a value of the graph stands as `{its name}`.
+        reads: the values among them, in order.
+        shape: of the result, in elements; its dtype is float32.
+        flops: of its arithmetic, two for a product and its sum.
+        num_bytes: of what it reads and writes.
+        line: of the user's file.
+    """
+
+    name: str
+    function: str
+    args: tuple[str, ...]
+    reads: tuple[str, ...]
+    shape: tuple[int, ...]
+    flops: int
+    num_bytes: int
+    line: int
+
+    def written(self, named: Callable[[str], str]) -> list[str]:
+        """Return the arguments with each value as `named` has it."""
+        return [re.sub(r"\{([^}]*)\}", lambda found: named(found[1]), arg) for arg in self.args]
+
+
+def is_call(node: Node) -> bool:
+    """Whether PyTorch's own operation takes a node's place: no loop is generated for it."""
+    return node.op not in OPERATIONS and node.op not in _OTHERS
+
+
+def call_of(graph: Graph, node: Node) -> Call:
+    """Return a node as a call.
+
+    Raises:
+        NotOneNest: it names the line of the user's file and the operation.
+    """
+    values: list[Tensor | Node] = [graph.value(name) for name in node.refs]
+    everything: list[Tensor | Node] = [node, *values]
+    for value in everything:
+        is_index = value.dtype == "int64" and isinstance(value, Tensor)
+        if value.dtype != "float32" and not is_index:
+            raise refusal(node, f"{node.op} of {value.dtype}, which is not called yet")
+        if isinstance(value, Tensor) and value.value is not None:
+            raise refusal(node, f"the constant {value.name} in a call of {node.op}")
+    function, args = _form(node)
+    return Call(
+        node.name, function, args, node.refs, node.shape, _flops(node, values),
+        node.num_bytes + sum(value.num_bytes for value in values), node.line,
+    )  # fmt: skip
+
+
+def _form(node: Node) -> tuple[str, tuple[str, ...]]:
+    if node.op.startswith("aten."):
+        return _opaque(node)
+    if node.op == "cat":
+        return "cat", (f"[{', '.join(map(_operand, node.args))}]", _constant(node.attrs["axis"]))
+    if node.op == "pad":
+        low, high = node.attrs["low"], node.attrs["high"]
+        assert isinstance(low, list) and isinstance(high, list)
+        ends = [end for pair in reversed(list(zip(low, high, strict=True))) for end in pair]
+        return "constant_pad_nd", (_operand(node.args[0]), _constant(ends), _operand(node.args[1]))
+    if node.op == "prod":
+        axes = node.attrs["axes"]
+        if not isinstance(axes, list) or len(axes) != 1:
+            raise refusal(node, "a product over several dimensions")
+        keeps = _constant(node.attrs["keepdim"])
+        return "prod", (_operand(node.args[0]), _constant(axes[0]), keeps)
+    if node.op not in _FORMS:
+        raise refusal(node, f"no loop is generated for {node.op} yet")
+    function, *words = _FORMS[node.op].split()
+    names = [name.strip(" ?") for name in VOCABULARY[node.op].operands.split(",")]
+    known = {name: _operand(arg) for name, arg in zip(names, node.args, strict=False)}
+    known |= {name: _constant(value) for name, value in node.attrs.items()}
+    known |= {"shape": _constant(list(node.shape))}
+    return function, tuple(_argument(word, known) for word in words)
+
+
+def _argument(word: str, known: Mapping[str, str]) -> str:
+    """Return an argument by a word of its form: `=0.0` is a number, `scale=` has to be named."""
+    if word.startswith("="):
+        return word[1:]
+    name = word.rstrip("=")
+    return f"{word if word.endswith('=') else ''}{known.get(name, 'null')}"
+
+
+def _opaque(node: Node) -> tuple[str, tuple[str, ...]]:
+    """Return a call of what the vocabulary does not know, as PyTorch's record has it."""
+
+    def written(value: JsonValue) -> str:
+        if isinstance(value, dict):
+            return _operand(node.args[int(str(value["ref"]))])
+        if isinstance(value, list):
+            return f"[{', '.join(map(written, value))}]"
+        return _constant(value)
+
+    given = {name: value for name, value in node.attrs.items() if name != "overload"}
+    while given and list(given.values())[-1] in (None, False):
+        given.popitem()  # a default, and PyTorch may take it by its name alone
+    if any(isinstance(value, str) for value in given.values()):
+        raise refusal(node, f"no loop is generated for {node.op} yet")
+    return node.op.removeprefix("aten."), tuple(written(value) for value in given.values())
+
+
+def _operand(operand: Operand) -> str:
+    return f"{{{operand.name}}}" if isinstance(operand, Ref) else _constant(operand)
+
+
+def _constant(value: JsonValue) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return repr(value)
+
+
+def _flops(node: Node, values: list[Tensor | Node]) -> int:
+    """Count a product and its sum as two, for each element of what is summed."""
+    count = math.prod(node.shape)
+    if node.op in ("linear", "matmul", "bmm"):
+        return 2 * count * values[0].shape[-1]
+    if node.op == "attention":
+        query, key = values[0].shape, values[1].shape
+        return 2 * math.prod(query) * key[-2] + 2 * count * key[-2]
+    if node.op.startswith("conv_transpose"):
+        return 2 * math.prod(values[0].shape) * math.prod(values[1].shape[1:])
+    if node.op.startswith("conv"):
+        return 2 * count * math.prod(values[1].shape[1:])
+    if "pool" in node.op:
+        return math.prod(values[0].shape)
+    return 0 if node.op in MOVES else count

@@ -1,0 +1,104 @@
+"""Arguments of a step that calls PyTorch's own operation: tensors, numbers, lists of either.
+
+They are written as in Python: `x`, `weight.t`, `null`, `0.5`, `True`, `[1, 2]`, `[x, y]`, and
+`scale=0.5` for what PyTorch takes by its name alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["as_cpp", "as_python", "getter", "names_in", "problem_with"]
+
+
+def names_in(text: str) -> set[str]:
+    """Return the tensors that an argument names."""
+    tree = _parsed(text)[1]
+    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return found - {"null", "inf"}
+
+
+def problem_with(text: str) -> str:
+    """Return what is wrong with an argument, or nothing."""
+    try:
+        as_cpp(text)
+    except (SyntaxError, ValueError):
+        return f"{text!r} is no tensor, number or list of them"
+    return ""
+
+
+def getter(text: str) -> tuple[str, Callable[[Mapping[str, Any]], Any]]:
+    """Return an argument's keyword, empty where it has none, and what takes its value.
+
+    That is called with the values of a call by name.
+    """
+    keyword, tree = _parsed(text)
+    return keyword, _taken(tree)
+
+
+def as_python(text: str) -> str:
+    """Write an argument as Python."""
+    keyword, tree = _parsed(text)
+    written = _written(
+        tree, {"None": "None", "True": "True", "False": "False"}, "[", 'float("inf")'
+    )
+    return f"{keyword}={written}" if keyword else written
+
+
+def as_cpp(text: str) -> str:
+    """Write an argument as C++; one with a keyword has to stand in its place."""
+    words = {"None": "std::nullopt", "True": "true", "False": "false"}
+    infinity = "std::numeric_limits<double>::infinity()"
+    return _written(_parsed(text)[1], words, "{", infinity)
+
+
+def _parsed(text: str) -> tuple[str, ast.expr]:
+    keyword, equals, rest = text.rpartition("=")
+    if equals and not keyword.isidentifier():
+        raise ValueError(text)
+    return keyword, ast.parse(rest, mode="eval").body
+
+
+def _taken(tree: ast.expr) -> Callable[[Mapping[str, Any]], Any]:
+    match tree:
+        case ast.Name(id="null"):
+            return lambda values: None
+        case ast.Name(id="inf"):
+            return lambda values: math.inf
+        case ast.Name(id=name):
+            return lambda values: values[name]
+        case ast.Attribute(value=ast.Name(id=name), attr="t"):
+            return lambda values: values[name].t()
+        case ast.List(elts=items) if names_in(ast.unparse(tree)):
+            parts = [_taken(item) for item in items]
+            return lambda values: [part(values) for part in parts]
+    constant = ast.literal_eval(tree)
+    return lambda values: constant
+
+
+def _written(tree: ast.expr, words: Mapping[str, str], bracket: str, infinity: str) -> str:
+    match tree:
+        case ast.Name(id="null"):
+            return words["None"]
+        case ast.Name(id="inf"):
+            return infinity
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=ast.Name(id=name), attr="t"):
+            return f"{name}.t()"
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return f"-{_written(operand, words, bracket, infinity)}"
+        case ast.Constant(value=bool() | None as value):
+            return words[str(value)]
+        case ast.Constant(value=int() | float() as value):
+            return repr(value)
+        case ast.List(elts=items):
+            inside = ", ".join(_written(item, words, bracket, infinity) for item in items)
+            if bracket == "[":
+                return f"[{inside}]"
+            kind = "TensorList" if names_in(ast.unparse(tree)) else "IntArrayRef"
+            return f"at::{kind}{{{inside}}}"
+    raise ValueError(ast.unparse(tree))
