@@ -320,7 +320,7 @@ def test_a_template_cannot_read_files_outside_its_folders(folder, tmp_path):
             "{name: eps,",
             "{name: stream,",
             "op.yaml:9: arguments.2: stream: this name is reserved: it is the CUDA stream, which "
-            "every function of CUDA gets last\n  reserved: Pointer, cdiv, expect, finished,",
+            "every function of CUDA gets last\n  reserved: Pointer, cdiv, dense, expect,",
         ),
         ("{name: eps,", "{name: num_threads,", "num_threads: this name is reserved: it is how ma"),
         ("{name: eps,", "{name: double,", "double: this name is reserved: it is a word of C++\n"),
@@ -447,7 +447,7 @@ def test_a_wrong_further_call_is_refused_with_its_line(folder, old, new, expecte
             "args: [stored, sums,",
             "arg: [stored, sums,",
             "tiled.cpp.j2:26: also.eval.steps.0.arg: Extra inputs are not permitted\n"
-            "  known: args, aten, call, out, when\n  hint: did you mean 'args'?",
+            "  known: args, aten, call, gives, out, when\n  hint: did you mean 'args'?",
         ),
         # A tensor of another call, and one that no call has.
         ("args: [stored, sums,", "args: [y, sums,", "j2:26: also.eval.steps.0: 'y': unknown name"),

@@ -15,7 +15,7 @@ __all__ = ["with_biases_apart"]
 
 
 def with_biases_apart(graph: Graph) -> Graph:
-    """Return the same graph, with biases of convolutions added by nodes where that saves a pass."""
+    """Return the graph with biases of convolutions added by nodes where that saves a pass."""
     nodes: list[Node] = []
     users = graph.users()
     for node in graph.nodes:
