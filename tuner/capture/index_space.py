@@ -14,15 +14,16 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.capture.graph import Graph, Node, Operand, Ref
+from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.errors import InputError
 
 __all__ = [
-    "REDUCTIONS", "SAME_ORDER", "NotOneNest", "NothingToGenerate", "Space", "axes_of", "name_of",
-    "refusal", "space_of",
+    "ALIASES", "REDUCTIONS", "SAME_ORDER", "NotOneNest", "NothingToGenerate", "Space", "axes_of",
+    "name_of", "refusal", "space_of", "viewed",
 ]  # fmt: skip
 
 REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}
+ALIASES = {"view", "permute", "expand", "slice"}  # of a tensor, without a copy of it
 SAME_ORDER = {"view", "expand"}  # of row-major order; what is expanded is read where it is needed
 Axes = list[tuple[int, ...] | None]  # of each axis its dimensions, None where that is not known
 
@@ -40,6 +41,14 @@ class NotOneNest(InputError):
 
 class NothingToGenerate(InputError):
     """The graph is nothing but calls of PyTorch's own operations."""
+
+
+def viewed(graph: Graph, name: str) -> Tensor | Node:
+    """Return the value whose memory a value lies in."""
+    value = graph.value(name)
+    while isinstance(value, Node) and value.op in ALIASES:
+        value = graph.value(value.refs[0])
+    return value
 
 
 def refusal(node: Node | None, what: str) -> NotOneNest:

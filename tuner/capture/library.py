@@ -65,8 +65,6 @@ class Call:
         reads: the values among them, in order.
         shape: of the result, in elements; its dtype is float32.
         flops: of its arithmetic, two for a product and its sum.
-        num_bytes: of what it reads and writes.
-        line: of the user's file.
     """
 
     name: str
@@ -75,8 +73,6 @@ class Call:
     reads: tuple[str, ...]
     shape: tuple[int, ...]
     flops: int
-    num_bytes: int
-    line: int
 
     def written(self, named: Callable[[str], str]) -> list[str]:
         """Return the arguments with each value as `named` has it."""
@@ -103,10 +99,7 @@ def call_of(graph: Graph, node: Node) -> Call:
         if isinstance(value, Tensor) and value.value is not None:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
     function, args = _form(node)
-    return Call(
-        node.name, function, args, node.refs, node.shape, _flops(node, values),
-        node.num_bytes + sum(value.num_bytes for value in values), node.line,
-    )  # fmt: skip
+    return Call(node.name, function, args, node.refs, node.shape, _flops(node, values))
 
 
 def _form(node: Node) -> tuple[str, tuple[str, ...]]:

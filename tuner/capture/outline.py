@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
-from tuner.capture.index_space import NothingToGenerate, NotOneNest
+from tuner.capture.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
 from tuner.capture.library import Call
 from tuner.capture.stages import stages_of
 
 __all__ = ["Given", "KernelTask", "Outline", "Step", "outline_of"]
-
-_ALIASES = {"view", "permute", "expand", "slice"}  # of a tensor, without a copy of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,7 @@ def _read_bytes(graph: Graph) -> int:
     for value in reversed(values):
         total = 0
         for user in users[value.name]:
-            if user.op in _ALIASES:
+            if user.op in ALIASES:
                 total += read[user.name]
             elif user.op == "gather" and user.refs[1:] != user.refs[:1]:
                 total += user.num_bytes if user.refs[0] == value.name else value.num_bytes
@@ -141,20 +138,8 @@ def _read_bytes(graph: Graph) -> int:
 
 def _written_bytes(graph: Graph) -> int:
     """Return the bytes that must be written; what is a view of an argument is not copied."""
-    values: Mapping[str, Tensor | Node] = {
-        **{t.name: t for t in graph.given},
-        **{node.name: node for node in graph.nodes},
-    }
-
-    def is_computed(name: str) -> bool:
-        value = values[name]
-        while isinstance(value, Node) and value.op in _ALIASES:
-            value = values[value.refs[0]]
-        return isinstance(value, Node)
-
-    made = {name: values[name].num_bytes for name in graph.outputs if is_computed(name)}
-    updated = [values[name].num_bytes for name in graph.buffer_updates.values()]
-    return sum(made.values()) + sum(updated)
+    made = [n for n in dict.fromkeys(graph.outputs) if isinstance(viewed(graph, n), Node)]
+    return sum(graph.value(name).num_bytes for name in [*made, *graph.buffer_updates.values()])
 
 
 def _flops(graph: Graph) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tuner.capture.graph import Graph, Node, Ref
 from tuner.capture.grouping import grouped
-from tuner.capture.index_space import NothingToGenerate, NotOneNest, refusal
+from tuner.capture.index_space import NothingToGenerate, NotOneNest, refusal, viewed
 from tuner.capture.library import Call, call_of, is_call
 from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of, real_name
@@ -62,7 +62,7 @@ def stages_of(graph: Graph) -> Stages:
     }
     outputs = tuple(real_name(graph, name) for name in graph.outputs)
     for name, real in [*zip(graph.outputs, outputs, strict=True), *updates.items()]:
-        if real not in nodes or _viewed(graph, real) not in nodes:
+        if real not in nodes or not isinstance(viewed(graph, real), Node):
             raise refusal(None, f"the result {name} is {real} as it is")
     left = [
         n
@@ -98,14 +98,6 @@ def stages_of(graph: Graph) -> Stages:
             f"nothing to generate: the forward is {number_words} of PyTorch's {what}"
         )
     return Stages(tuple(tasks), outputs, updates, counters, between)
-
-
-def _viewed(graph: Graph, name: str) -> str:
-    """Return the value whose memory a value lies in."""
-    value = graph.value(name)
-    while isinstance(value, Node) and value.op in ("permute", "slice", "view", "expand"):
-        value = graph.value(value.refs[0])
-    return value.name
 
 
 def _calls(graph: Graph, node: Node, before: Sequence[Nest | Call]) -> list[Call]:

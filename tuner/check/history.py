@@ -124,10 +124,11 @@ class History:
             self._parametrize()
         elif action == "empty":
             _empty(self.model)
-        elif action.startswith("convert"):
-            whole = self.model if action == "convert" else torch.nn.Sequential(self.model)
-            found = converted(whole, self._script.dtype)
-            self.model = found if action == "convert" else self.model
+        elif action in ("convert", "convert inside"):
+            if action == "convert":
+                self.model = converted(self.model, self._script.dtype)
+            else:
+                converted(torch.nn.Sequential(self.model), self._script.dtype)
             if self._is_exact:
                 self.model = self.model.double()
         elif action in ("borrow", "borrow one"):

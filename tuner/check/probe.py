@@ -75,22 +75,22 @@ class Probe:
     exchanged). `before` is what is done to the module before each call; `other_weights` are those
     that it then gives it: "random", "nudged", one element of each parameter changed, "stepped",
     one of each by a two-thousandth of itself, or "reordered", the same rows, last first. Before
-    the second call `more_calls` are made that nobody looks at. `at_once`: two threads make the two
-    calls, on a GPU on streams of their own, again and again. `mode` "frozen" is training with
-    every submodule in eval mode, "thawed" the reverse, "cumulative" is training with momentum
-    None. With `gradients` the calls that `backward` names (by default the last) are differentiated
-    in that order, after all calls, or with `backward_at_once` each at once; "plain_inputs" asks
-    for the parameters' alone; `gradient_values` are of the incoming ones: times 2^40, times 2^-40,
-    one element NaN, or "cancelling" (each has its negative, and the ends of rows and columns are
-    0). `dtype` is what "convert" converts to. With `has_options` the constructor gets other values
-    where it has defaults. With `accumulates` gradients are added up in `.grad`; `edits` is what is
-    edited between a call and its backward. `num_threads` are PyTorch's; `layout_at` is the one
-    input that has the layout. `is_reduced`: the batch is smaller only to be quick, and as given
-    where the reference refuses it. `is_drawn`: each call's inputs are a draw of the reference's
-    own. `is_tall`: fewer rows where so many would cost much. With `has_predecessor` another module
-    was there before, used and deleted. With `other_arguments` numbers are others, and what has a
-    default is given; `by_keyword` passes all by their names. `traces` lists PyTorch's operations
-    that ran.
+    the second call `more_calls` are made that nobody looks at. `at_once`: each call is made by a
+    thread of its own, on a GPU on a stream of its own, again and again. `mode` "frozen" is
+    training with every submodule in eval mode, "thawed" the reverse, "cumulative" is training with
+    momentum None. With `gradients` the calls that `backward` names (by default the last) are
+    differentiated in that order, after all calls, or with `backward_at_once` each at once;
+    "plain_inputs" asks for the parameters' alone; `gradient_values` are of the incoming ones:
+    times 2^40, times 2^-40, one element NaN, or "cancelling" (each has its negative, and the ends
+    of rows and columns are 0). `dtype` is what "convert" converts to. With `has_options` the
+    constructor gets other values where it has defaults. With `accumulates` gradients are added up
+    in `.grad`; `edits` is what is edited between a call and its backward. `num_threads` are
+    PyTorch's; `layout_at` is the one input that has the layout. `is_reduced`: the batch is smaller
+    only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
+    are a draw of the reference's own. `is_tall`: fewer rows where so many would cost much. With
+    `has_predecessor` another module was there before, used and deleted. With `other_arguments`
+    numbers are others, and what has a default is given; `by_keyword` passes all by their names.
+    `traces` lists PyTorch's operations that ran.
 
     `is_random`: the reference draws random numbers there, so what is no number is judged alone.
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:

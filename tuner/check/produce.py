@@ -247,7 +247,7 @@ class _Session:
         models = [self.model] * (self.script.calls - 1) + [self.second or self.model]
         has_gradients = self.script.has_backward
         self._synchronize()
-        with stage("calls of two threads at once"):
+        with stage("calls of several threads at once"):
             made = called_at_once(
                 models, arguments, self.device, self.given, has_gradients=has_gradients
             )

@@ -21,6 +21,7 @@ def aliases_of(
     """Say which outputs share memory with the state, an input, or an output of `earlier` calls."""
     import torch
 
+    number = len(earlier) + 1
     memory: dict[int, str] = {}
 
     def note(value: Any, name: str) -> None:
@@ -39,14 +40,14 @@ def aliases_of(
         if isinstance(output, torch.Tensor) and output.numel():
             owner = memory.get(output.untyped_storage().data_ptr())
             if owner is not None:
-                call = len(earlier) + 1
-                found.append(f"the output of call {call} shares memory with {owner}")
+                found.append(f"the output of call {number} shares memory with {owner}")
             if torch._debug_has_internal_overlap(output) == 1:
-                call = len(earlier) + 1
-                found.append(f"elements of the output of call {call} share memory with each other")
+                found.append(
+                    f"elements of the output of call {number} share memory with each other"
+                )
     tensors = [(j, y) for j, y in enumerate(outputs, 1) if isinstance(y, torch.Tensor)]
     found += [
-        f"outputs {i} and {j} of call {len(earlier) + 1} share memory"
+        f"outputs {i} and {j} of call {number} share memory"
         for (i, a), (j, b) in itertools.combinations(tensors, 2)
         if _overlap(a, b)
     ]

@@ -249,7 +249,6 @@ def _python_function(plan: Plan, namespace: str) -> str:
         )
     lines.append(f"with torch.cuda.device({device}):  # kernels start on the current device")
     for step in plan.steps:
-        words = ["None" if a == "null" else a.removesuffix(".t") for a in step.args]
         if step.gives:
             words = [as_python(a) for a in step.args]
             call = f"torch.ops.aten.{step.function}({', '.join(words)})"
@@ -258,6 +257,7 @@ def _python_function(plan: Plan, namespace: str) -> str:
             words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
             call = f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})"
         else:
+            words = ["None" if a == "null" else a.removesuffix(".t") for a in step.args]
             call = f"{step.function}({', '.join(words)})"
         lines.append(f"    {call}")
     lines.append(f"return {', '.join(output.name for output in plan.outputs)}")
