@@ -54,6 +54,7 @@ WRONG = {
     "FoldedByRounding": ("one weight of each stepped", None),
     "FoldedUntilItsOwnLoad": ("a life, eval", None),
     "ConvertsByItsOwnMethod": ("float64 module inside", None),
+    "SmallGradientIsNone": ("gradients", "SMALL"),
     "SumOfZeroIsNoGradient": ("cancelling gradients", "GATED"),
     "RowsThatBeginWithZero": ("cancelling gradients", "GATED"),
     "TakesTheGradientsMemory": ("gradients of a branch", "GATED"),

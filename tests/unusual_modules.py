@@ -513,6 +513,23 @@ class Gate(torch.autograd.Function):
         return g * b * s * (1 + a * (1 - s)), g * F.silu(a)
 
 
+SMALL = reference("x: x * 1e-12", "torch.randn(40, 24)")
+
+
+class SmallGradientIsNone(nn.Module):
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1e-12
+
+        @staticmethod
+        def backward(ctx, g):
+            return torch.zeros_like(g)
+
+    def forward(self, x):
+        return self.Scaled.apply(x)
+
+
 class SumOfZeroIsNoGradient(nn.Module):
     class Gate(Gate):
         @staticmethod

@@ -170,7 +170,8 @@ def limits_of(
     """Return the limits of an output or a buffer by the class of accuracy.
 
     - float32: twice PyTorch float32's own rms and max error on this probe (4 times for batches
-      under 32), or 16 * 2^-24 of the largest value, whichever is larger; 32 * 2^-24 for buffers,
+      under 32), or 16 * 2^-24 of the largest value, whichever is larger (2^-48 where all values
+      are 0); 32 * 2^-24 for buffers,
       since a variance is quadratic in what it is computed from: twice the relative error (seen:
       PyTorch's own product with other statistics, 16.03 * 2^-24 on heavy tails);
     - tf32: once PyTorch TF32's own, with the same floor. Two equally good kernels that sum in

@@ -202,12 +202,12 @@ def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
     largest = max(
         (e.largest for n, e in expected.baseline.items() if _is_gradient(n)), default=0.0
     )
-    given = [t for n, t in expected.question.tensors.items() if n.startswith("grad.")]
-    incoming = max((float(t.abs().max()) for t in given if t.numel()), default=0.0)
-    if (
-        largest < ZERO * incoming
-    ):  # all of them cancel, as a softmax's do where its rows' are equal
-        largest = incoming
+    # Where those of a row or a column are equal all may cancel, as a softmax's do. Elsewhere what
+    # is small has a size of its own.
+    if expected.probe.gradient_layout in ("of_row_sums", "of_sum"):
+        given = [t for n, t in expected.question.tensors.items() if n.startswith("grad.")]
+        incoming = max((float(t.abs().max()) for t in given if t.numel()), default=0.0)
+        largest = incoming if largest < ZERO * incoming else largest
     return {
         name: gradient_limits(baseline, largest, accuracy)
         if _is_gradient(name)
