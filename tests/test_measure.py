@@ -446,7 +446,7 @@ class BusyDevice:
         return self._random.expovariate(1 / self._late_us) if self._late_us else 0.0
 
     def hidden_work_us(self, allowed_us: float = 50.0) -> float:
-        quiet_us = min(30.0 + self.late_by_us() for _ in range(50))
+        quiet_us = min(30.0 + self.late_by_us() for _ in range(200))
         self.num_looks = 0
         return hidden_work_us(
             lambda: 30.0 + self._hidden_us + self.late_by_us(),
@@ -468,7 +468,7 @@ def test_a_neighbour_on_the_device_is_not_taken_for_work_of_the_call():
         looks.__next__, empties.__next__, quiet_us=31.0, allowed_us=50.0
     )  # the first look said 264 us
     assert found == (pytest.approx(5.0), 28.0) and next(looks, None) is None
-    for late_us, most in ((300.0, 0), (1000.0, 15)):  # one look: some 420 and 480
+    for late_us, most in ((300.0, 0), (1000.0, 0)):  # one look: some 420 and 480
         busy = [BusyDevice(seed, late_us=late_us) for seed in range(500)]
         assert sum(device.hidden_work_us() > 50 for device in busy) <= most
     # Late all the time, and only since a quiet beginning: the same for the call and beside it.
@@ -481,7 +481,7 @@ def test_work_that_goes_on_after_the_call_is_seen_however_busy_the_device(late_u
     for seed in range(300):
         device = BusyDevice(seed, late_us=late_us, hidden_us=300.0)
         assert device.hidden_work_us() > 50.0
-        assert device.num_looks == 101
+        assert device.num_looks == 401
 
 
 def test_another_processs_clock_contradicts_a_lie_and_no_honest_time():
@@ -712,6 +712,7 @@ def test_samples_dropped_while_throttled_are_counted(cuda, monkeypatch):
 @pytest.mark.gpu
 def test_a_gpu_that_stays_throttled_is_timed_as_it_is(cuda, monkeypatch):
     timer = CudaTimer(0)
+    timer._kept_cache.release()  # what an earlier test left would make batches of one sample
     monkeypatch.setattr(timer._clocks, "are_throttled", lambda: True)
     assert len(timer.samples(lambda _: cuda._sleep(1000), 10)) == 10
     assert timer.num_throttled == 30

@@ -369,6 +369,23 @@ def test_promoted_three_products_are_as_accurate_as_float32(case, shape, operato
 
 @needs_nvcc
 @pytest.mark.gpu
+def test_tiny_inputs_and_huge_weights_overflow_nowhere_on_the_way(operators):
+    """Their products are about 1; a factor that undoes one scale before the other does not fit."""
+    batch, length, columns = 256, 8192, 512
+    inputs = make_inputs((batch, length, columns), "normal")
+    inputs[0].mul_(2.0**-126)
+    inputs[1].mul_(length**0.5 * 2.0**121)
+    exact = oracle(inputs)[0]
+    for params in CONFIGURATIONS:
+        if not refusal(params, (batch, length, columns)):
+            y = operators[label(params)](*inputs, EPS)[0]
+            assert bool(y.isfinite().all()), label(params)
+            if params["precision"] == "fp16x3":
+                assert errors(y, exact)[0] <= 2 * errors(gemm.eager(inputs), exact)[0]
+
+
+@needs_nvcc
+@pytest.mark.gpu
 @pytest.mark.parametrize("shape", [*SHAPES, (1, 64, 130)], ids=str)
 def test_eval_mode_applies_stored_statistics(shape, operators):
     import torch
