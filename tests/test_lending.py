@@ -73,3 +73,49 @@ def test_another_process_copies_what_is_lent():
             crossing.unpack(crossing.Report, json.dumps(content), blobs, "cuda")
         lender.stdin.write("\n")
         lender.stdin.flush()
+
+
+# Makes rooms for what is announced, and says what it finds in them once they are filled.
+RECEIVER = """
+import json, sys, torch
+from tuner.check import crossing, lending
+text, few = json.loads(sys.stdin.readline())
+rooms = crossing.rooms_of(text, "cuda")
+torch.cuda.synchronize()
+print(json.dumps({key: lending.lent(room) for key, room in rooms.items()}), flush=True)
+sys.stdin.readline()
+_, found = crossing.unpack(crossing.Script, text, [b"", bytes.fromhex(few)], "cuda", rooms)
+print(json.dumps([lending.is_sample(found["large"]), found["few"].tolist()]), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_on_the_cpu_nothing_waits_for_a_room():
+    text, blobs = crossing.pack(
+        crossing.Script(), {"x": torch.arange(2**19)}, rooms=lending.Rooms()
+    )
+    assert not crossing.has_rooms(text) and len(blobs[0]) == 2**22
+
+
+@pytest.mark.gpu
+def test_what_is_given_is_written_into_the_receivers_memory():
+    rooms = lending.Rooms()
+    tensors = {"large": lending.sample("cuda"), "few": torch.ones(2, device="cuda")}
+    text, blobs = crossing.pack(crossing.Script(), tensors, rooms=rooms)
+    assert crossing.has_rooms(text) and [len(blob) for blob in blobs] == [0, 8]
+    with subprocess.Popen(
+        [sys.executable, "-c", RECEIVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as receiver:
+        assert receiver.stdin is not None and receiver.stdout is not None
+        print(json.dumps([text, bytes(blobs[1]).hex()]), file=receiver.stdin, flush=True)
+        loans = json.loads(receiver.stdout.readline())
+        rooms.fill(loans)
+        print(file=receiver.stdin, flush=True)
+        assert json.loads(receiver.stdout.readline()) == [True, [1.0, 1.0]]
+        with pytest.raises(KeyError):  # it was filled
+            rooms.fill(loans)
+        print(file=receiver.stdin, flush=True)

@@ -73,6 +73,8 @@ MAX_EARLIER = 3  # configurations of earlier runs that a quick one starts from
 MAX_LOOKED_AT_RUNS = 200  # the latest
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
 
+CHECKS_BYTES = 20  # for each byte of a call, the judge and three checks: float64, copies
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -90,6 +92,13 @@ class Planned:
     screening_sizes: Sequence[Mapping[str, int]]  # of all that candidates are screened with
     warnings: Sequence[str] = ()  # what is likely not meant, and stops nothing
     outline: Outline | None = None  # of an operator that was derived from a module
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the device's memory holds what several checks take at once."""
+        if self.outline is None:
+            return True
+        return CHECKS_BYTES * self.outline.num_bytes < self.device.memory_bytes
 
     @property
     def task(self) -> Task:

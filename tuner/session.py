@@ -138,7 +138,7 @@ class Session:
             self._learn(check_s=verifier.seconds)
         compiler = ExportCompiler(planned.task.device, num_workers(planned))
         stack.callback(compiler.close)
-        is_parallel = planned.device.kind == "cuda" and has_many_cores()
+        is_parallel = planned.device.kind == "cuda" and has_many_cores() and planned.is_small
         checks_ahead = ThreadPoolExecutor(self.asked.num_finalists) if is_parallel else None
         if checks_ahead is not None:
             stack.callback(checks_ahead.shutdown, wait=False, cancel_futures=True)

@@ -191,12 +191,17 @@ R = TypeVar("R")
 
 
 def pack(
-    record: Script | Report, tensors: Mapping[str, torch.Tensor], *, lends: bool = False
+    record: Script | Report,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    lends: bool = False,
+    rooms: lending.Rooms | None = None,
 ) -> tuple[str, list[bytes | memoryview]]:
     """Return a record and its tensors as JSON and raw bytes, one blob a tensor.
 
     With `lends` large tensors of a GPU stay there, to be copied by whoever unpacks; they must be
-    kept as they are until then.
+    kept as they are until then. With `rooms` they are written into the receiver's memory: before
+    it unpacks, it makes `rooms_of` the text, and they are filled.
     """
     import torch
 
@@ -207,6 +212,10 @@ def pack(
         heads.append({"name": name, "dtype": dtype, "shape": list(tensor.shape)})
         if lends and lending.is_worth_it(tensor) and (loan := lending.lent(tensor.detach())):
             heads[-1]["loan"] = loan
+            blobs.append(b"")
+            continue
+        if rooms is not None and lending.is_worth_it(tensor):
+            heads[-1]["room"] = rooms.announce(tensor)
             blobs.append(b"")
             continue
         flat = tensor.detach().to("cpu").contiguous().reshape(-1)
@@ -220,8 +229,11 @@ def unpack(
     text: str,
     blobs: Sequence[bytes | bytearray | memoryview],
     device: str | torch.device = "cpu",
+    rooms: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[R, dict[str, torch.Tensor]]:
     """Read what `pack` wrote and return the record and its tensors.
+
+    `rooms` are those of the text by key, filled.
 
     Raises:
         ValueError: the text and the blobs are not what `pack` writes (a stranger wrote them).
@@ -233,12 +245,32 @@ def unpack(
         if len(heads) != len(blobs):
             raise ValueError(f"{len(heads)} tensors announced, {len(blobs)} received")
         tensors = {
-            str(head["name"]): _tensor(head, blob, device).to(device)
+            str(head["name"]): (rooms or {})[head["room"]]
+            if "room" in head
+            else _tensor(head, blob, device).to(device)
             for head, blob in zip(heads, blobs, strict=True)
         }
     except (KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"not a packed record: {error}") from None
     return record, tensors
+
+
+def has_rooms(text: str) -> bool:
+    """Whether `pack` wants to write some of the tensors into the receiver's memory."""
+    return any("room" in head for head in json.loads(text)["tensors"])
+
+
+def rooms_of(text: str, device: str | torch.device) -> dict[str, torch.Tensor]:
+    """Return empty tensors, by key, for what `pack` wants to write into the receiver's memory."""
+    import torch
+
+    heads = [head for head in json.loads(text)["tensors"] if "room" in head]
+    return {
+        head["room"]: torch.empty(
+            head["shape"], dtype=getattr(torch, head["dtype"]), device=device
+        )
+        for head in heads
+    }
 
 
 _DTYPES = {

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tuner.check import lending
 from tuner.check.arguments import draw_output_gradients, draw_tangents, inputs_of_calls
 from tuner.check.compare import SMALL_BATCH, Error, compare, disputed
 from tuner.check.crossing import Question, Report, Script
@@ -86,12 +87,10 @@ def expected(
     Raises:
         ProblemError: the reference fails in itself, or its answer cannot be judged.
     """
-    import torch
-
     accuracy.require_on(device)
     known = {} if models is None else models
     model, tensors = weighted_model(problem, probe, device, known)
-    if probe.is_tall and not is_cheap(problem, probe, model):
+    if probe.is_tall and not is_cheap(problem, probe, model, device):
         fewer = dataclasses.replace(probe, is_tall=False, batch=FEWER_ROWS)
         return expected(problem, fewer, accuracy, device, models=known)
     arguments = inputs_of_calls(problem, probe, device, model)
@@ -131,8 +130,7 @@ def expected(
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
     _require_stable(problem, probe, errors)
     momenta = {f"{n}." if n else "": m for n, m in _momenta(model).items()}
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()  # of the float64 temporaries, 3 GB for the flagship
+    lending.free_unused(device)  # float64 temporaries
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
         start, {name: t.dtype for name, t in baseline.items()},

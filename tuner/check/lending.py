@@ -1,22 +1,25 @@
 """Tensors that stay on a GPU while they cross: a producer lends them, the judge copies them.
 
 Through the host, a gradient of 8192 x 8192 takes 0.2 s, and a check has some fifty of them. The
-judge lends nothing: whoever may read another's memory may write it, too.
+judge lends nothing: whoever may read another's memory may write it, too. What it gives, it writes
+into rooms: empty tensors that the producer has made and lent.
 """
 
 from __future__ import annotations
 
 import base64
+import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["copied", "is_sample", "is_worth_it", "lent", "sample"]
+__all__ = ["Rooms", "copied", "free_unused", "is_sample", "is_worth_it", "lent", "sample"]
 
 LENT_FROM_BYTES = 2**20  # what is smaller goes through the host as fast
 SAMPLE_ELEMENTS = 2**19
+MOST_UNUSED_BYTES = 4 * 2**30  # to free and ask for less costs more than it gives
 # What PyTorch's own `torch.multiprocessing` passes on, in the order of its functions.
 _NAMES = (
     "device", "handle", "num_bytes", "offset_bytes", "counter", "counter_offset", "event",
@@ -53,6 +56,15 @@ def copied(loan: Mapping[str, Any], num_bytes: int, device: str | torch.device) 
     """
     import torch
 
+    copy = _opened(loan, num_bytes, device).clone()
+    torch.cuda.synchronize(copy.device)  # before it may be written again
+    return copy
+
+
+def _opened(loan: Mapping[str, Any], num_bytes: int, device: str | torch.device) -> torch.Tensor:
+    """Return lent memory as bytes, as it is."""
+    import torch
+
     arguments = [_as_bytes(loan[name]) for name in _NAMES]
     arguments[0] = torch.device(device).index or 0
     start = int(loan["start_bytes"])
@@ -61,9 +73,55 @@ def copied(loan: Mapping[str, Any], num_bytes: int, device: str | torch.device) 
     torch.cuda.init()  # the call below ends the process without it
     storage = torch.UntypedStorage._new_shared_cuda(*arguments)
     whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-    copy = whole[start : start + num_bytes].clone()
-    torch.cuda.synchronize(storage.device)  # before it may be written again
-    return copy
+    return whole[start : start + num_bytes]
+
+
+class Rooms:
+    """What a process gives to others by writing it into memory that they lend.
+
+    `to_many`: what is announced may be wanted more than once.
+    """
+
+    def __init__(self, *, to_many: bool = False) -> None:
+        self._to_many = to_many
+        self._waiting: dict[str, torch.Tensor] = {}
+
+    def clear(self) -> None:
+        """Forget what was announced."""
+        self._waiting.clear()
+
+    def announce(self, tensor: torch.Tensor) -> str:
+        """Return the key under which the receiver shall make a room; kept until it is filled."""
+        key = secrets.token_hex(8)
+        self._waiting[key] = tensor.detach()
+        return key
+
+    def fill(self, loans: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write what was announced into the rooms that are lent, by key.
+
+        Raises:
+            KeyError: nothing was announced under such a key, or nothing is lent.
+            ValueError, RuntimeError: as for `copied`.
+        """
+        import torch
+
+        for key, loan in loans.items():
+            tensor = self._waiting[key]
+            if not self._to_many:
+                del self._waiting[key]
+            content = tensor.reshape(-1).view(torch.uint8)
+            _opened(loan, content.numel(), tensor.device).copy_(content)
+            torch.cuda.synchronize(tensor.device)
+
+
+def free_unused(device: str | torch.device) -> None:
+    """Give a GPU's memory that this process no longer uses to the others, where it is much."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if unused > MOST_UNUSED_BYTES:
+            torch.cuda.empty_cache()
 
 
 def sample(device: str | torch.device) -> torch.Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+from tuner.check.batches import Extent, batch_probes, odd_batch
 from tuner.check.crossing import Action, Dtype, Mode
 from tuner.check.lives import gradient_probes, history_probes
 from tuner.check.probe import Modes, Probe
@@ -20,8 +21,6 @@ __all__ = [
     "thorough_probes",
 ]
 
-# A module may have kernels for eval mode alone, and use them only where a call is large.
-_FULL: dict[str, Any] = {"batch": None, "is_reduced": False}
 TRAINING = Modes()
 
 
@@ -42,7 +41,7 @@ def screening_probes(
     """
     secret = random.Random(seed)
     seed_inputs, seed_weights = secret.getrandbits(31), secret.getrandbits(31)
-    batch = None if num_rows is None else _odd_batch(num_rows)
+    batch = None if num_rows is None else odd_batch(num_rows)
     probe = _seeded(seed_inputs, seed_weights, mode=mode)
     return [
         probe("as given", weights="initial"),
@@ -66,6 +65,7 @@ def thorough_probes(
     has_cuda: bool = False,
     may_refuse_batches: bool = False,
     large_batch: int = 0,
+    row_elements: float = 0.0,
 ) -> list[Probe]:
     """Return everything that is asked of finalists, exports and strangers' files.
 
@@ -73,18 +73,19 @@ def thorough_probes(
     asked in the problem's own of `modes`.
     `is_deterministic` asks for the same bits from the same input. `may_refuse_batches` accepts
     an exception (never a wrong answer) at batches other than `num_rows`. From `large_batch` rows
-    on the module is known to take another way in eval mode.
+    on the module is known to take another way in eval mode. `row_elements` are as of `Extent`.
     """
     secret = random.Random(seed)
     seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
     seed_weights = secret.getrandbits(31)
-    full = _seeded(seed_full, seed_weights, mode=modes.own)
-    batch = None
-    if num_rows is not None and num_rows > 256 and not may_refuse_batches:
-        batch = secret.randrange(193, 257)  # a known one would be a shape to be right for
+    extent = Extent(None if may_refuse_batches else num_rows, row_elements)
+    whole = _seeded(seed_full, seed_weights, mode=modes.own)
+    is_less = extent.full is not None
+    full = _seeded(seed_full, seed_weights, mode=modes.own, batch=extent.full, is_reduced=is_less)
+    batch = extent.reduced(secret)
     reduced = _seeded(seed_reduced, seed_weights, mode=modes.own, batch=batch, is_reduced=True)
     probes = [
-        full("as given", weights="own"),
+        whole("as given", weights="own"),
         reduced("fresh weights", **modes.in_turn, tells=TELLS["weights"]),
         full("offset", distribution="offset", tells=TELLS["offset"]),
         full("heavy-tailed", distribution="heavy_tailed", tells=TELLS["heavy"]),
@@ -94,8 +95,8 @@ def thorough_probes(
         ),
         full("gradients at full size", distribution="normal", gradients="all",
              tells=TELLS["gradients"]),
-        *_value_probes(reduced, modes, num_rows, may_refuse_batches),
-        *_call_probes(reduced, modes, is_deterministic, num_more_calls=secret.randrange(8, 20)),
+        *_value_probes(full, reduced, modes, extent),
+        *_call_probes(full, reduced, modes, is_deterministic, secret.randrange(8, 20)),
         *gradient_probes(reduced, secret),
         *history_probes(reduced, modes, secret),
         *_layout_probes(reduced, modes, has_cuda),
@@ -103,10 +104,11 @@ def thorough_probes(
         *_traced_probes(full, reduced, modes),
     ]  # fmt: skip
     if num_rows is not None:
-        probes += _batch_probes(reduced, modes, num_rows, may_refuse_batches, secret)
+        rows = Extent(num_rows, row_elements)
+        probes += batch_probes(reduced, modes, rows, may_refuse_batches, secret)
     probes += unusual_probes(reduced, modes, secret, has_cuda)
-    if num_rows is not None and large_batch > num_rows and not may_refuse_batches:
-        more = large_batch + secret.randrange(1, 33)
+    more = large_batch + secret.randrange(1, 33)
+    if extent.num_rows is not None and large_batch > extent.num_rows and extent.holds(more):
         probes.append(
             reduced(
                 "many rows, one of NaN, eval", distribution="nan_row", batch=more,
@@ -128,12 +130,13 @@ def _seeded(seed_inputs: int, seed_weights: int, **common: Any) -> Callable[...,
 
 
 def _value_probes(
-    probe: Callable[..., Probe], modes: Modes, num_rows: int | None, is_fixed: bool
+    full: Callable[..., Probe], probe: Callable[..., Probe], modes: Modes, extent: Extent
 ) -> list[Probe]:
     # A power of two keeps the mean of equal values exact.
-    power = (
-        None if num_rows is None or is_fixed else 2 ** int(math.log2(min(max(num_rows, 2), 64)))
-    )
+    rows = extent.num_rows
+    power = None if rows is None else 2 ** int(math.log2(min(max(rows, 2), 64)))
+    # A module may have kernels for eval mode alone, and use them only where a call is large.
+    in_eval: dict[str, Any] = {"mode": "eval", "tells": TELLS["poison"]}
     wide, poison = TELLS["range"], TELLS["poison"]
     both = modes.in_turn
     return [
@@ -148,16 +151,18 @@ def _value_probes(
             **both, tells=TELLS["constant"],
         ),
         probe("NaN row", distribution="nan_row", tells=poison),
-        probe("NaN row, eval", distribution="nan_row", mode="eval", **_FULL, tells=poison),
+        full("NaN row, eval", distribution="nan_row", **in_eval),
         probe("Inf elements", distribution="inf_elements", tells=poison),
-        probe(
-            "Inf elements, eval", distribution="inf_elements", mode="eval", **_FULL, tells=poison
-        ),
+        full("Inf elements, eval", distribution="inf_elements", **in_eval),
     ]  # fmt: skip
 
 
 def _call_probes(
-    probe: Callable[..., Probe], modes: Modes, is_deterministic: bool, num_more_calls: int
+    full: Callable[..., Probe],
+    probe: Callable[..., Probe],
+    modes: Modes,
+    is_deterministic: bool,
+    num_more_calls: int,
 ) -> list[Probe]:
     return [
         probe("input overwritten", calls=2, inputs="overwritten", tells=TELLS["pointer"]),
@@ -196,7 +201,7 @@ def _call_probes(
             "called twice", calls=2, inputs="repeated", wants_same_bits=is_deterministic,
             tells=TELLS["repeated"],
         ),
-        probe("eval mode", mode="eval", **_FULL, tells=TELLS["eval"]),
+        full("eval mode", mode="eval", tells=TELLS["eval"]),
         probe(
             "eval and training in turn", distribution="heavy_tailed", mode="eval", calls=3,
             before=((), ("train",), ("eval",)), tells=TELLS["turns"],
@@ -312,82 +317,3 @@ def _traced_probes(
         )
         for name, (probe, mode) in asked.items()
     ]
-
-
-def _batch_probes(
-    probe: Callable[..., Probe],
-    modes: Modes,
-    num_rows: int,
-    may_refuse: bool,
-    secret: random.Random,
-) -> list[Probe]:
-    fields: dict[str, Any] = {
-        "may_refuse": may_refuse, "is_reduced": False, "tells": TELLS["batch"],
-    }  # fmt: skip
-    # Two rows that happen to be close have a difference with few right bits in any float32
-    # arithmetic, so there the products and sums are made exact.
-    exact = {"distribution": "dyadic", "weights": "dyadic", **fields}
-    usual = {"distribution": "normal", **modes.in_turn, **fields}
-    in_eval = {"distribution": "normal", "mode": "eval", **fields}
-    wide = {"gradients": "all", "backward": (0, 1), **usual}
-    small = {2: exact, 1: {"distribution": "normal", **fields}, 0: usual}
-    probes = [
-        probe(f"batch {batch}", batch=batch, **others)
-        for batch, others in small.items()
-        if batch != num_rows
-    ]
-    # Which ones is secret, or a module could know them.
-    some = secret.choice([rows for rows in range(33, 64) if rows != num_rows])
-    parity = secret.randrange(2)  # a part of the module's own tiles may be wrong
-    remainders = {**usual, "tells": TELLS["remainders"]}
-    for rows in range(3, 65):
-        more: dict[str, Any] = {}
-        if rows > 32:  # each in one mode; few rows, which have ways of their own, in both
-            mode = modes.other if (rows + parity) % 2 else modes.own
-            more = {"calls": 1, "before": (), "mode": mode}
-        elif rows <= 8:
-            more = exact
-        if rows != num_rows:
-            probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
-    odd = _odd_batch(num_rows)
-    if num_rows > 80:
-        odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
-    longer = num_rows + secret.randrange(1, 65, 2)
-    # Whole tiles of any kernel, and where the problem is small as many as fill a device.
-    tiles = secret.choice([rows for rows in (128, 256) if rows != num_rows])
-    whole = TELLS["tiles"]
-    if num_rows <= 512:
-        many = secret.choice([rows for rows in (1024, 2048) if rows != num_rows])
-        odd_many = secret.randrange(513, 1024, 2)
-        probes += [
-            probe("whole tiles, many", batch=many, **{**usual, "tells": whole}),
-            probe("gradients of many rows", batch=odd_many, **{**wide, "tells": whole}),
-        ]
-    # More than the blocks that a grid of CUDA has in its second dimension.
-    tall = 65536 + secret.randrange(1, 64)
-    if num_rows < tall and not may_refuse:
-        probes.append(
-            probe("very many rows", batch=tall, is_tall=True, **(usual | {"tells": whole}))
-        )
-    return [
-        probe("some rows", batch=some, **usual),
-        probe("an odd batch", batch=odd, **usual),
-        probe("whole tiles", batch=tiles, **{**usual, "tells": whole}),
-        probe(
-            "another number of threads",
-            batch=tiles,
-            num_threads=secret.choice((3, 5, 7)),
-            **{**usual, "tells": TELLS["team"]},
-        ),
-        probe("more rows", batch=longer, **{**wide, "tells": TELLS["rows"]}),
-        probe("some rows, eval", batch=some + 1, **in_eval),
-        probe("one row, eval", batch=1, **in_eval),
-        *probes,
-    ]
-
-
-def _odd_batch(num_rows: int) -> int:
-    """Return an odd batch other than the problem's own, at most 257 rows."""
-    if num_rows > 257:
-        return 257
-    return num_rows - 1 if num_rows % 2 == 0 and num_rows > 2 else num_rows + 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,11 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FEWER_ROWS", "is_cheap", "is_odd", "refuses_layout", "tamer"]
+__all__ = ["FEWER_ROWS", "is_cheap", "is_odd", "refuses_layout", "row_elements", "tamer"]
 
 FEWER_ROWS = 321  # in place of 65,537 where these would cost too much
 MOST_ELEMENTS = 5 * 10**7  # of all steps: some 0.2 s
+TALL_ROWS = 64  # where what grows faster than the rows shows
 
 
 def refuses_layout(
@@ -40,21 +42,32 @@ def refuses_layout(
     return False
 
 
-def is_cheap(problem: Problem, probe: Probe, model: torch.nn.Module) -> bool:
-    """Whether the numbers of all steps grow with the rows alone, and are few for so many rows."""
+def row_elements(
+    problem: Problem, model: torch.nn.Module, device: Any, rows: int, seed: int = 0
+) -> float:
+    """Return how many numbers a call takes and makes for each row, in all its steps.
+
+    Infinity where they grow faster than the rows, from `rows` to twice as many, or dim 0 is not a
+    batch.
+    """
     import torch
 
     counts = []
-    for rows in (64, 128):
+    for batch in (rows, 2 * rows):
         try:
-            values = problem.make_inputs(probe.seed_inputs, batch=rows)
+            values = problem.make_inputs(seed, batch=batch, device=device)
             with torch.no_grad():
-                counts.append(num_elements(problem, copy.deepcopy(model).cpu(), values))
+                counts.append(num_elements(problem, copy.deepcopy(model), values))
         except ProblemError:
-            return False
+            return math.inf
     few, more = counts
-    is_linear = more <= 2.2 * few
-    return is_linear and (more - few) / 64 * (probe.batch or 0) <= MOST_ELEMENTS
+    return (more - few) / rows if more <= 2.2 * few else math.inf
+
+
+def is_cheap(problem: Problem, probe: Probe, model: torch.nn.Module, device: Any) -> bool:
+    """Whether the numbers of all steps grow with the rows alone, and are few for so many rows."""
+    found = row_elements(problem, model, device, TALL_ROWS, probe.seed_inputs)
+    return found * (probe.batch or 0) <= MOST_ELEMENTS
 
 
 def tamer(probe: Probe) -> Probe | None:

@@ -10,6 +10,7 @@ from typing import Any
 from tuner.check import crossing
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
+from tuner.evaluate.giving import Giver
 from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.kept import wrong_element
 from tuner.evaluate.oracle import Oracle
@@ -23,22 +24,23 @@ FEWEST_JUDGED = 3  # timed calls of one contender in one set of processes, howev
 JUDGED_S = 0.3  # then no further one is begun
 
 
-class Baseline:
+class Baseline(Giver):
     """The reference that contenders are raced against."""
 
     def __init__(self, oracle: Oracle) -> None:
-        self._oracle, self._problem = oracle, oracle.problem
+        super().__init__(oracle, to_many=True)
+        self._problem = oracle.problem
         self._timed = Timed(oracle.device, oracle.accuracy)
         self._timed.take_reference(oracle.problem)
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
         self.operations = self._timed.operations
 
-    def timing_set(self, has_other_values: bool = False) -> Answer:
+    def timing_set(self, has_other_values: bool = False, lends: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.
 
         They are as the reference makes them, or others: weights all of them random, inputs from a
         normal distribution. What a call costs may depend on them, and on the mode, which goes
-        with them.
+        with them. With `lends` contenders make rooms for large ones.
         """
         if has_other_values:
             self._problem.randomise(self._timed.model, WEIGHT_SEED)
@@ -48,8 +50,10 @@ class Baseline:
         tensors = {f"state.{n}": t for n, t in self._timed.model.state_dict().items()}
         tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
         mode: crossing.Mode = "train" if self._timed.model.training else "eval"
-        text, blobs = crossing.pack(crossing.Script(mode=mode), tensors)
-        return {"question": text}, blobs
+        self._rooms.clear()
+        rooms = self._rooms if lends else None
+        text, blobs = crossing.pack(crossing.Script(mode=mode), tensors, rooms=rooms)
+        return {"question": text, "has_rooms": crossing.has_rooms(text)}, blobs
 
     def _other_inputs(self) -> list[Any]:
         """Return normal inputs, or the reference's own where it refuses them."""

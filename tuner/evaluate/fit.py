@@ -262,7 +262,7 @@ class Fit:
         import torch
 
         try:
-            inputs = self.problem.make_inputs(0, batch=FEW_ROWS)
+            inputs = self.problem.stand_ins(FEW_ROWS)
             sizes = self.sizes(module, model, inputs)
             shapes = [
                 [int(Expression.parse(dim).evaluate(sizes)) for dim in output.shape]

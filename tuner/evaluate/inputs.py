@@ -8,6 +8,7 @@ from typing import Any
 __all__ = ["REPEATED_FROM", "RotatingInputs"]
 
 NUM_INPUT_SETS = 3  # rotated while timing, so that no call finds its own input in a cache
+ALONE_FROM_BYTES = 2**31  # what is larger fits in no cache, and memory may not hold three
 REPEATED_FROM = 2**40  # numbers of calls that no timer reaches
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, are spread evenly
 
@@ -15,14 +16,17 @@ _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, modulo 1, are spread evenly
 class RotatingInputs:
     """The inputs that a module is timed on: each call finds other memory, and new content.
 
-    Three sets rotate, the same rows in other orders. Before each call some numbers of its set's
-    first row become what no earlier call had, so that an answer that was kept is never right.
+    Three sets rotate (one of large inputs), the same rows in other orders. Before each call some
+    numbers of its set's first row become what no earlier call had, so that an answer that was kept
+    is never right.
     Both sides of a race know what call i was given, without asking each other.
     """
 
     def __init__(self, given: list[Any]) -> None:
         self.given = given
-        self._sets = [given, *([_rolled(v, n) for v in given] for n in range(1, NUM_INPUT_SETS))]
+        num_bytes = sum(getattr(value, "nbytes", 0) for value in given)
+        num_sets = NUM_INPUT_SETS if num_bytes < ALONE_FROM_BYTES else 1
+        self._sets = [given, *([_rolled(v, n) for v in given] for n in range(1, num_sets))]
         self._rows = [[_few_numbers(value) for value in values] for values in self._sets]
         self._kept = [[None if r is None else r.clone() for r in rows] for rows in self._rows]
         self._next = REPEATED_FROM

@@ -108,11 +108,11 @@ class _Child:
         fit = Fit(problem, Path(model_file), model_new, declared, made, tuple(also))
         module = fit.names()
         model = fit.model(module)
-        found = fit.sizes(module, model, problem.make_inputs(0))
+        found = fit.sizes(module, model, problem.stand_ins())
         screening = [found]
         for batch in {p.batch for p in probes.screening_probes(0, problem.num_rows())} - {None}:
             with suppress(InputError):  # a batch that the problem does not take
-                inputs = problem.make_inputs(0, batch=batch)
+                inputs = problem.stand_ins(batch)
                 screening.append(fit.sizes(module, model, inputs))
         fit.rehearse(module, model)
         return {"sizes": found, "screening": screening}, ()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import crossing, lending
 from tuner.check.chance import modes_of
 from tuner.check.expected import Expected
 from tuner.check.probe import Probe
+from tuner.check.refusals import row_elements
 from tuner.evaluate.child import Answer
+from tuner.evaluate.giving import Giver
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.process import available_bytes
 from tuner.problem.accuracy import math_mode
@@ -20,15 +23,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge"]
 
-KEPT_SHARE = 0.25  # of the memory that is free, for what a judge expects of its probes
+# Of the memory that is free, for what a judge expects of its probes. A GPU computes it anew in no
+# time, and needs its memory for contenders.
+KEPT_SHARE = {"cpu": 0.25, "cuda": 0.05}
+FEW_ROWS = 8
 
 
-class Judge:
+class Judge(Giver):
     """The judge of contenders; it never imports one."""
 
     def __init__(self, oracle: Oracle) -> None:
-        self._oracle = oracle
-        self._room_bytes = int(KEPT_SHARE * _free_bytes(oracle.device))  # for what is kept
+        super().__init__(oracle)
+        share = KEPT_SHARE[oracle.device.partition(":")[0]]
+        self._room_bytes = int(share * _free_bytes(oracle.device))  # for what is kept
         self._asked: dict[int, Expected] = {}  # by ticket: several contenders may be in turn
         self._num_asked = 0
         self._kept: dict[Probe, Expected] = {}  # for the next contender
@@ -41,14 +48,21 @@ class Judge:
         Raises:
             ProblemError: the reference draws random numbers in the problem's own mode.
         """
-        modes = modes_of(self._oracle.problem, self._oracle.device)
-        return {**self._oracle.about(), "modes": json.loads(to_json(modes))}
+        problem, device = self._oracle.problem, self._oracle.device
+        modes = modes_of(problem, device)
+        model = problem.make_model(0, device, is_quick=True)
+        row = row_elements(problem, model, device, FEW_ROWS)
+        return {
+            **self._oracle.about(), "modes": json.loads(to_json(modes)),
+            "row_elements": row if math.isfinite(row) else 0.0,
+        }  # fmt: skip
 
-    def ask(self, probe: str) -> Answer:
+    def ask(self, probe: str, lends: bool = False) -> Answer:
         """Draw a probe's inputs and weights; return the question for the producer.
 
         The answer is judged by the question's `ticket`. Weights are the bulk of a question, and
-        many questions share theirs: `known` refers to them by tokens.
+        many questions share theirs: `known` refers to them by tokens. With `lends` the producer
+        makes rooms for large tensors.
         """
         asked = from_json(Probe, probe)
         found = self._expected_once(asked)
@@ -61,8 +75,12 @@ class Judge:
             token = self._tokens.setdefault(place, f"{name}#{len(self._tokens)}")
             self._weights_of[token] = tensor  # kept, so that its memory stays its own
             known[name] = token
-        text, blobs = crossing.pack(found.question.script, tensors)
-        return {"question": text, "known": known, "ticket": self._num_asked}, blobs
+        rooms = self._rooms if lends else None
+        text, blobs = crossing.pack(found.question.script, tensors, rooms=rooms)
+        has_rooms = crossing.has_rooms(text)
+        return {
+            "question": text, "has_rooms": has_rooms, "known": known, "ticket": self._num_asked
+        }, blobs  # fmt: skip
 
     def _expected_once(self, probe: Probe) -> Expected:
         """Compute what a probe expects, or find it where an earlier contender was asked the same.
@@ -79,15 +97,12 @@ class Judge:
             self._kept[probe] = found
         return found
 
-    def weights(self, tokens: list[str]) -> Answer:
+    def weights(self, tokens: list[str], lends: bool = False) -> Answer:
         """Return the weights that questions refer to by these tokens."""
-        text, blobs = crossing.pack(crossing.Script(), {t: self._weights_of[t] for t in tokens})
-        return {"question": text}, blobs
-
-    def can_borrow(self, answer: str, blobs: list[memoryview]) -> Answer:
-        """Say whether tensors that a producer lends arrive here."""
-        tensors = self._oracle.unpacked(answer, blobs).tensors
-        return {"can": lending.is_sample(tensors["sample"])}, ()
+        tensors = {token: self._weights_of[token] for token in tokens}
+        rooms = self._rooms if lends else None
+        text, blobs = crossing.pack(crossing.Script(), tensors, rooms=rooms)
+        return {"question": text, "has_rooms": crossing.has_rooms(text)}, blobs
 
     def judge(self, ticket: int, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on a producer's answer to the question of that ticket."""
@@ -95,6 +110,8 @@ class Judge:
         given = self._oracle.unpacked(answer, blobs)
         with math_mode(self._oracle.accuracy):
             result = self._oracle.verdict(expected, given)
+        del given, expected
+        lending.free_unused(self._oracle.device)
         return {"result": json.loads(to_json(result))}, ()
 
 

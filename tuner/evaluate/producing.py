@@ -61,6 +61,7 @@ class Producer:
         self.operations = self._timed.operations
         self._received: dict[str, torch.Tensor] = {}
         self._lent: dict[str, torch.Tensor] = {}  # kept until the next question
+        self._rooms: dict[str, torch.Tensor] = {}  # of the question that comes next
         self._is_own_seed = True
         self._functions: dict[str, dict[str, Any]] = {}  # PyTorch's, as they were
         self._make_model: Callable[..., torch.nn.Module]
@@ -89,10 +90,22 @@ class Producer:
             module["ModelNew"], arguments, device, options, is_quick=not self._is_own_seed
         )
 
+    def make_rooms(self, question: str) -> Answer:
+        """Lend memory for what a question announces, to be filled before it is asked."""
+        self._lent = {}
+        self._rooms = crossing.rooms_of(question, self._device)
+        with spoilt_by_cuda_errors(self._device):  # waits: what was there before is over
+            return {"loans": {key: lending.lent(t) for key, t in self._rooms.items()}}, ()
+
+    def _unpacked(
+        self, question: str, blobs: list[memoryview], device: str = "cpu"
+    ) -> tuple[crossing.Script, dict[str, torch.Tensor]]:
+        rooms, self._rooms = self._rooms, {}
+        return crossing.unpack(crossing.Script, question, blobs, device, rooms)
+
     def receive(self, question: str, blobs: list[memoryview]) -> Answer:
         """Keep weights that later questions refer to, where they are needed."""
-        _, tensors = crossing.unpack(crossing.Script, question, blobs, self._device)
-        self._received |= tensors
+        self._received |= self._unpacked(question, blobs, self._device)[1]
         return {}, ()
 
     def lent_sample(self) -> Answer:
@@ -109,16 +122,18 @@ class Producer:
         With `lends` large tensors of the answer stay on the GPU.
         """
         self._lent = {}
-        script, tensors = crossing.unpack(crossing.Script, question, blobs)
-        tensors |= {name: self._received[token] for name, token in known.items()}
-        # Always a copy: what the candidate does to its weights must not reach the next question.
-        tensors = {name: t.to(self._device, copy=True) for name, t in tensors.items()}
+        script, given = self._unpacked(question, blobs)
+        tensors = {name: t.to(self._device) for name, t in given.items()}
+        # A copy: what the candidate does to its weights must not reach the next question.
+        tensors |= {name: self._received[token].clone() for name, token in known.items()}
         self._is_own_seed = script.own_seed is not None
         with math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
             found = produce.answer(self._make_model, crossing.Question(script, tensors))
             report = self._with_changes(found.report)
             text, answers = crossing.pack(report, found.tensors, lends=lends)
             self._lent = found.tensors if lends else {}
+            del given, tensors, found
+            lending.free_unused(self._device)
         return {"answer": text}, answers
 
     def _with_changes(self, report: crossing.Report, more: Sequence[str] = ()) -> crossing.Report:
@@ -127,7 +142,7 @@ class Producer:
 
     def take_timing_set(self, question: str, blobs: list[memoryview]) -> Answer:
         """Get ready to be timed on the judge's weights and inputs, in its mode."""
-        script, tensors = crossing.unpack(crossing.Script, question, blobs, self._device)
+        script, tensors = self._unpacked(question, blobs, self._device)
         state = {n[6:]: t for n, t in tensors.items() if n.startswith("state.")}
         inputs = [t for n, t in tensors.items() if n.startswith("input.")]
         self._is_own_seed = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from typing import Any
@@ -22,12 +22,13 @@ from tuner.evaluate.contender import (
     loaded,
     started,
 )
+from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.measure import contradicted
 from tuner.evaluate.race import Race
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, too_fast
 from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.timers import BOUND_LAUNCH_US, USERS_LAUNCH_US
-from tuner.evaluate.worker import Worker
+from tuner.evaluate.worker import Reply, Worker
 
 __all__ = ["Racer"]
 
@@ -61,6 +62,7 @@ class Racer:
         self._calls = TimedCalls()
         self._num_throttled = 0
         self._num_disturbed = 0
+        self._lends: bool | None = None  # whether processes can write into each other's memory
         self._about: dict[str, Any] = {}  # the problem, as the baseline's process prepared it
         self._preempted_per_s = 0.0  # of the last burst
 
@@ -213,14 +215,25 @@ class Racer:
     def _give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
         """Let the baseline's process share its weights and inputs with the others."""
         self._calls.forget()
-        reply = asked(racers[0], "timing_set", {"has_other_values": has_other_values})
+        baseline = racers[0]
+
+        def ask(job: str, payload: Mapping[str, Any], blobs: Sequence[Any] = ()) -> Reply:
+            return asked(baseline, job, payload, blobs)
+
+        if self._lends is None:
+            self._lends = self._is_gpu and can_lend(racers[1], ask, CALL_TIMEOUT_S)
+        asks = {"has_other_values": has_other_values, "lends": self._lends}
+        reply = ask("timing_set", asks)
+
+        def give(racer: Worker) -> None:
+            refusal = hand_over(reply, racer, ask, CALL_TIMEOUT_S)
+            if refusal:
+                raise WorkerError(f"{racer.name}: {refusal}")
+            given = {"question": reply.data["question"]}
+            asked(racer, "take_timing_set", given, reply.blobs)
+
         with ThreadPoolExecutor(len(racers)) as pool:
-            list(
-                pool.map(
-                    lambda racer: asked(racer, "take_timing_set", reply.data, reply.blobs),
-                    racers[1:],
-                )
-            )
+            list(pool.map(give, racers[1:]))
 
     def _judge_kept(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
         """Raise where the output of a call that was timed is wrong."""

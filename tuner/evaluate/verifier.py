@@ -6,6 +6,7 @@ it expects of each probe. Every contender has a process of its own, which only p
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -21,6 +22,7 @@ from tuner.check.probes import thorough_probes
 from tuner.check.verdict import merge
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
+from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
 from tuner.problem.accuracy import Accuracy
@@ -121,7 +123,8 @@ class Verifier:
             probes = self._probes(contender.is_deterministic)
             left = self._costs(probes)
             start_s = time.monotonic()
-            lends = self._task.device.startswith("cuda") and self._lends(producer, most_s)
+            ask = functools.partial(self._of_judge, self._judge.generation)
+            lends = self._task.device.startswith("cuda") and can_lend(producer, ask, most_s)
             answers = self._answers(producer, probes, most_s, lends)
             for number, result in enumerate(answers, 1):
                 results.append(result)
@@ -144,6 +147,7 @@ class Verifier:
             is_deterministic=is_deterministic,
             has_cuda=self._task.device.startswith("cuda"),
             large_batch=max(self._task.also.values(), default=0),
+            row_elements=float(self._about["row_elements"]),
         )
         # Most faults show on few rows, for a hundredth of the time.
         first, rest = probes[:1], probes[1:]
@@ -160,17 +164,6 @@ class Verifier:
             for p in [probe.batch]
         ]
 
-    def _lends(self, producer: Worker, most_s: float) -> bool:
-        """Whether the judge can copy a GPU's tensors from the contender's process."""
-        try:
-            sample = producer.call("lent_sample", {}, timeout_s=most_s)
-            payload = (sample.data, sample.blobs)
-            return bool(self._of_judge(self._judge.generation, "can_borrow", *payload).data["can"])
-        except JudgeEnded:
-            raise
-        except (TunerError, JobFailed):  # not on this system: then through the host
-            return False
-
     def _answers(self, producer: Worker, probes: list[Probe], most_s: float, lends: bool) -> Any:
         """Yield the verdict on each answer, until one is a rejection.
 
@@ -180,18 +173,18 @@ class Verifier:
         known: set[str] = set()  # weights that this producer has
         seconds: dict[str, float] = {}
         with ThreadPoolExecutor(1) as pool:
-            ahead = pool.submit(self._question, probes[0], generation)
+            ahead = pool.submit(self._question, probes[0], generation, lends)
             for number, probe in enumerate(probes):
                 start_s = time.monotonic()
                 question = ahead.result()
                 if number + 1 < len(probes):
-                    ahead = pool.submit(self._question, probes[number + 1], generation)
+                    ahead = pool.submit(self._question, probes[number + 1], generation, lends)
 
                 def answered(
                     draw: int, probe: Probe = probe, question: Reply = question
                 ) -> ProbeResult:
                     drawn = redrawn(probe, draw)
-                    asks = self._question(drawn, generation) if draw else question
+                    asks = self._question(drawn, generation, lends) if draw else question
                     return self._answered(producer, drawn, asks, known, most_s, generation, lends)
 
                 result = by_majority(answered)
@@ -201,8 +194,8 @@ class Verifier:
                     return
         self._seconds = seconds
 
-    def _question(self, probe: Probe, generation: int) -> Reply:
-        return self._of_judge(generation, "ask", {"probe": to_json(probe)})
+    def _question(self, probe: Probe, generation: int, lends: bool) -> Reply:
+        return self._of_judge(generation, "ask", {"probe": to_json(probe), "lends": lends})
 
     def _of_judge(
         self,
@@ -235,25 +228,33 @@ class Verifier:
         lends: bool,
     ) -> ProbeResult:
         """Put a question to the contender; return the judge's verdict on the answer."""
-        nothing = float("nan")
+
+        def refused(reason: str) -> ProbeResult:
+            nothing = float("nan")
+            numbers = (nothing, nothing, nothing, nothing)
+            return ProbeResult(probe.name, *numbers, False, f"{probe.name}: {reason}")
+
         if not producer.is_alive:  # a fresh one would hold no module
-            reason = f"{probe.name}: the module's process ended: {producer.ending()}"
-            return ProbeResult(probe.name, nothing, nothing, nothing, nothing, False, reason)
+            return refused(f"the module's process ended: {producer.ending()}")
+        ask = functools.partial(self._of_judge, generation)
         tokens: Mapping[str, str] = question.data["known"]
         missing = sorted({*tokens.values()} - known)
+        refusal = ""
         try:
             if missing:
-                weights = self._of_judge(generation, "weights", {"tokens": missing})
-                producer.call("receive", weights.data, weights.blobs, timeout_s=most_s)
+                weights = ask("weights", {"tokens": missing, "lends": lends})
+                refusal = hand_over(weights, producer, ask, most_s)
+                received = {"question": weights.data["question"]}
+                producer.call("receive", received, weights.blobs, timeout_s=most_s)
                 known.update(missing)
+            refusal = refusal or hand_over(question, producer, ask, most_s)
             asks = {name: question.data[name] for name in ("question", "known")}
             asks["lends"] = lends
             answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
         except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
-            reason = error.message if isinstance(error, JobFailed) else error.reason
-            return ProbeResult(
-                probe.name, nothing, nothing, nothing, nothing, False, f"{probe.name}: {reason}"
-            )
+            return refused(error.message if isinstance(error, JobFailed) else error.reason)
+        if refusal:
+            return refused(refusal)
         payload = {**answer.data, "ticket": question.data["ticket"]}
         try:
             reply = self._of_judge(generation, "judge", payload, answer.blobs)
@@ -262,8 +263,7 @@ class Verifier:
         except TunerError as failure:  # what was received is no answer
             cause = failure.__cause__
             said = cause.message if isinstance(cause, JobFailed) else str(failure)
-            reason = f"{probe.name}: its answer was garbled: {one_line(said, 300)}"
-            return ProbeResult(probe.name, nothing, nothing, nothing, nothing, False, reason)
+            return refused(f"its answer was garbled: {one_line(said, 300)}")
         return from_json(ProbeResult, json.dumps(reply.data["result"]))
 
 

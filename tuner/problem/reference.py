@@ -33,6 +33,7 @@ from tuner.problem.draws import (
     seed_everything,
     widened,
 )
+from tuner.problem.given import Given, first_with_rows
 from tuner.problem.modes import TuneMode, put_into
 from tuner.problem.overrides import Overrides
 
@@ -54,7 +55,10 @@ class Problem:
     sizes: Mapping[str, int]
     module: ModuleType
     mode: TuneMode = "as_given"  # of every model that is made
-    _last_draw: dict[int, list[Any]] = field(default_factory=dict, repr=False, compare=False)
+    _given: Given = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_given", Given(self.path, lambda: self._ask("get_inputs")))
 
     @property
     def source(self) -> Path:
@@ -67,8 +71,15 @@ class Problem:
 
     def num_rows(self) -> int | None:
         """Return the rows (dim 0) of the first input tensor, None where there is none."""
-        first = _first_with_rows(self._drawn(0))
+        first = first_with_rows(self._given.forms())
         return None if first is None else int(first.shape[0])
+
+    def stand_ins(self, batch: int | None = None) -> list[Any]:
+        """Return inputs for where shapes alone matter; large ones cost neither time nor memory.
+
+        `batch` is as for `make_inputs`.
+        """
+        return self._given.stand_ins(batch)
 
     def make_model(
         self,
@@ -137,52 +148,17 @@ class Problem:
         `distribution` changes floating-point tensors only. `batch` is the number of rows of every
         tensor that has as many as the first one (fewer are a slice, more are drawn afresh); None
         leaves them as given.
+
+        Raises:
+            ProblemError: `get_inputs` fails, or gives no rows to make more of.
         """
         import torch
 
         if distribution not in get_args(Distribution):
             raise ValueError(f"unknown distribution {distribution!r}")
-        inputs = self._draw_inputs(seed, batch)
+        inputs = self._given.drawn(seed, batch, device)
         generator = torch.Generator(device=device).manual_seed(seed ^ 0x5EED)
-        moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs]
-        return [redistributed(x, distribution, generator) for x in moved]
-
-    def _draw_inputs(self, seed: int, batch: int | None) -> list[Any]:
-        import torch
-
-        inputs = self._drawn(seed)
-        first = _first_with_rows(inputs)
-        if batch is None or first is None or first.shape[0] == batch:
-            return [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-        rows = first.shape[0]
-        if rows == 0:
-            raise self.error(f"get_inputs() gives 0 rows; cannot make {batch} of them")
-        draws = [inputs]
-        if batch > rows:
-            seed_everything(seed + 1)
-            draws += [self._ask("get_inputs") for _ in range((batch - 1) // rows)]
-
-        def resized(parts: Sequence[Any]) -> Any:
-            if not isinstance(parts[0], torch.Tensor):
-                return parts[0]
-            if parts[0].ndim == 0 or parts[0].shape[0] != rows:
-                return parts[0].clone()
-            return torch.cat([part[:batch] for part in parts])[:batch]
-
-        return [resized(parts) for parts in zip(*draws, strict=True)]
-
-    def _drawn(self, seed: int) -> list[Any]:
-        """Return get_inputs() for this seed, on the CPU; the caller must not edit it.
-
-        The last draw is kept, since the probes of one check share a seed and a full-size draw
-        on the CPU takes about a second for 2^27 numbers.
-        """
-        if seed not in self._last_draw:
-            seed_everything(seed)
-            inputs = self._ask("get_inputs")
-            self._last_draw.clear()
-            self._last_draw[seed] = inputs
-        return self._last_draw[seed]
+        return [redistributed(x, distribution, generator) for x in inputs]
 
     def randomise(
         self, model: torch.nn.Module, seed: int, kind: WeightKind = "random"
@@ -268,13 +244,6 @@ class Problem:
     def _explained(self, what: str) -> Iterator[None]:
         with _explained(self.path, what):
             yield
-
-
-def _first_with_rows(inputs: Sequence[Any]) -> Any:
-    """Return the first tensor that has a dimension, or None."""
-    import torch
-
-    return next((x for x in inputs if isinstance(x, torch.Tensor) and x.ndim > 0), None)
 
 
 # ---- loading --------------------------------------------------------------------------------

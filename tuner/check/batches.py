@@ -1,0 +1,140 @@
+"""At how many rows a problem is asked, beside its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.check.probe import Modes, Probe
+from tuner.check.tells import TELLS
+
+__all__ = ["Extent", "batch_probes", "odd_batch"]
+
+# Numbers that a call takes and makes, those in between as well. The judge holds some of them six
+# times, in float64.
+MOST_ELEMENTS = 2**30  # of what is asked again and again at full size: 4 GB
+HELD_ELEMENTS = 2**28  # of what is asked at other batches
+REDUCED_ELEMENTS = 2**25  # of what is asked at a smaller batch to be quick
+FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows are cheap
+FEW_ROWS = 8  # that are asked whatever they take
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large a problem is.
+
+    `num_rows` is its batch (`Problem.num_rows`), None where it has none; `row_elements` are the
+    numbers that a call takes and makes for one row, 0 where that is not known.
+    """
+
+    num_rows: int | None
+    row_elements: float = 0.0
+
+    def rows_within(self, num_elements: int) -> int:
+        """Return how many rows take at most that many numbers."""
+        return int(num_elements / self.row_elements) if self.row_elements else 2**62
+
+    def holds(self, rows: int) -> bool:
+        """Whether there is room for so many rows at another batch than the problem's own."""
+        return rows <= max(FEW_ROWS, self.rows_within(HELD_ELEMENTS))
+
+    @property
+    def full(self) -> int | None:
+        """The batch of what is asked at full size: None, as given, unless that takes too much."""
+        if self.num_rows is None or self.num_rows <= self.rows_within(MOST_ELEMENTS):
+            return None
+        return max(FEW_ROWS, self.rows_within(MOST_ELEMENTS))
+
+    def reduced(self, secret: random.Random) -> int | None:
+        """Draw the batch of what is asked at fewer rows; a known one would be a shape to know."""
+        most = max(FEWEST, min(MOST, self.rows_within(REDUCED_ELEMENTS)))
+        if self.num_rows is None or self.num_rows <= most:
+            return None
+        return secret.randrange(3 * most // 4 + 1, most + 1)
+
+
+def batch_probes(
+    probe: Callable[..., Probe],
+    modes: Modes,
+    extent: Extent,
+    may_refuse: bool,
+    secret: random.Random,
+) -> list[Probe]:
+    """Return what is asked at other batches, as far as there is room for so many rows."""
+    assert extent.num_rows is not None
+    num_rows = extent.num_rows
+    fields: dict[str, Any] = {
+        "may_refuse": may_refuse, "is_reduced": False, "tells": TELLS["batch"],
+    }  # fmt: skip
+    # Two rows that happen to be close have a difference with few right bits in any float32
+    # arithmetic, so there the products and sums are made exact.
+    exact = {"distribution": "dyadic", "weights": "dyadic", **fields}
+    usual = {"distribution": "normal", **modes.in_turn, **fields}
+    in_eval = {"distribution": "normal", "mode": "eval", **fields}
+    wide = {"gradients": "all", "backward": (0, 1), **usual}
+    small = {2: exact, 1: {"distribution": "normal", **fields}, 0: usual}
+    probes = [
+        probe(f"batch {batch}", batch=batch, **others)
+        for batch, others in small.items()
+        if batch != num_rows
+    ]
+    # Which ones is secret, or a module could know them.
+    some = secret.choice([rows for rows in range(33, 64) if rows != num_rows])
+    parity = secret.randrange(2)  # a part of the module's own tiles may be wrong
+    remainders = {**usual, "tells": TELLS["remainders"]}
+    for rows in range(3, 65):
+        more: dict[str, Any] = {}
+        if rows > 32:  # each in one mode; few rows, which have ways of their own, in both
+            mode = modes.other if (rows + parity) % 2 else modes.own
+            more = {"calls": 1, "before": (), "mode": mode}
+        elif rows <= 8:
+            more = exact
+        if rows != num_rows:
+            probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
+    odd = odd_batch(num_rows)
+    if num_rows > 80:
+        odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
+    longer = num_rows + secret.randrange(1, 65, 2)
+    # Once, where all of them take gigabytes.
+    more_rows = wide if extent.holds(longer) else {"distribution": "normal", **fields}
+    # Whole tiles of any kernel, and where the problem is small as many as fill a device.
+    tiles = secret.choice([rows for rows in (128, 256) if rows != num_rows])
+    whole = TELLS["tiles"]
+    if num_rows <= 512:
+        many = secret.choice([rows for rows in (1024, 2048) if rows != num_rows])
+        odd_many = secret.randrange(513, 1024, 2)
+        probes += [
+            probe("whole tiles, many", batch=many, **{**usual, "tells": whole}),
+            probe("gradients of many rows", batch=odd_many, **{**wide, "tells": whole}),
+        ]
+    # More than the blocks that a grid of CUDA has in its second dimension.
+    tall = 65536 + secret.randrange(1, 64)
+    if num_rows < tall and not may_refuse:
+        probes.append(
+            probe("very many rows", batch=tall, is_tall=True, **(usual | {"tells": whole}))
+        )
+    asked = [
+        probe("some rows", batch=some, **usual),
+        probe("an odd batch", batch=odd, **usual),
+        probe("whole tiles", batch=tiles, **{**usual, "tells": whole}),
+        probe(
+            "another number of threads",
+            batch=tiles,
+            num_threads=secret.choice((3, 5, 7)),
+            **{**usual, "tells": TELLS["team"]},
+        ),
+        probe("more rows", batch=longer, **{**more_rows, "tells": TELLS["rows"]}),
+        probe("some rows, eval", batch=some + 1, **in_eval),
+        probe("one row, eval", batch=1, **in_eval),
+        *probes,
+    ]
+    return [p for p in asked if p.name == "more rows" or p.is_tall or extent.holds(p.batch or 0)]
+
+
+def odd_batch(num_rows: int) -> int:
+    """Return an odd batch other than the problem's own, at most 257 rows."""
+    if num_rows > 257:
+        return 257
+    return num_rows - 1 if num_rows % 2 == 0 and num_rows > 2 else num_rows + 2

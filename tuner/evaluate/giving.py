@@ -1,0 +1,80 @@
+"""How the processes of ours that hold a reference give large tensors to a contender's process.
+
+On a GPU they write them into memory that the contender's process lends: through the host, an input
+of gigabytes takes seconds, and each probe at full size has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tuner.check import lending
+from tuner.errors import TunerError, WorkerError
+from tuner.evaluate.child import Answer
+from tuner.evaluate.oracle import Oracle
+from tuner.evaluate.worker import JobFailed, Reply, Worker
+from tuner.wording import one_line
+
+__all__ = ["Giver", "can_lend", "hand_over"]
+
+Ask = Callable[..., Reply]
+"""Runs a job, by name, payload and blobs, in the process that gives."""
+
+
+class Giver:
+    """The jobs of a judge, or of a race's baseline, that give tensors to contenders."""
+
+    def __init__(self, oracle: Oracle, *, to_many: bool = False) -> None:
+        self._oracle = oracle
+        self._rooms = lending.Rooms(to_many=to_many)
+
+    def can_borrow(self, answer: str, blobs: list[memoryview]) -> Answer:
+        """Say whether tensors that a producer lends arrive here."""
+        tensors = self._oracle.unpacked(answer, blobs).tensors
+        return {"can": lending.is_sample(tensors["sample"])}, ()
+
+    def fill(self, loans: dict[str, dict[str, Any]]) -> Answer:
+        """Write what a question announced into the rooms that a producer lends."""
+        self._rooms.fill(loans)
+        return {}, ()
+
+
+def can_lend(producer: Worker, ask_giver: Ask, timeout_s: float) -> bool:
+    """Return whether a GPU's tensors of the producer's process can be had in the giver's.
+
+    Raises:
+        TunerError: as `ask_giver`, where that process ended.
+    """
+    try:
+        sample = producer.call("lent_sample", {}, timeout_s=timeout_s)
+    except (TunerError, JobFailed):  # not on this system: then through the host
+        return False
+    try:
+        return bool(ask_giver("can_borrow", sample.data, sample.blobs).data["can"])
+    except WorkerError:
+        raise
+    except TunerError:
+        return False
+
+
+def hand_over(question: Reply, producer: Worker, ask_giver: Ask, timeout_s: float) -> str:
+    """Let the producer make room for what a question announces, and the giver fill it.
+
+    Returns:
+        Why what the producer lent cannot be used, or nothing.
+
+    Raises:
+        WorkerError, JobFailed: a process ended, or there is no memory for the rooms.
+    """
+    if not question.data["has_rooms"]:
+        return ""
+    asks = {"question": question.data["question"]}
+    loans = producer.call("make_rooms", asks, timeout_s=timeout_s).data["loans"]
+    try:
+        ask_giver("fill", {"loans": loans})
+    except WorkerError:
+        raise
+    except TunerError as failure:
+        return f"the memory that it lent for its inputs cannot be used: {one_line(str(failure))}"
+    return ""

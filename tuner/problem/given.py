@@ -1,0 +1,142 @@
+"""What a reference's `get_inputs` gives: on the device itself, by seed, with other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.errors import ProblemError
+from tuner.problem.draws import seed_everything
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Given", "first_with_rows"]
+
+LARGE_BYTES = 2**26  # from here on a draw on the CPU takes longer than all else that is asked
+
+
+class Given:
+    """The inputs of one reference.
+
+    They are drawn where they are needed: on a CPU KernelBench's larger inputs take 10 s each time.
+    Where `get_inputs` cannot do that, as with numbers of NumPy, they are drawn on the CPU.
+    """
+
+    def __init__(self, path: Path, ask: Callable[[], list[Any]]) -> None:
+        self._path, self._ask = path, ask
+        self._is_drawn_on_cpu = False
+        self._forms: list[Any] | None = None
+        # The last draw is kept: the probes of one check share a few seeds.
+        self._last: dict[tuple[int, torch.device], list[Any]] = {}
+
+    def forms(self) -> list[Any]:
+        """Return the inputs without their numbers, on the device "meta" where that can be.
+
+        Raises:
+            ProblemError: `get_inputs` fails.
+        """
+        import torch
+
+        if self._forms is None:
+            seed_everything(0)
+            try:
+                with torch.device("meta"):
+                    self._forms = self._ask()
+            except ProblemError:  # it looks at numbers
+                self._forms = self._whole(0, torch.device("cpu"))
+        return self._forms
+
+    def drawn(self, seed: int, batch: int | None, device: str | torch.device) -> list[Any]:
+        """Return a draw that the caller may edit, with `batch` rows (None: as given).
+
+        Args:
+            seed: of the draw; on one kind of device the same numbers each time.
+            batch: of every tensor that has as many rows (dim 0) as the first; fewer are a slice,
+                more are drawn afresh.
+            device: where the tensors shall be.
+
+        Raises:
+            ProblemError: `get_inputs` fails, or gives 0 rows where some are asked for.
+        """
+        import torch
+
+        where = torch.device(device)
+        return self._resized(
+            self._whole(seed, where), batch, lambda n: self._asked(seed + n, where)
+        )
+
+    def stand_ins(self, batch: int | None) -> list[Any]:
+        """Return inputs on the CPU of which shapes matter: numbers of a draw only where few.
+
+        Raises:
+            ProblemError: as for `drawn`.
+        """
+        import torch
+
+        tensors = [x for x in self.forms() if isinstance(x, torch.Tensor)]
+        if sum(x.nbytes for x in tensors) < LARGE_BYTES:
+            return self.drawn(0, batch, "cpu")
+
+        def blank(value: Any) -> Any:  # memory that is not touched is none
+            if not isinstance(value, torch.Tensor):
+                return value
+            made = torch.empty(value.shape, dtype=value.dtype)
+            return made if value.is_floating_point() else made.zero_()
+
+        resized = self._resized(self.forms(), batch, lambda _: self.forms())
+        return [blank(value) for value in resized]
+
+    def _whole(self, seed: int, where: torch.device) -> list[Any]:
+        if (seed, where) not in self._last:
+            self._last.clear()  # first: there may be no memory for both
+            self._last[seed, where] = self._asked(seed, where)
+        return self._last[seed, where]
+
+    def _asked(self, seed: int, where: torch.device) -> list[Any]:
+        import torch
+
+        seed_everything(seed)
+        if where.type == "cpu" or self._is_drawn_on_cpu:
+            values = self._ask()
+        else:
+            try:
+                with where:
+                    values = self._ask()
+            except ProblemError:
+                self._is_drawn_on_cpu = True
+                return self._asked(seed, where)
+        return [x.to(where) if isinstance(x, torch.Tensor) else x for x in values]
+
+    def _resized(
+        self, inputs: Sequence[Any], batch: int | None, more: Callable[[int], list[Any]]
+    ) -> list[Any]:
+        """Return copies with `batch` rows; `more` gives the n-th further draw that is needed."""
+        import torch
+
+        first = first_with_rows(inputs)
+        if batch is None or first is None or first.shape[0] == batch:
+            return [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+        rows = first.shape[0]
+        if rows == 0:
+            raise ProblemError(
+                f"{self._path}: get_inputs() gives 0 rows; cannot make {batch} of them"
+            )
+        draws = [inputs, *map(more, range(1, 1 + max(0, batch - 1) // rows))]
+
+        def resized(parts: Sequence[Any]) -> Any:
+            if not isinstance(parts[0], torch.Tensor):
+                return parts[0]
+            if parts[0].ndim == 0 or parts[0].shape[0] != rows:
+                return parts[0].clone()
+            return torch.cat([part[:batch] for part in parts])[:batch]
+
+        return [resized(parts) for parts in zip(*draws, strict=True)]
+
+
+def first_with_rows(inputs: Sequence[Any]) -> Any:
+    """Return the first tensor that has a dimension, or None."""
+    import torch
+
+    return next((x for x in inputs if isinstance(x, torch.Tensor) and x.ndim > 0), None)
