@@ -18,6 +18,7 @@ __all__ = ["COMPILE_S", "MIN_PROCESSES", "START_S", "Costs", "Schedule", "schedu
 MIN_PROCESSES = 3  # of two, an interval over processes is hopelessly wide
 MIN_SAMPLES_S = 0.2  # of samples from each process of a race
 MAX_VERIFICATION = 0.6  # of the time, before finalists and processes become fewer
+QUICK_SEARCH_S = 10.0  # where no earlier run has found anything
 MIN_SEARCH_S = 2.0
 REPORT_S = 3.0
 # Compiling an exported file with PyTorch's headers: 12 s to 20 s of one slow core for C++, 6 s to
@@ -140,7 +141,7 @@ def scheduled(config: RunConfig, costs: Costs) -> Schedule:
     samples_s = measure.finalists_s
     if config.effort == "quick":
         num_finalists, num_processes = 1, MIN_PROCESSES
-        samples_s, search_s = min(samples_s, 0.5), min(search_s, 20.0)
+        samples_s, search_s = min(samples_s, 0.5), min(search_s, QUICK_SEARCH_S)
     if config.effort == "thorough":
         num_finalists, num_processes = max(num_finalists, 5), max(num_processes, 9)
         samples_s = max(samples_s, 1.0)

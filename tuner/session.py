@@ -75,6 +75,7 @@ class Session:
         self.should_stop = should_stop
         self.verifies = verifies
         self.started_s = time.monotonic() if started_s is None else started_s
+        self._has_earlier = bool(first)  # of runs before
         self.first = list(first) or first_of_each(planned.space, planned.family, planned.facts)
         self.trials = list(run.trials())
         self.notes: list[str] = []
@@ -146,7 +147,8 @@ class Session:
             planned, self.toolchain, self.run, writer, verifier, seed, compiler, self.observer,
             self.schedule, self._deadline_s, checks_ahead=checks_ahead,
         )  # fmt: skip
-        if self.schedule.effort == "quick":  # the best until now is likely to stay the best
+        is_known = self.schedule.effort == "quick" and self._has_earlier
+        if is_known:  # the best until now is likely to stay the best
             getting_ready = ThreadPoolExecutor(1)
             stack.callback(getting_ready.shutdown, wait=False)
             getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
@@ -290,7 +292,8 @@ class Session:
             if verification is not None:
                 self._fit(is_searched=False)
             is_quick = self.schedule.effort == "quick" and verification is not None
-            most = min(config.search.trials, len(self.first)) if is_quick else config.search.trials
+            is_known = is_quick and self._has_earlier
+            most = min(config.search.trials, len(self.first)) if is_known else config.search.trials
 
             def record(trial: Trial) -> None:
                 writer.append(trial)

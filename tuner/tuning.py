@@ -26,7 +26,6 @@ from tuner.planning import (
     config_of,
     earlier_best,
     environment_of,
-    first_of_each,
     plan,
     toolchain_of,
 )
@@ -98,12 +97,10 @@ def tune(
     run = create_run(runs_dir, planned.family.name, planned.device.name, config.text, environment)
     if module is not None:
         write_whole(run.path / MODULE_FILE, to_json(module))
-    first = first_of_each(planned.space, planned.family, planned.facts)
-    if config.effort == "quick":
-        first = earlier_best(planned, runs_dir) or first
+    earlier = earlier_best(planned, runs_dir) if config.effort == "quick" else []
     session = Session(
         planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
-        first=first,
+        first=earlier,
     )  # fmt: skip
     return session.work(environment)
 

@@ -119,7 +119,8 @@ def free_unused(device: str | torch.device) -> None:
     import torch
 
     if torch.device(device).type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        held = torch.cuda.memory_stats(device)
+        unused = held["reserved_bytes.all.current"] - held["allocated_bytes.all.current"]
         if unused > MOST_UNUSED_BYTES:
             torch.cuda.empty_cache()
 

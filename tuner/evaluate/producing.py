@@ -152,12 +152,14 @@ class Producer:
         self._timed.take(model, inputs)
         return {}, ()
 
-    def timed_output(self) -> Answer:
+    def timed_output(self, lends: bool = False) -> Answer:
         """Return the output of the last call of `repeat`, with that call's number."""
         assert self._timed.last is not None
         call, outputs, changes = self._timed.last
         found = produce.answer_of_call(self._timed.model, outputs)
-        text, blobs = crossing.pack(self._with_changes(found.report, changes), found.tensors)
+        report = self._with_changes(found.report, changes)
+        text, blobs = crossing.pack(report, found.tensors, lends=lends)
+        self._lent = found.tensors if lends else {}
         return {"call": call, "answer": text}, blobs
 
     def kept_outputs(self) -> Answer:

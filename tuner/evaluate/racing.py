@@ -269,7 +269,7 @@ class Racer:
             refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
             if not refusal:
                 break
-        return refusal or self._calls.last_output(racers[0], racers[lane])
+        return refusal or self._calls.last_output(racers[0], racers[lane], bool(self._lends))
 
     def _wall_us(self, racer: Worker, latency_us: float) -> float:
         """Return the time of one call in a row of calls, by this process's clock."""

@@ -43,13 +43,16 @@ class TimedCalls:
         self._num_asked[racer] += num_calls
         _asked_of(racer, "repeat", {"num_calls": num_calls})
 
-    def last_output(self, judge: Worker, racer: Worker) -> str:
-        """Judge the whole output of the last call of `repeat`; return what is wrong with it."""
+    def last_output(self, judge: Worker, racer: Worker, lends: bool = False) -> str:
+        """Judge the whole output of the last call of `repeat`; return what is wrong with it.
+
+        `lends`: the judge can copy a GPU's tensors from the racer's process.
+        """
 
         def ask(draw: int) -> ProbeResult:
             if draw:
                 self.repeat(racer, 1)
-            answer = _asked_of(racer, "timed_output", {})
+            answer = _asked_of(racer, "timed_output", {"lends": lends})
             verdict = _judged(judge, "judge_timed", answer)
             if isinstance(verdict, str):
                 nothing = float("nan")
