@@ -547,9 +547,9 @@ VERIFIED: dict[str, tuple[Case, int, list[str]]] = {
         ["rejected: importing it: "],
     ),
     "no ModelNew": (
-        lambda d: d.module("m", "x = 1\n"),
-        1,
-        ["rejected: importing it: ", "no class ModelNew"],
+        lambda d: d.module("m", "class ModelNeu:\n    pass\n"),
+        2,
+        ["m.py: no class ModelNew", "did you mean 'ModelNeu'?"],
     ),
 }
 

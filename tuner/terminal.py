@@ -5,6 +5,7 @@ Colour and width come from the terminal. A pipe gets plain lines of any length, 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -157,7 +158,8 @@ def print_verdict(check: Check) -> None:
     """Print the first probes' errors, and whether all were accepted."""
     from tuner.review.words import draws_words
 
-    for probe in check.probes[:3]:
+    compared = [p for p in check.probes if 0.0 < max(p.max_abs, p.baseline_max_abs) < math.inf]
+    for probe in compared[:3]:
         out.print(
             f"  {probe.probe}: rms {probe.rms_rel:.2e}, max {probe.max_abs:.2e}"
             f" (PyTorch's own {probe.baseline_rms_rel:.2e}, {probe.baseline_max_abs:.2e})",

@@ -57,7 +57,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     """Judge one answer: how it behaved, what it returned, how near to float64 it is."""
     probe = expected.probe
     if answer.report.error:
-        return _result(expected, *_judge_refusal(expected, answer))
+        return _result(expected, *_judge_refusal(expected, answer), has_raised=True)
     if expected.error:
         return _result(expected, *_judge_beyond(expected, answer, accuracy))
     reason = judge_form(expected, answer)
@@ -133,10 +133,17 @@ def _baseline_of(expected: Expected) -> tuple[float, float]:
     )
 
 
-def _result(expected: Expected, reason: str, difference: str = "") -> ProbeResult:
-    """Return the verdict where no numbers are compared."""
+def _result(
+    expected: Expected, reason: str, difference: str = "", has_raised: bool = False
+) -> ProbeResult:
+    """Return the verdict where no numbers are compared.
+
+    What was raised says itself what is wrong, but where a shape is what the probe asks about.
+    """
     probe = expected.probe
-    told = _told(probe, reason)
+    asks_shape = (probe.batch is not None and not probe.is_reduced) or probe.layout != "contiguous"
+    told = f"{probe.name}: {reason}" if reason and has_raised and not asks_shape else ""
+    told = told or _told(probe, reason)
     if difference:
         difference = f"{probe.name}: {difference}"
     return ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, not reason, told, difference=difference)

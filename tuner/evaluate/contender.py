@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuner.errors import ProblemError
 from tuner.evaluate.forkserver import ALSO
 from tuner.evaluate.task import Task, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
@@ -162,6 +163,9 @@ def loaded(
 
     `about` is what `prepare` said of the problem. What the contender's text shows is added to
     `notes`.
+
+    Raises:
+        ProblemError: there is no ModelNew in it.
     """
     payload = {
         "device": task.device,
@@ -177,5 +181,7 @@ def loaded(
     except (WorkerCrashed, WorkerTimeout) as error:
         return f"importing it: {error.reason}"
     except JobFailed as failure:
+        if failure.error_type.endswith(".ProblemError"):  # no file of a module
+            raise ProblemError(failure.message) from failure
         return f"importing it: {failure.error_type.rpartition('.')[2]}: {failure.message}"
     return ""

@@ -36,6 +36,7 @@ class JudgeEnded(WorkerError):
     """The judge's process ended in the middle of a check, whose module is not to blame."""
 
 
+USUAL_S = 0.05  # that a probe takes, before any is known
 FIXED_COST = 0.02  # of a probe on few rows, in full-size calls: what starting and talking take
 
 
@@ -122,15 +123,17 @@ class Verifier:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             probes = self._probes(contender.is_deterministic)
             left = self._costs(probes)
-            start_s = time.monotonic()
+            first_s = 0.0  # when the first was answered, before which imports and compilers work
             ask = functools.partial(self._of_judge, self._judge.generation)
             lends = self._task.device.startswith("cuda") and can_lend(producer, ask, most_s)
             answers = self._answers(producer, probes, most_s, lends)
             for number, result in enumerate(answers, 1):
                 results.append(result)
-                spent_s, all_cost = time.monotonic() - start_s, sum(left)
-                cost = sum(left[number:])
-                left_s = cost if self._seconds else spent_s * cost / max(all_cost - cost, 1e-9)
+                cost = left_s = sum(left[number:])
+                if not self._seconds and number == 1:
+                    first_s, left_s = time.monotonic(), USUAL_S * (len(probes) - 1)
+                elif not self._seconds:
+                    left_s = (time.monotonic() - first_s) * cost / max(sum(left[1:number]), 1e-9)
                 on_probe(Answered(result, number, len(probes), left_s))
         edited = self._files.edited(contender)
         if edited:
