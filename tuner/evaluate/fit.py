@@ -154,7 +154,7 @@ class Fit:
         with self._told(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
             model = constructed(module["ModelNew"], arguments, "cpu")
             mine, own = keys_of(model), [name for name, _ in model.named_parameters()]
-        reference = self._reference()
+        reference = self.problem.model_without_memory()
         model.train(reference.training)
         wanted = [name for name, _ in reference.named_parameters()]
         found = differences(mine, keys_of(reference), own, wanted)
@@ -168,16 +168,6 @@ class Fit:
                 "  next: give ModelNew the same modules and parameters, under the same names",
             )
         return model
-
-    def _reference(self) -> Any:
-        """Return the reference without memory for its weights, or with it where that fails."""
-        import torch
-
-        try:
-            with torch.device("meta"):
-                return self.problem.make_model(0, "meta")
-        except (ProblemError, NotImplementedError, RuntimeError):
-            return self.problem.make_model(0)
 
     # ---- its call -----------------------------------------------------------------------------
 
@@ -295,7 +285,9 @@ class Fit:
         moved = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in inputs]
         try:
             with torch.device("meta"):
-                answer = self.problem.result_of(self._reference().to("meta"), moved)
+                answer = self.problem.result_of(
+                    self.problem.model_without_memory().to("meta"), moved
+                )
         except (ProblemError, NotImplementedError, RuntimeError):
             return  # it wants numbers: the check will have them
         mine, theirs = form_of(result), form_of(answer)

@@ -131,7 +131,7 @@ class _Child:
         except CaptureError:
             other = ""
         has_modes = graph.key != other
-        settings = settings_of(problem.make_model(0), has_modes)
+        settings = settings_of(problem.model_without_memory(), has_modes)
         return {
             "graph": json.loads(to_json(graph)), "settings": settings, "has_modes": has_modes,
             "source": str(problem.source),

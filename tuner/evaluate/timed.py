@@ -69,7 +69,7 @@ class Timed:
 
     def take_reference(self, problem: Problem) -> None:
         """Time the reference on its own inputs from now on."""
-        self._model = problem.make_model(WEIGHT_SEED, self._device)
+        self._model = problem.make_model(WEIGHT_SEED, self._device, is_quick=True)
         self.inputs = RotatingInputs(problem.make_inputs(WEIGHT_SEED, device=self._device))
 
     def measure(

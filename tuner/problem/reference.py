@@ -101,13 +101,37 @@ class Problem:
 
         init_inputs = self.init_inputs(seed)
         seed_everything(seed)
-        place = torch.device(device) if is_quick else contextlib.nullcontext()
-        with self._explained("Model(*get_init_inputs())"), place:
-            positional, named = arguments_of_constructor(init_inputs, options or {})
+        if is_quick and torch.device(device).type != "cpu":
+            try:
+                with torch.device(device):
+                    made = self._constructed(init_inputs, options or {})
+                    return put_into(made.to(device), self.mode)
+            except ProblemError:  # it mixes in what lies on the CPU, such as numbers of NumPy
+                seed_everything(seed)
+        return put_into(self._constructed(init_inputs, options or {}).to(device), self.mode)
+
+    def model_without_memory(self) -> torch.nn.Module:
+        """Return the reference on the device "meta", or with its weights where that fails.
+
+        Raises:
+            ProblemError: as for `make_model`.
+        """
+        try:
+            return self.make_model(0, "meta", is_quick=True)
+        except (ProblemError, NotImplementedError, RuntimeError):
+            return self.make_model(0)
+
+    def _constructed(
+        self, init_inputs: Sequence[Any], options: Mapping[str, float]
+    ) -> torch.nn.Module:
+        import torch
+
+        with self._explained("Model(*get_init_inputs())"):
+            positional, named = arguments_of_constructor(init_inputs, options)
             model = self.module.Model(*positional, **named)
             if not isinstance(model, torch.nn.Module):
                 raise self.error("Model is not a torch.nn.Module")
-            return put_into(model.to(device), self.mode)
+            return model
 
     def options(self, kind: Options) -> dict[str, float]:
         """Return other values for what the constructor has defaults for: eps, momentum, bias ...
