@@ -36,6 +36,7 @@ from tuner.wording import one_line
 __all__ = ["Fit"]
 
 FEW_ROWS = 4  # of a rehearsal: the weights' gradients cost most, and need no more
+LARGE_BYTES = 2**26  # of weights
 MOST_SHOWN = 4  # keys of a state_dict in one message
 
 
@@ -152,7 +153,7 @@ class Fit:
         listed = ", ".join(map(described, arguments))
         place = self._place_of(module["ModelNew"])
         with self._told(f"ModelNew({listed})", f"get_init_inputs() gives [{listed}]", place):
-            model = constructed(module["ModelNew"], arguments, "cpu")
+            model = self._constructed(module["ModelNew"], arguments)
             mine, own = keys_of(model), [name for name, _ in model.named_parameters()]
         reference = self.problem.model_without_memory()
         model.train(reference.training)
@@ -168,6 +169,15 @@ class Fit:
                 "  next: give ModelNew the same modules and parameters, under the same names",
             )
         return model
+
+    def _constructed(self, kind: Any, arguments: Sequence[Any]) -> Any:
+        """Construct it on the CPU: large weights without numbers, which would take seconds."""
+        # What looks at numbers, and what is wrong, is constructed below.
+        with contextlib.suppress(ProblemError, NotImplementedError, RuntimeError):
+            state = self.problem.model_without_memory().state_dict()
+            if sum(tensor.nbytes for tensor in state.values()) >= LARGE_BYTES:
+                return constructed(kind, arguments, "meta", is_quick=True).to_empty(device="cpu")
+        return constructed(kind, arguments, "cpu")
 
     # ---- its call -----------------------------------------------------------------------------
 

@@ -110,7 +110,10 @@ class Screening:
         self._module |= fused(operator)
         if self._model is None:
             self._model = constructed(
-                self._module["ModelNew"], self._problem.init_inputs(0), self._oracle.device
+                self._module["ModelNew"],
+                self._problem.init_inputs(0),
+                self._oracle.device,
+                is_quick=True,  # each question brings weights
             )
         model = self._model
         return lambda: model
