@@ -703,6 +703,7 @@ def test_cache_that_a_candidate_keeps_is_taken_back(cuda):
 @pytest.mark.gpu
 def test_samples_dropped_while_throttled_are_counted(cuda, monkeypatch):
     timer = CudaTimer(0)
+    monkeypatch.setattr(timer._kept_cache, "release", lambda: False)  # what other tests leave
     answers = iter([True, True])
     monkeypatch.setattr(timer._clocks, "are_throttled", lambda: next(answers, False))
     assert len(timer.samples(lambda _: cuda._sleep(1000), 10)) == 10
@@ -712,7 +713,7 @@ def test_samples_dropped_while_throttled_are_counted(cuda, monkeypatch):
 @pytest.mark.gpu
 def test_a_gpu_that_stays_throttled_is_timed_as_it_is(cuda, monkeypatch):
     timer = CudaTimer(0)
-    timer._kept_cache.release()  # what an earlier test left would make batches of one sample
+    monkeypatch.setattr(timer._kept_cache, "release", lambda: False)  # what other tests leave
     monkeypatch.setattr(timer._clocks, "are_throttled", lambda: True)
     assert len(timer.samples(lambda _: cuda._sleep(1000), 10)) == 10
     assert timer.num_throttled == 30

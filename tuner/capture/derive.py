@@ -44,7 +44,7 @@ _VALUES: dict[str, list[int | bool]] = {
     "piece": [16384, 65536, 262144],
     "split": [1, 2, 4, 8, 16, 32, 64],
 }
-FORMAT = 6  # of what is written; part of the key
+FORMAT = 7  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -126,7 +126,7 @@ def _names(stages: Stages) -> dict[str, str]:
     """Return a name of every value for the texts: short, and no two alike."""
     values = []
     for nest in stages.nests:
-        values += [t.name for t in nest.arguments]
+        values += [*(t.name for t in nest.arguments), *nest.taps]
         for each in nest.passes:
             values += [s.name for s in (*each.statements, *each.after)]
             values += [r.name for r in each.reductions]

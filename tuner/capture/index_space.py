@@ -121,7 +121,7 @@ class _Inference:
 
     def __init__(self, graph: Graph, nodes: Sequence[Node], numbers: Container[str]) -> None:
         self.nodes, self.numbers = nodes, numbers
-        names = {n.name for n in nodes} | {r for n in nodes for r in n.refs if r not in numbers}
+        names = {n.name for n in nodes} | {r for n in nodes for r in self._refs(n)}
         self.forms = {name: graph.value(name).shape for name in names}
         reduced = [n for n in self.nodes if n.op in REDUCTIONS]
         shapes = [n.shape for n in self.nodes]
@@ -204,6 +204,8 @@ class _Inference:
         return found
 
     def _refs(self, node: Node) -> list[str]:
+        if node.op == "tap":  # whose source is another space
+            return []
         return [name for name in node.refs if name not in self.numbers]
 
     def _varies(self, name: str, node: Node) -> frozenset[int]:

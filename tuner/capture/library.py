@@ -51,7 +51,7 @@ _FORMS = {
 }
 # Calls that no arithmetic is done in.
 MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
-_OTHERS = {*REDUCTIONS, "gather", "cast"}  # what has loops and is no pointwise operation
+_OTHERS = {*REDUCTIONS, "gather", "cast", "tap"}  # what has loops and is no pointwise operation
 
 
 @dataclass(frozen=True, slots=True)

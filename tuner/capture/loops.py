@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from tuner.capture.indexing import is_split, offset, row_dims
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement, still_needed
 from tuner.capture.operations import OPERATIONS, converted, emit, literal
+from tuner.capture.windows import cpp_tap, cpp_window
 
 __all__ = [
     "CPP_TYPES",
@@ -310,6 +311,11 @@ class _Writer:
                 body.append(f"const simd::Floats {text} = simd::load({text}_kept + column + j);")
             elif name == COLUMN:
                 body.append(f"const simd::Floats {text} = rows_of::columns(column + j);")
+            elif name in self.nest.taps:
+                tap = self.nest.taps[name]
+                yield cpp_window(tap, text)
+                yield f"const int64_t {text}_row = {self._segment_at(name)};"
+                body.append(cpp_tap(text, f"{self.names[tap.source]}_all", f"{text}_row + j"))
             elif name in self.given and self.nest.is_inner(name):
                 at = self._segment_at(name)
                 if self.nest.is_dense(name):

@@ -21,12 +21,14 @@ from tuner.capture.operations import Kind
 __all__ = [
     "COLUMN",
     "DTYPES",
+    "Axis",
     "Fold",
     "Nest",
     "Output",
     "Pass",
     "Reduction",
     "Statement",
+    "Tap",
     "still_needed",
 ]
 
@@ -72,6 +74,37 @@ class Output:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """How windows go along an axis: sizes of the pooled tensor and the input, in elements.
+
+    `stride` is how far two windows are apart, `first` where the first one is read.
+    """
+
+    made: int
+    given: int
+    stride: int
+    first: int
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether nothing beyond the edges is read."""
+        return self.first >= 0 and (self.made - 1) * self.stride + self.first < self.given
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """A value whose elements lie in `source` as the last axes say; `fill` beyond its edges.
+
+    `is_narrow`: neither tensor has 2^31 elements.
+    """
+
+    source: str
+    axes: tuple[Axis, ...]
+    fill: float
+    is_narrow: bool
+
+
 @dataclass(slots=True)
 class Pass:
     """A sweep over the columns: what it computes, reduces and writes.
@@ -96,6 +129,7 @@ class Nest:
         passes: in order.
         outputs: what is written, once each.
         kinds: of values that are no floats: masks.
+        taps: values that are read from windows of an argument, by name.
     """
 
     space: Space
@@ -105,6 +139,7 @@ class Nest:
     outputs: tuple[Output, ...]
     flops: int
     kinds: Mapping[str, Kind]
+    taps: Mapping[str, Tap] = field(default_factory=dict)
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
-from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement
+from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
 from tuner.capture.operations import OPERATIONS, Kind
+from tuner.capture.windows import tap_of
 
 __all__ = ["nest_of", "real_name"]
 
@@ -60,9 +61,11 @@ class _Builder:
         self.reductions: dict[str, Reduction] = {}
         self.order: list[str] = []
         self.flops = 0
+        self.taps: dict[str, Tap] = {}
         own = {n.name for n in nodes}
+        self._keep_taps_apart(own)
         views: dict[str, Node] = {}
-        left = [r for n in nodes for r in n.refs]
+        left = [r for n in nodes if n.op != "tap" for r in n.refs]
         while left:
             value = graph.value(left.pop())
             if not isinstance(value, Node) or value.name in views or value.name in own:
@@ -95,6 +98,16 @@ class _Builder:
                 self.varies[real] = dims
 
     # ---- nodes --------------------------------------------------------------------------------
+
+    def _keep_taps_apart(self, own: Container[str]) -> None:
+        """Refuse what taps cannot share a nest with: what makes their source, and reductions."""
+        for node in self.nodes:
+            if node.op == "tap" and real_name(self.graph, node.refs[0]) in own:
+                raise refusal(node, "windows of what is computed here")
+        if any(node.op == "tap" for node in self.nodes):
+            for node in self.nodes:
+                if node.op in REDUCTIONS or node.op == "gather":
+                    raise refusal(node, f"{node.op} beside windows")
 
     def build(self) -> Nest:
         own = {n.name for n in self.nodes}
@@ -134,10 +147,13 @@ class _Builder:
                 self.varies[name] = frozenset(range(len(self.space.sizes)))
             outputs.append(Output(name, dtype, count))
         space = Space(self.space.sizes, self.space.columns, self.space.tail, self.varies)
+        for tap in self.taps.values():  # which is read as a whole
+            self.varies.setdefault(tap.source, self.space.columns)
         names = [o.name for o in outputs]
         return Nest(
             space, tuple(arguments), tuple(self._of_rows(self._needed(names), 0)),
             tuple(self._passes(outputs)), tuple(outputs), self.flops, self.kinds,
+            self.taps,
         )  # fmt: skip
 
     def _is_inner(self, name: str) -> bool:
@@ -149,6 +165,10 @@ class _Builder:
             return
         if node.op == "gather":
             self._gather(node)
+            return
+        if node.op == "tap":
+            self.taps[node.name] = tap_of(self.graph, node, real_name(self.graph, node.refs[0]))
+            self.levels[node.name] = 0
             return
         if node.op == "cast" and node.dtype == "bool":
             self._add(node.name, "ne", (self._operand(node.args[0]), 0.0))

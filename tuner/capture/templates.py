@@ -229,6 +229,8 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
         "{% endif %}",
         '{% include "_lib/cpu_rows.hpp" %}',
     ]
+    if any(nest.taps for nest in stages.nests):
+        head.append('{% include "_lib/cpu_windows.hpp" %}')
     if large:
         head += [
             "{% if huge_pages %}",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from tuner.capture.indexing import is_split, offset, row_dims
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
 from tuner.capture.operations import OPERATIONS, converted, emit, literal
+from tuner.capture.windows import triton_tap
 
 __all__ = ["RESERVED", "triton_text"]
 
@@ -281,6 +282,10 @@ class _Writer:
             text = self.names[name]
             if name == COLUMN:
                 yield f"{text} = col_ids.to(tl.float32)"
+            elif name in self.nest.taps:
+                tap = self.nest.taps[name]
+                source = f"{self.names[tap.source]}_all"
+                yield from triton_tap(tap, text, source, self._at(name))
             elif name in self.given and self.nest.is_inner(name):
                 mask = "present" if self.space.varies[name] & {*self.rows} else "is_col"
                 value = f"tl.load({text}_all + {self._at(name)}, mask={mask}, other=0)"

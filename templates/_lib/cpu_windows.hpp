@@ -1,0 +1,38 @@
+// Elements of windows: for each element of a pooled tensor, in row-major order, one of the input.
+// Expects cpu_simd.hpp and cpu_math.hpp before it.
+namespace windows {
+
+// Of each axis: the sizes of the pooled tensor and of the input, how far two windows are apart, and
+// where the first one is read, which may be before the edge. Beyond the edges lies `fill`.
+template <int kAxes>
+struct Window {
+  int64_t made[kAxes], given[kAxes], stride[kAxes], first[kAxes];
+  float fill;
+};
+
+template <bool kPart, int kAxes>
+static inline simd::Floats tap(const float* from, const Window<kAxes>& of, int64_t at, int n) {
+  int64_t place[kAxes], outer = at;
+  for (int axis = kAxes - 1; axis >= 0; --axis) {
+    place[axis] = outer % of.made[axis];
+    outer /= of.made[axis];
+  }
+  simd::Floats found = math::splat(of.fill);
+  const int count = kPart ? n : simd::kWidth;
+  for (int lane = 0; lane < count; ++lane) {
+    int64_t where = outer;
+    bool is_inside = true;
+    for (int axis = 0; axis < kAxes; ++axis) {
+      const int64_t i = place[axis] * of.stride[axis] + of.first[axis];
+      is_inside = is_inside && i >= 0 && i < of.given[axis];
+      where = where * of.given[axis] + i;
+    }
+    if (is_inside) found[lane] = from[where];
+    int axis = kAxes - 1;
+    while (axis >= 0 && ++place[axis] == of.made[axis]) place[axis--] = 0;
+    if (axis < 0) ++outer;
+  }
+  return found;
+}
+
+}  // namespace windows
