@@ -128,6 +128,14 @@ def _source(width: int) -> str:
             f'extern "C" double test_double_{name}(const double* a) {{'
             f" return math::{name}(simd::load(a)); }}\n"
         )
+    for op in GROWING:
+        value = emit(op, ["simd::load(a + i)"])
+        functions.append(
+            f'extern "C" void test_{op}_less(const float* a, const float* b, const float*,'
+            " float* out, int64_t count) {\n"
+            "  for (int64_t i = 0; i < count; i += simd::kWidth)\n"
+            f"    simd::store(out + i, {value} - simd::load(b + i));\n}}\n"
+        )
     values = ", ".join(f"({literal(value)})[0]" for value in CONSTANTS)
     functions.append(
         f'extern "C" float test_constant(int i) {{ const float all[] = {{{values}}};'
@@ -161,6 +169,21 @@ def _run(width: int, case: tuple[str, dict[str, float]], operands: list[Tensor])
     function.restype = None
     function(*(array.data_ptr() for array in arrays), out.data_ptr(), count)
     return out
+
+
+GROWING = ("exp", "exp2", "expm1")
+
+
+@pytest.mark.parametrize("op", GROWING)
+def test_infinity_less_infinity_is_no_number_also_where_products_and_sums_fuse(op):
+    """A fused sum takes the product as it is before it is rounded to infinity."""
+    a = torch.tensor([math.inf, 1e4, 200.0, 129.0, 1.0, -math.inf, math.nan, 88.0] * 2)
+    operands = [a, torch.full_like(a, math.inf)]
+    expected = PYTORCH[op](a) - operands[1]
+    assert expected[:4].isnan().all() and expected[4] == -math.inf
+    for width in WIDTHS:
+        got = _run(width, (f"{op}_less", {}), operands)
+        torch.testing.assert_close(got, expected, equal_nan=True)
 
 
 SPECIAL = [

@@ -29,7 +29,12 @@ MATH_INLINE Scaled scaled(Floats rest, Mask k) {
   return Scaled{rest, power_of_two(half), power_of_two(k - half)};
 }
 
-MATH_INLINE Floats value_of(Scaled x) { return (1.0f + x.rest) * x.first * x.second; }
+// Infinity by itself beyond `most`: what overflows in a product is still finite in a fused
+// multiplication and addition, where that product plus -Infinity would not be NaN.
+MATH_INLINE Floats value_of(Scaled parts, Floats x, float most) {
+  const Floats value = (1.0f + parts.rest) * parts.first * parts.second;
+  return where(x > most, splat(__builtin_inff()), value);
+}
 
 // (e^r - 1 - r) / r^2 for |r| <= 0.3476: 2^-27.9 of e^r.
 MATH_INLINE Floats exp_rest(Floats r) {
@@ -45,7 +50,7 @@ MATH_INLINE Scaled exp_parts(Floats x) {
   return scaled(r + r * r * exp_rest(r), integer_of(shifted));
 }
 
-MATH_INLINE Floats exp(Floats x) { return value_of(exp_parts(x)); }
+MATH_INLINE Floats exp(Floats x) { return value_of(exp_parts(x), x, 88.7228317f); }
 
 // factor * e^x for x <= 20, also where e^x alone would be denormal or 0. 0 * Inf is NaN.
 MATH_INLINE Floats exp_times(Floats x, Floats factor) {
@@ -61,7 +66,7 @@ MATH_INLINE Floats exp2(Floats x) {
   // (2^r - 1) / r for |r| <= 1/2: 2^-25.9 of 2^r.
   const Floats q = polynomial(r, 6.931471825e-01f, 2.402264774e-01f, 5.550332367e-02f,
                               9.618436918e-03f, 1.339887502e-03f, 1.535336050e-04f);
-  return value_of(scaled(r * q, integer_of(shifted)));
+  return value_of(scaled(r * q, integer_of(shifted)), x, 127.999992f);
 }
 
 MATH_INLINE Floats expm1(Floats x) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ __all__ = ["Extent", "batch_probes", "odd_batch"]
 
 # Numbers that a call takes and makes, those in between as well. The judge holds some of them six
 # times, in float64.
-MOST_ELEMENTS = 2**30  # of what is asked again and again at full size: 4 GB
+MOST_ELEMENTS = 2**29  # of what is asked again and again at full size: 2 GB
 HELD_ELEMENTS = 2**28  # of what is asked at other batches
 REDUCED_ELEMENTS = 2**25  # of what is asked at a smaller batch to be quick
 FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows are cheap
@@ -39,6 +40,12 @@ class Extent:
     def holds(self, rows: int) -> bool:
         """Whether there is room for so many rows at another batch than the problem's own."""
         return rows <= max(FEW_ROWS, self.rows_within(HELD_ELEMENTS))
+
+    @property
+    def is_large(self) -> bool:
+        """Whether one call at the problem's own batch takes much of a device's memory."""
+        own = self.num_rows or 1
+        return math.isfinite(self.row_elements) and own > self.rows_within(HELD_ELEMENTS)
 
     @property
     def full(self) -> int | None:

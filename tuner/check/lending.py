@@ -8,6 +8,7 @@ into rooms: empty tensors that the producer has made and lent.
 from __future__ import annotations
 
 import base64
+import gc
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ __all__ = ["Rooms", "copied", "free_unused", "is_sample", "is_worth_it", "lent",
 
 LENT_FROM_BYTES = 2**20  # what is smaller goes through the host as fast
 SAMPLE_ELEMENTS = 2**19
+MOST_HELD_BYTES = 8 * 2**30
 MOST_UNUSED_BYTES = 4 * 2**30  # to free and ask for less costs more than it gives
 # What PyTorch's own `torch.multiprocessing` passes on, in the order of its functions.
 _NAMES = (
@@ -118,11 +120,14 @@ def free_unused(device: str | torch.device) -> None:
     """Give a GPU's memory that this process no longer uses to the others, where it is much."""
     import torch
 
-    if torch.device(device).type == "cuda":
-        held = torch.cuda.memory_stats(device)
-        unused = held["reserved_bytes.all.current"] - held["allocated_bytes.all.current"]
-        if unused > MOST_UNUSED_BYTES:
-            torch.cuda.empty_cache()
+    if torch.device(device).type != "cuda":
+        return
+    if torch.cuda.memory_allocated(device) > MOST_HELD_BYTES:
+        gc.collect()  # what refers to itself goes when objects are many, not when they are large
+    held = torch.cuda.memory_stats(device)
+    unused = held["reserved_bytes.all.current"] - held["allocated_bytes.all.current"]
+    if unused > MOST_UNUSED_BYTES:
+        torch.cuda.empty_cache()
 
 
 def sample(device: str | torch.device) -> torch.Tensor:

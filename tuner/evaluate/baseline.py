@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from tuner.check import crossing
+from tuner.check import crossing, lending
 from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
@@ -76,6 +76,8 @@ class Baseline(Giver):
             inputs = self._timed.inputs.of_call(call)
             expected = self._oracle.expected_of_call(self._timed.model, inputs)
             result = self._oracle.verdict(expected, given)
+        del given, expected  # the next set of processes begins before this one has ended
+        lending.free_unused(self._oracle.device)
         return {"result": json.loads(to_json(result))}, ()
 
     def judge_kept(
@@ -110,6 +112,8 @@ class Baseline(Giver):
                     for part in ("positions", "values")
                 )
                 wrong = wrong_element(expected, kinds, positions, values, self._oracle.accuracy)
+            del expected
+            lending.free_unused(self._oracle.device)
             if wrong:
                 return {
                     "reason": f"the output of a timed call was wrong: {wrong} (timed call "

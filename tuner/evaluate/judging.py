@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import crossing, lending
+from tuner.check.batches import Extent
 from tuner.check.chance import modes_of
 from tuner.check.expected import Expected
 from tuner.check.probe import Probe
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge"]
 
-# Of the memory that is free, for what a judge expects of its probes. A GPU computes it anew in no
-# time, and needs its memory for contenders.
-KEPT_SHARE = {"cpu": 0.25, "cuda": 0.05}
+KEPT_SHARE = 0.25  # of the memory that is free, for what a judge expects of its probes
+LARGE_SHARE = 0.02  # of a large problem, whose contenders need the memory
 FEW_ROWS = 8
 
 
@@ -34,8 +34,7 @@ class Judge(Giver):
 
     def __init__(self, oracle: Oracle) -> None:
         super().__init__(oracle)
-        share = KEPT_SHARE[oracle.device.partition(":")[0]]
-        self._room_bytes = int(share * _free_bytes(oracle.device))  # for what is kept
+        self._room_bytes = 0  # for what is kept
         self._asked: dict[int, Expected] = {}  # by ticket: several contenders may be in turn
         self._num_asked = 0
         self._kept: dict[Probe, Expected] = {}  # for the next contender
@@ -52,6 +51,9 @@ class Judge(Giver):
         modes = modes_of(problem, device)
         model = problem.make_model(0, device, is_quick=True)
         row = row_elements(problem, model, device, FEW_ROWS)
+        is_large = Extent(problem.num_rows(), row).is_large
+        share = LARGE_SHARE if is_large else KEPT_SHARE
+        self._room_bytes = int(share * _free_bytes(device))
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
             "row_elements": row if math.isfinite(row) else 0.0,

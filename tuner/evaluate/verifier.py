@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.check.batches import Extent
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
@@ -170,18 +171,22 @@ class Verifier:
     def _answers(self, producer: Worker, probes: list[Probe], most_s: float, lends: bool) -> Any:
         """Yield the verdict on each answer, until one is a rejection.
 
-        The next question is made while the contender answers the one before.
+        The next question is made while the contender answers the one before, unless both are
+        large: the device's memory might not hold them.
         """
         generation = self._judge.generation
         known: set[str] = set()  # weights that this producer has
         seconds: dict[str, float] = {}
+        extent = Extent(self._about["num_rows"], float(self._about["row_elements"]))
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self._question, probes[0], generation, lends)
             for number, probe in enumerate(probes):
                 start_s = time.monotonic()
                 question = ahead.result()
-                if number + 1 < len(probes):
-                    ahead = pool.submit(self._question, probes[number + 1], generation, lends)
+                following = probes[number + 1] if number + 1 < len(probes) else None
+                waits = extent.is_large and following is not None and following.batch is None
+                if following is not None and not waits:
+                    ahead = pool.submit(self._question, following, generation, lends)
 
                 def answered(
                     draw: int, probe: Probe = probe, question: Reply = question
@@ -195,6 +200,8 @@ class Verifier:
                 yield result
                 if not result.is_accepted:
                     return
+                if following is not None and waits:
+                    ahead = pool.submit(self._question, following, generation, lends)
         self._seconds = seconds
 
     def _question(self, probe: Probe, generation: int, lends: bool) -> Reply:
