@@ -23,7 +23,7 @@ MIN_SEARCH_S = 2.0
 REPORT_S = 3.0
 # Compiling an exported file with PyTorch's headers: 12 s to 20 s of one slow core for C++, 6 s to
 # 8 s beside an H200 for a CUDA kernel; Triton compiles at its first call.
-COMPILE_S: dict[Language, float] = {"cpp": 16.0, "cuda": 12.0, "triton": 4.0}
+COMPILE_S: dict[Language, float] = {"cpp": 8.0, "cuda": 12.0, "triton": 4.0}
 CHECK_S = 8.0  # until one was seen
 # Of a set of processes: forks, contexts, what they load, what is kept of the calls, their ends.
 START_S = {"cpu": 1.5, "cuda": 3.5}

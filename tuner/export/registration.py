@@ -50,16 +50,19 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     # than all the rest.
     steps = [step for call in plan.calls for step in call.steps]
     made = [tensor for call in plan.calls for tensor in call.made]
-    operations = {"empty", *(step.function for step in steps if step.kind == "aten")}
-    operations |= {"zeros" for tensor in made if tensor.zero}
+    operations = {step.function for step in steps if step.kind == "aten"}
+    if is_cuda:
+        operations |= {"zeros" if tensor.zero else "empty" for tensor in made}
+    registers = "torch/library.h" if is_cuda else "torch/csrc/stable/library.h"
     lines = [
         "#include <tuple>",
         "#include <algorithm>",
         "#include <limits>",
+        *(() if is_cuda else ("#include <cstring>", "#include <memory>")),
         "#include <ATen/Parallel.h>",
         "#include <ATen/core/Tensor.h>",
         *(f"#include <ATen/ops/{operation}.h>" for operation in sorted(operations)),
-        "#include <torch/library.h>",
+        f"#include <{registers}>",
     ]
     if is_cuda:
         lines += ["#include <c10/cuda/CUDAGuard.h>", "#include <c10/cuda/CUDAStream.h>"]
@@ -68,14 +71,17 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     lines += ["", *(declarations if is_cuda else ()), "", "namespace {", "", _PREPARED, ""]
     for call in plan.calls:
         lines += [*_function(call, is_cuda), ""]
+        lines += [] if is_cuda else [*_boxed(call), ""]
     lines += ["}  // namespace", ""]
-    key = "CUDA" if is_cuda else "CPU"
+    key, macro, prefix = (
+        ("CUDA", "TORCH_LIBRARY", "call") if is_cuda else ("CPU", "STABLE_TORCH_LIBRARY", "boxed")
+    )
     defined = " ".join(f'm.def("{schema(call)}");' for call in plan.calls)
     names = [call.function for call in plan.calls]
-    implemented = " ".join(f'm.impl("{name}", &call_{name});' for name in names)
+    implemented = " ".join(f'm.impl("{name}", &{prefix}_{name});' for name in names)
     lines += [
-        f"TORCH_LIBRARY({namespace}, m) {{ {defined} }}",
-        f"TORCH_LIBRARY_IMPL({namespace}, {key}, m) {{ {implemented} }}",
+        f"{macro}({namespace}, m) {{ {defined} }}",
+        f"{macro}_IMPL({namespace}, {key}, m) {{ {implemented} }}",
         "",
     ]
     return "\n".join(lines)
@@ -156,6 +162,36 @@ def _function(plan: Plan, is_cuda: bool) -> list[str]:
     return [f"{result} call_{plan.function}({arguments}) {{", *body, "}"]
 
 
+def _boxed(plan: Plan) -> list[str]:
+    """Write a call as PyTorch's stable interface takes it.
+
+    A tensor crosses as the address of one that is the receiver's, a number by its bits. To
+    register the call as it is, the compiler reads headers for 5 s.
+    """
+    lines, words = [], []
+    for place, argument in enumerate(plan.arguments):
+        name = argument.name
+        if argument.shape is not None:
+            given = f"reinterpret_cast<at::Tensor*>(stack[{place}])"
+            lines.append(f"const std::unique_ptr<at::Tensor> {name}_({given});")
+            words.append(f"*{name}_")
+        else:
+            lines.append(f"{_cpp_number(argument)} {name};")
+            lines.append(f"std::memcpy(&{name}, stack + {place}, sizeof {name});")
+            words.append(name)
+    call = f"call_{plan.function}({', '.join(words)})"
+    names = [output.name for output in plan.outputs]
+    made = (
+        f"auto [{', '.join(names)}] = {call};" if len(names) > 1 else f"auto {names[0]} = {call};"
+    )
+    lines.append(made)
+    for place, name in enumerate(names):
+        address = f"new at::Tensor(std::move({name}))"
+        lines.append(f"stack[{place}] = reinterpret_cast<StableIValue>({address});")
+    head = f"void boxed_{plan.function}(StableIValue* stack, uint64_t, uint64_t) {{"
+    return [head, *(f"  {line}" for line in lines), "}"]
+
+
 def _body(plan: Plan, is_cuda: bool) -> list[str]:
     tensors = [a for a in plan.arguments if a.shape is not None]
     first = f"{tensors[0].name}_"
@@ -175,8 +211,10 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
     for tensor in plan.made:
         make = "zeros" if tensor.zero else "empty"
         dims = ", ".join(to_cpp(Expression.parse(d), {}) for d in tensor.shape)
+        # The method needs no further header.
+        maker = f"at::{make}" if is_cuda else f"{first}.new_{make}"
         lines.append(
-            f"at::Tensor {tensor.name} = at::{make}({{{dims}}}, "
+            f"at::Tensor {tensor.name} = {maker}({{{dims}}}, "
             f"{first}.options().dtype({_AT_TYPE[tensor.dtype]}).requires_grad(false));"
         )
     if any("num_threads" in step.args for step in plan.steps):
