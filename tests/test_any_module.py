@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 from tuner.planning import plan
+from tuner.problem.draws import widened
 from tuner.problem.reference import load_problem
 from tuner.review.summary import summary
 from tuner.run import open_run
@@ -120,6 +122,9 @@ MODULES: dict[str, tuple[str, str, str]] = {
     ),
     "pooled_to_one": (f"{F}.adaptive_avg_pool2d({F}.gelu(self.c(x)), 1).sum(1).sum(-1)",
                       "self.c = nn.Conv2d(3, 4, 3)", "torch.randn(2, 3, 8, 8)"),
+    "number": ("x * y + torch.relu(x) / y", "", f"{X}, 3.14159"),
+    "number_of_product": ("torch.tanh(self.l(x) * y) * y", "self.l = nn.Linear(100, 9)",
+                          f"{X}, 0.1"),
     "max_pool": (f"{F}.max_pool2d(x, 3, 2, 1)", "", "torch.randn(4, 6, 17, 19)"),
     "max_pool_in_3d": (f"{F}.max_pool3d(x, 3, stride=2, padding=1, dilation=2).exp()", "",
                        "torch.randn(2, 3, 11, 9, 12)"),
@@ -145,7 +150,7 @@ PARAMS = [
 
 def text_of(name: str) -> str:
     forward, init, inputs = MODULES[name]
-    names = "x, y, z"[: 3 * inputs.count("torch.") - 2]
+    names = "x, y, z"[: 3 * len(ast.parse(f"[{inputs}]", mode="eval").body.elts) - 2]
     return f"""
 import torch
 import torch.nn as nn
@@ -215,7 +220,7 @@ def test_the_loops_compute_what_the_module_does(name, tmp_path):
 
 
 def in_float64(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [x.double() if x.is_floating_point() else x for x in inputs]
+    return [widened(x) for x in inputs]
 
 
 def other_rows(problem, module) -> list[list[torch.Tensor]]:
@@ -260,7 +265,7 @@ def test_triton_blocks_compute_what_the_module_does(name, tmp_path):
         wide = problem.make_model(0).double().cuda()
         wide.load_state_dict(reference.state_dict())
         for inputs in [problem.make_inputs(1), *other_rows(problem, module)]:
-            inputs = [x.cuda() for x in inputs]
+            inputs = [x.cuda() if isinstance(x, torch.Tensor) else x for x in inputs]
             for x in inputs[:1]:
                 x.view(-1)[5] = -30.0
             with torch.no_grad():

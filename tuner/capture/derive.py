@@ -22,8 +22,8 @@ from pathlib import Path
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.from_module import made_from
 from tuner.capture.graph import GRAPH_FILE, Graph, Tensor
-from tuner.capture.index_space import NotOneNest
 from tuner.capture.nest import Output
+from tuner.capture.scalars import numbers_of, with_numbers_as_tensors
 from tuner.capture.settings import settings_of
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.templates import blocks_of, cpp_template, main_of, triton_template
@@ -82,9 +82,7 @@ def derived(
     Raises:
         NotOneNest: no loops can be generated for the graph.
     """
-    if any(not argument.is_tensor for argument in graph.arguments):
-        raise NotOneNest("an argument of forward is no tensor\n  expected: tensors alone")
-    graph = with_biases_apart(graph)
+    graph = with_biases_apart(with_numbers_as_tensors(graph))
     stages = stages_of(graph)
     op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
     names = _names(stages)
@@ -233,11 +231,14 @@ def _model_new(
     has_modes: bool,
     is_free: bool,
 ) -> str:
-    inputs = [t.name for t in graph.inputs]
+    numbers = numbers_of(graph)
+    place = next((f"{a.name}.device" for a in graph.arguments if a.is_tensor), "fused_device")
     state = {t.name for t in (*graph.parameters, *graph.buffers)}
     arguments = []
     for tensor, is_whole in _given(graph, stages):
         source = _path(tensor.name) if tensor.name in state else tensor.name
+        if tensor.name in numbers:
+            source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.float32)"
         flat = f"-1, {stages.nests[0].space.cols}" if is_free and is_whole else "-1"
         as_bytes = ".view(torch.uint8)" if tensor.dtype == "bool" else ""
         reshaped = "" if stages.calls and tensor.shape else f".reshape({flat})"
@@ -258,7 +259,8 @@ def _model_new(
         updates.append(f"{_path(buffer)}.copy_({source})")
     return _MODULE.format(
         reference=reference.rstrip(),
-        inputs=[(t.dtype, list(t.shape)) for t in graph.inputs],
+        inputs=[(t.dtype, list(t.shape)) for t in graph.inputs if t.name not in numbers],
+        is_number=[not a.is_tensor for a in graph.arguments],
         state=_forms((*graph.parameters, *graph.buffers)),
         settings=dict(settings),
         has_modes=has_modes,
@@ -266,7 +268,7 @@ def _model_new(
         has_calls=bool(stages.calls),
         settings_of=inspect.getsource(settings_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
-        names=", ".join(inputs),
+        names=", ".join(a.name for a in graph.arguments),
         arguments=", ".join(arguments),
         updates="".join(f"        {line}\n" for line in updates),
         result=results[0] if len(results) == 1 else f"({', '.join(results)},)",
@@ -291,6 +293,7 @@ from typing import Any
 _HAS_FREE_ROWS = {has_free_rows}
 _HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
 _INPUTS = {inputs!r}
+_IS_NUMBER = {is_number!r}  # of each argument
 _STATE = {state!r}
 _SETTINGS = {settings!r}
 
@@ -304,6 +307,9 @@ _SETTINGS = {settings!r}
 def is_usual(module, inputs):
     # Whether a call is one that the loops were written for.
     device = torch.device(fused_device).type
+    if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
+        return False
+    inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
     state = dict(module.named_parameters()) | dict(module.named_buffers())
     tensors = (*inputs, *state.values())
     if not all(isinstance(x, torch.Tensor) for x in tensors):

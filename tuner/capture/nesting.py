@@ -29,10 +29,8 @@ def _is_same(graph: Graph, node: Node) -> bool:
     if node.op != "cast":
         return False
     before = graph.value(name_of(node.args[0])).dtype
-    return (before == "bool" and node.dtype in DTYPES) or (before, node.dtype) == (
-        "int64",
-        "float32",
-    )
+    is_wider = (before, node.dtype) == ("int64", "float32") or before == node.dtype
+    return is_wider or (before == "bool" and node.dtype in DTYPES)
 
 
 def nest_of(graph: Graph, nodes: Sequence[Node], wanted: Mapping[str, str]) -> Nest:
