@@ -158,7 +158,7 @@ def print_verdict(check: Check) -> None:
     """Print the first probes' errors, and whether all were accepted."""
     from tuner.review.words import draws_words
 
-    compared = [p for p in check.probes if 0.0 < max(p.max_abs, p.baseline_max_abs) < math.inf]
+    compared = [p for p in check.probes if p.is_accepted or 0.0 < p.max_abs < math.inf]
     for probe in compared[:3]:
         out.print(
             f"  {probe.probe}: rms {probe.rms_rel:.2e}, max {probe.max_abs:.2e}"

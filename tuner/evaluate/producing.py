@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.check import crossing, lending, produce
 from tuner.check.history import set_mode
 from tuner.check.surroundings import functions, replaced
-from tuner.errors import ProblemError, did_you_mean
+from tuner.errors import ProblemError
 from tuner.evaluate.child import Answer
 from tuner.evaluate.modules import (
     constructed,
@@ -85,10 +85,9 @@ class Producer:
             module |= {**fused(operator), "fused_op": differentiable(operator, module)}
         if not callable(module.get("ModelNew")):
             found = [n for n, value in module.items() if isinstance(value, type)]
-            hint = did_you_mean("ModelNew", found)
             raise ProblemError(
-                f"{file}: no class ModelNew\n  got: {', '.join(found) or 'no class'}\n  "
-                + (hint or "next: name the class that stands for the reference's Model ModelNew")
+                f"{file}: no class ModelNew\n  got: {', '.join(found) or 'no class'}\n"
+                "  next: name the class that stands for the reference's Model ModelNew"
             )
         # Weights that are replaced at once need not be drawn on the CPU: seconds for large ones.
         self._make_model = lambda **options: constructed(

@@ -161,7 +161,7 @@ def _loop(
                 elapsed_s = clock.seconds()
                 if should_stop():
                     is_over, end = True, "stopped by the user after {} trials"
-                elif elapsed_s >= budget.timeout_s:
+                elif elapsed_s >= budget.timeout_s and number > 0:  # one, however slow the machine
                     is_over, end = True, f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
             if is_over:
                 finisher.leave()
