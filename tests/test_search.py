@@ -401,6 +401,12 @@ def test_the_time_is_up_after_so_many_seconds_of_all_sessions(bench, clock):
     assert bench.search(FakeEvaluator(), timeout_s=30.0).endswith("the time is used up")
 
 
+def test_one_outcome_is_waited_for_however_little_time_there_is(bench, clock):
+    why = bench.search(FakeEvaluator(), trials=1000, timeout_s=0.5)
+    assert why.startswith("1 trials in") and why.endswith("the time is used up")
+    assert len(bench.trials) == 1
+
+
 def test_trials_of_earlier_sessions_count(bench):
     bench.search(FakeEvaluator(), trials=7)
     bench.search(FakeEvaluator(), trials=12)
