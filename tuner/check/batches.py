@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
@@ -14,11 +14,12 @@ from tuner.check.tells import TELLS
 __all__ = ["Extent", "batch_probes", "odd_batch"]
 
 # Numbers that a call takes and makes, those in between as well. The judge holds some of them six
-# times, in float64.
-MOST_ELEMENTS = 2**29  # of what is asked again and again at full size: 2 GB
-HELD_ELEMENTS = 2**28  # of what is asked at other batches
-REDUCED_ELEMENTS = 2**25  # of what is asked at a smaller batch to be quick
+# times, in float64; a CPU takes some 10 ns for each.
+MOST_ELEMENTS = {"gpu": 2**29, "cpu": 2**27}  # of what is asked again and again at full size
+HELD_ELEMENTS = {"gpu": 2**28, "cpu": 2**24}  # of what is asked at other batches
+REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**22}  # of what is asked at a smaller batch
 FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows are cheap
+HEAVY_ELEMENTS, FEWEST_HEAVY = 2**17, 4  # of such rows a kernel takes each by itself
 FEW_ROWS = 8  # that are asked whatever they take
 
 
@@ -32,6 +33,7 @@ class Extent:
 
     num_rows: int | None
     row_elements: float = 0.0
+    device: Literal["gpu", "cpu"] = "cpu"
 
     def rows_within(self, num_elements: int) -> int:
         """Return how many rows take at most that many numbers."""
@@ -39,24 +41,27 @@ class Extent:
 
     def holds(self, rows: int) -> bool:
         """Whether there is room for so many rows at another batch than the problem's own."""
-        return rows <= max(FEW_ROWS, self.rows_within(HELD_ELEMENTS))
+        return rows <= max(FEW_ROWS, self.rows_within(HELD_ELEMENTS[self.device]))
 
     @property
     def is_large(self) -> bool:
         """Whether one call at the problem's own batch takes much of a device's memory."""
         own = self.num_rows or 1
-        return math.isfinite(self.row_elements) and own > self.rows_within(HELD_ELEMENTS)
+        return math.isfinite(self.row_elements) and own > self.rows_within(
+            HELD_ELEMENTS[self.device]
+        )
 
     @property
     def full(self) -> int | None:
         """The batch of what is asked at full size: None, as given, unless that takes too much."""
-        if self.num_rows is None or self.num_rows <= self.rows_within(MOST_ELEMENTS):
+        if self.num_rows is None or self.num_rows <= self.rows_within(MOST_ELEMENTS[self.device]):
             return None
-        return max(FEW_ROWS, self.rows_within(MOST_ELEMENTS))
+        return max(FEW_ROWS, self.rows_within(MOST_ELEMENTS[self.device]))
 
     def reduced(self, secret: random.Random) -> int | None:
         """Draw the batch of what is asked at fewer rows; a known one would be a shape to know."""
-        most = max(FEWEST, min(MOST, self.rows_within(REDUCED_ELEMENTS)))
+        fewest = FEWEST_HEAVY if self.row_elements > HEAVY_ELEMENTS else FEWEST
+        most = max(fewest, min(MOST, self.rows_within(REDUCED_ELEMENTS[self.device])))
         if self.num_rows is None or self.num_rows <= most:
             return None
         return secret.randrange(3 * most // 4 + 1, most + 1)

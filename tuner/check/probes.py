@@ -78,7 +78,8 @@ def thorough_probes(
     secret = random.Random(seed)
     seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
     seed_weights = secret.getrandbits(31)
-    extent = Extent(None if may_refuse_batches else num_rows, row_elements)
+    rows = Extent(num_rows, row_elements, "gpu" if has_cuda else "cpu")
+    extent = replace(rows, num_rows=None) if may_refuse_batches else rows
     whole = _seeded(seed_full, seed_weights, mode=modes.own)
     is_less = extent.full is not None
     full = _seeded(seed_full, seed_weights, mode=modes.own, batch=extent.full, is_reduced=is_less)
@@ -104,7 +105,6 @@ def thorough_probes(
         *_traced_probes(full, reduced, modes),
     ]  # fmt: skip
     if num_rows is not None:
-        rows = Extent(num_rows, row_elements)
         probes += batch_probes(reduced, modes, rows, may_refuse_batches, secret)
     probes += unusual_probes(reduced, modes, secret, has_cuda)
     more = large_batch + secret.randrange(1, 33)

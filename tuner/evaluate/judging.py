@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.check import crossing, lending
 from tuner.check.batches import Extent
@@ -51,12 +51,13 @@ class Judge(Giver):
         modes = modes_of(problem, device)
         model = problem.make_model(0, device, is_quick=True)
         row = row_elements(problem, model, device, FEW_ROWS)
-        is_large = Extent(problem.num_rows(), row).is_large
+        kind: Literal["gpu", "cpu"] = "gpu" if device.startswith("cuda") else "cpu"
+        is_large = kind == "gpu" and Extent(problem.num_rows(), row, kind).is_large
         share = LARGE_SHARE if is_large else KEPT_SHARE
         self._room_bytes = int(share * _free_bytes(device))
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
-            "row_elements": row if math.isfinite(row) else 0.0,
+            "row_elements": row if math.isfinite(row) else 0.0, "is_large": is_large,
         }  # fmt: skip
 
     def ask(self, probe: str, lends: bool = False) -> Answer:

@@ -16,7 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.check.batches import Extent
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
@@ -177,14 +176,14 @@ class Verifier:
         generation = self._judge.generation
         known: set[str] = set()  # weights that this producer has
         seconds: dict[str, float] = {}
-        extent = Extent(self._about["num_rows"], float(self._about["row_elements"]))
+        is_large = bool(self._about["is_large"])
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self._question, probes[0], generation, lends)
             for number, probe in enumerate(probes):
                 start_s = time.monotonic()
                 question = ahead.result()
                 following = probes[number + 1] if number + 1 < len(probes) else None
-                waits = extent.is_large and following is not None and following.batch is None
+                waits = is_large and following is not None and following.batch is None
                 if following is not None and not waits:
                     ahead = pool.submit(self._question, following, generation, lends)
 
