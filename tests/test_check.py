@@ -860,6 +860,27 @@ def test_few_probes_run_at_full_size():
     assert large == {"more rows"}
 
 
+def test_large_modules_are_asked_fewer_rows_and_once_all_of_them():
+    usual = thorough_probes(1, 4096, has_cuda=True)
+    row = 3 * 393216  # a softmax of KernelBench's: 6 GB in, 6 GB out
+    large = thorough_probes(1, 4096, has_cuda=True, row_elements=row)
+    assert [p.name for p in large if p.batch is None] == ["as given"]
+    by_name = {p.name: p for p in large}
+    assert by_name["gradients at full size"].batch == 2**29 // row
+    assert by_name["fresh weights"].batch * row <= 2**25
+    more = by_name["more rows"]
+    assert more.batch > 4096 and more.calls == 1 and not more.gradients
+    others = [p for p in large if p.batch and p.name != "more rows" and not p.is_tall]
+    assert max(p.batch for p in others) * row <= 2**29
+    # What is left out are batches alone.
+    left_out = {p.name for p in usual} - by_name.keys()
+    assert left_out == {"an odd batch"} or not left_out
+    # The flagship's are as they were.
+    assert thorough_probes(1, 16384, has_cuda=True, row_elements=16400) == thorough_probes(
+        1, 16384, has_cuda=True
+    )
+
+
 def test_a_batch_that_is_taken_another_way_in_eval_mode_is_asked_for():
     usual = thorough_probes(1, 64)
     assert thorough_probes(1, 64, large_batch=64) == usual

@@ -284,3 +284,58 @@ def test_the_oracle_names_several_outputs(tmp_path):
     problem = load_problem(write(tmp_path, FLAGSHIP.replace("return x\n", "return x, 2 * x\n")))
     answer = problem.oracle(problem.make_model(0), problem.make_inputs(0))
     assert torch.equal(answer["output.1"], 2 * answer["output.0"])
+
+
+# ---- inputs that are large --------------------------------------------------------------------
+
+LARGE = FLAGSHIP.replace("batch_size = 64", "batch_size = 2**20")
+OF_NUMPY = FLAGSHIP.replace("    return [torch", "    import numpy as np\n    return [torch")
+
+
+def test_forms_and_stand_ins_of_large_inputs_draw_nothing(tmp_path, monkeypatch):
+    problem = load_problem(write(tmp_path, LARGE))
+    monkeypatch.setattr(problem._given, "_whole", None)  # a draw would fail
+    assert problem.num_rows() == 2**20
+    assert [tuple(x.shape) for x in problem.stand_ins()] == [(2**20, 48)]
+    assert [tuple(x.shape) for x in problem.stand_ins(7)] == [(7, 48)]
+    assert problem.stand_ins(7)[0].device.type == "cpu"
+
+
+def test_stand_ins_of_small_inputs_are_a_draw(flagship):
+    assert torch.equal(flagship.stand_ins(3)[0], flagship.make_inputs(0, batch=3)[0])
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_inputs_are_drawn_on_the_device_where_get_inputs_can_do_that(tmp_path, device):
+    problem = load_problem(write(tmp_path, FLAGSHIP))
+    drawn = problem._given.drawn(3, 70, device)
+    assert [(tuple(x.shape), x.device.type) for x in drawn] == [((70, 48), device)]
+    assert not problem._given._is_drawn_on_cpu
+
+
+def test_inputs_that_are_made_of_numpys_numbers_are_moved(tmp_path):
+    text = (
+        FLAGSHIP[: FLAGSHIP.index("def get_inputs")]
+        + """
+def get_inputs():
+    import numpy as np
+    made = torch.from_numpy(np.ones((batch_size, in_features), dtype=np.float32))
+    return [torch.zeros(in_features) + made]
+
+
+def get_init_inputs():
+    return [in_features, out_features, scale_shape]
+"""
+    )
+    problem = load_problem(write(tmp_path, text))
+    assert problem.num_rows() == 64
+    assert problem.make_model(0)(problem.make_inputs(0)[0]).shape == (64, 40)
+
+
+def test_a_model_without_memory_has_the_forms_of_the_reference(flagship):
+    blank, real = flagship.model_without_memory(), flagship.make_model(0)
+    assert {x.device.type for x in blank.state_dict().values()} == {"meta"}
+    assert {n: x.shape for n, x in blank.state_dict().items()} == {
+        n: x.shape for n, x in real.state_dict().items()
+    }
+    assert blank.training == real.training

@@ -110,7 +110,7 @@ def batch_probes(
         odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
     longer = num_rows + secret.randrange(1, 65, 2)
     # Once, where all of them take gigabytes.
-    more_rows = wide if extent.holds(longer) else {"distribution": "normal", **fields}
+    more_rows = wide if extent.full is None else {"distribution": "normal", **fields}
     # Whole tiles of any kernel, and where the problem is small as many as fill a device.
     tiles = secret.choice([rows for rows in (128, 256) if rows != num_rows])
     whole = TELLS["tiles"]
