@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +33,15 @@ for _ in range(2):
 """
 
 
+@contextlib.contextmanager
+def other_process(text: str) -> Iterator[Any]:
+    command = [sys.executable, "-c", text]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as process:
+        assert process.stdin is not None and process.stdout is not None
+        yield process
+
+
 def test_on_the_cpu_nothing_is_lent():
     tensors = {"large": torch.arange(2**19), "small": torch.ones(3)}
     text, blobs = crossing.pack(crossing.Report(), tensors, lends=True)
@@ -48,14 +60,7 @@ def test_a_loan_that_is_none_is_no_packed_record():
 
 @pytest.mark.gpu
 def test_another_process_copies_what_is_lent():
-    with subprocess.Popen(
-        [sys.executable, "-c", LENDER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as lender:
-        assert lender.stdin is not None and lender.stdout is not None
+    with other_process(LENDER) as lender:
         first = json.loads(lender.stdout.readline())
         assert first["lengths"] == [0, 12]
         blobs = [b"", bytes.fromhex(first["few"])]
@@ -103,14 +108,7 @@ def test_what_is_given_is_written_into_the_receivers_memory():
     tensors = {"large": lending.sample("cuda"), "few": torch.ones(2, device="cuda")}
     text, blobs = crossing.pack(crossing.Script(), tensors, rooms=rooms)
     assert crossing.has_rooms(text) and [len(blob) for blob in blobs] == [0, 8]
-    with subprocess.Popen(
-        [sys.executable, "-c", RECEIVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as receiver:
-        assert receiver.stdin is not None and receiver.stdout is not None
+    with other_process(RECEIVER) as receiver:
         print(json.dumps([text, bytes(blobs[1]).hex()]), file=receiver.stdin, flush=True)
         loans = json.loads(receiver.stdout.readline())
         rooms.fill(loans)

@@ -106,7 +106,7 @@ def _undone(expected: Expected, answer: Answer) -> str:
     return f"{expected.probe.name}: {_shortened(answer.report.refusals[0])}"
 
 
-def _told(probe: Probe, reason: str, is_rounding: bool = False) -> str:
+def _told(probe: Probe, reason: str, is_rounding: bool = False, *, has_hint: bool = True) -> str:
     """Return a reason with the probe's name, and what such a failure usually means.
 
     A layout that is not followed gives numbers of another place, not errors of rounding size.
@@ -114,7 +114,7 @@ def _told(probe: Probe, reason: str, is_rounding: bool = False) -> str:
     if not reason:
         return ""
     tells = ROUNDING if is_rounding and probe.layout != "contiguous" else probe.tells
-    return f"{probe.name}: {reason}" + (f" ({tells})" if tells else "")
+    return f"{probe.name}: {reason}" + (f" ({tells})" if tells and has_hint else "")
 
 
 def _is_rounding(errors: Mapping[str, Error]) -> bool:
@@ -142,8 +142,7 @@ def _result(
     """
     probe = expected.probe
     asks_shape = (probe.batch is not None and not probe.is_reduced) or probe.layout != "contiguous"
-    told = f"{probe.name}: {reason}" if reason and has_raised and not asks_shape else ""
-    told = told or _told(probe, reason)
+    told = _told(probe, reason, has_hint=asks_shape or not has_raised)
     if difference:
         difference = f"{probe.name}: {difference}"
     return ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, not reason, told, difference=difference)

@@ -51,9 +51,7 @@ class Baseline(Giver):
         tensors |= {f"input.{i}": x for i, x in enumerate(self._timed.inputs.given)}
         mode: crossing.Mode = "train" if self._timed.model.training else "eval"
         self._rooms.clear()
-        rooms = self._rooms if lends else None
-        text, blobs = crossing.pack(crossing.Script(mode=mode), tensors, rooms=rooms)
-        return {"question": text, "has_rooms": crossing.has_rooms(text)}, blobs
+        return self._packed(crossing.Script(mode=mode), tensors, lends)
 
     def _other_inputs(self) -> list[Any]:
         """Return normal inputs, or the reference's own where it refuses them."""

@@ -6,15 +6,19 @@ of gigabytes takes seconds, and each probe at full size has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tuner.check import lending
+from tuner.check import crossing, lending
 from tuner.errors import TunerError, WorkerError
+from tuner.evaluate.channel import Blob
 from tuner.evaluate.child import Answer
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.worker import JobFailed, Reply, Worker
 from tuner.wording import one_line
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Giver", "can_lend", "hand_over"]
 
@@ -28,6 +32,13 @@ class Giver:
     def __init__(self, oracle: Oracle, *, to_many: bool = False) -> None:
         self._oracle = oracle
         self._rooms = lending.Rooms(to_many=to_many)
+
+    def _packed(
+        self, script: crossing.Script, tensors: Mapping[str, torch.Tensor], lends: bool
+    ) -> tuple[dict[str, Any], Sequence[Blob]]:
+        """Pack a question; with `lends` large tensors are announced, for `hand_over`."""
+        text, blobs = crossing.pack(script, tensors, rooms=self._rooms if lends else None)
+        return {"question": text, "has_rooms": crossing.has_rooms(text)}, blobs
 
     def can_borrow(self, answer: str, blobs: list[memoryview]) -> Answer:
         """Say whether tensors that a producer lends arrive here."""

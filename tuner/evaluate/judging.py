@@ -78,12 +78,8 @@ class Judge(Giver):
             token = self._tokens.setdefault(place, f"{name}#{len(self._tokens)}")
             self._weights_of[token] = tensor  # kept, so that its memory stays its own
             known[name] = token
-        rooms = self._rooms if lends else None
-        text, blobs = crossing.pack(found.question.script, tensors, rooms=rooms)
-        has_rooms = crossing.has_rooms(text)
-        return {
-            "question": text, "has_rooms": has_rooms, "known": known, "ticket": self._num_asked
-        }, blobs  # fmt: skip
+        packed, blobs = self._packed(found.question.script, tensors, lends)
+        return {**packed, "known": known, "ticket": self._num_asked}, blobs
 
     def _expected_once(self, probe: Probe) -> Expected:
         """Compute what a probe expects, or find it where an earlier contender was asked the same.
@@ -103,9 +99,7 @@ class Judge(Giver):
     def weights(self, tokens: list[str], lends: bool = False) -> Answer:
         """Return the weights that questions refer to by these tokens."""
         tensors = {token: self._weights_of[token] for token in tokens}
-        rooms = self._rooms if lends else None
-        text, blobs = crossing.pack(crossing.Script(), tensors, rooms=rooms)
-        return {"question": text, "has_rooms": crossing.has_rooms(text)}, blobs
+        return self._packed(crossing.Script(), tensors, lends)
 
     def judge(self, ticket: int, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on a producer's answer to the question of that ticket."""

@@ -170,8 +170,8 @@ class Verifier:
     def _answers(self, producer: Worker, probes: list[Probe], most_s: float, lends: bool) -> Any:
         """Yield the verdict on each answer, until one is a rejection.
 
-        The next question is made while the contender answers the one before, unless both are
-        large: the device's memory might not hold them.
+        The next question is made while the contender answers the one before, unless it is of a
+        large problem's own size: the device's memory might not hold both.
         """
         generation = self._judge.generation
         known: set[str] = set()  # weights that this producer has
