@@ -25,6 +25,7 @@ import torch
 
 from benchmarks.rounding import bf16, fp16, part, scale_of, summed
 from benchmarks.shapes import sizes_of
+from tuner.check.batches import Extent
 from tuner.check.probe import Probe
 from tuner.check.probes import screening_probes, thorough_probes
 from tuner.check.produce import OWN_WEIGHTS_SEED
@@ -241,7 +242,7 @@ FINITE = ("as_given", "offset", "heavy_tailed", "normal", "wide_range", "wide_co
 def value_probes(num_rows: int | None, seed: int = 0) -> list[Probe]:
     """Return the checker's probes that differ in values or in rows, each kind once."""
     found: dict[tuple[Any, ...], Probe] = {}
-    for probe in [*thorough_probes(seed, num_rows), *screening_probes(seed, num_rows)]:
+    for probe in [*thorough_probes(seed, num_rows), *screening_probes(seed, Extent(num_rows))]:
         is_plain = probe.mode == "train" and probe.layout in ("contiguous", "misaligned")
         is_usual = probe.weights in ("own", "random") and probe.batch not in (0, 1, 2)
         if is_plain and is_usual and not probe.gradients and probe.distribution in FINITE:

@@ -19,6 +19,7 @@ import torch.fx
 from test_problem import FLAGSHIP
 from torch.nn.modules import module as hooks
 
+from tuner.check.batches import Extent
 from tuner.check.compare import compare, limits_of
 from tuner.check.crossing import Answer, Question, Report, Script, pack, unpack
 from tuner.check.exercise import checksum_of
@@ -514,7 +515,7 @@ def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
 def test_a_reference_that_returns_a_parameter_even_without_gradients_accepts_itself(tmp_path):
     text = reference_of("(self.l(a), self.l.weight)", "torch.rand(64, 32)", LINEAR)
     problem = load_reference(tmp_path, text)
-    expectations = expect_all(problem, screening_probes(SEED, problem.num_rows()))
+    expectations = expect_all(problem, screening_probes(SEED, Extent(problem.num_rows())))
     check = verdict(problem, problem.module.Model, expectations)
     assert check.is_accepted, check.reason
 
@@ -557,7 +558,7 @@ def screened(request, tmp_path_factory):
     in_features, out_features, batch_size = request.param
     sizes = {"in_features": in_features, "out_features": out_features, "batch_size": batch_size}
     problem = load_reference(tmp_path_factory.mktemp("shape"), **sizes)
-    return problem, expect_all(problem, screening_probes(SEED, problem.num_rows()))
+    return problem, expect_all(problem, screening_probes(SEED, Extent(problem.num_rows())))
 
 
 @pytest.mark.parametrize("operands", ["bfloat16", "float16", "tf32"])
@@ -578,7 +579,7 @@ def test_float32_in_another_order_gets_float32_at_any_shape(name, screened):
 
 
 def test_the_reference_itself_is_accepted_by_screening(problem):
-    probes = screening_probes(SEED, problem.num_rows())
+    probes = screening_probes(SEED, Extent(problem.num_rows()))
     check = verdict(problem, problem.module.Model, expect_all(problem, probes))
     assert check.is_accepted, check.reason
 

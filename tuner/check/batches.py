@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Literal
 from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
 
-__all__ = ["Extent", "batch_probes", "odd_batch"]
+__all__ = ["FEW_ROWS", "Extent", "batch_probes", "odd_batch"]
 
 # Numbers that a call takes and makes, those in between as well. The judge holds some of them six
 # times, in float64; a CPU takes some 10 ns for each.
@@ -39,17 +38,19 @@ class Extent:
         """Return how many rows take at most that many numbers."""
         return int(num_elements / self.row_elements) if self.row_elements else 2**62
 
+    @property
+    def most_rows(self) -> int:
+        """How many rows there is room for at another batch than the problem's own."""
+        return max(FEW_ROWS, self.rows_within(HELD_ELEMENTS[self.device]))
+
     def holds(self, rows: int) -> bool:
         """Whether there is room for so many rows at another batch than the problem's own."""
-        return rows <= max(FEW_ROWS, self.rows_within(HELD_ELEMENTS[self.device]))
+        return rows <= self.most_rows
 
     @property
     def is_large(self) -> bool:
         """Whether one call at the problem's own batch takes much of a device's memory."""
-        own = self.num_rows or 1
-        return math.isfinite(self.row_elements) and own > self.rows_within(
-            HELD_ELEMENTS[self.device]
-        )
+        return (self.num_rows or 1) > self.rows_within(HELD_ELEMENTS[self.device])
 
     @property
     def full(self) -> int | None:
@@ -105,7 +106,7 @@ def batch_probes(
             more = exact
         if rows != num_rows:
             probes.append(probe(f"{rows} rows", batch=rows, **{**remainders, **more}))
-    odd = odd_batch(num_rows)
+    odd = odd_batch(extent)
     if num_rows > 80:
         odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
     longer = num_rows + secret.randrange(1, 65, 2)
@@ -145,8 +146,12 @@ def batch_probes(
     return [p for p in asked if p.name == "more rows" or p.is_tall or extent.holds(p.batch or 0)]
 
 
-def odd_batch(num_rows: int) -> int:
-    """Return an odd batch other than the problem's own, at most 257 rows."""
-    if num_rows > 257:
+def odd_batch(extent: Extent) -> int:
+    """Return an odd batch other than the problem's own, at most 257 rows and what has room."""
+    assert extent.num_rows is not None
+    if not extent.holds(min(257, extent.num_rows)):
+        return extent.most_rows - 1 + extent.most_rows % 2
+    if extent.num_rows > 257:
         return 257
-    return num_rows - 1 if num_rows % 2 == 0 and num_rows > 2 else num_rows + 2
+    own = extent.num_rows
+    return own - 1 if own % 2 == 0 and own > 2 else own + 2

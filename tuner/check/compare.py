@@ -23,6 +23,7 @@ __all__ = [
     "ZERO",
     "Error",
     "Limits",
+    "are_close",
     "compare",
     "disputed",
     "first_beyond",
@@ -109,6 +110,16 @@ def compare(
         max_abs, math.sqrt(square / count), largest, math.sqrt(square_value / count),
         int(misplaced), int(beyond_count),
     )  # fmt: skip
+
+
+def are_close(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are the same to three digits; NaN is like NaN."""
+    import torch
+
+    return all(
+        torch.allclose(a, b, 1e-3, 1e-3, equal_nan=True)
+        for a, b, _ in _chunks(first, second, None)
+    )
 
 
 def _chunks(

@@ -33,15 +33,12 @@ CONVERTED: tuple[tuple[Dtype, Distribution, Action, str], ...] = (
 
 
 def screening_probes(
-    seed: int, num_rows: int | None, mode: Literal["train", "eval"] = "train"
+    seed: int, extent: Extent, mode: Literal["train", "eval"] = "train"
 ) -> list[Probe]:
-    """Return the short list that screens candidates while searching.
-
-    `num_rows` is the problem's own batch (`Problem.num_rows`), None where it has none.
-    """
+    """Return the short list that screens candidates while searching."""
     secret = random.Random(seed)
     seed_inputs, seed_weights = secret.getrandbits(31), secret.getrandbits(31)
-    batch = None if num_rows is None else odd_batch(num_rows)
+    batch = None if extent.num_rows is None else odd_batch(extent)
     probe = _seeded(seed_inputs, seed_weights, mode=mode)
     return [
         probe("as given", weights="initial"),

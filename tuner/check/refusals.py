@@ -6,8 +6,9 @@ import copy
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from tuner.check.batches import FEW_ROWS, Extent
 from tuner.check.crossing import Script
 from tuner.check.exercise import num_elements
 from tuner.check.layouts import laid_out_where
@@ -18,7 +19,15 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FEWER_ROWS", "is_cheap", "is_odd", "refuses_layout", "row_elements", "tamer"]
+__all__ = [
+    "FEWER_ROWS",
+    "extent_of",
+    "fewer_rows",
+    "is_odd",
+    "refuses_layout",
+    "row_elements",
+    "tamer",
+]
 
 FEWER_ROWS = 321  # in place of 65,537 where these would cost too much
 MOST_ELEMENTS = 5 * 10**7  # of all steps: some 0.2 s
@@ -64,10 +73,25 @@ def row_elements(
     return (more - few) / rows if more <= 2.2 * few else math.inf
 
 
-def is_cheap(problem: Problem, probe: Probe, model: torch.nn.Module, device: Any) -> bool:
-    """Whether the numbers of all steps grow with the rows alone, and are few for so many rows."""
-    found = row_elements(problem, model, device, TALL_ROWS, probe.seed_inputs)
-    return found * (probe.batch or 0) <= MOST_ELEMENTS
+def extent_of(problem: Problem, model: torch.nn.Module, device: Any) -> Extent:
+    """Measure how large a problem is; its rows have no numbers where these are not known."""
+    row = row_elements(problem, model, device, FEW_ROWS)
+    kind: Literal["gpu", "cpu"] = "gpu" if str(device).startswith("cuda") else "cpu"
+    return Extent(problem.num_rows(), row if math.isfinite(row) else 0.0, kind)
+
+
+def fewer_rows(problem: Problem, probe: Probe, model: torch.nn.Module, device: Any) -> int | None:
+    """Return at how many rows a tall probe is asked where its own take too long, else None.
+
+    Its own do not where the numbers of all steps grow with the rows alone, and are few.
+    """
+    asked = probe.batch or 0
+    extent = extent_of(problem, model, device)
+    if extent.row_elements and extent.row_elements * asked <= MOST_ELEMENTS:
+        many = row_elements(problem, model, device, TALL_ROWS, probe.seed_inputs)
+        if many * asked <= MOST_ELEMENTS:
+            return None
+    return min(FEWER_ROWS, extent.most_rows)
 
 
 def tamer(probe: Probe) -> Probe | None:

@@ -39,6 +39,7 @@ from typing import Any
 from tuner.capture.capture import capture
 from tuner.capture.settings import settings_of
 from tuner.check import probes
+from tuner.check.batches import Extent
 from tuner.errors import CaptureError, InputError
 from tuner.evaluate.baseline import Baseline
 from tuner.evaluate.child import Answer
@@ -110,7 +111,10 @@ class _Child:
         model = fit.model(module)
         found = fit.sizes(module, model, problem.stand_ins())
         screening = [found]
-        for batch in {p.batch for p in probes.screening_probes(0, problem.num_rows())} - {None}:
+        asked = probes.screening_probes(
+            0, Extent(problem.num_rows())
+        )  # fewer rows, if it is large
+        for batch in {probe.batch for probe in asked} - {None}:
             with suppress(InputError):  # a batch that the problem does not take
                 inputs = problem.stand_ins(batch)
                 screening.append(fit.sizes(module, model, inputs))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tuner.check import crossing, lending
-from tuner.check.batches import Extent
 from tuner.check.chance import modes_of
 from tuner.check.expected import Expected
 from tuner.check.probe import Probe
-from tuner.check.refusals import row_elements
+from tuner.check.refusals import extent_of
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.oracle import Oracle
@@ -26,7 +24,6 @@ __all__ = ["Judge"]
 
 KEPT_SHARE = 0.25  # of the memory that is free, for what a judge expects of its probes
 LARGE_SHARE = 0.02  # of a large problem, whose contenders need the memory
-FEW_ROWS = 8
 
 
 class Judge(Giver):
@@ -50,14 +47,13 @@ class Judge(Giver):
         problem, device = self._oracle.problem, self._oracle.device
         modes = modes_of(problem, device)
         model = problem.make_model(0, device, is_quick=True)
-        row = row_elements(problem, model, device, FEW_ROWS)
-        kind: Literal["gpu", "cpu"] = "gpu" if device.startswith("cuda") else "cpu"
-        is_large = kind == "gpu" and Extent(problem.num_rows(), row, kind).is_large
+        extent = extent_of(problem, model, device)
+        is_large = extent.device == "gpu" and extent.is_large
         share = LARGE_SHARE if is_large else KEPT_SHARE
         self._room_bytes = int(share * _free_bytes(device))
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
-            "row_elements": row if math.isfinite(row) else 0.0, "is_large": is_large,
+            "row_elements": extent.row_elements, "is_large": is_large,
         }  # fmt: skip
 
     def ask(self, probe: str, lends: bool = False) -> Answer:

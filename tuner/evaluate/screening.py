@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tuner.check import probes, produce, verdict
+from tuner.check import lending, probes, produce, verdict
 from tuner.check.expected import Expected
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
+from tuner.check.refusals import extent_of
 from tuner.evaluate.child import Answer
 from tuner.evaluate.modules import constructed, fused, module_of
 from tuner.evaluate.oracle import Oracle
@@ -36,8 +37,13 @@ class Screening:
         self._timed = Timed(oracle.device, oracle.accuracy)
         self._timed.take_reference(oracle.problem)
         mode: Literal["train", "eval"] = "train" if self._timed.model.training else "eval"
-        asked = probes.screening_probes(seed, oracle.problem.num_rows(), mode)
-        self._expected = [oracle.expected(probe) for probe in asked]
+        extent = extent_of(oracle.problem, self._timed.model, oracle.device)
+        self._asked = probes.screening_probes(seed, extent, mode)
+        self._is_large = extent.device == "gpu" and extent.is_large
+        # Of a large problem nothing is kept: a GPU computes it sooner than it has memory for it.
+        self._kept: dict[Probe, Expected] = {}
+        for probe in self._asked:  # a reference that cannot answer is no candidate's fault
+            self._expected(probe)
 
     def screen(
         self,
@@ -82,14 +88,26 @@ class Screening:
         results, has_raised = [], False
         make = self._candidate_model(operator)
         with math_mode(self._oracle.accuracy):
-            for expected in self._expected:
+            for probe in self._asked:
+                expected = self._expected(probe)
                 answer = produce.answer(make, expected.question)
                 result = self._oracle.verdict(expected, answer)
-                results.append(self._in_other_draws(make, expected.probe, result))
+                has_raised = bool(answer.report.error) and not expected.error
+                del expected, answer  # before others are drawn
+                results.append(self._in_other_draws(make, probe, result))
                 if not results[-1].is_accepted:
-                    has_raised = bool(answer.report.error) and not expected.error
                     break
+                has_raised = False
+        lending.free_unused(self._oracle.device)
         return verdict.merge(results, self._oracle.accuracy, is_thorough=False), has_raised
+
+    def _expected(self, probe: Probe) -> Expected:
+        if probe in self._kept:
+            return self._kept[probe]
+        found = self._oracle.expected(probe)
+        if not self._is_large:
+            self._kept[probe] = found
+        return found
 
     def _in_other_draws(
         self, make: Callable[[], torch.nn.Module], probe: Probe, first: ProbeResult

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Given", "first_with_rows"]
 
 LARGE_BYTES = 2**26  # from here on a draw on the CPU takes longer than all else that is asked
+KEPT_BYTES = 2**31  # on a GPU, which draws more than that sooner than it finds memory for it
 
 
 class Given:
@@ -47,6 +48,14 @@ class Given:
             except ProblemError:  # it looks at numbers
                 self._forms = self._whole(0, torch.device("cpu"))
         return self._forms
+
+    def num_bytes(self) -> int:
+        """Return the bytes of the inputs as they are given.
+
+        Raises:
+            ProblemError: `get_inputs` fails.
+        """
+        return sum(int(getattr(x, "nbytes", 0)) for x in self.forms())
 
     def drawn(self, seed: int, batch: int | None, device: str | torch.device) -> list[Any]:
         """Return a draw that the caller may edit, with `batch` rows (None: as given).
@@ -89,6 +98,9 @@ class Given:
         return [blank(value) for value in resized]
 
     def _whole(self, seed: int, where: torch.device) -> list[Any]:
+        if where.type != "cpu" and self.num_bytes() > KEPT_BYTES:
+            self._last.clear()
+            return self._asked(seed, where)
         if (seed, where) not in self._last:
             self._last.clear()  # first: there may be no memory for both
             self._last[seed, where] = self._asked(seed, where)
@@ -117,6 +129,9 @@ class Given:
 
         first = first_with_rows(inputs)
         if batch is None or first is None or first.shape[0] == batch:
+            is_kept = any(inputs is kept for kept in (self._forms, *self._last.values()))
+            if not is_kept:
+                return list(inputs)
             return [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         rows = first.shape[0]
         if rows == 0:
