@@ -337,7 +337,7 @@ class Verification:
     def _beside_compiled(self) -> Compiled | None:
         """Race the exported file with torch.compile, where the config asks for that."""
         mode = self.planned.config.measure.torch_compile
-        if mode is None or self.schedule.effort == "quick":
+        if mode is None:
             return None
         self.observer.on_stage(f"racing the exported file and torch.compile ({mode})")
         file = Contender.of_file(self.run.export_path, is_deterministic=False)

@@ -1,0 +1,167 @@
+"""Tune KernelBench's own files, one after the other, and say what each ended with.
+
+    git clone https://github.com/ScalingIntelligence/KernelBench
+    python -m benchmarks.kernelbench_suite --kernelbench KernelBench --level 1 \
+        [--problems 23,36,40-49] [--effort quick] [--compile] --json OUT
+
+Each file is tuned by `tune` in a process of its own, whole forward, in the mode that the file
+leaves the module in. OUT holds one entry a problem and is written after each: what it holds already
+is not tuned again, so that a run that was cut off goes on, and machines share the work by
+`--problems`.
+
+Prints a line a problem, then counts by verdict and the geometric mean of the exported files'
+speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was to be
+gained); with `--compile`, torch.compile's as well, raced in the same rounds as the exported file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+TUNE = "import sys; sys.argv[0] = 'tune'; from tuner.cli import main; main()"
+
+
+def problems_of(root: Path, level: int, wanted: str) -> list[Path]:
+    """Return the files of a level, in the order of their numbers; `wanted` as `1,5-7` or empty."""
+    folder = next(iter(root.rglob(f"level{level}")), None)
+    if folder is None:
+        raise SystemExit(f"no folder level{level} below {root}; --kernelbench: a clone of it")
+    files = sorted(folder.glob("*_*.py"), key=number_of)
+    chosen: set[int] = set()
+    for part in filter(None, wanted.split(",")):
+        first, _, last = part.partition("-")
+        chosen |= set(range(int(first), int(last or first) + 1))
+    return [file for file in files if not chosen or number_of(file) in chosen]
+
+
+def number_of(path: Path) -> int:
+    """Return the number that a problem's file begins with."""
+    return int(path.name.partition("_")[0])
+
+
+def tuned(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Tune one file; return what it ended with, or how it failed."""
+    settings: dict[str, Any] = {"problem": {"module": str(path.resolve())}}
+    if options.compile:
+        settings["measure"] = {"torch_compile": "default"}
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / f"{path.stem}.yaml"
+        config.write_text(json.dumps(settings))  # JSON is YAML
+        command = [
+            sys.executable, "-c", TUNE, "-c", str(config), "--effort", options.effort, "--json",
+            "--runs-dir", str(options.runs_dir),
+        ]  # fmt: skip
+        start_s = time.monotonic()
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                answer, said = process.communicate(timeout=options.limit_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+                return {"kind": "no file in time", "seconds": options.limit_s}
+    entry = {"seconds": time.monotonic() - start_s, "exit_code": process.returncode}
+    try:
+        summary = json.loads(answer)
+    except json.JSONDecodeError:
+        lines = [line for line in said.splitlines() if line.strip()]
+        return {**entry, "kind": "refused" if process.returncode == 2 else "failed",
+                "reason": "\n".join(lines[-6:])[-1500:]}  # fmt: skip
+    return {**entry, **in_short(summary)}
+
+
+def in_short(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a summary that the table needs, ratios as they were measured."""
+    names = ("kind", "verdict", "device", "latency_us", "baseline_us", "bound", "num_trials")
+    found = {name: summary.get(name) for name in names}
+    found["interval"] = summary.get("interval")
+    found["compiled"] = summary.get("compiled")
+    result = Path(summary.get("path") or ".") / "result.json"
+    if result.exists():
+        stored = json.loads(result.read_text())
+        found["bound_us"] = stored.get("bound_us")
+        found["torch_compile"] = stored.get("compiled")
+    return found
+
+
+def speedup_of(entry: dict[str, Any]) -> float | None:
+    """Return the exported file's speed-up; 1 where it is PyTorch's own, None without a file."""
+    if entry["kind"] in ("refused", "failed", "no file in time"):
+        return None
+    return float((entry.get("interval") or {}).get("speedup") or 1.0)
+
+
+def compiled_of(entry: dict[str, Any]) -> float | None:
+    """Return torch.compile's speed-up over eager, where it was raced."""
+    interval = (entry.get("torch_compile") or {}).get("interval") or {}
+    return interval.get("speedup")
+
+
+def line_of(name: str, entry: dict[str, Any]) -> str:
+    """Return a problem's line."""
+    speedup, compiled = speedup_of(entry), compiled_of(entry)
+    return "  ".join([
+        f"{name:58.58}", "     -" if speedup is None else f"{speedup:5.2f}x",
+        "     -" if compiled is None else f"{compiled:5.2f}x",
+        f"{entry['seconds']:5.0f} s", entry["kind"], (entry.get("reason") or "")[:80],
+    ]).replace("\n", " ").rstrip()  # fmt: skip
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Return it; NaN of nothing."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
+
+
+def main() -> int:
+    """Parse the command line, tune what is left, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--kernelbench", type=Path, required=True, help="a clone of KernelBench")
+    parser.add_argument("--level", type=int, action="append", choices=(1, 2))
+    parser.add_argument("--problems", default="", help="numbers of each level, as 1,5-7")
+    parser.add_argument("--effort", default="quick")
+    parser.add_argument("--compile", action="store_true", help="race torch.compile as well")
+    parser.add_argument("--limit-s", type=float, default=180.0, help="of one problem, in seconds")
+    parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
+    parser.add_argument("--json", type=Path, required=True, help="where the entries are kept")
+    options = parser.parse_args()
+    entries: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
+    for level in options.level or (1, 2):
+        for path in problems_of(options.kernelbench, level, options.problems):
+            name = f"level{level}/{path.name}"
+            if name not in entries:
+                entries[name] = tuned(path, options)
+                unfinished = options.json.with_suffix(".tmp")
+                unfinished.write_text(json.dumps(entries, indent=1))
+                unfinished.replace(options.json)
+            print(line_of(name, entries[name]), flush=True)
+    speedups = [s for e in entries.values() if (s := speedup_of(e)) is not None]
+    both = [(speedup_of(e) or 1.0, c) for e in entries.values() if (c := compiled_of(e))]
+    seconds = sorted(e["seconds"] for e in entries.values())
+    print(f"\n{len(entries)} problems: {dict(Counter(e['kind'] for e in entries.values()))}")
+    if speedups:
+        print(f"geometric mean over eager: {geometric_mean(speedups):.2f}x of {len(speedups)}")
+    if both:
+        ours, theirs = (geometric_mean([pair[i] for pair in both]) for i in (0, 1))
+        print(f"of {len(both)} raced with torch.compile: {ours:.2f}x, torch.compile {theirs:.2f}x")
+    if seconds:
+        print(
+            f"seconds a problem: median {seconds[len(seconds) // 2]:.0f}, most {seconds[-1]:.0f}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
