@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from pathlib import Path
 
 import pytest
@@ -277,6 +278,33 @@ def test_triton_blocks_compute_what_the_module_does(name, tmp_path):
                 mine, own = answers(model(*inputs)), answers(reference(*inputs))
             for got, theirs in zip(mine, own, strict=True):
                 assert torch.equal(got.isnan(), theirs.isnan()), name
+
+
+def test_a_softmax_of_several_blocks_reads_its_row_twice(tmp_path):
+    _, made = derive(tmp_path, "softmax", text_of("softmax"))
+    family = load_family(made.name, [made.folder])
+    source = family.render({"template": "nest_triton"}, known_device("H200").facts()).source
+    _, in_blocks = source.split("    else:\n")
+    assert in_blocks.count("in tl.range(") == 2  # the maximum and the sum; the quotients
+
+
+@pytest.mark.gpu
+def test_a_softmax_of_several_blocks_keeps_infinities(tmp_path):
+    _, made = derive(tmp_path, "softmax", text_of("softmax"))
+    family = load_family(made.name, [made.folder])
+    params = {"template": "nest_triton", **TRITON[1]}
+    candidate = family.render(params, known_device("H200").facts())
+    path = tmp_path / "source.py"
+    path.write_text(candidate.source)
+    module = module_of(family.model_new)
+    operator = bind(candidate.plan, "triton", path)
+    module |= {**fused(operator), "fused_device": "cuda"}
+    x = 20.0 * torch.randn(6, 300, device="cuda")
+    x[0, 5] = x[1] = x[2, :250] = -math.inf
+    x[3, 7], x[4, 9] = math.inf, math.nan
+    x[5] = x[5].sort().values  # a larger one in each block
+    got, want = module["ModelNew"]()(x), torch.softmax(x.double(), -1)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-30, equal_nan=True)
 
 
 def loops_of(name: str, folder: Path, **params):

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 
 from tuner.capture.indexing import is_split, offset, row_dims
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
+from tuner.capture.online import online_sums
 from tuner.capture.operations import OPERATIONS, converted, emit, literal
+from tuner.capture.triton_folds import JOINED, START, fold_functions, put_together
 from tuner.capture.windows import triton_tap
 
 __all__ = ["RESERVED", "triton_text"]
@@ -23,39 +25,7 @@ RESERVED = {
     "tl", "libdevice", "triton", "block", "blocks", "column_index", "partial", "totals", "piece",
     "pieces", "program", "last_col",
 }  # fmt: skip
-_START = {"sum": "0.0", "amax": 'float("-inf")', "amin": 'float("inf")',
-          "argmax": 'float("-inf")', "argmin": 'float("inf")'}  # fmt: skip
-_JOINED = {"sum": "add", "amax": "maximum", "amin": "minimum"}
 _POINTED = {"int64": "tl.int64", "bool": "tl.uint8", "float32": "tl.float32"}
-_EXTREME = """
-
-@triton.jit
-def {function}_{fold}(one, other):
-    return tl.{name}(one, other, propagate_nan=tl.PropagateNan.ALL)
-"""
-# NaN is beyond every number; of equals the first one counts.
-_PLACE = """
-
-@triton.jit
-def {function}_{fold}(one, one_at, other, other_at):
-    is_beyond = (other {order} one) | ((other != other) & (one == one))
-    is_equal = (other == one) | ((other != other) & (one != one))
-    taken = is_beyond | (is_equal & (other_at < one_at))
-    return tl.where(taken, other, one), tl.where(taken, other_at, one_at)
-"""
-_FOLD = """
-
-@triton.jit
-def {function}_put_together_{fold}(partial, totals, num_rows, pieces, NUMBER: tl.constexpr):
-    program = tl.program_id(0)
-    at = (NUMBER * num_rows + program).to(tl.int64)
-    found = tl.full([1024], {start}, tl.float64)
-    for piece in range(0, pieces, 1024):
-        ids = piece + tl.arange(0, 1024)
-        more = tl.load(partial + at * pieces + ids, mask=ids < pieces, other={start})
-        found = {joined}
-    tl.store(totals + at, {folded})
-"""
 
 
 def triton_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
@@ -83,14 +53,7 @@ class _Writer:
         self.pointers = [f"{n}_all" for n in self.inputs] + [f"{n}_out" for n in self.outputs]
 
     def text(self) -> str:
-        head = ""
-        for fold in sorted(self.folds - {"sum"}):
-            if fold in _JOINED:
-                name = _JOINED[fold]
-                head += _EXTREME.format(function=self.function, fold=fold, name=name)
-            else:
-                order = ">" if fold == "argmax" else "<"
-                head += _PLACE.format(function=self.function, fold=fold, order=order)
+        head = fold_functions(self.function, self.folds)
         if self.is_split:
             return head + "\n".join([*self._split(), *self._launch_split()]) + "\n"
         body = self._shared_rows() if not self.folds else self._own_rows()
@@ -129,22 +92,35 @@ class _Writer:
                 yield f"        {name} = {whole}{_scaled(reduction)}"
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield "    else:"
-        for each in self.nest.passes:
-            yield from (f"        {line}" for line in self._sweep(each, "0", "num_columns"))
-            for reduction in each.reductions:
-                name = self.names[reduction.name]
-                value = self._reduced(reduction, f"{name}_part", f"{name}_place")
-                yield f"        {name} = {value}{_scaled(reduction)}"
+        online = online_sums(self.nest)
+        for number, each in enumerate(self.nest.passes):
+            total = online.get(number)
+            if number - 1 not in online:
+                sweep = self._sweep(each, "0", "num_columns", total)
+                yield from (f"        {line}" for line in sweep)
+                for reduction in each.reductions:
+                    name = self.names[reduction.name]
+                    value = self._reduced(reduction, f"{name}_part", f"{name}_place")
+                    yield f"        {name} = {value}{_scaled(reduction)}"
+            if total is not None:
+                yield from (f"        {line}" for line in self._total(each.reductions[0], total))
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield from self._row_outputs()
 
     def _places(self) -> str:
         return "col_ids + tl.zeros([ROWS, COLUMNS], tl.int32)"
 
-    def _sweep(self, each: Pass, first: str, last: str) -> Iterator[str]:
-        """Go over some columns and keep one partial result a lane."""
+    def _sweep(
+        self, each: Pass, first: str, last: str, online: Reduction | None = None
+    ) -> Iterator[str]:
+        """Go over some columns and keep one partial result a lane.
+
+        `online` is a sum that is found beside the pass's own maximum (`online_sums`).
+        """
+        if online is not None:
+            yield f"{self.names[online.name]}_part = tl.zeros([ROWS, COLUMNS], tl.float32)"
         for reduction in each.reductions:
-            name, start = self.names[reduction.name], _START[reduction.fold]
+            name, start = self.names[reduction.name], START[reduction.fold]
             yield f"{name}_part = tl.full([ROWS, COLUMNS], {start}, tl.float32)"
             if reduction.is_index:
                 yield f"{name}_place = tl.zeros([ROWS, COLUMNS], tl.int32)"
@@ -154,13 +130,35 @@ class _Writer:
         yield from (f"    {line}" for line in self._block("first_col + ", each, set()))
         for reduction in each.reductions:
             name, value = f"{self.names[reduction.name]}_part", self._masked(reduction)
+            if online is not None:
+                yield from (f"    {line}" for line in self._scaled_down(online, name, value))
             if reduction.is_index:
                 place = f"{self.names[reduction.name]}_place"
                 call = f"{self.function}_{reduction.fold}"
                 yield f"    {name}, {place} = {call}({name}, {place}, {value}, {self._places()})"
             else:
-                more = emit(_JOINED[reduction.fold], [name, value], None, "triton")
+                more = emit(JOINED[reduction.fold], [name, value], None, "triton")
                 yield f"    {name} = {more}"
+
+    def _scaled_down(self, total: Reduction, largest: str, value: str) -> Iterator[str]:
+        """Add to a sum of exponentials, before the largest value that it is relative to."""
+        name = self.names[total.name]
+        yield f"{name}_next = {value}"
+        # Equal ones may be infinite.
+        distance = f"tl.where({name}_next == {largest}, 0.0, -tl.abs({name}_next - {largest}))"
+        yield f"{name}_less = {emit('exp', [distance], None, 'triton')}"
+        more, as_well = f"{name}_part * {name}_less + 1.0", f"{name}_part + {name}_less"
+        yield f"{name}_part = tl.where({name}_next > {largest}, {more}, {as_well})"
+
+    def _total(self, maximum: Reduction, total: Reduction) -> Iterator[str]:
+        """Put the lanes' sums together; where the largest is infinite, the sum is NaN."""
+        name, largest = self.names[total.name], self.names[maximum.name]
+        distance = f"{largest}_part - {largest}[:, None]"
+        factor = emit("exp", [distance], None, "triton")
+        factor = f"tl.where({largest}_part == {largest}[:, None], 1.0, {factor})"
+        is_infinite = f'tl.abs({largest}) == float("inf")'
+        whole = f"tl.sum({name}_part * {factor}, axis=1)"
+        yield f'{name} = tl.where({is_infinite}, float("nan"), {whole}){_scaled(total)}'
 
     # ---- several programs share a row ---------------------------------------------------------
 
@@ -191,13 +189,7 @@ class _Writer:
             yield from self._known("tl.program_id(0)", len(self.nest.passes))
             yield from self._row_outputs()
         for fold in sorted(self.folds):
-            start = _START[fold]
-            extreme = f"{self.function}_{fold}"
-            folded = "tl.sum(found)" if fold == "sum" else f"tl.reduce(found, 0, {extreme})"
-            joined = "found + more" if fold == "sum" else f"{extreme}(found, more.to(tl.float64))"
-            yield _FOLD.format(
-                function=self.function, fold=fold, start=start, joined=joined, folded=folded
-            ).rstrip("\n")
+            yield put_together(self.function, fold)
 
     def _known(self, program: str, number: int) -> Iterator[str]:
         """Read and compute what is known of the rows before a pass."""
@@ -328,7 +320,7 @@ class _Writer:
 
     def _masked(self, reduction: Reduction) -> str:
         value = self._floats(reduction.value, is_block=True)
-        return f"tl.where(present, {value}, {_START[reduction.fold]})"
+        return f"tl.where(present, {value}, {START[reduction.fold]})"
 
     def _reduced(self, reduction: Reduction, value: str, places: str) -> str:
         if reduction.fold == "sum":
