@@ -5,9 +5,8 @@
         [--problems 23,36,40-49] [--effort quick] [--compile] --json OUT
 
 Each file is tuned by `tune` in a process of its own, whole forward, in the mode that the file
-leaves the module in. OUT holds one entry a problem and is written after each: what it holds already
-is not tuned again, so that a run that was cut off goes on, and machines share the work by
-`--problems`.
+leaves the module in. OUT holds one entry a problem and is written after each: what it holds is not
+tuned again, so that a run that was cut off goes on, and machines share the work by `--problems`.
 
 Prints a line a problem, then counts by verdict and the geometric mean of the exported files'
 speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was to be
@@ -87,6 +86,7 @@ def in_short(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a summary that the table needs, ratios as they were measured."""
     names = ("kind", "verdict", "device", "latency_us", "baseline_us", "bound", "num_trials")
     found = {name: summary.get(name) for name in names}
+    found["kind"] = found["kind"] or ("nothing to gain" if summary.get("outlook") else "failed")
     found["interval"] = summary.get("interval")
     found["compiled"] = summary.get("compiled")
     result = Path(summary.get("path") or ".") / "result.json"

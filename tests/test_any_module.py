@@ -280,12 +280,62 @@ def test_triton_blocks_compute_what_the_module_does(name, tmp_path):
                 assert torch.equal(got.isnan(), theirs.isnan()), name
 
 
-def test_a_softmax_of_several_blocks_reads_its_row_twice(tmp_path):
-    _, made = derive(tmp_path, "softmax", text_of("softmax"))
+LONG = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def forward(self, x):
+        return {value}
+
+def get_inputs():
+    return [torch.randn({rows}, 20000)]
+
+def get_init_inputs():
+    return []
+"""
+NORM = "F.layer_norm(x, (20000,))"
+
+
+def blocks_of_rows(value: str, rows: int, folder: Path, **params):
+    """The family of a module with long rows, and its Triton kernels."""
+    _, made = derive(folder, "long", LONG.format(value=value, rows=rows))
     family = load_family(made.name, [made.folder])
-    source = family.render({"template": "nest_triton"}, known_device("H200").facts()).source
-    _, in_blocks = source.split("    else:\n")
-    assert in_blocks.count("in tl.range(") == 2  # the maximum and the sum; the quotients
+    known = family.templates["nest_triton"].parameters
+    given = {p: value for p, value in params.items() if p in known}
+    facts = known_device("H200").facts()
+    return family, family.render({"template": "nest_triton", **given}, facts)
+
+
+# 3 rows are split between programs.
+@pytest.mark.parametrize("rows", [5000, 3])
+@pytest.mark.parametrize("value", ["torch.softmax(x, -1)", NORM])
+def test_long_rows_are_read_twice(value, rows, tmp_path):
+    _, candidate = blocks_of_rows(value, rows, tmp_path)
+    # One sweep finds maximum and sum, or both moments; the other one writes.
+    is_plain = rows == 3 and value != NORM  # split, a sum of exponentials is a pass of its own
+    assert candidate.source.count("in tl.range(") == (3 if is_plain else 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [5000, 3])
+@pytest.mark.parametrize("value", ["torch.softmax(x, -1)", NORM, "torch.log_softmax(x, -1)"])
+def test_long_rows_are_as_accurate_as_eager(value, rows, tmp_path):
+    family, candidate = blocks_of_rows(value, rows, tmp_path, **TRITON[0])
+    path = tmp_path / "source.py"
+    path.write_text(candidate.source)
+    module = module_of(family.model_new)
+    module |= {**fused(bind(candidate.plan, "triton", path)), "fused_device": "cuda"}
+    model, names = module["ModelNew"](), {"torch": torch, "F": torch.nn.functional}
+    for offset in (0.0, 1e4):
+        x = 3.0 * torch.randn(rows, 20000, device="cuda") + offset
+        x[1], x[2] = 7.3, x[2].sort().values
+        exact = eval(value, names, {"x": x.double()})
+        mine, own = (model(x) - exact).abs().max(), (eval(value, names, {"x": x}) - exact).abs()
+        assert mine <= max(2.0 * own.max(), 16 * 2.0**-24 * exact.abs().max())
+    x[0] = torch.where(torch.arange(20000, device="cuda") % 2 == 0, 2.0**120, -(2.0**119))
+    assert not model(x).isnan().any()  # a sum of these is beyond float32
 
 
 @pytest.mark.gpu

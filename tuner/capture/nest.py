@@ -52,12 +52,14 @@ class Reduction:
     """A value a row: `fold` over the columns of `value`.
 
     A sum is multiplied by `scale` before it is rounded: a mean of equal numbers is that number.
+    `is_wide`: a mean that PyTorch merges from means, which no sum on the way can overflow.
     """
 
     name: str
     fold: Fold
     value: str
     scale: float = 1.0
+    is_wide: bool = False
 
     @property
     def is_index(self) -> bool:

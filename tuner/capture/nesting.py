@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
@@ -57,6 +58,7 @@ class _Builder:
         self.levels: dict[str, int] = {COLUMN: 0}
         self.statements: dict[str, Statement] = {}
         self.reductions: dict[str, Reduction] = {}
+        self.is_about_means: set[str] = set()  # of what a variance is asked
         self.order: list[str] = []
         self.flops = 0
         self.taps: dict[str, Tap] = {}
@@ -242,8 +244,14 @@ class _Builder:
             self._fold(node.name, node.op, source)  # type: ignore[arg-type]
             return
         mean = node.name if node.op == "mean" else f"{node.name}_mean"
-        self._fold(mean, "sum", source, 1.0 / self.cols)
+        found = Reduction(mean, "sum", source, 1.0 / self.cols)
         if node.op == "var":
+            same = (r for r in self.reductions.values() if replace(r, name=mean) == found)
+            mean = next((r.name for r in same), mean)
+        if mean not in self.reductions:
+            self._fold(mean, "sum", source, found.scale)
+        if node.op == "var":
+            self.is_about_means.add(source)
             # About the mean, in a pass of its own: sums of squares cancel.
             apart, squared = f"{node.name}_apart", f"{node.name}_squared"
             self._add(apart, "sub", (source, mean))
@@ -306,6 +314,9 @@ class _Builder:
 
     def _passes(self, outputs: Sequence[Output]) -> list[Pass]:
         needed = self._needed([o.name for o in outputs])
+        for name, found in self.reductions.items():
+            is_wide = found.scale != 1.0 and found.value in self.is_about_means
+            self.reductions[name] = replace(found, is_wide=is_wide)
         reductions = [r for name, r in self.reductions.items() if name in needed]
         inner = [o for o in outputs if self._is_inner(o.name)]
         levels = [

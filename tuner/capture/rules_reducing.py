@@ -84,8 +84,9 @@ def _var(low: Lowering, a: dict[str, Any]) -> Results:
 
 def _var_mean(low: Lowering, a: dict[str, Any]) -> Results:
     axes: Any = axes_in_order(low, a["self"], a["dim"])
-    variance = _var(low, a)
+    # First, so that the variance is about this one.
     mean = low.emit("mean", a["self"], axes=axes, keepdim=bool(a["keepdim"]))
+    variance = _var(low, a)
     assert isinstance(variance, Ref)
     return variance, mean
 

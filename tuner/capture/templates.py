@@ -11,7 +11,8 @@ from tuner.capture.loops import kept_values, loops_text
 from tuner.capture.loops_across import across_text
 from tuner.capture.nest import Nest
 from tuner.capture.stages import Stages
-from tuner.capture.triton_loops import triton_text
+from tuner.capture.triton_loops import Writer
+from tuner.capture.triton_split import SplitWriter
 
 __all__ = ["blocks_of", "cpp_template", "main_of", "triton_template"]
 
@@ -29,7 +30,8 @@ parameters:
   block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
   block_columns: {{about: "columns at a time; a row that is no longer is read once",
     default: {default_columns}, values: {block_columns}}}
-  num_warps: {{about: "warps of a program", default: 4, values: [1, 2, 4, 8, 16, 32]}}
+  num_warps: {{about: "warps of a program", default: {default_warps},
+    values: [1, 2, 4, 8, 16, 32]}}
 {more}{workspace}steps:
 {steps}
 optimisations:
@@ -58,6 +60,23 @@ def blocks_of(nest: Nest) -> dict[str, list[int]]:
         "block_rows": [16, 32, 64, 128, 256, 512, 1024],
         "block_columns": [1, 2, 4, 8, 16, 32, 64, 128],
     }
+
+
+def first_blocks(nest: Nest) -> tuple[int, int, int]:
+    """Return rows, columns and warps to begin with: a row in one block, some 16 values a lane.
+
+    Where columns lie apart in memory, and where a row is too long for a block, warps are few and
+    read what lies together.
+    """
+    whole = 1 << (nest.space.cols - 1).bit_length()
+    if nest.space.is_across:
+        columns = min(128, whole)
+        return min(256, max(16, 2048 // columns)), columns, 4
+    if not nest.reductions or is_split(nest) or whole > 16384:
+        return 1, 1024, 4
+    columns = max(128, whole)
+    rows = max(1, 1024 // columns)
+    return rows, columns, max(1, rows * columns // 512)
 
 
 def _place(stages: Stages, names: Mapping[str, str], name: str) -> str:
@@ -123,7 +142,6 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
             continue
         nest, number = task, len(texts)
         function = f"fused_{op}_rows" + (f"_{number}" if number else "")
-        texts.append(triton_text(nest, function, names))
         arguments = _arguments(stages, nest, names)
         rows, cols = sizes_of(nest, is_free)
         if is_split(nest):
@@ -132,11 +150,14 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
             workspace.append(f'  partial_{number}: {{shape: ["{count} * {pieces}"]}}')
             workspace.append(f'  totals_{number}: {{shape: ["{count} * {rows}"]}}')
             arguments += [f"partial_{number}", f"totals_{number}"]
+        writer = SplitWriter if is_split(nest) else Writer
+        texts.append(writer(nest, function, names).text())
         steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
     first = main_of(stages)
     num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
     reduces = any(nest.reductions for nest in stages.nests)
     splits = any(is_split(nest) for nest in stages.nests)
+    default_rows, default_columns, default_warps = first_blocks(first)
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)",
         steps="\n".join(steps),
@@ -144,8 +165,9 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
         per_lane=max(16, 256 // num_whole),
         **blocks_of(first),
-        default_rows=128 if first.space.is_across else 1,
-        default_columns=8 if first.space.is_across else 1024,
+        default_rows=default_rows,
+        default_columns=default_columns,
+        default_warps=default_warps,
         more=(_STAGES if reduces else "") + (_SPLIT if splits else ""),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )

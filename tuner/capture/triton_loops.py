@@ -1,8 +1,8 @@
 """A nest as the text of Triton kernels: programs that hold blocks of rows and columns.
 
 Where a whole row fits in a program it is read once; else each pass reads it again, and keeps one
-partial result a lane until the pass is over. Without reductions programs share rows. Rows that are
-few and long are split: each pass is a kernel, and another one puts together what it found.
+partial result a lane until the pass is over. Without reductions programs share rows. For rows that
+are few and long see `triton_split`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from tuner.capture.indexing import is_split, offset, row_dims
+from tuner.capture.indexing import offset, row_dims
+from tuner.capture.merged import Merged, merged_sweeps
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
-from tuner.capture.online import online_sums
 from tuner.capture.operations import OPERATIONS, converted, emit, literal
-from tuner.capture.triton_folds import JOINED, START, fold_functions, put_together
+from tuner.capture.triton_folds import JOINED, START, fold_functions
+from tuner.capture.triton_merged import begun, joined, lane_counts, stepped
 from tuner.capture.windows import triton_tap
 
-__all__ = ["RESERVED", "triton_text"]
+__all__ = ["RESERVED", "Writer"]
 
 # What the text itself names.
 RESERVED = {
@@ -28,18 +29,15 @@ RESERVED = {
 _POINTED = {"int64": "tl.int64", "bool": "tl.uint8", "float32": "tl.float32"}
 
 
-def triton_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
-    """Return kernels and the function that starts them.
+class Writer:
+    """The text of one nest: kernels, and the function that starts them, which the plan calls.
 
     Args:
         nest: what to compute.
-        function: its name, which the plan calls.
+        function: its name.
         names: of values, none of `RESERVED`.
     """
-    return _Writer(nest, function, names).text()
 
-
-class _Writer:
     def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
         self.nest, self.function = nest, function
         self.names = {**names, COLUMN: "column_index"}
@@ -48,14 +46,13 @@ class _Writer:
         self.given = {t.name for t in nest.arguments}
         self.inputs = [names[t.name] for t in nest.arguments]
         self.outputs = [names[o.name] for o in nest.outputs]
+        self.merged = merged_sweeps(nest)
         self.folds = {r.fold for r in nest.reductions}
-        self.is_split = is_split(nest)
         self.pointers = [f"{n}_all" for n in self.inputs] + [f"{n}_out" for n in self.outputs]
 
     def text(self) -> str:
+        """Return the kernels and what starts them."""
         head = fold_functions(self.function, self.folds)
-        if self.is_split:
-            return head + "\n".join([*self._split(), *self._launch_split()]) + "\n"
         body = self._shared_rows() if not self.folds else self._own_rows()
         return head + "\n".join([*self._signature(), *body, *self._launch()]) + "\n"
 
@@ -88,22 +85,19 @@ class _Writer:
                 yield f"        {line}"
             for reduction in each.reductions:
                 name, value = self.names[reduction.name], self._masked(reduction)
-                whole = self._reduced(reduction, value, self._places())
-                yield f"        {name} = {whole}{_scaled(reduction)}"
+                whole = f"{self._reduced(reduction, value, self._places())}{_scaled(reduction)}"
+                whole = f"({whole}).to(tl.float32)" if reduction.is_wide else whole
+                yield f"        {name} = {whole}"
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield "    else:"
-        online = online_sums(self.nest)
         for number, each in enumerate(self.nest.passes):
-            total = online.get(number)
-            if number - 1 not in online:
-                sweep = self._sweep(each, "0", "num_columns", total)
+            merged = self.merged.get(number)
+            if number - 1 not in self.merged:
+                sweep = self._sweep(each, "0", "num_columns", merged)
                 yield from (f"        {line}" for line in sweep)
-                for reduction in each.reductions:
-                    name = self.names[reduction.name]
-                    value = self._reduced(reduction, f"{name}_part", f"{name}_place")
-                    yield f"        {name} = {value}{_scaled(reduction)}"
-            if total is not None:
-                yield from (f"        {line}" for line in self._total(each.reductions[0], total))
+                counts = lane_counts("0", "num_columns")
+                found = self._found(each, merged, counts, is_all=True)
+                yield from (f"        {line}" for line in found)
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield from self._row_outputs()
 
@@ -111,27 +105,27 @@ class _Writer:
         return "col_ids + tl.zeros([ROWS, COLUMNS], tl.int32)"
 
     def _sweep(
-        self, each: Pass, first: str, last: str, online: Reduction | None = None
+        self, each: Pass, first: str, last: str, merged: Merged | None = None
     ) -> Iterator[str]:
-        """Go over some columns and keep one partial result a lane.
-
-        `online` is a sum that is found beside the pass's own maximum (`online_sums`).
-        """
-        if online is not None:
-            yield f"{self.names[online.name]}_part = tl.zeros([ROWS, COLUMNS], tl.float32)"
-        for reduction in each.reductions:
+        """Go over some columns and keep one partial result a lane."""
+        if merged is not None:
+            yield from begun(merged, self.names)
+        for reduction in each.reductions if merged is None else ():
             name, start = self.names[reduction.name], START[reduction.fold]
-            yield f"{name}_part = tl.full([ROWS, COLUMNS], {start}, tl.float32)"
+            dtype = "tl.float64" if reduction.is_wide else "tl.float32"
+            yield f"{name}_part = tl.full([ROWS, COLUMNS], {start}, {dtype})"
             if reduction.is_index:
                 yield f"{name}_place = tl.zeros([ROWS, COLUMNS], tl.int32)"
         yield "for first_col in tl.range("
         yield f"    {first}, {last}, COLUMNS, num_stages={{{{ stages }}}}"
         yield "):"
         yield from (f"    {line}" for line in self._block("first_col + ", each, set()))
+        if merged is not None:
+            value = self._floats(merged.first.value, is_block=True)
+            yield from (f"    {line}" for line in stepped(merged, self.names, value))
+            return
         for reduction in each.reductions:
             name, value = f"{self.names[reduction.name]}_part", self._masked(reduction)
-            if online is not None:
-                yield from (f"    {line}" for line in self._scaled_down(online, name, value))
             if reduction.is_index:
                 place = f"{self.names[reduction.name]}_place"
                 call = f"{self.function}_{reduction.fold}"
@@ -140,90 +134,20 @@ class _Writer:
                 more = emit(JOINED[reduction.fold], [name, value], None, "triton")
                 yield f"    {name} = {more}"
 
-    def _scaled_down(self, total: Reduction, largest: str, value: str) -> Iterator[str]:
-        """Add to a sum of exponentials, before the largest value that it is relative to."""
-        name = self.names[total.name]
-        yield f"{name}_next = {value}"
-        # Equal ones may be infinite.
-        distance = f"tl.where({name}_next == {largest}, 0.0, -tl.abs({name}_next - {largest}))"
-        yield f"{name}_less = {emit('exp', [distance], None, 'triton')}"
-        more, as_well = f"{name}_part * {name}_less + 1.0", f"{name}_part + {name}_less"
-        yield f"{name}_part = tl.where({name}_next > {largest}, {more}, {as_well})"
-
-    def _total(self, maximum: Reduction, total: Reduction) -> Iterator[str]:
-        """Put the lanes' sums together; where the largest is infinite, the sum is NaN."""
-        name, largest = self.names[total.name], self.names[maximum.name]
-        distance = f"{largest}_part - {largest}[:, None]"
-        factor = emit("exp", [distance], None, "triton")
-        factor = f"tl.where({largest}_part == {largest}[:, None], 1.0, {factor})"
-        is_infinite = f'tl.abs({largest}) == float("inf")'
-        whole = f"tl.sum({name}_part * {factor}, axis=1)"
-        yield f'{name} = tl.where({is_infinite}, float("nan"), {whole}){_scaled(total)}'
-
-    # ---- several programs share a row ---------------------------------------------------------
-
-    def _split(self) -> Iterator[str]:
-        has_rows = any(not self.nest.is_inner(o.name) for o in self.nest.outputs)
-        for number, each in enumerate(self.nest.passes):
-            yield from ("", "", "@triton.jit")
-            yield f"def {self.function}_pass_{number}("
-            yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns,"
-            yield "    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr,"
-            yield "):"
-            yield "    program = tl.program_id(0)"
-            yield "    pieces = tl.cdiv(num_columns, PIECE)"
-            yield from self._known("(program // pieces)", number)
-            yield "    piece = (program % pieces) * PIECE"
-            yield "    last_col = tl.minimum(piece + PIECE, num_columns)"
-            yield from (f"    {line}" for line in self._sweep(each, "piece", "last_col"))
-            for reduction in each.reductions:
-                name, index = self.names[reduction.name], self.nest.reductions.index(reduction)
-                at = f"{index} * num_rows * pieces + program + tl.arange(0, ROWS)"
-                value = self._reduced(reduction, f"{name}_part", "")
-                yield f"    tl.store(partial + {at}, {value})"
-        if has_rows:
-            yield from ("", "", "@triton.jit")
-            yield f"def {self.function}_results("
-            yield f"    {', '.join(self.pointers)}, totals, num_rows, ROWS: tl.constexpr,"
-            yield "):"
-            yield from self._known("tl.program_id(0)", len(self.nest.passes))
-            yield from self._row_outputs()
-        for fold in sorted(self.folds):
-            yield put_together(self.function, fold)
-
-    def _known(self, program: str, number: int) -> Iterator[str]:
-        """Read and compute what is known of the rows before a pass."""
-        yield from self._begin(program)
-        for each in self.nest.passes[:number]:
-            for reduction in each.reductions:
-                at = f"totals + {self.nest.reductions.index(reduction)} * num_rows + row_ids"
-                name = self.names[reduction.name]
-                loaded = f"tl.load({at}, mask=is_row, other=0.0)"
-                yield f"    {name} = {loaded}{_scaled(reduction)}"
-            yield from (f"    {self._statement(s)}" for s in each.after)
-
-    def _launch_split(self) -> Iterator[str]:
-        outputs = [f"{name}_out" for name in self.outputs]
-        given = ", ".join([*self.inputs, *outputs])
-        yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols):")
-        yield "    if cols >= 2**30:"
-        yield '        raise RuntimeError(f"{cols} columns are past 2^30")'
-        yield "    block = {{ block_rows * block_columns }}"
-        yield "    pieces = triton.cdiv(cols, block * {{ split }})"
-        for number, each in enumerate(self.nest.passes):
-            yield f"    {self.function}_pass_{number}[(rows * pieces,)]("
-            yield f"        {given}, partial, totals, rows, cols,"
-            yield "        ROWS=1, COLUMNS=block, PIECE=block * {{ split }},"
-            yield "        num_warps={{ num_warps }},"
-            yield "    )"
-            for reduction in each.reductions:
-                number_of = self.nest.reductions.index(reduction)
-                call = f"{self.function}_put_together_{reduction.fold}[(rows,)]"
-                yield f"    {call}(partial, totals, rows, pieces, NUMBER={number_of})"
-        if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
-            yield f"    {self.function}_results[(triton.cdiv(rows, 128),)]("
-            yield f"        {given}, totals, rows, ROWS=128,"
-            yield "    )"
+    def _found(
+        self, each: Pass, merged: Merged | None, counts: str, *, is_all: bool
+    ) -> Iterator[str]:
+        """Put together what the lanes hold after a sweep; of a part of a row, as it is stored."""
+        if merged is not None:
+            largest = f"{self.function}_amax"
+            yield from joined(merged, self.names, largest, counts, is_all=is_all)
+            return
+        for reduction in each.reductions:
+            name = self.names[reduction.name]
+            found = self._reduced(reduction, f"{name}_part", f"{name}_place")
+            if is_all or reduction.is_wide:  # a wide sum would not fit as it is
+                found += _scaled(reduction)
+            yield f"{name} = {f'({found}).to(tl.float32)' if reduction.is_wide else found}"
 
     # ---- rows and blocks ----------------------------------------------------------------------
 
@@ -320,7 +244,12 @@ class _Writer:
 
     def _masked(self, reduction: Reduction) -> str:
         value = self._floats(reduction.value, is_block=True)
-        return f"tl.where(present, {value}, {START[reduction.fold]})"
+        found = f"tl.where(present, {value}, {START[reduction.fold]})"
+        return f"{found}.to(tl.float64)" if reduction.is_wide else found
+
+    def _scale_left(self, reduction: Reduction) -> str:
+        """Return the product with what a stored part was not multiplied by."""
+        return "" if reduction.is_wide else _scaled(reduction)
 
     def _reduced(self, reduction: Reduction, value: str, places: str) -> str:
         if reduction.fold == "sum":
