@@ -30,10 +30,16 @@ def unusual_probes(
 
     return [
         # In eval mode: the square of such a number is in range in float64 alone.
-        probe("values near the largest", "range", distribution="extreme", mode="eval"),
+        probe(
+            "values near the largest", "range", distribution="extreme", mode="eval",
+            mild=modes.both,
+        ),
         probe("rows of few values, eval", "special", distribution="filled", mode="eval"),
-        probe("masked rows", "poison", distribution="masked", **modes.in_turn),
-        probe("a row of -Inf", "poison", distribution="negative_inf_row", **modes.in_turn),
+        probe("masked rows", "poison", distribution="masked", mild=modes.both, **modes.in_turn),
+        probe(
+            "a row of -Inf", "poison", distribution="negative_inf_row", mild=modes.both,
+            **modes.in_turn,
+        ),
         probe(
             "NaN in a weight", "poison", distribution="few_values", weights="nan", mode="eval",
             calls=2, inputs="repeated", before=((), (modes.training,)),

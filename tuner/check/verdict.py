@@ -33,7 +33,7 @@ from tuner.check.crossing import Answer
 from tuner.check.diagnosis import diagnosis, received
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import Expected
-from tuner.check.form import judge_behaviour, judge_form, label_of
+from tuner.check.form import judge_behaviour, judge_form, label_of, refused_load
 from tuner.check.history import BEFORE_CALL
 from tuner.check.probe import Probe
 from tuner.check.tells import ROUNDING
@@ -101,6 +101,9 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
 
 def _undone(expected: Expected, answer: Answer) -> str:
     """Name what the candidate refused between its calls and the reference did not."""
+    load = refused_load(expected, answer)
+    if load:
+        return f"{expected.probe.name}: {load}"
     if not answer.report.refusals or expected.report.refusals:
         return ""
     return f"{expected.probe.name}: {_shortened(answer.report.refusals[0])}"
