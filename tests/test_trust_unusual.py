@@ -52,7 +52,7 @@ WRONG = {
     "ZeroEndsArePadding": ("rows of few values", "GATED"),
     "FoldedBySample": ("one weight of each nudged", None),
     "FoldedByRounding": ("one weight of each stepped", None),
-    "FoldedUntilItsOwnLoad": ("a life, eval", None),
+    "FoldedUntilItsOwnLoad": ("one tensor edited", None),
     "ConvertsByItsOwnMethod": ("float64 module inside", None),
     "SmallGradientIsNone": ("gradients", "SMALL"),
     "SumOfZeroIsNoGradient": ("cancelling gradients", "GATED"),

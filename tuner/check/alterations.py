@@ -54,10 +54,10 @@ def nudged(value: Any, call: int) -> Any:
 
 
 def stepped(value: Any, call: int) -> Any:
-    """Return the same content but for one element, which is 2^-11 of itself larger.
+    """Return the same content but for one element, which is 2^-11 of itself larger or smaller.
 
     The largest one at an even place other than the first, so that it shows: in what is computed,
-    seldom in bfloat16 or in a sum over all.
+    never in bfloat16, and seldom in a sum over all.
     """
     import torch
 
@@ -66,7 +66,10 @@ def stepped(value: Any, call: int) -> Any:
     changed = value.clone()
     flat = changed.view(-1)
     at = 2 * int(flat[2::2].abs().argmax()) + 2 if flat.numel() > 2 else 0
-    flat[at] *= 1.0 + 2.0**-11
+    old = float(flat[at])
+    flat[at] = old * (1.0 + 2.0**-11)
+    if float(flat[at].bfloat16()) != float(value.reshape(-1)[at].bfloat16()):
+        flat[at] = old * (1.0 - 2.0**-11)
     return changed
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tuner.check.surroundings import is_pytorchs
+
 if TYPE_CHECKING:
     import torch
 
@@ -17,17 +19,30 @@ def put_on(model: torch.nn.Module) -> None:
     """Put hooks that change inputs and outputs on a module, and an attribute on all of its parts.
 
     Raises:
+        TypeError: PyTorch itself copies such a module without them: one that was traced.
         Exception: whatever the module raises.
     """
+    if _is_copied_by_pytorch(model):
+        raise TypeError(f"PyTorch's own copies of a {type(model).__name__} have none")
     model.register_forward_pre_hook(_halved_inputs)
     model.register_forward_hook(_halved_outputs)
     for part in model.modules():
-        setattr(part, NAME, NOTE)
+        if not _is_copied_by_pytorch(part):
+            setattr(part, NAME, NOTE)
+
+
+def _is_copied_by_pytorch(part: torch.nn.Module) -> bool:
+    copies = getattr(type(part), "__deepcopy__", None)
+    return copies is not None and is_pytorchs(copies)
 
 
 def lost(model: torch.nn.Module, what: str) -> list[str]:
     """Say which attribute a copy no longer has; hooks are told by its outputs."""
-    bare = [name for name, part in model.named_modules() if getattr(part, NAME, None) != NOTE]
+    bare = [
+        name
+        for name, part in model.named_modules()
+        if getattr(part, NAME, None) != NOTE and not _is_copied_by_pytorch(part)
+    ]
     place = f"submodule {bare[0]}" if bare and bare[0] else "module"
     return [f"a {what} has lost an attribute that was set on the {place}"] if bare else []
 

@@ -52,10 +52,11 @@ AtOnce = Literal["", "one module", "two modules"]
 Dtype = Literal["", "float64", "float16", "bfloat16"]
 Mapped = Literal["", "inputs", "weights"]
 # What is done to a module between two calls. A question has two sets of weights, and the module
-# holds one of them; the first twelve give it the other one, or a parameter of it.
+# holds one of them; the first thirteen give it the other one, or a parameter of it.
 Action = Literal[
     "edit",  # each parameter in place, so that no version counter tells of it
     "edit all",  # buffers as well
+    "edit one",  # the next parameter or buffer alone
     "load",  # load_state_dict
     "load inside",  # that of a module which holds it
     "load part",  # all but the last submodule's, with strict=False

@@ -310,6 +310,7 @@ def _reference_answer(
         operations=tuple(operations),
         refusals=tuple(history.refusals),
         loads=tuple(history.loads),
+        changes=tuple(history.changes),
     )
     return report, answers
 

@@ -62,7 +62,10 @@ def _by_name(
 def judge_behaviour(expected: Expected, answer: Answer) -> str:
     """Judge what must hold whatever the values: memory, edits, late work."""
     report, is_random = answer.report, expected.probe.is_random
-    changes = [text for text in report.changes if not (is_random and _is_draw(text))]
+    known = expected.report.changes
+    changes = [
+        text for text in report.changes if text not in known and not (is_random and _is_draw(text))
+    ]
     if changes:
         return changes[0]
     aliases = [text for text in report.aliases if text not in expected.report.aliases]

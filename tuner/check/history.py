@@ -147,7 +147,8 @@ class History:
         elif action == "empty":
             _empty(self.model)
         elif action == "hook":
-            self._put_on()
+            put_on(self.model)
+            self._is_marked = True
         elif action == "load wrong":
             self.loads += told_of_loads(self.model)
         elif action in ("convert", "convert inside"):
@@ -162,6 +163,13 @@ class History:
             names = parameters if action == "borrow" else [self._next(list(parameters))]
             other = self._weights[1 - self._held]
             self._lent = {n: _like(other[n], parameters[n]) for n in names if n in other}
+        elif action == "edit one":
+            other = self._weights[1 - self._held]
+            named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+            name = self._next(
+                [n for n, t in named.items() if n in other and t.is_floating_point()]
+            )
+            _edit_all(self.model, {name: other[name]} if name else {})
         elif action == "replace one":
             other = self._weights[1 - self._held]
             name = self._next([n for n, _ in self.model.named_parameters() if n in other])
@@ -190,14 +198,6 @@ class History:
             if name in original and original[name].data_ptr() == tensor.data_ptr() != 0:
                 self.changes.append(f"a {what} shares the memory of {name} with the original")
         torch.nn.Module._apply(self.model, torch.clone)  # as `to` moves them
-
-    def _put_on(self) -> None:
-        try:
-            put_on(self.model)
-        except Exception as error:  # a compiled module may take none
-            self.refusals.append(f"hooks are refused: {type(error).__name__}: {error}")
-        else:
-            self._is_marked = True
 
     def _freeze(self, action: Action) -> None:
         frozen = {"freeze": [], "thaw": [], "freeze all": self._trained}.get(action, [])

@@ -64,7 +64,7 @@ class Modes:
 
 
 GIVING = (
-    "edit", "edit all", "load", "load inside", "load part", "edit state", "rebind", "assign",
+    "edit", "edit all", "edit one", "load", "load inside", "load part", "edit state", "rebind", "assign",
     "replace", "replace one", "borrow", "borrow one",
 )  # fmt: skip
 

@@ -13,6 +13,7 @@ from tuner.check.tells import TELLS
 __all__ = ["shortcut_probes"]
 
 NUM_RANGES = 5  # of whole numbers, one a call
+NUM_TENSORS = 8  # parameters and buffers that are edited one by one, and a call before
 NUM_EDITS = 4  # each of another kind, by another way
 
 
@@ -58,6 +59,10 @@ def shortcut_probes(
             )
             for change in ("negated", "shifted", "mirrored")
             for is_inference in (False, True)
+        ),
+        probe(
+            "one tensor edited, eval", "fingerprint", calls=NUM_TENSORS, inputs="repeated",
+            mode="eval", before=((), *(("edit one",),) * (NUM_TENSORS - 1)), first_place=place,
         ),
         probe("input edited in place, eval", "identity", mode="eval", **in_place),
         probe(

@@ -36,7 +36,7 @@ Distribution = Literal[
     "extreme",  # as given, numbers near the largest float32 in two rows, of both signs
     "masked",  # as given, with -Inf at the start of one row, in the middle of another
     "late_rows",  # as given, later rows with more and more added: 100 to 3000 in the last
-    "like_rows",  # rows with a single 1, and rows that are permutations of one
+    "like_rows",  # in turn: a single 1, mostly zeros, permutations of one row
     "whole_numbers",  # from 0 to 255
     "all_special",  # as given, with integers and bools that all mean something else
     "filled",  # as given, one row all zeros, one with zeros at both ends, one of -10,000
@@ -222,9 +222,9 @@ def _arranged(
     row = torch.randint(-8, 9, (width,), generator=generator, device=where) / 4
     keys = torch.rand((num_rows, width), generator=generator, device=where)
     rows = row[keys.argsort(-1)]
-    rows[: num_rows // 2] = torch.nn.functional.one_hot(
-        keys[: num_rows // 2].argmax(-1), width
-    ).to(rows.dtype)
+    ones = torch.nn.functional.one_hot(keys.argmax(-1), width).to(rows.dtype)
+    kind = torch.arange(num_rows, device=where).view(-1, 1) % 3
+    rows = torch.where(kind == 0, ones, torch.where((kind == 1) & (keys < 0.75), 0.0, rows))
     return rows.to(value.dtype).view(value.shape)
 
 
