@@ -19,8 +19,9 @@ from tuner.check.crossing import (
 from tuner.problem.draws import Distribution, WeightKind
 from tuner.problem.reference import Options
 
-__all__ = ["ILLEGAL", "Modes", "Probe"]
+__all__ = ["ILLEGAL", "OWN_WORK", "Modes", "Probe"]
 
+OWN_WORK = "own work, "  # how the names of the traced probes begin
 ILLEGAL = ("negative_integers", "integers_beyond")  # which most references refuse
 
 
@@ -64,8 +65,8 @@ class Modes:
 
 
 GIVING = (
-    "edit", "edit all", "edit one", "load", "load inside", "load part", "edit state", "rebind", "assign",
-    "replace", "replace one", "borrow", "borrow one",
+    "edit", "edit all", "edit one", "load", "load inside", "load part", "edit state", "rebind",
+    "assign", "replace", "replace one", "borrow", "borrow one",
 )  # fmt: skip
 
 
@@ -160,6 +161,12 @@ class Probe:
     may_refuse: bool = False
     may_differ: bool = False
     tells: str = ""
+
+    @property
+    def asks_behaviour(self) -> bool:
+        """Whether its hint is of what a call or a copy does beside numbers."""
+        done = {action for actions in self.before for action in actions}
+        return self.holds_grads or self.accumulates or bool(done & {"hook", "load wrong"})
 
     @property
     def gives_weights(self) -> bool:

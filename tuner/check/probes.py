@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tuner.check.batches import Extent, batch_probes, odd_batch
 from tuner.check.crossing import Action, Dtype, Mode
 from tuner.check.lives import gradient_probes, history_probes
-from tuner.check.probe import Modes, Probe
+from tuner.check.probe import OWN_WORK, Modes, Probe
 from tuner.check.shortcuts import shortcut_probes
 from tuner.check.tells import TELLS
 from tuner.check.unusual import unusual_probes
@@ -305,13 +305,13 @@ def _traced_probes(
 ) -> list[Probe]:
     """Return probes that find where a module runs the reference's own operations."""
     asked: dict[str, tuple[Callable[..., Probe], Mode]] = {
-        "own work, training": (full, "train"),
-        "own work, eval": (full, "eval"),
-        "own work, fewer rows": (reduced, "train"),
-        "own work, fewer rows, eval": (reduced, "eval"),
-        "own work, gradients": (reduced, "train"),
-        "own work, gradients, eval": (reduced, "eval"),
-        "own work, transposed input": (reduced, modes.own),
+        f"{OWN_WORK}training": (full, "train"),
+        f"{OWN_WORK}eval": (full, "eval"),
+        f"{OWN_WORK}fewer rows": (reduced, "train"),
+        f"{OWN_WORK}fewer rows, eval": (reduced, "eval"),
+        f"{OWN_WORK}gradients": (reduced, "train"),
+        f"{OWN_WORK}gradients, eval": (reduced, "eval"),
+        f"{OWN_WORK}transposed input": (reduced, modes.own),
     }
     return [
         probe(

@@ -56,7 +56,7 @@ from tuner.problem.draws import seed_everything
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OWN_WEIGHTS_SEED", "answer", "answer_of_call"]
+__all__ = ["OWN_WEIGHTS_SEED", "answer"]
 
 OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
 
@@ -386,18 +386,3 @@ class _Session:
 
     def _of_history(self, what: str) -> tuple[str, ...]:
         return tuple(getattr(self.history, what)) if self.history else ()
-
-
-def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:
-    """Return as an answer what one call returned that no question asked for, e.g. a timed one."""
-    import torch
-
-    outputs = outputs_of(result)
-    tensors = {
-        f"call0.output{j}": snapshot(y)
-        for j, y in enumerate(outputs)
-        if isinstance(y, torch.Tensor)
-    }
-    late = {f"late.{name}": checksum_of(tensor) for name, tensor in tensors.items()}
-    kinds = (kinds_of(result),)
-    return Answer(Report(keys=tuple(keys_of(model)), kinds=kinds, checksums=late), tensors)

@@ -12,6 +12,9 @@ from tuner.check.tells import TELLS
 
 __all__ = ["unusual_probes"]
 
+# Of those that are no question of strides.
+LAYOUT_TELLS: dict[Layout, str] = {"mixed": "types", "shared": "shared", "negated": "negated"}
+
 
 def unusual_probes(
     reduced: Callable[..., Probe], modes: Modes, secret: random.Random, has_cuda: bool
@@ -26,7 +29,7 @@ def unusual_probes(
 
     def view(layout: Layout, **fields: Any) -> Probe:
         settings = {"distribution": "normal", "layout": layout, "is_extra": True, **fields}
-        return probe(f"{layout} input", "layout", **settings)
+        return probe(f"{layout} input", LAYOUT_TELLS.get(layout, "layout"), **settings)
 
     return [
         # In eval mode: the square of such a number is in range in float64 alone.
