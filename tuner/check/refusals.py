@@ -18,7 +18,15 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FEWER_ROWS", "is_cheap", "is_odd", "refuses_layout", "row_elements", "tamer"]
+__all__ = [
+    "FEWER_ROWS",
+    "MOST_ELEMENTS",
+    "is_cheap",
+    "is_odd",
+    "refuses_layout",
+    "row_elements",
+    "tamer",
+]
 
 FEWER_ROWS = 321  # in place of 65,537 where these would cost too much
 MOST_ELEMENTS = 5 * 10**7  # of all steps: some 0.2 s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tuner.check.probe import Probe
+from tuner.check.refusals import FEWER_ROWS, MOST_ELEMENTS
 
 __all__ = ["costs_of", "remaining_s"]
 
@@ -31,6 +32,8 @@ def costs_of(
 
     def cost_of(probe: Probe) -> float:
         rows = (num_rows or 1) if probe.batch is None else probe.batch
+        if probe.is_tall and rows * row_elements > MOST_ELEMENTS:
+            rows = FEWER_ROWS
         calls = probe.calls + probe.more_calls + len(probe.mild)
         return FIXED_S + calls * rows * row_s * (GRADIENTS if probe.gradients else 1.0)
 
