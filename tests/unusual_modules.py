@@ -608,6 +608,13 @@ MULTIPLIED = reference(
 )  # fmt: skip
 
 
+RECURRENT = reference(
+    "x: self.lstm(x)[0]", "torch.randn(6, 4, 8)", "8, 5",
+    "    def __init__(self, n, d):\n        super().__init__()\n"
+    "        self.lstm = nn.LSTM(n, d, batch_first=True)\n\n",
+)  # fmt: skip
+
+
 class Weighted(nn.Module):
     def __init__(self, n, factor):
         super().__init__()

@@ -235,7 +235,7 @@ class History:
         old: Any = type(child)
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return 0.5 * old.forward(self, *args, **kwargs) + 0.25
+            return _adapted(old.forward(self, *args, **kwargs))
 
         child.__class__ = type(f"Adapted{old.__name__}", (old,), {"forward": forward})
 
@@ -248,6 +248,16 @@ class History:
         child = self._child(lambda m: "weight" in dict(m.named_parameters(recurse=False)))
         if child is not None:
             parametrize.register_parametrization(child, "weight", halved())
+
+
+def _adapted(result: Any) -> Any:
+    """Return other numbers for what a submodule gives: a tensor, or tuples as an LSTM's."""
+    import torch
+
+    if isinstance(result, tuple):
+        return tuple(map(_adapted, result))
+    is_number = isinstance(result, torch.Tensor) and result.is_floating_point()
+    return 0.5 * result + 0.25 if is_number else result
 
 
 def _pickled(model: Any) -> Any:
