@@ -24,7 +24,7 @@ WRONG = {
     "FoldedByNorms": ("weights mirrored, eval", None, "output of call 2"),
     "RowsWithEqualSumsAreEqual": ("like rows", "SUM", "output of call 1"),
     "TableOfBytes": ("whole numbers", "GATED", "output of call 2"),
-    "WholeNumbersInSixteenBits": ("whole numbers, eval", "GATED", "output of call 4"),
+    "WholeNumbersInSixteenBits": ("whole numbers, other mode", "GATED", "output of call 4"),
     "ColumnsFromTheStart": ("transposed cut input", "GATED", "output of call 1"),
     "ColumnsAtTheNextEight": ("transposed cut input", "GATED", "output of call 1"),
     "GradientByColumns": ("gradients cut from columns", "GATED", "gradient of input 0"),

@@ -43,7 +43,7 @@ def shortcut_probes(
                 f"whole numbers{when}", "whole", distribution="whole_numbers", inputs="ranges",
                 calls=NUM_RANGES, mode=mode, **served,
             )
-            for when, mode in {"": modes.own, ", eval": "eval"}.items()
+            for when, mode in {"": modes.own, ", other mode": other}.items()
         ),
         probe("nothing but special", "special", distribution="all_special", **modes.in_turn),
         probe(
@@ -86,7 +86,7 @@ def shortcut_probes(
             )
             for when, fields in {
                 "": {"gradients": "all"},
-                f", {other}": {"gradients": "all", "mode": other},
+                ", other mode": {"gradients": "all", "mode": other},
                 ", plain inputs": {"gradients": "plain_inputs"},
             }.items()
         ),
