@@ -12,6 +12,7 @@ from tuner.check.tells import TELLS
 
 __all__ = ["unusual_probes"]
 
+NUM_THREADS = 6  # more than the workspaces that a module may take in turn
 # Of those that are no question of strides.
 LAYOUT_TELLS: dict[Layout, str] = {"mixed": "types", "shared": "shared", "negated": "negated"}
 
@@ -66,8 +67,8 @@ def unusual_probes(
             edits="mode",
         ),
         probe(
-            "threads, eval", "threads", mode="eval", calls=3, at_once="one module",
-            gradients="plain_inputs", backward=(0, 1, 2),
+            "threads, eval", "threads", mode="eval", calls=NUM_THREADS, at_once="one module",
+            gradients="plain_inputs", backward=tuple(range(NUM_THREADS)),
         ),
         probe("arguments by keyword", "keywords", by_keyword=True, is_extra=True, **modes.in_turn),
         probe(
