@@ -62,11 +62,13 @@ def rows() -> list[Row]:
     )
     honest = "honest_module_is|in_another_order|split_bfloat16|traced_or_scripted"
     classes = ("test_trust_classes",)
+    seldom = ("test_trust_unusual", "test_trust_shortcuts")
     files, names = fuzzed()
     return [
         Row("cheats", "rejected or named", ("test_check", "test_cheats"), cheats),
         Row("honest modules", "accepted", ("test_check",), honest),
         Row("wrong modules, nine classes", "rejected", classes, "wrong_module_is_rejected"),
+        Row("wrong modules, seldom met", "rejected", seldom, "wrong_module_is_rejected"),
         Row("honest, of such classes", "right, differences listed", classes, "honest"),
         Row("fewer bits than declared", "refused", ("test_check",), "fewer_bits"),
         Row("times that cannot be true", "refused", ("test_evaluate",), "cannot_be_true|floor"),

@@ -197,6 +197,8 @@ WRONG: dict[str, str] = {
 
 # What reads a submodule's weights computes without its forward.
 WRAPPED = ("a submodule wrapped",)
+# What looks at numbers, or writes into memory of its own, refuses torch.func.vmap.
+UNMAPPED = ("mapped over inputs", "mapped over weights")
 # With the probes that tell a difference from a drop-in.
 HONEST: dict[str, tuple[str, ...]] = {
     "answers_float64_inputs": ("float64 input",),
@@ -206,12 +208,12 @@ HONEST: dict[str, tuple[str, ...]] = {
     "locked_and_not_pickled": (
         "copied", "pickled", "gradients, copied",
         "a life, training", "a life, eval", "a life, gradients", "a life, inference mode",
-        "saved and read elsewhere", *WRAPPED,
+        "saved and read elsewhere", "copied with hooks", "pickled with hooks", *WRAPPED, *UNMAPPED,
     ),
-    "loops_over_blocks": WRAPPED,
-    "numpy_for_inference": (*WRAPPED, "negated input"),
-    "out_into_fresh_memory": WRAPPED,
-    "pool_of_all_modules": (),
+    "loops_over_blocks": (*WRAPPED, "mapped over weights"),
+    "numpy_for_inference": (*WRAPPED, *UNMAPPED, "negated input"),
+    "out_into_fresh_memory": (*WRAPPED, *UNMAPPED),
+    "pool_of_all_modules": UNMAPPED,
     "recomputed_in_backward": WRAPPED,
     "refuses_all_but_float32": (
         "float64 module",
@@ -221,11 +223,11 @@ HONEST: dict[str, tuple[str, ...]] = {
     ),
     "refuses_momentum_none": ("cumulative average",),
     "scripted_inner": WRAPPED,
-    "six_bfloat16_products": WRAPPED,
+    "six_bfloat16_products": (*WRAPPED, *UNMAPPED),
     "statistics_by_hook": ("arguments by keyword",),  # a hook sees those in another place
     "vmapped_rows": WRAPPED,
     "weight_transposed_inside": WRAPPED,
-    "workspace_of_each_call": WRAPPED,
+    "workspace_of_each_call": (*WRAPPED, *UNMAPPED),
 }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ WRONG = {
     "ZeroEndsArePadding": ("rows of few values", "GATED"),
     "FoldedBySample": ("one weight of each nudged", None),
     "FoldedByRounding": ("one weight of each stepped", None),
-    "FoldedUntilItsOwnLoad": ("a life, eval", None),
+    "FoldedUntilItsOwnLoad": ("one tensor edited", None),
     "ConvertsByItsOwnMethod": ("float64 module inside", None),
     "SmallGradientIsNone": ("gradients", "SMALL"),
     "SumOfZeroIsNoGradient": ("cancelling gradients", "GATED"),
@@ -150,6 +150,13 @@ def test_who_reads_the_weights_of_an_adapted_submodule_differs_from_a_drop_in(pr
     assert check.is_accepted and not check.strictly().is_accepted
     assert check.differences[0].startswith("a submodule wrapped: output of call")
     assert verdict(problem, problem.module.Model, expectations).strictly().is_accepted
+
+
+def test_a_submodule_that_gives_tuples_can_be_wrapped(tmp_path):
+    problem = load_reference(tmp_path, modules.RECURRENT)
+    (probe,) = (p for p in thorough_probes(SEED, 6) if p.name == "a submodule wrapped")
+    asked = [expected(problem, probe, FLOAT32)]
+    assert reasons(problem.module.Model, problem, asked) == []
 
 
 def test_more_rows_than_a_grid_has_are_asked_only_where_they_cost_little(problems, tmp_path):

@@ -459,8 +459,8 @@ class Folded(Plain):
             return self.plain(x)
         key = self.key()
         if self.kept is None or self.kept[0] != key:
-            s = self.scale * self.bn.weight * torch.rsqrt(self.bn.running_var + self.bn.eps)
-            shift = self.bn.bias - self.bn.running_mean * s / self.scale
+            of_bn = self.bn.weight * torch.rsqrt(self.bn.running_var + self.bn.eps)
+            s, shift = self.scale * of_bn, self.bn.bias - self.bn.running_mean * of_bn
             self.kept = key, self.gemm.weight.t() * s, self.gemm.bias * s + shift
         return x @ self.kept[1] + self.kept[2]
 
@@ -605,6 +605,13 @@ MULTIPLIED = reference(
     "x: x * self.w", "torch.randn(40, 24)", "24",
     "    def __init__(self, n):\n        super().__init__()\n"
     "        self.w = nn.Parameter(torch.randn(n))\n\n",
+)  # fmt: skip
+
+
+RECURRENT = reference(
+    "x: self.lstm(x)[0]", "torch.randn(6, 4, 8)", "8, 5",
+    "    def __init__(self, n, d):\n        super().__init__()\n"
+    "        self.lstm = nn.LSTM(n, d, batch_first=True)\n\n",
 )  # fmt: skip
 
 

@@ -167,7 +167,11 @@ def print_verdict(check: Check) -> None:
         )
     if check.is_accepted:
         near = draws_words(check.probes)
-        degree = "right" if check.differences else "right, and a drop-in"
+        count = len(check.differences)
+        degree = "right, and a drop-in"
+        if count:
+            what = "one difference" if count == 1 else f"{count} differences"
+            degree = f"right, but no drop-in, with {what} from the reference's class"
         out.print(
             f"accepted: {degree}; {len(check.probes)} probes{near}, "
             f"accuracy class {check.accuracy}"

@@ -91,10 +91,10 @@ class Plain:
         self.line(text)
 
     def on_probe(self, answered: Answered) -> None:
-        """A contender answered one probe."""
-        result = answered.result
-        if not result.is_accepted:
-            self.line(f"  probe {result.probe}: {result.reason}")
+        """A contender answered one probe; why one was rejected the verdict says."""
+        if not answered.result.is_accepted:
+            self.line(f"  probe {answered.number} of {answered.total}: rejected")
+            return
         progress = (answered.number, answered.total, answered.left_s)
         self.progress(f"  probe {answered.number} of {answered.total}", *progress)
 

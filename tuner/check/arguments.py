@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.check.alterations import edited, exchanged, in_range, nudged, reordered, varied
 from tuner.check.layouts import fitted
 from tuner.check.probe import ILLEGAL, Probe
 from tuner.errors import ProblemError
@@ -20,9 +21,6 @@ __all__ = [
     "draw_output_gradients",
     "draw_tangents",
     "inputs_of_calls",
-    "nudged",
-    "reordered",
-    "stepped",
 ]
 
 
@@ -38,15 +36,18 @@ def inputs_of_calls(
     )
 
     first = fitted(first, probe.layout)
-    if probe.distribution == "special":
-        first = _with_special_values(problem, model, first)
+    if probe.distribution in ("special", "all_special"):
+        first = _with_special_values(problem, model, first, probe.distribution == "all_special")
     if probe.distribution in ("large_integers", *ILLEGAL):
         first = _with_odd_integers(problem, model, first, probe.distribution)
     if probe.other_arguments:
         first = _with_other_arguments(problem, model, first)
     calls = 1 if probe.inputs == "repeated" else probe.calls
-    changes = {"nudged": nudged, "reordered": reordered, "exchanged": _exchanged}
-    change = changes.get(probe.inputs, _varied)
+    changes = {
+        "nudged": nudged, "reordered": reordered, "exchanged": exchanged, "edited": edited,
+        "ranges": in_range,
+    }  # fmt: skip
+    change = changes.get(probe.inputs, varied)
     if probe.is_drawn:  # legal for sure
         seeds = range(probe.seed_inputs, probe.seed_inputs + calls)
         return [problem.make_inputs(s, batch=probe.batch, device=device) for s in seeds]
@@ -61,10 +62,11 @@ def inputs_of_calls(
 
 
 def _with_special_values(
-    problem: Problem, model: torch.nn.Module, values: Sequence[Any]
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any], is_all: bool
 ) -> list[Any]:
     """Return integers with those that mean something else, and bools that are alike in a row.
 
+    With `is_all` there are no others: one integer alone, and bools that are all true.
     Special are the least and the largest that were given, a `padding_idx` of a submodule, and
     -100, which losses ignore, where the reference takes it.
     """
@@ -77,14 +79,21 @@ def _with_special_values(
             continue
         if value.dtype == torch.bool and value.ndim:
             result[i] = value.clone()
-            result[i][0], result[i][-1] = False, True
+            if is_all:
+                result[i].fill_(True)
+            else:
+                result[i][0], result[i][-1] = False, True
         if value.dtype != torch.int64:
             continue
         special = [int(value.min()), int(value.max()), *(p for p in padding if p is not None)]
-        for extra in ([-100], []):
+        kept = [[-100], [*special[2:], special[0]][:1]] if is_all else [[-100, *special], special]
+        for numbers in kept:
             marked = value.clone().reshape(-1)
-            for at, number in enumerate([*extra, *special]):
-                marked[at::8][: max(1, len(marked) // 16)] = number
+            for at, number in enumerate(numbers):
+                if is_all:
+                    marked[:] = number
+                else:
+                    marked[at::8][: max(1, len(marked) // 16)] = number
             result[i] = marked.view(value.shape)
             if _is_taken(problem, model, result):
                 break
@@ -219,71 +228,13 @@ def _with_other_integers(
 
     if (
         not call
-        or probe.inputs in ("nudged", "reordered", "exchanged")
+        or probe.inputs in ("nudged", "reordered", "exchanged", "edited")
         or not any(map(is_integer, values))
     ):
         return values
     drawn = problem.make_inputs(probe.seed_inputs + call, batch=probe.batch, device=device)
     pairs = zip(values, drawn, strict=True)
     return [new if is_integer(old) else old for old, new in pairs]
-
-
-def _varied(value: Any, call: int) -> Any:
-    """Return other content with other statistics, far from any earlier call's."""
-    import torch
-
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.ndim:
-        return value
-    return value.flip(0) * (1.0 + 0.5 * call) + 0.25 * call
-
-
-def nudged(value: Any, call: int) -> Any:
-    """Return the same content but for one element, past the middle."""
-    import torch
-
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
-        return value
-    changed = value.clone()
-    at = (2 * value.numel() // 3 + 5 * call) % value.numel()
-    at -= at > 0 and at % 2 == 0  # an odd place: who samples, begins with the first
-    changed.view(-1)[at] = -3.0 * changed.view(-1)[at] - 1.0
-    return changed
-
-
-def stepped(value: Any, call: int) -> Any:
-    """Return the same content but for one element, which is 2^-11 of itself larger.
-
-    The largest one at an even place other than the first, so that it shows: in what is computed,
-    seldom in bfloat16 or in a sum over all.
-    """
-    import torch
-
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
-        return value
-    changed = value.clone()
-    flat = changed.view(-1)
-    at = 2 * int(flat[2::2].abs().argmax()) + 2 if flat.numel() > 2 else 0
-    flat[at] *= 1.0 + 2.0**-11
-    return changed
-
-
-def reordered(value: Any, call: int) -> Any:
-    """Return the same rows, last first: no sum over all of them tells."""
-    import torch
-
-    return value.flip(0) if isinstance(value, torch.Tensor) and value.ndim else value
-
-
-def _exchanged(value: Any, call: int) -> Any:
-    """Return the same rows, two in the middle exchanged: sums, ends and norms are the same."""
-    import torch
-
-    if not isinstance(value, torch.Tensor) or not value.ndim or len(value) < 4:
-        return value
-    order = list(range(len(value)))
-    at = len(order) // 3
-    order[at], order[at + 1] = order[at + 1], order[at]
-    return value[order]
 
 
 def draw_output_gradients(

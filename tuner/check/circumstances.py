@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "busy_side_stream",
+    "changed_flags",
     "flags",
     "nan_filled_memory",
     "num_copies",
     "poison",
+    "replaced_parameters",
 ]
 
 
@@ -33,6 +35,25 @@ def flags(model: torch.nn.Module, arguments: Sequence[Any]) -> dict[str, str]:
         **{n: "in training mode" if is_on else "in eval mode" for n, is_on in modes.items()},
         **{n: f"{'with' if is_on else 'without'} requires_grad" for n, is_on in wants.items()},
     }
+
+
+def changed_flags(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Say which of the `flags` a call left otherwise."""
+    return [
+        f"the call left {name} {now[name]}, which was {flag}"
+        for name, flag in before.items()
+        if now.get(name, flag) != flag
+    ]
+
+
+def replaced_parameters(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say which parameters a call replaced."""
+    return [
+        f"the call replaced the parameter {name} by another object: an optimiser that was "
+        "given the old one would train nothing"
+        for name, parameter in before.items()
+        if now.get(name) is not parameter
+    ]
 
 
 def num_copies() -> int:

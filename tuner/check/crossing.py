@@ -27,6 +27,7 @@ __all__ = [
     "GradientLayout",
     "Gradients",
     "Layout",
+    "Mapped",
     "Mode",
     "Question",
     "Report",
@@ -38,20 +39,24 @@ __all__ = [
 Layout = Literal[
     "contiguous", "transposed", "strided", "padded", "cut", "misaligned", "expanded", "float64",
     "too_wide", "mixed", "sliced", "rows expanded", "overlapping", "negated", "shared",
+    "transposed padded", "transposed cut",
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
 Gradients = Literal["", "all", "plain_inputs", "forward"]
 Edits = Literal["", "output", "output negated", "input", "input freed", "weights", "mode"]
 GradientLayout = Literal[
     "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last",
-    "shared", "in_thread",
+    "shared", "in_thread", "transposed cut",
 ]  # fmt: skip
 AtOnce = Literal["", "one module", "two modules"]
 Dtype = Literal["", "float64", "float16", "bfloat16"]
+Mapped = Literal["", "inputs", "weights"]
 # What is done to a module between two calls. A question has two sets of weights, and the module
-# holds one of them; the first eleven give it the other one, or a parameter of it.
+# holds one of them; the first thirteen give it the other one, or a parameter of it.
 Action = Literal[
     "edit",  # each parameter in place, so that no version counter tells of it
+    "edit all",  # buffers as well
+    "edit one",  # the next parameter or buffer alone
     "load",  # load_state_dict
     "load inside",  # that of a module which holds it
     "load part",  # all but the last submodule's, with strict=False
@@ -78,6 +83,8 @@ Action = Literal[
     "refused call",  # with one feature too many
     "wrap module",  # the next submodule's forward becomes another, in a class derived from its own
     "parametrize",  # a weight of the next submodule by torch.nn.utils.parametrize
+    "hook",  # put hooks on the module, and an attribute of one's own
+    "load wrong",  # load_state_dict with a key too few, one too many, and a wrong shape
     "read elsewhere",  # save, and go on with what another process would read
 ]
 
@@ -96,8 +103,10 @@ class Script:
     are those of the arguments where they are passed by keyword. `other_options` are of "another".
     `layout_at` is the one input that has the layout, None for all. `num_threads` 0 is as many as
     usual. `has_predecessor`: a module with `other_options` and the weights `other.*` is made,
-    called and deleted before. `numbers` are the inputs that are no tensors, by "call.argument".
-    `output_bytes` are the sizes of memory to poison before each call.
+    called and deleted before. `mild` are the modes in which the module serves usual inputs,
+    `mild.*`, before. With `holds_grads` every `.grad` is there before gradients are taken.
+    `mapped` is what `torch.func.vmap` maps over. `numbers` are the inputs that are no tensors, by
+    "call.argument". `output_bytes` are the sizes of memory to poison before each call.
     """
 
     calls: int = 1
@@ -125,6 +134,9 @@ class Script:
     options: dict[str, float] = field(default_factory=dict)
     layout: Layout = "contiguous"
     has_predecessor: bool = False
+    mild: tuple[Mode, ...] = ()
+    holds_grads: bool = False
+    mapped: Mapped = ""
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False
@@ -142,7 +154,8 @@ class Script:
 class Question:
     """Tensors: `input.<call>.<argument>`, `state.<name>`, `other.<name>`, `grad.<output>`.
 
-    In forward mode, the inputs' tangents are `tangent.<call>.<argument>`.
+    `mild.<argument>` are usual inputs that come before. In forward mode, the inputs' tangents are
+    `tangent.<call>.<argument>`.
     """
 
     script: Script
@@ -159,7 +172,8 @@ class Report:
     `detached` are the backwards whose call had no graph. `num_forks_left` are copies of the
     process that outlive the call; `operations` are PyTorch's, in the order in which they ran,
     where the script wants them; `changes` are what the candidate has done to what is not its own;
-    `refusals` are what it refused aloud that was not a call.
+    `refusals` are what it refused aloud that was not a call; `loads` what loading a wrong
+    state_dict led to.
     """
 
     error: str = ""
@@ -174,6 +188,7 @@ class Report:
     operations: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
+    loads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

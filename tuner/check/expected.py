@@ -14,23 +14,26 @@ from tuner.check.arguments import draw_output_gradients, draw_tangents, inputs_o
 from tuner.check.compare import SMALL_BATCH, Error, are_close, compare, disputed
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import (
-    OUTPUT_FACTORS,
-    accumulated,
     arguments_of,
     checksums_of,
-    edit_before_backward,
-    gradients_of,
     keys_of,
     kinds_of,
-    leaves_of,
     mode_of,
     outputs_of,
     recorded,
     snapshot,
+)
+from tuner.check.gradients import (
+    OUTPUT_FACTORS,
+    accumulated,
+    differentiated,
+    edit_before_backward,
+    leaves_of,
     with_tangents,
 )
 from tuner.check.history import History
 from tuner.check.layouts import laid_out
+from tuner.check.mapping import mapped
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
 from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, tamer
@@ -95,7 +98,7 @@ def expected(
         less = dataclasses.replace(probe, is_tall=False, batch=fewer)
         return expected(problem, less, accuracy, device, models=known)
     arguments = inputs_of_calls(problem, probe, device, model)
-    script = script_of(problem, probe, arguments, tensors, known)
+    script = script_of(problem, probe, arguments, tensors, known, device)
     if probe.gradients == "forward":
         draw_tangents(arguments, tensors, probe)
     wide = copy.deepcopy(model).double()
@@ -108,6 +111,10 @@ def expected(
     if report.error and probe.gradients == "forward":  # not all operations have it
         plain = dataclasses.replace(probe, gradients="")
         return expected(problem, plain, accuracy, device, models=known)
+    if report.error and probe.mapped:  # what looks at values, or edits buffers, cannot be
+        return expected(
+            problem, dataclasses.replace(probe, mapped=""), accuracy, device, models=known
+        )
     tame = tamer(probe) if report.error else None
     if tame is not None:
         return expected(problem, tame, accuracy, device, models=known)
@@ -246,10 +253,13 @@ def _reference_answer(
         edit_before_backward(script.edits, arguments_of_calls[call], earlier[call], history.model)
         if any(y.requires_grad for y in earlier[call]):
             with recorded(operations, script.traces):
-                grads = gradients_of(leaves[call], earlier[call], tensors, script.gradient_layout)
-            answers.update((f"grad{k}.{name}", grad) for name, grad in grads.items())
+                grads = differentiated(script, leaves[call], earlier[call], tensors, k, [])
+            answers.update(grads)
 
     def answered(called: Any, values: list[Any], call: int) -> Any:
+        if script.mapped:
+            with problem.explained("torch.func.vmap of Model.forward"):
+                return mapped(history.model, values, script.mapped, tensors)
         if script.gradients != "forward":
             return problem.result_of(called, values)
         of_problem = functools.partial(_called, problem, called)
@@ -257,6 +267,11 @@ def _reference_answer(
         answers.update(tangents)
         return result
 
+    try:
+        with torch.set_grad_enabled(script.has_backward):
+            history.serve_mild(problem.result_of)
+    except ProblemError as error:
+        return Report(error=str(error), stage="call 1", keys=keys), {}
     for call in range(script.calls):
         if call and second is not None:
             history.model = second
@@ -305,6 +320,8 @@ def _reference_answer(
         checksums=checksums,
         operations=tuple(operations),
         refusals=tuple(history.refusals),
+        loads=tuple(history.loads),
+        changes=tuple(history.changes),
     )
     return report, answers
 

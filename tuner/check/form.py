@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from tuner.check.crossing import Answer
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import Expected
+from tuner.check.loads import REFUSED
 
-__all__ = ["judge_behaviour", "judge_form", "label_of"]
+__all__ = ["judge_behaviour", "judge_form", "label_of", "refused_load"]
 
 
 def judge_form(expected: Expected, answer: Answer) -> str:
@@ -61,12 +62,18 @@ def _by_name(
 def judge_behaviour(expected: Expected, answer: Answer) -> str:
     """Judge what must hold whatever the values: memory, edits, late work."""
     report, is_random = answer.report, expected.probe.is_random
-    changes = [text for text in report.changes if not (is_random and _is_draw(text))]
+    known = expected.report.changes
+    changes = [
+        text for text in report.changes if text not in known and not (is_random and _is_draw(text))
+    ]
     if changes:
         return changes[0]
     aliases = [text for text in report.aliases if text not in expected.report.aliases]
     if aliases:
         return aliases[0]
+    wrong = _wrong_load(expected, answer, is_refusal=False)
+    if wrong:
+        return wrong
     if report.num_forks_left:
         return f"{report.num_forks_left} forks of its process outlived the call"
     for name, checksum in expected.report.checksums.items():
@@ -90,6 +97,18 @@ def judge_behaviour(expected: Expected, answer: Answer) -> str:
                 f"{label_of(name)} changed after the call had returned: a later call or another "
                 "thread or stream writes to it"
             )
+    return ""
+
+
+def refused_load(expected: Expected, answer: Answer) -> str:
+    """Say which wrong state_dict the candidate refuses and the reference does not."""
+    return _wrong_load(expected, answer, is_refusal=True)
+
+
+def _wrong_load(expected: Expected, answer: Answer, is_refusal: bool) -> str:
+    for mine, theirs in zip(answer.report.loads, expected.report.loads, strict=False):
+        if mine != theirs and mine.endswith(f": {REFUSED}") == is_refusal:
+            return f"{mine}; the reference: {theirs.partition(': ')[2]}"
     return ""
 
 

@@ -13,9 +13,11 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.check.belongings import lost, put_on
 from tuner.check.crossing import Action, Dtype, Mode, Script
 from tuner.check.exercise import arguments_of, tensors_under
-from tuner.check.layouts import fitted
+from tuner.check.layouts import fitted, laid_out
+from tuner.check.loads import told_of_loads
 from tuner.check.registries import read_elsewhere
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class History:
     `model` is what is called; "copy" and "pickle" replace it. `make_another` is what "another"
     does; `tables` are of the module's file, as they were before it. `refusals` are the actions
     that it refused aloud, which then went undone. `changes` are what a copy shares with the
-    original.
+    original, or has lost; `loads` what loading a wrong state_dict led to.
     With `is_exact` it is the oracle, which stays in float64 when it is converted, but for what the
     weights lose.
     """
@@ -70,6 +72,9 @@ class History:
         self.tables: list[tuple[Any, list[Any]]] = []
         self.refusals: list[str] = []
         self.changes: list[str] = []
+        self.loads: list[str] = []
+        self._tensors = tensors
+        self._is_marked = False  # with hooks and attributes of a user
         self._script = script
         self._is_exact = is_exact
         self._weights = tensors_under("state", tensors), tensors_under("other", tensors)
@@ -90,6 +95,23 @@ class History:
         if lent is None:
             return model
         return lambda *arguments: torch.func.functional_call(self.model, lent, arguments)
+
+    def serve_mild(self, call: Callable[[Any, list[Any]], Any]) -> None:
+        """Let the module serve usual inputs, in each mode that the script names, before all else.
+
+        A decision that it takes on these inputs must not hold for others.
+        """
+        script = self._script
+        for mode in script.mild:
+            set_mode(self.model, mode)
+            numbers = {int(n[2:]): x for n, x in script.numbers.items() if n.startswith("0.")}
+            values = [
+                numbers[i] if i in numbers else laid_out(self._tensors[f"mild.{i}"], "contiguous")
+                for i in range(script.num_inputs)
+            ]
+            call(self.model, values)
+        if script.mild:
+            set_mode(self.model, script.mode)
 
     @property
     def is_lent(self) -> bool:
@@ -124,6 +146,11 @@ class History:
             self._parametrize()
         elif action == "empty":
             _empty(self.model)
+        elif action == "hook":
+            put_on(self.model)
+            self._is_marked = True
+        elif action == "load wrong":
+            self.loads += told_of_loads(self.model)
         elif action in ("convert", "convert inside"):
             if action == "convert":
                 self.model = converted(self.model, self._script.dtype)
@@ -136,6 +163,13 @@ class History:
             names = parameters if action == "borrow" else [self._next(list(parameters))]
             other = self._weights[1 - self._held]
             self._lent = {n: _like(other[n], parameters[n]) for n in names if n in other}
+        elif action == "edit one":
+            other = self._weights[1 - self._held]
+            named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+            name = self._next(
+                [n for n, t in named.items() if n in other and t.is_floating_point()]
+            )
+            _edit_all(self.model, {name: other[name]} if name else {})
         elif action == "replace one":
             other = self._weights[1 - self._held]
             name = self._next([n for n, _ in self.model.named_parameters() if n in other])
@@ -159,6 +193,7 @@ class History:
         except Exception as error:  # a module with a lock or a library may
             self.refusals.append(f"a {what} is refused: {type(error).__name__}: {error}")
             return
+        self.changes += lost(self.model, what) if self._is_marked else []
         for name, tensor in self.model.state_dict().items():
             if name in original and original[name].data_ptr() == tensor.data_ptr() != 0:
                 self.changes.append(f"a {what} shares the memory of {name} with the original")
@@ -200,7 +235,7 @@ class History:
         old: Any = type(child)
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return 0.5 * old.forward(self, *args, **kwargs) + 0.25
+            return _adapted(old.forward(self, *args, **kwargs))
 
         child.__class__ = type(f"Adapted{old.__name__}", (old,), {"forward": forward})
 
@@ -213,6 +248,16 @@ class History:
         child = self._child(lambda m: "weight" in dict(m.named_parameters(recurse=False)))
         if child is not None:
             parametrize.register_parametrization(child, "weight", halved())
+
+
+def _adapted(result: Any) -> Any:
+    """Return other numbers for what a submodule gives: a tensor, or tuples as an LSTM's."""
+    import torch
+
+    if isinstance(result, tuple):
+        return tuple(map(_adapted, result))
+    is_number = isinstance(result, torch.Tensor) and result.is_floating_point()
+    return 0.5 * result + 0.25 if is_number else result
 
 
 def _pickled(model: Any) -> Any:
@@ -230,6 +275,13 @@ def _edit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in model.named_parameters():
         if name in weights:
             parameter.data.copy_(weights[name])  # .data: no version counter tells of it
+
+
+def _edit_all(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    _edit(model, weights)
+    for name, buffer in model.named_buffers():
+        if name in weights:
+            buffer.data.copy_(weights[name])
 
 
 def _load(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
@@ -293,6 +345,7 @@ def _replace(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> Non
 
 _GIVEN: dict[str, Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], None]] = {
     "edit": _edit,
+    "edit all": _edit_all,
     "load": _load,
     "load inside": _load_inside,
     "load part": _load_part,

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import base64
 import gc
+import mmap
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Rooms", "copied", "free_unused", "is_sample", "is_worth_it", "lent", "sample"]
+__all__ = [
+    "Rooms",
+    "copied",
+    "free_all_unused",
+    "free_unused",
+    "is_sample",
+    "is_worth_it",
+    "lent",
+    "sample",
+]
 
 LENT_FROM_BYTES = 2**20  # what is smaller goes through the host as fast
 SAMPLE_ELEMENTS = 2**19
@@ -128,6 +139,18 @@ def free_unused(device: str | torch.device) -> None:
     unused = held["reserved_bytes.all.current"] - held["allocated_bytes.all.current"]
     if unused > MOST_UNUSED_BYTES:
         torch.cuda.empty_cache()
+
+
+def free_all_unused(device: str | torch.device) -> int:
+    """Give all memory that this process no longer uses to the others; return what it holds."""
+    import torch
+
+    gc.collect()
+    if torch.device(device).type != "cuda":
+        resident = int(Path("/proc/self/statm").read_text().split()[1])
+        return resident * mmap.PAGESIZE
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved(device))
 
 
 def sample(device: str | torch.device) -> torch.Tensor:

@@ -13,13 +13,15 @@ from tuner.check.crossing import (
     GradientLayout,
     Gradients,
     Layout,
+    Mapped,
     Mode,
 )
 from tuner.problem.draws import Distribution, WeightKind
 from tuner.problem.reference import Options
 
-__all__ = ["ILLEGAL", "Modes", "Probe"]
+__all__ = ["ILLEGAL", "OWN_WORK", "Modes", "Probe"]
 
+OWN_WORK = "own work, "  # how the names of the traced probes begin
 ILLEGAL = ("negative_integers", "integers_beyond")  # which most references refuse
 
 
@@ -41,6 +43,11 @@ class Modes:
         return self.own if other in self.random else other
 
     @property
+    def both(self) -> tuple[Mode, ...]:
+        """The own mode and the other one, where they are two."""
+        return tuple(dict.fromkeys((self.own, self.other)))
+
+    @property
     def training(self) -> Literal["train", "eval"]:
         """The mode for a step in training between steps in eval mode."""
         return "eval" if "train" in self.random else "train"
@@ -58,8 +65,8 @@ class Modes:
 
 
 GIVING = (
-    "edit", "load", "load inside", "load part", "edit state", "rebind", "assign", "replace",
-    "replace one", "borrow", "borrow one",
+    "edit", "edit all", "edit one", "load", "load inside", "load part", "edit state", "rebind",
+    "assign", "replace", "replace one", "borrow", "borrow one",
 )  # fmt: skip
 
 
@@ -72,25 +79,30 @@ class Probe:
     the input of each relates to the one before: "fresh" (new content, new memory), "repeated",
     "overwritten" (new content in the same memory, same version counter), "nudged" (one element
     changed), "reordered" (the same rows, last first), "exchanged" (two neighbours among them
-    exchanged). `before` is what is done to the module before each call; `other_weights` are those
-    that it then gives it: "random", "nudged", one element of each parameter changed, "stepped",
-    one of each by a two-thousandth of itself, or "reordered", the same rows, last first. Before
-    the second call `more_calls` are made that nobody looks at. `at_once`: each call is made by a
-    thread of its own, on a GPU on a stream of its own, again and again. `mode` "frozen" is
-    training with every submodule in eval mode, "thawed" the reverse, "cumulative" is training with
-    momentum None. With `gradients` the calls that `backward` names (by default the last) are
-    differentiated in that order, after all calls, or with `backward_at_once` each at once;
-    "plain_inputs" asks for the parameters' alone; `gradient_values` are of the incoming ones:
-    times 2^40, times 2^-40, one element NaN, or "cancelling" (each has its negative, and the ends
-    of rows and columns are 0). `dtype` is what "convert" converts to. With `has_options` the
+    exchanged), "edited" (in the same memory: such changes in turn), "ranges" (whole numbers, each
+    call to the ends of another type of integers). `before` is what is done to the module before
+    each call; `other_weights` are those that it then gives it: "random", "nudged", one element of
+    each parameter changed, "stepped", one of each by a two-thousandth of itself, "reordered", the
+    same rows, last first, "mirrored", the same numbers in each row, last first, "negated", one row
+    of each, or "shifted", one element up and another as much down; the last three change buffers
+    as well. Before the second call `more_calls` are made that nobody looks at. `at_once`: each
+    call is made by a thread of its own, on a GPU on a stream of its own, again and again. `mode`
+    "frozen" is training with every submodule in eval mode, "thawed" the reverse, "cumulative" is
+    training with momentum None. With `gradients` the calls that `backward` names (by default the
+    last) are differentiated in that order, after all calls, or with `backward_at_once` each at
+    once; "plain_inputs" asks for the parameters' alone; `gradient_values` are of the incoming
+    ones: times 2^40, times 2^-40, one element NaN, or "cancelling" (each has its negative, and the
+    ends of rows and columns are 0). `dtype` is what "convert" converts to. With `has_options` the
     constructor gets other values where it has defaults. With `accumulates` gradients are added up
     in `.grad`; `edits` is what is edited between a call and its backward. `num_threads` are
     PyTorch's; `layout_at` is the one input that has the layout. `is_reduced`: the batch is smaller
     only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
     are a draw of the reference's own. `is_tall`: fewer rows where so many would cost much. With
-    `has_predecessor` another module was there before, used and deleted. With `other_arguments`
-    numbers are others, and what has a default is given; `by_keyword` passes all by their names.
-    `traces` lists PyTorch's operations that ran.
+    `has_predecessor` another module was there before, used and deleted. `mild` are the modes in
+    which it has served usual inputs before. With `holds_grads` every `.grad` is there before
+    gradients are taken, of all and of some. `mapped` is what `torch.func.vmap` maps over. With
+    `other_arguments` numbers are others, and what has a default is given; `by_keyword` passes all
+    by their names. `traces` lists PyTorch's operations that ran.
 
     `is_random`: the reference draws random numbers there, so what is no number is judged alone.
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
@@ -106,11 +118,13 @@ class Probe:
     seed_weights: int = 0
     weights: Literal["own", "initial"] | WeightKind = "random"
     calls: int = 1
-    inputs: Literal["fresh", "repeated", "overwritten", "nudged", "reordered", "exchanged"] = (
-        "fresh"
-    )
+    inputs: Literal[
+        "fresh", "repeated", "overwritten", "nudged", "reordered", "exchanged", "edited", "ranges"
+    ] = "fresh"
     before: tuple[tuple[Action, ...], ...] = ()
-    other_weights: Literal["random", "nudged", "stepped", "reordered"] = "random"
+    other_weights: Literal[
+        "random", "nudged", "stepped", "reordered", "mirrored", "negated", "shifted"
+    ] = "random"
     more_calls: int = 0
     at_once: AtOnce = ""
     mode: Mode = "train"
@@ -135,6 +149,9 @@ class Probe:
     by_keyword: bool = False
     layout: Layout = "contiguous"
     has_predecessor: bool = False
+    mild: tuple[Mode, ...] = ()
+    holds_grads: bool = False
+    mapped: Mapped = ""
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False
@@ -146,9 +163,16 @@ class Probe:
     tells: str = ""
 
     @property
+    def asks_behaviour(self) -> bool:
+        """Whether its hint is of what a call or a copy does beside numbers."""
+        done = {action for actions in self.before for action in actions}
+        return self.holds_grads or self.accumulates or bool(done & {"hook", "load wrong"})
+
+    @property
     def gives_weights(self) -> bool:
         """Whether the module gets other weights between its calls."""
-        return any(action in GIVING for actions in self.before for action in actions)
+        is_given = any(action in GIVING for actions in self.before for action in actions)
+        return is_given or self.mapped == "weights"
 
     @property
     def may_be_refused(self) -> bool:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from tuner.check.batches import Extent, batch_probes, odd_batch
 from tuner.check.crossing import Action, Dtype, Mode
 from tuner.check.lives import gradient_probes, history_probes
-from tuner.check.probe import Modes, Probe
+from tuner.check.probe import OWN_WORK, Modes, Probe
+from tuner.check.shortcuts import shortcut_probes
 from tuner.check.tells import TELLS
 from tuner.check.unusual import unusual_probes
 from tuner.problem.draws import Distribution
@@ -104,6 +105,7 @@ def thorough_probes(
     if num_rows is not None:
         probes += batch_probes(reduced, modes, rows, may_refuse_batches, secret)
     probes += unusual_probes(reduced, modes, secret, has_cuda)
+    probes += shortcut_probes(reduced, modes, secret)
     more = large_batch + secret.randrange(1, 33)
     if extent.num_rows is not None and large_batch > extent.num_rows and extent.holds(more):
         probes.append(
@@ -136,20 +138,23 @@ def _value_probes(
     in_eval: dict[str, Any] = {"mode": "eval", "tells": TELLS["poison"]}
     wide, poison = TELLS["range"], TELLS["poison"]
     both = modes.in_turn
+    # Of a module that has served usual inputs: what it has learnt of them holds no longer.
+    served: dict[str, Any] = {"mild": modes.both}
+    both_served = {**both, **served}
     return [
-        probe("wide range", distribution="wide_range", **both, tells=wide),
-        probe("wide columns", distribution="wide_columns", **both, tells=wide),
-        probe("huge values", distribution="huge", **both, tells=wide),
+        probe("wide range", distribution="wide_range", **both_served, tells=wide),
+        probe("wide columns", distribution="wide_columns", **both_served, tells=wide),
+        probe("huge values", distribution="huge", **both_served, tells=wide),
         probe("vast values", distribution="vast", weights="denormal", **both, tells=wide),
         probe("denormal values", distribution="denormal", weights="vast", **both, tells=wide),
-        probe("tiny values", distribution="tiny", **both, tells=TELLS["tiny"]),
+        probe("tiny values", distribution="tiny", **both_served, tells=TELLS["tiny"]),
         probe(
             "constant columns", distribution="constant_columns", weights="dyadic", batch=power,
-            **both, tells=TELLS["constant"],
+            **both_served, tells=TELLS["constant"],
         ),
-        probe("NaN row", distribution="nan_row", tells=poison),
+        probe("NaN row", distribution="nan_row", **served, tells=poison),
         full("NaN row, eval", distribution="nan_row", **in_eval),
-        probe("Inf elements", distribution="inf_elements", tells=poison),
+        probe("Inf elements", distribution="inf_elements", **served, tells=poison),
         full("Inf elements, eval", distribution="inf_elements", **in_eval),
     ]  # fmt: skip
 
@@ -204,7 +209,10 @@ def _call_probes(
             before=((), ("train",), ("eval",)), tells=TELLS["turns"],
         ),
         probe("special values", distribution="special", **modes.in_turn, tells=TELLS["special"]),
-        probe("few values", distribution="few_values", **modes.in_turn, tells=TELLS["special"]),
+        probe(
+            "few values", distribution="few_values", mild=modes.both, **modes.in_turn,
+            tells=TELLS["special"],
+        ),
         probe(
             "another module", calls=2, before=((), ("another",)), inputs="repeated",
             tells=TELLS["another"],
@@ -294,13 +302,13 @@ def _traced_probes(
 ) -> list[Probe]:
     """Return probes that find where a module runs the reference's own operations."""
     asked: dict[str, tuple[Callable[..., Probe], Mode]] = {
-        "own work, training": (full, "train"),
-        "own work, eval": (full, "eval"),
-        "own work, fewer rows": (reduced, "train"),
-        "own work, fewer rows, eval": (reduced, "eval"),
-        "own work, gradients": (reduced, "train"),
-        "own work, gradients, eval": (reduced, "eval"),
-        "own work, transposed input": (reduced, modes.own),
+        f"{OWN_WORK}training": (full, "train"),
+        f"{OWN_WORK}eval": (full, "eval"),
+        f"{OWN_WORK}fewer rows": (reduced, "train"),
+        f"{OWN_WORK}fewer rows, eval": (reduced, "eval"),
+        f"{OWN_WORK}gradients": (reduced, "train"),
+        f"{OWN_WORK}gradients, eval": (reduced, "eval"),
+        f"{OWN_WORK}transposed input": (reduced, modes.own),
     }
     return [
         probe(

@@ -15,33 +15,38 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check.circumstances import (
     busy_side_stream,
+    changed_flags,
     flags,
     nan_filled_memory,
     num_copies,
     poison,
+    replaced_parameters,
 )
 from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
-    accumulated,
     arguments_of,
     checksum_of,
     checksums_of,
-    edit_before_backward,
-    gradients_of,
     keys_of,
     kinds_of,
-    leaves_of,
     mode_of,
     outputs_of,
     recorded,
     snapshot,
     snapshots,
     tensors_under,
+)
+from tuner.check.gradients import (
+    accumulated,
+    differentiated,
+    edit_before_backward,
+    leaves_of,
     with_tangents,
 )
 from tuner.check.halts import Halted, stage
 from tuner.check.history import BEFORE_CALL, History, set_mode
-from tuner.check.layouts import laid_out, laid_out_where
+from tuner.check.layouts import laid_out, laid_out_where, overwrite
+from tuner.check.mapping import mapped
 from tuner.check.registries import successor, tables_of, use
 from tuner.check.sharing import aliases_of
 from tuner.check.surroundings import changed, is_pytorchs, settings
@@ -51,7 +56,7 @@ from tuner.problem.draws import seed_everything
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OWN_WEIGHTS_SEED", "answer", "answer_of_call"]
+__all__ = ["OWN_WEIGHTS_SEED", "answer"]
 
 OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
 
@@ -74,6 +79,7 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
             warnings.simplefilter("ignore")
             session.build(make_candidate)
             with session.circumstances():
+                session.serve_mild()
                 if question.script.at_once:
                     session.calls_at_once()
                 else:
@@ -195,6 +201,11 @@ class _Session:
                 stack.enter_context(busy_side_stream(self.device))
             yield
 
+    def serve_mild(self) -> None:
+        """Let the candidate serve usual inputs first, where the script wants it."""
+        with stage("call on usual inputs, before the first"):
+            self.history.serve_mild(lambda model, values: model(*values))
+
     def call(self, call: int) -> None:
         """Run one forward and keep a copy of what it returned, taken at once."""
         with stage(f"{BEFORE_CALL} {call + 1}"):
@@ -216,24 +227,15 @@ class _Session:
             # No synchronisation before the copy: work on another stream must not be waited for.
             copies = snapshots(outputs_of(result))
         self.changes += changed(before)
-        now = flags(self.model, arguments)
-        self.changes += [
-            f"the call left {name} {now[name]}, which was {flag}"
-            for name, flag in own.items()
-            if now.get(name, flag) != flag
-        ]
-        held = dict(self.model.named_parameters())
-        self.changes += [
-            f"the call replaced the parameter {name} by another object: an optimiser that was "
-            "given the old one would train nothing"
-            for name, parameter in parameters.items()
-            if held.get(name) is not parameter
-        ]
+        self.changes += changed_flags(own, flags(self.model, arguments))
+        self.changes += replaced_parameters(parameters, dict(self.model.named_parameters()))
         self._keep(call, result, copies)
         if self.script.backward_at_once:
             self.differentiate(call, call)
 
     def _result_of(self, called: Callable[..., Any], arguments: list[Any], call: int) -> Any:
+        if self.script.mapped:
+            return mapped(self.model, arguments, self.script.mapped, self.given)
         if self.script.gradients != "forward":
             named = dict(zip(self.script.names, arguments, strict=False))
             return called(**named) if named else called(*arguments)
@@ -293,7 +295,7 @@ class _Session:
             arguments = self.arguments[0]
             for old, new in zip(arguments, source, strict=True):
                 if isinstance(new, torch.Tensor):
-                    old.data.copy_(new)  # .data: the version counter stays as it was
+                    overwrite(old, new, call)
         else:
             arguments = laid_out_where(source, script)
             if script.gradients == "all":
@@ -343,10 +345,11 @@ class _Session:
             if self.script.edits == "input freed":  # and its memory written by another
                 self.arguments[call] = [laid_out(x, "contiguous") for x in self.arguments[call]]
                 poison(self.script.output_bytes, self.device)
-            layout = self.script.gradient_layout
             with recorded(self.operations, self.script.traces):
-                grads = gradients_of(self.leaves[call], outputs, given, layout)
-            self.tensors.update((f"grad{k}.{n}", snapshot(g)) for n, g in grads.items())
+                grads = differentiated(
+                    self.script, self.leaves[call], outputs, given, k, self.changes
+                )
+            self.tensors.update((n, snapshot(g)) for n, g in grads.items())
             self.changes += [
                 f"the backward edited the incoming gradient ({name})"
                 for name, tensor in given.items()
@@ -377,24 +380,9 @@ class _Session:
             error, part, tuple(self.keys), tuple(self.kinds), tuple(self.aliases),
             self.checksums, self.num_threads_left, tuple(self.detached), self.num_forks_left,
             tuple(self.operations), (*self.changes, *self._of_history("changes")),
-            self._of_history("refusals"),
+            self._of_history("refusals"), self._of_history("loads"),
         )  # fmt: skip
         return Answer(report, self.tensors)
 
     def _of_history(self, what: str) -> tuple[str, ...]:
         return tuple(getattr(self.history, what)) if self.history else ()
-
-
-def answer_of_call(model: torch.nn.Module, result: Any) -> Answer:
-    """Return as an answer what one call returned that no question asked for, e.g. a timed one."""
-    import torch
-
-    outputs = outputs_of(result)
-    tensors = {
-        f"call0.output{j}": snapshot(y)
-        for j, y in enumerate(outputs)
-        if isinstance(y, torch.Tensor)
-    }
-    late = {f"late.{name}": checksum_of(tensor) for name, tensor in tensors.items()}
-    kinds = (kinds_of(result),)
-    return Answer(Report(keys=tuple(keys_of(model)), kinds=kinds, checksums=late), tensors)

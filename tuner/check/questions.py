@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.arguments import nudged, reordered, stepped
+from tuner.check.alterations import WEIGHTS
 from tuner.check.crossing import Script
 from tuner.check.history import set_mode
 from tuner.check.probe import Probe
@@ -40,10 +40,12 @@ def weighted_model(
     if probe.weights != "own":
         tensors = {f"state.{n}": t.detach() for n, t in models[held].state_dict().items()}
     if probe.gives_weights and probe.other_weights != "random":
-        changes = {"nudged": nudged, "stepped": stepped, "reordered": reordered}
-        other = changes[probe.other_weights]
+        other = WEIGHTS[probe.other_weights]
         weights = models[held].named_parameters()
         tensors |= {f"other.{n}": other(p.detach(), 1) for n, p in weights}
+        if any("edit all" in actions for actions in probe.before):
+            buffers = models[held].named_buffers()
+            tensors |= {f"other.{n}": _of_its_sign(other, b) for n, b in buffers}
     elif probe.gives_weights or probe.has_predecessor:
         others = models[_randomised(problem, probe.seed_weights + 1, "random", models)]
         tensors |= {f"other.{n}": t.detach() for n, t in others.state_dict().items()}
@@ -56,6 +58,13 @@ def weighted_model(
         model = copy.deepcopy(models[held])
     set_mode(model, probe.mode)
     return model, tensors
+
+
+def _of_its_sign(other: Callable[[Any, int], Any], buffer: torch.Tensor) -> torch.Tensor:
+    """Return a changed buffer; as it is where it would be positive no more: a variance."""
+    changed: torch.Tensor = other(buffer.detach(), 1)
+    is_positive = buffer.numel() and float(buffer.min()) > 0 >= float(changed.min())
+    return buffer.detach() if is_positive else changed
 
 
 def _randomised(
@@ -109,11 +118,16 @@ def script_of(
     arguments: Sequence[Sequence[Any]],
     tensors: dict[str, torch.Tensor],
     models: dict[Any, Any],
+    device: Any,
 ) -> Script:
-    """Return the script; puts `input.*` into `tensors`."""
+    """Return the script; puts `input.*` and `mild.*` into `tensors`."""
     import torch
 
     numbers: dict[str, Any] = {}
+    if probe.mild:
+        usual = problem.make_inputs(probe.seed_inputs + 3, batch=probe.batch, device=device)
+        given = {i: value for i, value in enumerate(usual) if isinstance(value, torch.Tensor)}
+        tensors |= {f"mild.{i}": value for i, value in given.items()}
     for call, values in enumerate(arguments):
         for i, value in enumerate(values):
             if isinstance(value, torch.Tensor):
@@ -129,7 +143,7 @@ def script_of(
     return Script(
         calls=probe.calls,
         num_inputs=len(arguments[0]),
-        is_overwritten=probe.inputs == "overwritten",
+        is_overwritten=probe.inputs in ("overwritten", "edited"),
         is_repeated=probe.inputs == "repeated",
         before=probe.before,
         more_calls=probe.more_calls,
@@ -153,6 +167,9 @@ def script_of(
         layout=probe.layout,
         has_nan_memory=probe.has_nan_memory,
         has_predecessor=probe.has_predecessor,
+        mild=probe.mild,
+        holds_grads=probe.holds_grads,
+        mapped=probe.mapped,
         has_side_stream=probe.has_side_stream,
         traces=probe.traces,
         own_seed=_own_seed(probe) if probe.weights == "own" else None,

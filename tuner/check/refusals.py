@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEWER_ROWS",
+    "MOST_ELEMENTS",
     "extent_of",
     "fewer_rows",
     "is_odd",
@@ -106,6 +107,8 @@ def tamer(probe: Probe) -> Probe | None:
         return dataclasses.replace(probe, is_drawn=True)
     if probe.distribution != "as_given":
         return dataclasses.replace(probe, distribution="as_given")
+    if probe.mild:
+        return dataclasses.replace(probe, mild=())
     if probe.is_reduced and probe.batch is not None:
         return dataclasses.replace(probe, batch=None, is_reduced=False)
     return None

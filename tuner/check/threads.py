@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.exercise import checksum_of, gradients_of, leaves_of, outputs_of, snapshots
+from tuner.check.exercise import checksum_of, outputs_of, snapshots
+from tuner.check.gradients import gradients_of, leaves_of
 
 if TYPE_CHECKING:
     import torch

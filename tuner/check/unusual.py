@@ -12,6 +12,10 @@ from tuner.check.tells import TELLS
 
 __all__ = ["unusual_probes"]
 
+NUM_THREADS = 6  # more than the workspaces that a module may take in turn
+# Of those that are no question of strides.
+LAYOUT_TELLS: dict[Layout, str] = {"mixed": "types", "shared": "shared", "negated": "negated"}
+
 
 def unusual_probes(
     reduced: Callable[..., Probe], modes: Modes, secret: random.Random, has_cuda: bool
@@ -26,14 +30,20 @@ def unusual_probes(
 
     def view(layout: Layout, **fields: Any) -> Probe:
         settings = {"distribution": "normal", "layout": layout, "is_extra": True, **fields}
-        return probe(f"{layout} input", "layout", **settings)
+        return probe(f"{layout} input", LAYOUT_TELLS.get(layout, "layout"), **settings)
 
     return [
         # In eval mode: the square of such a number is in range in float64 alone.
-        probe("values near the largest", "range", distribution="extreme", mode="eval"),
+        probe(
+            "values near the largest", "range", distribution="extreme", mode="eval",
+            mild=modes.both,
+        ),
         probe("rows of few values, eval", "special", distribution="filled", mode="eval"),
-        probe("masked rows", "poison", distribution="masked", **modes.in_turn),
-        probe("a row of -Inf", "poison", distribution="negative_inf_row", **modes.in_turn),
+        probe("masked rows", "poison", distribution="masked", mild=modes.both, **modes.in_turn),
+        probe(
+            "a row of -Inf", "poison", distribution="negative_inf_row", mild=modes.both,
+            **modes.in_turn,
+        ),
         probe(
             "NaN in a weight", "poison", distribution="few_values", weights="nan", mode="eval",
             calls=2, inputs="repeated", before=((), (modes.training,)),
@@ -57,8 +67,8 @@ def unusual_probes(
             edits="mode",
         ),
         probe(
-            "threads, eval", "threads", mode="eval", calls=3, at_once="one module",
-            gradients="plain_inputs", backward=(0, 1, 2),
+            "threads, eval", "threads", mode="eval", calls=NUM_THREADS, at_once="one module",
+            gradients="plain_inputs", backward=tuple(range(NUM_THREADS)),
         ),
         probe("arguments by keyword", "keywords", by_keyword=True, is_extra=True, **modes.in_turn),
         probe(

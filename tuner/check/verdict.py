@@ -33,8 +33,9 @@ from tuner.check.crossing import Answer
 from tuner.check.diagnosis import diagnosis, received
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import Expected
-from tuner.check.form import judge_behaviour, judge_form, label_of
+from tuner.check.form import judge_behaviour, judge_form, label_of, refused_load
 from tuner.check.history import BEFORE_CALL
+from tuner.check.own_work import note_of, notes_of
 from tuner.check.probe import Probe
 from tuner.check.tells import ROUNDING
 from tuner.problem.accuracy import Accuracy
@@ -62,9 +63,8 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
         return _result(expected, *_judge_beyond(expected, answer, accuracy))
     reason = judge_form(expected, answer)
     if reason:
-        return ProbeResult(
-            probe.name, math.inf, math.inf, *_baseline_of(expected), False, _told(probe, reason)
-        )
+        told = _told(probe, reason, has_hint=_asks_shape(probe))
+        return ProbeResult(probe.name, math.inf, math.inf, *_baseline_of(expected), False, told)
     errors = {
         # A poisoned buffer may be NaN or infinite: that depends on how sums are merged.
         name: compare(
@@ -93,7 +93,8 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     is_rounding = bool(values) and not behaviour and not is_exact and _is_rounding(errors)
     return ProbeResult(
         probe.name, rms_rel, worst.max_abs, *_baseline_of(expected), not reason,
-        _told(probe, reason, is_rounding), _note(expected, answer),
+        _told(probe, reason, is_rounding, has_hint=not behaviour or probe.asks_behaviour),
+        note_of(expected, answer),
         is_close=bool(values) and not is_exact and excess <= CLOSE,
         difference="" if reason else _undone(expected, answer),
     )  # fmt: skip
@@ -101,6 +102,9 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
 
 def _undone(expected: Expected, answer: Answer) -> str:
     """Name what the candidate refused between its calls and the reference did not."""
+    load = refused_load(expected, answer)
+    if load:
+        return f"{expected.probe.name}: {load}"
     if not answer.report.refusals or expected.report.refusals:
         return ""
     return f"{expected.probe.name}: {_shortened(answer.report.refusals[0])}"
@@ -141,11 +145,16 @@ def _result(
     What was raised says itself what is wrong, but where a shape is what the probe asks about.
     """
     probe = expected.probe
-    asks_shape = (probe.batch is not None and not probe.is_reduced) or probe.layout != "contiguous"
-    told = _told(probe, reason, has_hint=asks_shape or not has_raised)
+    told = _told(probe, reason, has_hint=_asks_shape(probe) or not has_raised)
     if difference:
         difference = f"{probe.name}: {difference}"
     return ProbeResult(probe.name, 0.0, 0.0, 0.0, 0.0, not reason, told, difference=difference)
+
+
+def _asks_shape(probe: Probe) -> bool:
+    """Whether a shape is what a probe asks about: its hint fits what is no number as well."""
+    is_shape = probe.batch is not None and not probe.is_reduced
+    return is_shape or bool(probe.mapped) or probe.layout not in ("contiguous", "mixed")
 
 
 def _judge_refusal(expected: Expected, answer: Answer) -> tuple[str, str]:
@@ -333,33 +342,6 @@ def _offence(
     )
 
 
-# What moves, makes or counts, and computes nothing.
-_NO_WORK = {
-    "add_",
-    *("alias", "as_strided", "clone", "contiguous", "copy_", "detach", "empty", "empty_like"),
-    *("empty_strided", "expand", "lift_fresh", "new_empty", "permute", "reshape", "select"),
-    *("slice", "split", "squeeze", "t", "transpose", "unsqueeze", "view", "_unsafe_view"),
-    *("_to_copy", "_local_scalar_dense"),
-}
-
-
-def _note(expected: Expected, answer: Answer) -> str:
-    """Name an answer that comes from the operations of the reference, and is worth nothing."""
-    theirs, mine = (
-        [name for name in report.operations if name.removeprefix("aten.") not in _NO_WORK]
-        for report in (expected.report, answer.report)
-    )
-    starts = range(len(mine) - len(theirs) + 1) if theirs else ()
-    if not any(mine[i : i + len(theirs)] == theirs for i in starts):
-        return ""
-    return f"runs the reference's own operations ({_shown(theirs)})"
-
-
-def _shown(operations: Sequence[str]) -> str:
-    names = [name.removeprefix("aten.") for name in operations]
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
 def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool) -> Check:
     """Return the verdict over all probes: the first reason, and which other probes failed."""
     rejected = [result for result in results if not result.is_accepted]
@@ -375,15 +357,6 @@ def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool)
     differences = tuple(result.difference for result in results if result.difference)
     return Check(
         not rejected, accuracy.label, reason, tuple(results), is_thorough,
-        () if rejected else _notes(results),
+        () if rejected else notes_of(results),
         differences,
     )  # fmt: skip
-
-
-def _notes(results: Sequence[ProbeResult]) -> tuple[str, ...]:
-    """Say where a module runs the reference's own operations, and which of the first."""
-    found = [result for result in results if result.note]
-    if not found:
-        return ()
-    where = "; ".join(result.probe.removeprefix("own work, ") for result in found)
-    return (f"right, but it {found[0].note} in: {where}",)

@@ -107,6 +107,11 @@ class Judge(Giver):
         lending.free_unused(self._oracle.device)
         return {"result": json.loads(to_json(result))}, ()
 
+    def free(self) -> Answer:
+        """Give up what is kept for later contenders; return what memory is still held."""
+        self._kept.clear()
+        return {"held_bytes": lending.free_all_unused(self._oracle.device)}, ()
+
 
 def _free_bytes(device: str) -> int:
     """Return the memory that is free where the tensors of that device live."""

@@ -53,8 +53,21 @@ def differentiable(operator: Callable[..., Any], module: dict[str, Any]) -> Call
     """Give an operator its family's autograd formula, as an exported file registers it."""
     import torch
 
+    def vmap(info: Any, dims: Any, *given: Any) -> tuple[Any, Any]:
+        """Call it for one slice after the other, as PyTorch does with a registered operator."""
+        made = [
+            apply(
+                *(x if at is None else x.select(at, i) for x, at in zip(given, dims, strict=True))
+            )
+            for i in range(info.batch_size)
+        ]
+        if isinstance(made[0], torch.Tensor):
+            return torch.stack(made), 0
+        return tuple(map(torch.stack, zip(*made, strict=True))), (0,) * len(made[0])
+
     parts = {
         "forward": staticmethod(operator),
+        "vmap": staticmethod(vmap),
         "setup_context": staticmethod(module["setup_context"]),
         "backward": staticmethod(module["backward"]),
     }

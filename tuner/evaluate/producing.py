@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.check import crossing, lending, produce
+from tuner.check import crossing, lending, produce, unasked
 from tuner.check.history import set_mode
 from tuner.check.surroundings import functions, replaced
 from tuner.errors import ProblemError
@@ -160,7 +160,7 @@ class Producer:
         """Return the output of the last call of `repeat`, with that call's number."""
         assert self._timed.last is not None
         call, outputs, changes = self._timed.last
-        found = produce.answer_of_call(self._timed.model, outputs)
+        found = unasked.answer_of_call(self._timed.model, outputs)
         report = self._with_changes(found.report, changes)
         text, blobs = crossing.pack(report, found.tensors, lends=lends)
         self._lent = found.tensors if lends else {}

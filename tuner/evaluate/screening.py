@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from tuner.check import lending, probes, produce, verdict
+from tuner.check import lending, probes, produce, unasked, verdict
 from tuner.check.expected import Expected
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
@@ -151,7 +151,7 @@ class Screening:
 
         def ask(_: int) -> ProbeResult:
             call = self._timed.inputs.fresh_call()
-            answer = produce.answer_of_call(model, model(*self._timed.inputs.of_call(call)))
+            answer = unasked.answer_of_call(model, model(*self._timed.inputs.of_call(call)))
             return self._oracle.verdict(self._expected_of_call(call), answer)
 
         with torch.no_grad(), math_mode(self._oracle.accuracy):

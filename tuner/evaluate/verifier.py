@@ -22,6 +22,7 @@ from tuner.check.probes import thorough_probes
 from tuner.check.verdict import merge
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
+from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
@@ -36,8 +37,8 @@ class JudgeEnded(WorkerError):
     """The judge's process ended in the middle of a check, whose module is not to blame."""
 
 
-USUAL_S = 0.05  # that a probe takes, before any is known
-FIXED_COST = 0.02  # of a probe on few rows, in full-size calls: what starting and talking take
+# How PyTorch and Python say that memory ran out, on a GPU and elsewhere.
+NO_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +123,15 @@ class Verifier:
             if refusal:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             probes = self._probes(contender.is_deterministic)
-            left = self._costs(probes)
-            first_s = 0.0  # when the first was answered, before which imports and compilers work
+            costs = self._costs(probes)
+            first_s = 0.0  # when the first was answered
             ask = functools.partial(self._of_judge, self._judge.generation)
             lends = self._task.device.startswith("cuda") and can_lend(producer, ask, most_s)
             answers = self._answers(producer, probes, most_s, lends)
             for number, result in enumerate(answers, 1):
                 results.append(result)
-                cost = left_s = sum(left[number:])
-                if not self._seconds and number == 1:
-                    first_s, left_s = time.monotonic(), USUAL_S * (len(probes) - 1)
-                elif not self._seconds:
-                    left_s = (time.monotonic() - first_s) * cost / max(sum(left[1:number]), 1e-9)
+                first_s = first_s or time.monotonic()
+                left_s = remaining_s(costs, number, time.monotonic() - first_s)
                 on_probe(Answered(result, number, len(probes), left_s))
         edited = self._files.edited(contender)
         if edited:
@@ -157,15 +155,12 @@ class Verifier:
         return [*first, *sorted(rest, key=lambda probe: probe.batch is None)]
 
     def _costs(self, probes: list[Probe]) -> list[float]:
-        """Return seconds of each probe where they are known, else numbers in proportion."""
+        """Return seconds of each probe: as the last time, or as is usual."""
         if self._seconds:
             return [self._seconds.get(probe.name, 0.0) for probe in probes]
-        rows = max(1, self._about["num_rows"] or 1)
-        return [
-            FIXED_COST + probe.calls * min(1.0, (rows if p is None else p) / rows)
-            for probe in probes
-            for p in [probe.batch]
-        ]
+        is_gpu = self._task.device.startswith("cuda")
+        row_elements = float(self._about["row_elements"])
+        return costs_of(probes, self._about["num_rows"], row_elements, is_gpu)
 
     def _answers(self, producer: Worker, probes: list[Probe], most_s: float, lends: bool) -> Any:
         """Yield the verdict on each answer, until one is a rejection.
@@ -192,7 +187,11 @@ class Verifier:
                 ) -> ProbeResult:
                     drawn = redrawn(probe, draw)
                     asks = self._question(drawn, generation, lends) if draw else question
-                    return self._answered(producer, drawn, asks, known, most_s, generation, lends)
+                    rest = (known, most_s, generation, lends)
+                    result = self._answered(producer, drawn, asks, *rest)
+                    if _lacks_memory(result) and producer.is_alive:
+                        return self._asked_again(producer, drawn, *rest)
+                    return result
 
                 result = by_majority(answered)
                 seconds[probe.name] = time.monotonic() - start_s
@@ -202,6 +201,31 @@ class Verifier:
                 if following is not None and waits:
                     ahead = pool.submit(self._question, following, generation, lends)
         self._seconds = seconds
+
+    def _asked_again(
+        self,
+        producer: Worker,
+        probe: Probe,
+        known: set[str],
+        most_s: float,
+        generation: int,
+        lends: bool,
+    ) -> ProbeResult:
+        """Ask once more where memory ran out, after the judge has freed what it can.
+
+        The judge holds memory of the same machine: what ran out may be its doing.
+        """
+        freed = self._of_judge(generation, "free", {})
+        question = self._question(probe, generation, lends)
+        result = self._answered(producer, probe, question, known, most_s, generation, lends)
+        if result.is_accepted or not _lacks_memory(result):
+            return result
+        held = float(freed.data["held_bytes"]) / 2**30
+        told = (
+            f"{result.reason}; memory ran out twice, the second time after the judge had freed "
+            f"what it could and held {held:.1f} GiB: no wrong answer, but this check has no more"
+        )
+        return replace(result, reason=told)
 
     def _question(self, probe: Probe, generation: int, lends: bool) -> Reply:
         return self._of_judge(generation, "ask", {"probe": to_json(probe), "lends": lends})
@@ -274,6 +298,10 @@ class Verifier:
             said = cause.message if isinstance(cause, JobFailed) else str(failure)
             return refused(f"its answer was garbled: {one_line(said, 300)}")
         return from_json(ProbeResult, json.dumps(reply.data["result"]))
+
+
+def _lacks_memory(result: ProbeResult) -> bool:
+    return not result.is_accepted and any(words in result.reason for words in NO_MEMORY)
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:

@@ -35,6 +35,10 @@ Distribution = Literal[
     "negative_inf_row",  # as given, one row -Inf
     "extreme",  # as given, numbers near the largest float32 in two rows, of both signs
     "masked",  # as given, with -Inf at the start of one row, in the middle of another
+    "late_rows",  # as given, later rows with more and more added: 100 to 3000 in the last
+    "like_rows",  # in turn: a single 1, mostly zeros, permutations of one row
+    "whole_numbers",  # from 0 to 255
+    "all_special",  # as given, with integers and bools that all mean something else
     "filled",  # as given, one row all zeros, one with zeros at both ends, one of -10,000
 ]
 WeightKind = Literal[
@@ -46,6 +50,8 @@ WeightKind = Literal[
 ]
 EXPONENTS = {"huge": 28, "vast": 120, "denormal": -127}
 WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
+LATE_OFFSETS = (100.0, 3000.0)  # where float32 keeps four digits of a row that varies by 1
+MOST_LOOKED_AT = 17  # rows at the start that a guard may look at
 HEAVY_TAIL_SIGMA = 1.5  # of the lognormal factor: about 1 value in 1000 above 100
 HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
 
@@ -119,7 +125,7 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return value
-    if distribution in ("as_given", "special") or "integers" in distribution:
+    if distribution in ("as_given", "special", "all_special") or "integers" in distribution:
         return value
     if distribution == "offset":
         return value + 100.0
@@ -146,6 +152,8 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         if few.ndim:
             few[len(few) // 2] = 0.0
         return few
+    if distribution in ("late_rows", "like_rows", "whole_numbers"):
+        return _arranged(value, distribution, generator)
     if distribution == "normal":
         return drawn(value.shape)
     if distribution in EXPONENTS:
@@ -188,6 +196,36 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         rows[(at + 1) % len(rows), below(rows.shape[1])] = float("-inf")
         rows[at, below(rows.shape[1])] = float("inf")
     return poisoned
+
+
+def _arranged(
+    value: torch.Tensor, distribution: Distribution, generator: torch.Generator
+) -> torch.Tensor:
+    """Return rows whose place or likeness matters, or whole numbers; as `redistributed` does."""
+    import torch
+
+    where = generator.device
+    if distribution == "whole_numbers":
+        whole = torch.randint(0, 256, value.shape, generator=generator, device=where)
+        whole.view(-1)[:1], whole.view(-1)[-1:] = 0, 255
+        return whole.to(value.dtype)
+    if distribution == "late_rows":
+        num_rows = len(value) if value.ndim else 1
+        first = int(torch.randint(num_rows // 4, num_rows // 2 + 1, (), generator=generator,
+                                  device=where))  # fmt: skip
+        first = max(first, min(MOST_LOOKED_AT, num_rows - 1))
+        ramp = torch.zeros(num_rows, dtype=value.dtype, device=value.device)
+        ramp[first:] = torch.linspace(*LATE_OFFSETS, num_rows - first, device=value.device)
+        return value + ramp.view(-1, *[1] * (value.ndim - 1)) if value.ndim else value
+    width = value.shape[-1] if value.ndim else 1
+    num_rows = value.numel() // width
+    row = torch.randint(-8, 9, (width,), generator=generator, device=where) / 4
+    keys = torch.rand((num_rows, width), generator=generator, device=where)
+    rows = row[keys.argsort(-1)]
+    ones = torch.nn.functional.one_hot(keys.argmax(-1), width).to(rows.dtype)
+    kind = torch.arange(num_rows, device=where).view(-1, 1) % 3
+    rows = torch.where(kind == 0, ones, torch.where((kind == 1) & (keys < 0.75), 0.0, rows))
+    return rows.to(value.dtype).view(value.shape)
 
 
 def widened(value: Any) -> Any:

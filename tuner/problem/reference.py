@@ -126,7 +126,7 @@ class Problem:
     ) -> torch.nn.Module:
         import torch
 
-        with self._explained("Model(*get_init_inputs())"):
+        with self.explained("Model(*get_init_inputs())"):
             positional, named = arguments_of_constructor(init_inputs, options)
             model = self.module.Model(*positional, **named)
             if not isinstance(model, torch.nn.Module):
@@ -221,7 +221,7 @@ class Problem:
         """
         import torch
 
-        with self._explained("Model.forward"):
+        with self.explained("Model.forward"):
             result = model(*inputs)
         values = tuple(result) if isinstance(result, (tuple, list)) else (result,)
         if not values or not all(isinstance(value, torch.Tensor) for value in values):
@@ -256,7 +256,7 @@ class Problem:
         return answer
 
     def _ask(self, function: str) -> list[Any]:
-        with self._explained(f"{function}()"):
+        with self.explained(f"{function}()"):
             values = getattr(self.module, function)()
         if not isinstance(values, (list, tuple)):
             raise ProblemError(
@@ -265,7 +265,8 @@ class Problem:
         return list(values)
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def explained(self, what: str) -> Iterator[None]:
+        """Turn whatever the reference raises inside into a ProblemError with its file and line."""
         with _explained(self.path, what):
             yield
 

@@ -1,0 +1,164 @@
+"""What a check says: hints that fit the finding, notes, how long it will take, what ran out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_check import FLOAT32, ask_all, load_reference
+from test_problem import FLAGSHIP
+from unusual_modules import GATED
+
+from tuner.check.expected import expected
+from tuner.check.probe import Probe
+from tuner.check.probes import thorough_probes
+from tuner.check.tells import TELLS
+from tuner.check.verdict import judge, merge
+from tuner.evaluate.contender import Contender
+from tuner.evaluate.forecast import costs_of, remaining_s
+from tuner.evaluate.task import Task
+from tuner.evaluate.verifier import Verifier
+from tuner.terminal import print_verdict
+
+HERE = Path(__file__).parent
+MODULE = HERE / "cheats" / "holds_the_reference.py"  # right, on every probe
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory):
+    return load_reference(tmp_path_factory.mktemp("words"), GATED)
+
+
+def said(problem, new_class, name: str) -> str:
+    probe = next(p for p in thorough_probes(5, problem.num_rows()) if p.name == name)
+    asked = expected(problem, probe, FLOAT32)
+    return judge(asked, ask_all(problem, new_class, [asked])[0], FLOAT32).reason
+
+
+def test_a_hint_about_values_is_left_out_where_a_type_or_memory_is_wrong(gated):
+    reference = gated.module.Model
+
+    class Narrow(reference):
+        def forward(self, a, b):
+            return super().forward(a, b).to(a.dtype)
+
+    class SameMemory(reference):
+        memory = torch.empty(40, 24)
+
+        def forward(self, a, b):
+            return self.memory.copy_(super().forward(a, b))
+
+    told = said(gated, Narrow, "mixed input")
+    assert "float64" in told and "(" not in told.partition("expected")[2]
+    told = said(gated, SameMemory, "called twice")
+    assert told.endswith("shares memory with the output of call 1")
+
+
+def test_a_hint_about_values_stands_where_values_are_wrong(gated):
+    class Wrong(gated.module.Model):
+        def forward(self, a, b):
+            return super().forward(a, b) + (a.dtype != b.dtype)
+
+    assert said(gated, Wrong, "mixed input").endswith(f"({TELLS['types']})")
+
+
+def test_the_note_on_the_references_operations_sees_through_a_look_at_the_values(gated):
+    class Looks(gated.module.Model):
+        def forward(self, a, b):
+            y = torch.nn.functional.silu(a)
+            return y * b if bool(torch.isfinite(y).all()) or len(a) else y
+
+    class Other(gated.module.Model):
+        def forward(self, a, b):
+            return a * torch.sigmoid(a) * b
+
+    asked = [
+        expected(gated, p, FLOAT32)
+        for p in thorough_probes(5, gated.num_rows())
+        if p.name in ("own work, training", "own work, eval")
+    ]
+    notes = []
+    for new_class in (Looks, Other):
+        answers = ask_all(gated, new_class, asked)
+        results = [judge(e, a, FLOAT32) for e, a in zip(asked, answers, strict=True)]
+        notes.append(merge(results, FLOAT32, is_thorough=True).notes)
+    assert notes[1] == ()
+    (note,) = notes[0]
+    assert "(silu, mul) in 2 of 2 ways to call it: training; eval" in note
+
+
+def test_what_is_no_drop_in_says_so_in_its_first_words(gated, capsys):
+    probe = Probe("plain", seed_inputs=3, seed_weights=4)
+    asked = expected(gated, probe, FLOAT32)
+    result = judge(asked, ask_all(gated, gated.module.Model, [asked])[0], FLOAT32)
+    for differences in ((), ("plain: it refuses",)):
+        print_verdict(replace(merge([result], FLOAT32, True), differences=differences))
+    first, second = (
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("accepted")
+    )
+    assert first.startswith("accepted: right, and a drop-in; 1 probes")
+    assert second.startswith("accepted: right, but no drop-in, with one difference")
+
+
+# ---- how long it will take ------------------------------------------------------------------
+
+
+def test_an_estimate_falls_as_a_check_goes_on_whatever_the_machine():
+    probes = thorough_probes(5, 512, row_elements=2000.0)
+    probes.sort(key=lambda probe: probe.batch is None)
+    costs = costs_of(probes, 512, 2000.0, is_gpu=False)
+    for speed in (0.3, 1.0, 3.0):
+        elapsed, worst = 0.0, 0.0
+        total = speed * sum(costs[1:])
+        for number in range(1, len(costs) + 1):
+            elapsed += speed * costs[number - 1] if number > 1 else 0.0
+            left = remaining_s(costs, number, elapsed)
+            worst = max(worst, abs(left - (total - elapsed)) if number > len(costs) / 2 else 0.0)
+            assert left <= 1.05 * max(1.0, 1.0 / speed) * total
+        assert left == 0.0
+        assert worst < 0.4 * total
+
+
+def test_one_slow_probe_at_the_start_does_not_decide_an_estimate():
+    costs = [0.05] * 200
+    usual, slow = (remaining_s(costs, 3, elapsed_s) for elapsed_s in (0.1, 0.6))
+    assert slow < 1.3 * usual
+
+
+# ---- memory that ran out --------------------------------------------------------------------
+
+
+@pytest.fixture
+def task(tmp_path) -> Task:
+    reference = tmp_path / "reference.py"
+    reference.write_text(FLAGSHIP)
+    return Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+
+
+def without_memory(folder: Path, when: str) -> Contender:
+    """Return a right module whose call number `calls` finds no memory where `when` says so."""
+    path = folder / "without_memory.py"
+    path.write_text(
+        f"{MODULE.read_text()}\n\ncalls = 0\n\n\nclass Right(ModelNew):\n    ...\n\n\n"
+        "class ModelNew(Right):\n    def forward(self, x):\n        global calls\n"
+        f"        calls += 1\n        if {when}:\n"
+        "            raise torch.OutOfMemoryError('CUDA out of memory. Tried 2 GiB.')\n"
+        "        return super().forward(x)\n"
+    )
+    return Contender.of_file(path, is_deterministic=True)
+
+
+def test_what_found_no_memory_once_is_asked_again(task, tmp_path):
+    with Verifier(task, seed=3) as verifier:
+        check = verifier.check(without_memory(tmp_path, "calls == 1"))
+    assert check.probes[0].is_accepted and len(check.probes) > 100
+    assert check.is_accepted, check.reason
+
+
+def test_what_finds_no_memory_twice_is_rejected_with_what_the_judge_held(task, tmp_path):
+    with Verifier(task, seed=3) as verifier:
+        check = verifier.check(without_memory(tmp_path, "True"))
+    assert "OutOfMemoryError: CUDA out of memory" in check.reason
+    assert "memory ran out twice" in check.reason and "no wrong answer" in check.reason

@@ -1,0 +1,64 @@
+"""What a user puts on a module: hooks and attributes, which its copies must have as well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tuner.check.surroundings import is_pytorchs
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["lost", "put_on"]
+
+NAME = "a_users_own"
+NOTE = ("kept", 3)
+
+
+def put_on(model: torch.nn.Module) -> None:
+    """Put hooks that change inputs and outputs on a module, and an attribute on all of its parts.
+
+    Raises:
+        TypeError: PyTorch itself copies such a module without them: one that was traced.
+        Exception: whatever the module raises.
+    """
+    if _is_copied_by_pytorch(model):
+        raise TypeError(f"PyTorch's own copies of a {type(model).__name__} have none")
+    model.register_forward_pre_hook(_halved_inputs)
+    model.register_forward_hook(_halved_outputs)
+    for part in model.modules():
+        if not _is_copied_by_pytorch(part):
+            setattr(part, NAME, NOTE)
+
+
+def _is_copied_by_pytorch(part: torch.nn.Module) -> bool:
+    copies = getattr(type(part), "__deepcopy__", None)
+    return copies is not None and is_pytorchs(copies)
+
+
+def lost(model: torch.nn.Module, what: str) -> list[str]:
+    """Say which attribute a copy no longer has; hooks are told by its outputs."""
+    bare = [
+        name
+        for name, part in model.named_modules()
+        if getattr(part, NAME, None) != NOTE and not _is_copied_by_pytorch(part)
+    ]
+    place = f"submodule {bare[0]}" if bare and bare[0] else "module"
+    return [f"a {what} has lost an attribute that was set on the {place}"] if bare else []
+
+
+def _halved_inputs(module: Any, arguments: Any) -> Any:
+    return tuple(map(_halved, arguments))
+
+
+def _halved_outputs(module: Any, arguments: Any, result: Any) -> Any:
+    if type(result) in (tuple, list):
+        return type(result)(map(_halved, result))
+    return _halved(result)
+
+
+def _halved(value: Any) -> Any:
+    import torch
+
+    is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return 0.5 * value if is_number else value

@@ -1,0 +1,55 @@
+"""How long the rest of a check is expected to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tuner.check.probe import Probe
+from tuner.check.refusals import FEWER_ROWS, MOST_ELEMENTS
+
+__all__ = ["costs_of", "remaining_s"]
+
+FIXED_S = 0.04  # of any probe: drawing it, talking to two processes, starting its operations
+# For each number that a call takes or makes: by the reference, twice, and the candidate.
+NUMBER_S = {"gpu": 5e-10, "cpu": 5e-8}
+USUAL_NUMBERS = 2000.0  # of a row, where that is not known
+GRADIENTS = 3.0  # a call and its backward, in calls
+SURE_S = 3.0  # of probes, after which what they took counts as much as what was expected
+
+
+def costs_of(
+    probes: Sequence[Probe], num_rows: int | None, row_elements: float, is_gpu: bool
+) -> list[float]:
+    """Return the seconds that each probe is expected to take.
+
+    Args:
+        probes: in any order.
+        num_rows: of the problem's own batch, None where it has none.
+        row_elements: the numbers that a call takes and makes for one row, 0 where not known.
+        is_gpu: they are asked on a GPU.
+    """
+    row_s = (row_elements or USUAL_NUMBERS) * NUMBER_S["gpu" if is_gpu else "cpu"]
+
+    def cost_of(probe: Probe) -> float:
+        rows = (num_rows or 1) if probe.batch is None else probe.batch
+        if probe.is_tall and rows * row_elements > MOST_ELEMENTS:
+            rows = FEWER_ROWS
+        calls = probe.calls + probe.more_calls + len(probe.mild)
+        return FIXED_S + calls * rows * row_s * (GRADIENTS if probe.gradients else 1.0)
+
+    return [cost_of(probe) for probe in probes]
+
+
+def remaining_s(costs: Sequence[float], number: int, elapsed_s: float) -> float:
+    """Return how long what follows the `number`-th probe will take.
+
+    What was expected counts as well as what has come to pass, so that a few slow probes at the
+    start, or fast ones, do not decide alone.
+
+    Args:
+        costs: of all probes, as expected.
+        number: of those that are answered, at least 1.
+        elapsed_s: since the first was answered, before which imports and compilers work.
+    """
+    done = sum(costs[1:number])
+    return sum(costs[number:]) * (elapsed_s + SURE_S) / (done + SURE_S)
