@@ -45,7 +45,9 @@ SERVER = "TUNER_FORK_SERVER"
 MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
 # Environment variable: what a server imports as well, for the work of its processes.
 ALSO = "TUNER_PRELOAD"
-PRELOADED = ("torch", "tuner.evaluate.jobs")
+# PyTorch imports the last, for 0.5 s of CPU, in each process that draws inputs by their shapes
+# alone: every process of a race that holds the reference.
+PRELOADED = ("torch", "tuner.evaluate.jobs", "torch.fx.experimental.symbolic_shapes")
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",
