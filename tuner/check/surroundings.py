@@ -45,7 +45,8 @@ def settings() -> dict[str, Any]:
         "hooks of all modules": sum(len(x) for x in hooks if isinstance(x, Mapping)),
         "state of PyTorch's random numbers": _short(torch.get_rng_state().numpy()),
         "state of CUDA's random numbers": cuda,
-        "state of Python's random numbers": _short(random.getstate()),
+        # 625 numbers, of which the text would take five times as long.
+        "state of Python's random numbers": f"{hash(random.getstate()) & 0xFFFFFFFF:08x}",
         "state of NumPy's random numbers": _short(*numpy.random.get_state()) if numpy else None,
         "garbage collection": gc.isenabled(),
         "logging below": logging.root.manager.disable,
