@@ -35,6 +35,15 @@ os.environ["TORCH_EXTENSIONS_DIR"] = _extensions
 # others, for whole time slices at each of OpenMP's barriers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of NumPy and SciPy: as a search has it
+# Two threads of each of two workers on two cores waited for one another at each small operation:
+# the tests of the check took 140 s of CPU instead of 90 s, and twice as long.
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0"))
+if _workers:
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
+# Where bytecode is not to be kept, each of some hundred processes would compile the tuner's own
+# text again, for 0.5 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # These caches begin empty, and the few kernels that tests compile do not pay for the headers', nor
 # for the six programs that tell whether vector instructions work.
 os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
@@ -64,14 +73,23 @@ def pytest_unconfigure() -> None:
 
 # The longest, in this order: started first, or one of two workers would be left alone in the end.
 _LONG = (
+    "test_any_module",
     "test_tuning",
     "test_verification",
-    "test_cli",
-    "test_template_wgmma",
-    "test_evaluate",
-    "test_cheats",
-    "test_any_module",
     "test_check",
+    "test_template_wgmma",
+    "test_trust_classes",
+    "test_cli",
+    "test_evaluate",
+    "test_capture",
+    "test_live_module",
+    "test_cheats",
+    "test_binding",
+    "test_isolation",
+    "test_faults",
+    "test_build",
+    "test_worker",
+    "test_recording",
 )
 
 

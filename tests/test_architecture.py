@@ -45,6 +45,7 @@ def is_folder(module: str) -> bool:
     return module.split(".")[0] == "tuner" and ROOT.joinpath(*module.split(".")).is_dir()
 
 
+@functools.cache
 def imports(room: str, *, at_import: bool) -> set[str]:
     """Return the modules that a room imports: when it is imported itself, or anywhere."""
     found: set[str] = set()

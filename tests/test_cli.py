@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,7 +70,10 @@ FROM_SCRATCH += ["an honest module that prints a lot"]
 
 
 class Answers:
-    """Runs every case once, a few at a time, when the first answer is wanted."""
+    """Runs every case once, when the first answer is wanted.
+
+    One after the other: a second process would import what the first one has.
+    """
 
     def __init__(self, cases: dict[str, tuple[Case, int, list[str]]], folder: Path) -> None:
         def run(item: tuple[str, tuple[Case, int, list[str]]]) -> tuple[str, Said]:
@@ -79,8 +81,7 @@ class Answers:
             desk = Desk(folder / "".join(c if c.isalnum() else "_" for c in name))
             return name, tune(*case(desk), cwd=desk.path, is_fresh=name in FROM_SCRATCH)
 
-        with ThreadPoolExecutor(2) as pool:
-            self.said = dict(pool.map(run, cases.items()))
+        self.said = dict(map(run, cases.items()))
 
 
 Case = Callable[[Desk], list[object]]

@@ -25,7 +25,7 @@ from tuner.review.report import parts_of, write_report
 from tuner.review.summary import format_summary, summary
 from tuner.run import Run
 from tuner.terminal import print_nothing
-from tuner.trial import from_json, to_json
+from tuner.trial import to_json
 
 TEXT = """
 import torch
@@ -225,16 +225,3 @@ def test_a_module_file_that_cannot_be_read_is_an_error(tmp_path):
     (run.path / "module.json").write_text("[]")
     with pytest.raises(StorageError, match=r"module\.json: cannot be read"):
         summary(run)
-
-
-def test_on_a_cpu_the_bound_is_not_known_and_the_search_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "mine.py").write_text(TEXT.replace("FORWARD", "(x * self.w).exp() + y"))
-    options = ("--device", "cpu", "--trials", "1", "--effort", "quick")
-    said = tune("mine.py", *options, cwd=tmp_path)
-    assert said.code == 0, said.out + said.err
-    assert "the bound is not known" in said.out
-    (path,) = (tmp_path / "runs").iterdir()
-    record = from_json(ModuleRecord, (path / "module.json").read_bytes())
-    assert [step.name for step in record.outline.steps] == ["mul", "exp", "add"]
-    assert json.loads((path / "result.json").read_text())["bound_us"] is None

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from browser import Reader, chromium
 from command_line import tune
 from made_runs import CONFIG, accepted, made_run, probe, result, trials
 from test_dashboard import Server, cells, serious_faults, serving
-from tiny_operator import config_text, write_family
 
 from tuner.errors import RunLockedError
 from tuner.evaluate.verifier import Answered
@@ -308,33 +305,3 @@ def test_a_page_follows_a_verification_with_a_bar_until_it_is_over(run, server, 
         assert not page.is_visible("#waiting")
         assert reader.complaints == []
         context.close()
-
-
-def test_a_real_run_is_running_then_verifying_then_finished_with_its_counts(tmp_path):
-    family = write_family(tmp_path / "family")
-    (tmp_path / "tiny.yaml").write_text(config_text(family))
-    shelf, seen, stages, plans = Shelf(tmp_path / "runs"), [], [], set()
-    pages = LivePages(shelf)
-    with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(tune, "--config", "tiny.yaml", cwd=tmp_path)
-        while not ended.done():
-            for shown in shelf.runs():
-                if shown.state not in seen:
-                    seen.append(shown.state)
-                found = pages.waiting(shown.name)
-                if found is not None:
-                    stages.append((found["phase"], found["stage"]))
-                    plans.add(found["plan"].split(":")[0])
-            time.sleep(0.05)
-    assert ended.result().code == 0, seen
-    (shown,) = shelf.runs()
-    assert [s for s in [*dict.fromkeys([*seen, shown.state])] if s != "stopped"] == [
-        "running",
-        "verifying",
-        "finished",
-    ]
-    phases = list(dict.fromkeys(phase for phase, _ in stages))
-    assert phases == ["preparing", "searching", "verifying"]
-    words = " ".join(dict.fromkeys(stage for _, stage in stages))
-    assert "on every probe" in words and "racing" in words
-    assert "plan (normal)" in plans

@@ -197,11 +197,17 @@ def render(**params) -> Candidate:
     [
         {"precision": "fp16x3", "stats": "atomics"},
         {**FLOAT8, "block_n": 256, "promote_k": 0, "stages": 4, "centre": True},
-        {"precision": "fp16x3", "prepare": "behind", "centre": True},
+        # Guarded: its second run is the GEMM by three products, prepared behind, of the centre.
         {**INT8, "block_n": 256, "stages": 4},
         {**FLOAT8, **CARRIED, "promote_k": 256, "centre": True, "prepare": "behind"},
-        {"precision": "fp16", "promote_k": 0, "cluster_m": 8, "stats": "cluster"},
-        {"precision": "fp16", "promote_k": 0, "block_m": 256, "stages": 4},
+        {
+            "precision": "fp16",
+            "promote_k": 0,
+            "block_m": 256,
+            "stages": 4,
+            "cluster_m": 4,
+            "stats": "cluster",
+        },
         {"precision": "fp16x3", "centre": True, "stats": "gram"},
         {"precision": "tf32", "block_n": 256, "block_k": 32, "promote_k": 0, "stages": 4},
         {"template": "wgmma_convert", "precision": "fp16x3"},

@@ -177,7 +177,8 @@ def test_a_kill_while_builders_pause_leaves_no_compiler(tmp_path):
     family = write_family(tmp_path / "families", template)
     space = {"mode": ["ok", "hang"], "salt": [0, 1, 2, 3]}
     (tmp_path / "config.yaml").write_text(config_text(family, space=space))
-    with running("--config", "config.yaml", cwd=tmp_path) as process:
+    # Without a check of the defaults, whose processes take longer than all the rest.
+    with running("--config", "config.yaml", "--record", cwd=tmp_path) as process:
         wait_for(lambda: any(is_stopped(child) for child in all_children(process)))
         children = all_children(process)
     try:
@@ -442,12 +443,14 @@ def test_another_toolchain_is_refused_unless_told(life, tmp_path):
 
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_ctrl_c_twice_ends_at_once_and_leaves_no_process(tmp_path, monkeypatch, overlaps):
+    options = []
     if overlaps:
         monkeypatch.setenv("OVERLAPS", "1")
+        options = ["--record"]  # the other one has all processes, those of a check included
     family = write_family(tmp_path / "families")
     space = {"mode": ["ok", "hang"], "step": list(range(1, 30))}
     (tmp_path / "config.yaml").write_text(config_text(family, space=space, search={"trials": 58}))
-    with running("--config", "config.yaml", cwd=tmp_path) as process:
+    with running("--config", "config.yaml", *options, cwd=tmp_path) as process:
         wait_for(lambda: b" #0 " in (tmp_path / "out.txt").read_bytes())
         children = all_children(process)
         process.send_signal(signal.SIGINT)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ from tuner.exporting import ExportCompiler, ExportFile
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer
 from tuner.planning import plan
+from tuner.review.live import LivePages
+from tuner.review.shelf import Shelf
 from tuner.run import Run, create_run, open_run
 from tuner.schedule import Costs, scheduled
 from tuner.trial import Check, Finalist, Interval, Measurement, Outcome, Status, Trial
@@ -52,11 +55,53 @@ def only_run(folder: Path) -> Run:
     return open_run(path)
 
 
+@dataclass(frozen=True)
+class Watched:
+    """What the live page told of a run while it was under way, in order."""
+
+    states: list[str]
+    stages: list[tuple[str, str]]
+    plans: set[str]
+
+
 @pytest.fixture(scope="module")
-def verified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said, Watched]:
     folder = tmp_path_factory.mktemp("verified")
     write_problem(folder)
-    return folder, tune("--config", "config.yaml", "--time", "5m", cwd=folder)
+    shelf, seen = Shelf(folder / "runs"), Watched([], [], set())
+    pages = LivePages(shelf)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(tune, "--config", "config.yaml", "--time", "5m", cwd=folder)
+        is_over = False
+        while not is_over:
+            is_over = ended.done()  # and is looked at once more
+            for shown in shelf.runs():
+                if shown.state not in seen.states:
+                    seen.states.append(shown.state)
+                found = pages.waiting(shown.name)
+                if found is not None:
+                    seen.stages.append((found["phase"], found["stage"]))
+                    seen.plans.add(found["plan"].split(":")[0])
+            time.sleep(0.05)
+    return folder, ended.result(), seen
+
+
+@pytest.fixture(scope="module")
+def verified(watched: tuple[Path, Said, Watched]) -> tuple[Path, Said]:
+    return watched[:2]
+
+
+def test_a_real_run_is_running_then_verifying_then_finished_with_its_counts(watched):
+    folder, said, seen = watched
+    assert said.code == 0, seen
+    (shown,) = Shelf(folder / "runs").runs()
+    assert shown.state == "finished"
+    assert [s for s in seen.states if s != "stopped"] == ["running", "verifying", "finished"]
+    phases = list(dict.fromkeys(phase for phase, _ in seen.stages))
+    assert phases == ["preparing", "searching", "verifying"]
+    words = " ".join(dict.fromkeys(stage for _, stage in seen.stages))
+    assert "on every probe" in words and "racing" in words
+    assert "plan (normal)" in seen.plans
 
 
 def test_the_plan_is_shown_before_the_search_and_after_it(verified):

@@ -6,6 +6,7 @@ Nothing is allocated: weights and inputs are made under a FakeTensorMode, whatev
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import linecache
 import re
@@ -206,6 +207,15 @@ def _given_numbers() -> Iterator[dict[int, torch.Tensor]]:
 
 def _decompositions() -> dict[Any, Any]:
     """Return what to open: all that PyTorch's core set opens, and norms, softmax and losses."""
+    import torch
+
+    # Collected once, for 0.1 s, unless operators were registered since: a file is traced up to
+    # three times.
+    return dict(_opened_of(tuple(torch._C._dispatch_get_all_op_names())))
+
+
+@functools.lru_cache(1)
+def _opened_of(_known: tuple[str, ...]) -> dict[Any, Any]:
     import torch
     from torch._decomp import decomposition_table
 

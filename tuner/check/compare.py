@@ -90,10 +90,15 @@ def compare(
         )
     sums = torch.zeros(7, dtype=torch.float64, device=want.device)
     for g, w, skip in _chunks(got, want, unjudged):
-        error, is_misplaced = _differences(g, w, skip)
-        if not tells_nan_from_inf:
-            is_misplaced &= torch.isfinite(g) | torch.isfinite(w)
-        value = torch.where(torch.isfinite(w), w.abs(), 0.0)
+        found = _finite_differences(g, w) if skip is None else None
+        if found is not None:
+            error, value = found
+        else:
+            error, is_misplaced = _differences(g, w, skip)
+            if not tells_nan_from_inf:
+                is_misplaced &= torch.isfinite(g) | torch.isfinite(w)
+            value = torch.where(torch.isfinite(w), w.abs(), 0.0)
+            sums[4] += is_misplaced.sum()
         beyond = torch.zeros((), dtype=torch.float64, device=want.device)
         if accuracy is not None and accuracy.kind == "tolerance":
             beyond = (error > accuracy.atol + accuracy.rtol * value).sum().double()
@@ -101,7 +106,6 @@ def compare(
         sums[1] += error.square().sum()
         sums[2] = torch.maximum(sums[2], value.max())
         sums[3] += value.square().sum()
-        sums[4] += is_misplaced.sum()
         sums[5] += beyond
         sums[6] += error.numel()
     max_abs, square, largest, square_value, misplaced, beyond_count, count = sums.tolist()
@@ -131,6 +135,20 @@ def _chunks(
     for start in range(0, w.numel(), CHUNK_ELEMENTS):
         piece = slice(start, start + CHUNK_ELEMENTS)
         yield g[piece].double(), w[piece].double(), None if skip is None else skip[piece]
+
+
+def _finite_differences(
+    got: torch.Tensor, want: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the absolute errors and values where all are finite, as nearly always.
+
+    The largest difference is finite only where all is. On a CPU to look costs no synchronisation,
+    and the rest is a third of what elements that may be NaN ask for.
+    """
+    if want.device.type != "cpu":
+        return None
+    error = (got - want).abs()
+    return (error, want.abs()) if math.isfinite(float(error.max())) else None
 
 
 def _differences(

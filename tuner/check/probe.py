@@ -59,6 +59,8 @@ class Modes:
 
     def is_random(self, probe: Probe) -> bool:
         """Whether a probe asks in a mode in which the reference draws random numbers."""
+        if not self.random:
+            return False
         first: Mode = "train" if probe.mode == "cumulative" else probe.mode
         later = [a for actions in probe.before for a in actions if a in ("train", "eval")]
         return any(mode in self.random for mode in (first, *later))

@@ -45,7 +45,8 @@ def settings() -> dict[str, Any]:
         "hooks of all modules": sum(len(x) for x in hooks if isinstance(x, Mapping)),
         "state of PyTorch's random numbers": _short(torch.get_rng_state().numpy()),
         "state of CUDA's random numbers": cuda,
-        "state of Python's random numbers": _short(random.getstate()),
+        # 625 numbers, of which the text would take five times as long.
+        "state of Python's random numbers": f"{hash(random.getstate()) & 0xFFFFFFFF:08x}",
         "state of NumPy's random numbers": _short(*numpy.random.get_state()) if numpy else None,
         "garbage collection": gc.isenabled(),
         "logging below": logging.root.manager.disable,
@@ -83,9 +84,10 @@ def functions() -> dict[str, dict[str, Any]]:
     What is there before a stranger's file is imported is theirs to call, not to replace: a tensor
     could be computed when it is copied, a clock stand still.
     """
-    found = {
-        place: {name: _found(room, name) for name in dir(room)} for place, room in _rooms().items()
-    }
+    found = {}
+    for place, room in _rooms().items():
+        held = _held(room)
+        found[place] = {name: held.get(name) for name in dir(room)}
     return {
         place: {n: x for n, x in values.items() if callable(x) and not isinstance(x, type)}
         for place, values in found.items()
@@ -107,22 +109,29 @@ def _rooms() -> dict[str, Any]:
     }
 
 
-def _found(room: Any, name: str) -> Any:
-    """Return an attribute without asking a `__getattr__`, which may import."""
-    for place in getattr(room, "__mro__", (room,)):
-        if name in vars(place):
-            return vars(place)[name]
-    return None
+def _held(room: Any) -> dict[str, Any]:
+    """Return the attributes of a module or a class, those of a class's bases included.
+
+    Without asking a `__getattr__`, which may import; all at once, since each question of a check
+    asks for 2,300.
+    """
+    held: dict[str, Any] = {}
+    for place in reversed(getattr(room, "__mro__", (room,))):
+        held.update(vars(place))
+    return held
 
 
 def replaced(before: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Say which of these functions are others now."""
-    return [
-        f"it replaced {place}.{name}, which is not its own"
-        for place, room in _rooms().items()
-        for name, value in before.get(place, {}).items()
-        if (now := _found(room, name)) is not value and not is_pytorchs(now)
-    ]
+    said = []
+    for place, room in _rooms().items():
+        held = _held(room)
+        said += [
+            f"it replaced {place}.{name}, which is not its own"
+            for name, value in before.get(place, {}).items()
+            if (now := held.get(name)) is not value and not is_pytorchs(now)
+        ]
+    return said
 
 
 def is_pytorchs(value: Any) -> bool:

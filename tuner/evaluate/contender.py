@@ -24,7 +24,7 @@ CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its f
 # the page faults of each large temporary: half of a check on a CPU. Nearly all ask for gradients
 # and derivatives of the forward, at the first of which PyTorch imports what takes 1 s.
 QUIET = {
-    ALSO: "torch.fx.experimental.symbolic_shapes torch._dynamo",
+    ALSO: "torch._dynamo",
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
     "MALLOC_MMAP_THRESHOLD_": str(2**32),
