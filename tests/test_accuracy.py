@@ -11,6 +11,7 @@ from tuner.problem.accuracy import Accuracy, math_mode
 def test_accuracy_is_read_from_words_pairs_and_mappings():
     assert Accuracy.parse("float32") == Accuracy("float32")
     assert Accuracy.parse(" TF32 ") == Accuracy("tf32")
+    assert Accuracy.parse("pytorch").label == "pytorch"
     assert Accuracy.parse("1e-4,2e-3") == Accuracy("tolerance", 1e-4, 2e-3)
     assert Accuracy.parse({"atol": 1e-4, "rtol": "1e-3"}) == Accuracy("tolerance", 1e-3, 1e-4)
 
@@ -64,4 +65,7 @@ def test_math_mode_is_put_back():
         assert torch.get_float32_matmul_precision() == "high"
     with math_mode(Accuracy("float32")):
         assert not torch.backends.cudnn.allow_tf32
+    with math_mode(Accuracy("pytorch")):  # as PyTorch is installed
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.backends.cudnn.allow_tf32
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before

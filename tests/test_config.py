@@ -230,7 +230,7 @@ search: {trails: 3}
         ),
         (
             "problem: {op: x}\naccuracy: 3",
-            "accuracy: expected float32, tf32 or rtol and atol, got",
+            "accuracy: expected float32, tf32, pytorch or rtol and atol, got",
         ),
         ("problem: {op: x}\naccuracy: {rtol: 1}", "x.yaml:2: accuracy: 'atol' is missing"),
         ("problem: {op: x}\nspace: [1]", "x.yaml:2: space: expected a mapping, got a list"),

@@ -109,6 +109,7 @@ def derive_config(
     if space is None or isinstance(space, dict):
         given["space"] = own["space"] | (space or {})
     given["problem"] = own["problem"]
+    given.setdefault("accuracy", own["accuracy"])
     search = given.get("search")
     if isinstance(search, dict) and isinstance(search.get("warm_start"), list):
         search["warm_start"] = [

@@ -46,7 +46,7 @@ TimeoutOption = Annotated[str | None, typer.Option(help="Search for at most this
 SeedOption = Annotated[str | None, typer.Option(help="Seed of the sampler and the probes.")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 AccuracyOption = Annotated[
-    str | None, typer.Option(help="float32, tf32 or RTOL,ATOL such as 1e-4,1e-4.")
+    str | None, typer.Option(help="float32, tf32, pytorch or RTOL,ATOL, e.g. 1e-4,1e-4.")
 ]
 SamplerOption = Annotated[str | None, typer.Option(help="surrogate, tpe, random or grid.")]
 SamplersOption = Annotated[

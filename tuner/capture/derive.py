@@ -109,7 +109,12 @@ def derived(
     varied = {**_VALUES, **blocks_of(main_of(stages))}
     space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
     mode = "train" if graph.is_training else "eval"
-    content = {"problem": {"op": op, "templates": ["."], "mode": mode}, "space": space}
+    # Eager as its user has it: on a GPU convolutions take TF32 unless told otherwise.
+    content = {
+        "accuracy": "pytorch",
+        "problem": {"op": op, "templates": ["."], "mode": mode},
+        "space": space,
+    }
     write_whole(config, json.dumps(content, indent=1) + "\n")
     return Derived(root, op, config)
 

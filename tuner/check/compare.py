@@ -203,6 +203,7 @@ def limits_of(
       are 0); 32 * 2^-24 for buffers,
       since a variance is quadratic in what it is computed from: twice the relative error (seen:
       PyTorch's own product with other statistics, 16.03 * 2^-24 on heavy tails);
+    - pytorch: the same, beside PyTorch's own error with its settings as they are installed;
     - tf32: once PyTorch TF32's own, with the same floor. Two equally good kernels that sum in
       another order differ by chance: the rms by 1 %, the largest error of millions by 10 % (seen
       on an H200 between PyTorch's own algorithms), so 1.02 and 1.25 times are taken as once;
@@ -241,7 +242,8 @@ def limits_of(
     ulps = 2 * FLOOR_ULPS if is_buffer else FLOOR_ULPS
     # A sum that should be 0 may keep what rounding leaves of its terms, even in float64.
     floor = ulps * ULP * baseline.largest if baseline.largest else CANCELLED
-    own = f"{factor:g} x PyTorch {accuracy.kind}'s own {baseline.max_abs:.3g}"
+    arithmetic = "" if accuracy.kind == "pytorch" else f" {accuracy.kind}"
+    own = f"{factor:g} x PyTorch{arithmetic}'s own {baseline.max_abs:.3g}"
     why = (
         own if factor * baseline.max_abs >= floor else f"{ulps} x 2^-24 of {baseline.largest:.3g}"
     )

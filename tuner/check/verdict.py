@@ -49,8 +49,8 @@ __all__ = ["judge", "merge"]
 
 ROUNDED = 2.0**-6  # of a tensor's largest value: operands in bfloat16 are within 2^-8
 BEYOND_ULPS = 64  # of the largest value: an answer of which PyTorch's own error is not known
-ULP_OF = {"": 0.0, "float64": ULP, "float32": ULP, "tf32": 2.0**-11, "float16": 2.0**-11,
-          "bfloat16": 2.0**-8}  # fmt: skip
+ULP_OF = {"": 0.0, "float64": ULP, "float32": ULP, "tf32": 2.0**-11,
+          "pytorch": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # fmt: skip
 CLOSE = 4.0  # times a limit that may be chance; TF32 is some 100 times, a wrong result far more
 
 

@@ -61,7 +61,7 @@ def parse_accuracy(value: object) -> Accuracy:
     if isinstance(value, Accuracy):
         return value
     if not isinstance(value, str | Mapping):
-        raise ValueError(f"expected float32, tf32 or rtol and atol, got {shown(value)}")
+        raise ValueError(f"expected float32, tf32, pytorch or rtol and atol, got {shown(value)}")
     try:
         return Accuracy.parse(value)
     except ValueError as error:

@@ -23,11 +23,13 @@ MAX_TOLERANCE = 0.1
 class Accuracy:
     """How near to float64 an answer must be.
 
-    `float32` and `tf32` are relative to PyTorch's own error in that arithmetic; `tolerance`
-    accepts every element within `atol + rtol * |value|`, both at most `MAX_TOLERANCE`.
+    `float32`, `tf32` and `pytorch` are relative to PyTorch's own error in that arithmetic;
+    `pytorch` is its arithmetic as it is installed: TF32 in convolutions on a GPU, not in matrix
+    products. `tolerance` accepts every element within `atol + rtol * |value|`, both at most
+    `MAX_TOLERANCE`.
     """
 
-    kind: Literal["float32", "tf32", "tolerance"] = "float32"
+    kind: Literal["float32", "tf32", "pytorch", "tolerance"] = "float32"
     rtol: float = 0.0
     atol: float = 0.0
 
@@ -47,7 +49,7 @@ class Accuracy:
 
     @classmethod
     def parse(cls, value: str | Mapping[str, Any]) -> Accuracy:
-        """Read `float32`, `tf32`, `1e-4,1e-4` (rtol, atol) or a mapping with rtol and atol.
+        """Read a class's name, `1e-4,1e-4` (rtol, atol) or a mapping with rtol and atol.
 
         Raises:
             ValueError: it is none of these; the message says what was got and what is allowed.
@@ -66,14 +68,13 @@ class Accuracy:
     @classmethod
     def _parse_word(cls, text: str) -> Accuracy:
         word = text.strip().lower()
-        if word == "float32":
-            return cls("float32")
-        if word == "tf32":
-            return cls("tf32")
+        for kind in _KINDS:
+            if word == kind:
+                return cls(kind)
         # The label ("rtol=1e-4,atol=1e-4") is read back as well.
         form = re.fullmatch(r"(?:rtol=)?([^,=]+),\s*(?:atol=)?([^,=]+)", word)
         if form is None:
-            hint = did_you_mean(word, ["float32", "tf32"])
+            hint = did_you_mean(word, _KINDS)
             raise ValueError(
                 f"accuracy: got {text!r}; expected {_ACCURACY_FORMS}" + (hint and f"\n  {hint}")
             )
@@ -81,7 +82,7 @@ class Accuracy:
 
     @property
     def label(self) -> str:
-        """`float32`, `tf32` or `rtol=1e-4,atol=1e-4`; `parse` reads it back."""
+        """The class's name or `rtol=1e-4,atol=1e-4`; `parse` reads it back."""
         if self.kind != "tolerance":
             return self.kind
         return f"rtol={_short(self.rtol)},atol={_short(self.atol)}"
@@ -97,7 +98,10 @@ class Accuracy:
             )
 
 
-_ACCURACY_FORMS = "'float32', 'tf32', 'RTOL,ATOL' such as '1e-4,1e-4', or {rtol: ..., atol: ...}"
+_KINDS: tuple[Literal["float32", "tf32", "pytorch"], ...] = ("float32", "tf32", "pytorch")
+_ACCURACY_FORMS = (
+    "'float32', 'tf32', 'pytorch', 'RTOL,ATOL' such as '1e-4,1e-4', or {rtol: ..., atol: ...}"
+)
 
 
 def _tolerance(value: object) -> float:
@@ -120,7 +124,8 @@ def _short(value: float) -> str:
 def math_mode(accuracy: Accuracy) -> Iterator[None]:
     """Set PyTorch's arithmetic for float32 products to that of the class, and put it back.
 
-    `tf32` allows TF32 in matrix products and convolutions; all others forbid it in both.
+    `tf32` allows TF32 in matrix products and convolutions, `pytorch` in convolutions alone, as
+    PyTorch does unless told; all others forbid it in both.
     """
     import torch
 
@@ -129,7 +134,7 @@ def math_mode(accuracy: Accuracy) -> Iterator[None]:
     is_tf32 = accuracy.kind == "tf32"
     try:
         torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
-        torch.backends.cudnn.allow_tf32 = is_tf32
+        torch.backends.cudnn.allow_tf32 = is_tf32 or accuracy.kind == "pytorch"
         yield
     finally:
         torch.set_float32_matmul_precision(matmul_before)

@@ -47,6 +47,7 @@ UNITS = {
 # What an accuracy class allows at best; any other class allows float16.
 _ALLOWED = {
     "float32": ("fp32", "fp16x3", "fp16x2"),
+    "pytorch": ("fp32", "fp16x3", "fp16x2", "tf32"),  # the last in convolutions alone
     "tf32": ("tf32", "fp16"),  # float16 keeps as many bits, at twice the rate
 }
 
