@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from optuna.trial import TrialState
 from tuner.errors import WorkerError
 from tuner.search import finishing, study
 from tuner.search.drawn import ABSENT, encoded
-from tuner.search.journal import STUDY_NAME
+from tuner.search.journal import STUDY_NAME, Journal
 from tuner.search.study import SearchBudget, search
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
@@ -527,3 +528,19 @@ def test_given_configurations_that_were_tried_are_not_tried_again(bench):
 def test_an_unknown_sampler_is_refused_by_name(bench):
     with pytest.raises(Exception, match="unknown sampler 'tep'"):
         bench.search(FakeEvaluator(), sampler="tep")
+
+
+def test_ctrl_c_while_the_journal_is_written_is_no_fault_of_its_lock(tmp_path, monkeypatch):
+    rename = os.rename
+
+    def interrupted(source, target):  # where Optuna's own lock is given back
+        rename(source, target)
+        os.unlink(target)
+        raise KeyboardInterrupt
+
+    journal = Journal(tmp_path / "study.journal")
+    journal.append_logs([{"op_code": 0}])
+    monkeypatch.setattr(os, "rename", interrupted)
+    journal.write()
+    assert [path.name for path in tmp_path.iterdir()] == ["study.journal"]
+    assert list(journal.read_logs(0)) == [{"op_code": 0}]
