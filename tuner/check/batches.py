@@ -13,7 +13,7 @@ from tuner.check.tells import TELLS
 __all__ = ["FEW_ROWS", "Extent", "batch_probes", "odd_batch"]
 
 # Numbers that a call takes and makes, those in between as well. The judge holds some of them six
-# times, in float64; a CPU takes some 10 ns for each.
+# times, in float64; a CPU takes some 10 ns for each, and products count as what they take there.
 MOST_ELEMENTS = {"gpu": 2**29, "cpu": 2**27}  # of what is asked again and again at full size
 HELD_ELEMENTS = {"gpu": 2**28, "cpu": 2**24}  # of what is asked at other batches
 REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**22}  # of what is asked at a smaller batch

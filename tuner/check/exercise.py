@@ -34,6 +34,7 @@ __all__ = [
     "tensors_under",
 ]
 
+FLOPS_OF_A_NUMBER = 512  # a CPU's core does them in the 10 ns that it takes for each number
 CHUNK_ELEMENTS = 2**24  # 128 MB a float64 temporary; a comparison holds about six
 
 
@@ -64,7 +65,7 @@ def recorded(
 ) -> Iterator[None]:
     """Add to `operations` what PyTorch's dispatcher runs inside, e.g. `aten.addmm`.
 
-    `sizes` gets the number of elements of each result.
+    `sizes` gets the number of elements of each result, and what its products amount to.
     """
     if not is_wanted:
         yield
@@ -77,6 +78,7 @@ def recorded(
         made = func(*args, **(kwargs or {}))
         if sizes is not None:
             sizes.extend(y.numel() for y in outputs_of(made) if isinstance(y, torch.Tensor))
+            sizes.append(_products_of(func, args, kwargs or {}, made))
         return made
 
     words = {
@@ -89,8 +91,19 @@ def recorded(
         yield
 
 
+def _products_of(func: Any, args: Any, kwargs: Any, made: Any) -> int:
+    """Return as how many numbers products count: on a GPU as none, they take no time."""
+    import torch
+    from torch.utils.flop_counter import flop_registry
+
+    count = flop_registry.get(func._overloadpacket)
+    if count is None or not isinstance(made, torch.Tensor) or made.device.type != "cpu":
+        return 0
+    return int(count(*args, **kwargs, out_val=made)) // FLOPS_OF_A_NUMBER
+
+
 def num_elements(problem: Any, model: torch.nn.Module, values: Sequence[Any]) -> int:
-    """Return how many numbers a call takes and makes, those in between as well."""
+    """Return how many numbers a call takes and makes, those in between and products as well."""
     import torch
 
     sizes = [value.numel() for value in values if isinstance(value, torch.Tensor)]

@@ -43,12 +43,10 @@ def mapped(
             return torch.func.functional_call(model, weights, tuple(arguments))
 
         return torch.func.vmap(with_weights)(both)
-    is_tensor = [isinstance(value, torch.Tensor) for value in arguments]
-    dims = tuple(min(1, v.ndim) if known else None for v, known in zip(arguments, is_tensor,
-                                                                       strict=True))  # fmt: skip
+    dims = tuple(min(1, v.ndim) if isinstance(v, torch.Tensor) else None for v in arguments)
     stacked = [
-        torch.stack(_orders(value), dim) if known else value
-        for value, known, dim in zip(arguments, is_tensor, dims, strict=True)
+        value if dim is None else torch.stack(_orders(value), dim)
+        for value, dim in zip(arguments, dims, strict=True)
     ]
     return torch.func.vmap(model, in_dims=dims)(*stacked)
 
