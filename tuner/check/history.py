@@ -262,9 +262,34 @@ def _adapted(result: Any) -> Any:
 
 def _pickled(model: Any) -> Any:
     memory = io.BytesIO()
-    pickle.dump(model, memory)
+    pickler = _Pickler(memory)
+    pickler.dump(model)
     memory.seek(0)
-    return pickle.load(memory)
+    reader = pickle.Unpickler(memory)
+    reader.persistent_load = pickler.copies.__getitem__  # type: ignore[method-assign]
+    return reader.load()
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles, but copies a GPU's storages there; through the host 268 MB take 0.2 s."""
+
+    def __init__(self, memory: io.BytesIO) -> None:
+        super().__init__(memory)
+        self.copies: list[Any] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        import torch
+
+        if not isinstance(value, torch.storage.TypedStorage):
+            return None
+        storage, dtype = value._untyped_storage, value.dtype  # the public names warn
+        if storage.device.type == "cpu":
+            return None
+        copied = torch.storage.TypedStorage(
+            wrap_storage=storage.clone(), dtype=dtype, _internal=True
+        )
+        self.copies.append(copied)
+        return len(self.copies) - 1
 
 
 def _like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,41 @@
+"""What a check does to modules and tensors on the way, where a GPU does it otherwise."""
+
+import pytest
+import torch
+
+from tuner.check.exercise import checksum_of
+from tuner.check.history import _pickled
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_checksum_depends_on_each_bit_and_on_its_place(device):
+    given = torch.randn(37, 4099, device=device)
+    edits = {
+        "one element": lambda t: t[5, 6].add_(1e-3),
+        "last element": lambda t: t[-1, -1].neg_(),
+        "rows exchanged": lambda t: t.copy_(t.roll(1, 0)),
+        "columns exchanged": lambda t: t.copy_(t.roll(1, 1)),
+        "moved by a row of the sum": lambda t: t.copy_(t.flatten().roll(4096).view_as(t)),
+    }
+    found = {"as given": checksum_of(given), "a copy": checksum_of(given.clone())}
+    assert len(set(found.values())) == 1
+    for name, edit in edits.items():
+        other = given.clone()
+        edit(other)
+        found[name] = checksum_of(other)
+    assert len(set(found.values())) == 1 + len(edits), found
+    few = torch.arange(9, dtype=torch.uint8, device=device)[1:8]  # no whole word, at an odd place
+    assert checksum_of(few) != checksum_of(few.flip(0)) != checksum_of(few[1:])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_pickled_copy_has_memory_of_its_own(device):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).to(device)
+    model[0].weight.requires_grad_(False)
+    model.tied = model[0].weight
+    copy = _pickled(model)
+    assert copy.tied is copy[0].weight and not copy.tied.requires_grad
+    state = copy.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert state[name].device == tensor.device and torch.equal(state[name], tensor)
+        assert state[name].data_ptr() != tensor.data_ptr()
