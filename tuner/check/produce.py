@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ __all__ = ["OWN_WEIGHTS_SEED", "answer"]
 
 OWN_WEIGHTS_SEED = 42  # public: KernelBench seeds both constructors with it
 
-LATE_WAIT_S = 0.05  # how long a thread that outlives the call is given to show itself
+LATE_WAIT_S = 0.05  # how long threads that outlive the call are given to show themselves
 
 
 def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -> Answer:
@@ -318,8 +319,9 @@ class _Session:
         self.num_forks_left = num_copies()
         late = set(threading.enumerate()) - self.threads_before
         self.num_threads_left = len(late)
+        latest = time.monotonic() + LATE_WAIT_S
         for thread in late:
-            thread.join(LATE_WAIT_S)
+            thread.join(max(0.0, latest - time.monotonic()))
         for call, outputs in enumerate(self.outputs):
             for j, output in enumerate(outputs):
                 if isinstance(output, torch.Tensor):
