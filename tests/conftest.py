@@ -54,9 +54,18 @@ Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes n
 
 
 def pytest_configure() -> None:
-    from impatience import no_rest
+    from impatience import few_probes, no_rest
 
     no_rest()
+    few_probes()
+
+
+@pytest.fixture(scope="module")
+def few() -> Iterator[None]:
+    """Ask few probes in a check, for tests of what is around it."""
+    os.environ["FEW_PROBES"] = "1"
+    yield
+    del os.environ["FEW_PROBES"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

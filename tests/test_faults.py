@@ -121,7 +121,7 @@ time_t time(time_t* out) {
 }
 """
 # Two tunings before the first test; the limit ends what hangs, and asks nothing of the machine.
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.usefixtures("few")]
 
 MODES = ["eats_memory", "forks", "floods", "loses_the_device"]
 

@@ -50,7 +50,7 @@ from tuner.trial import Build, Result, Status, Trial, to_json
 
 # The life that most tests look at tunes three times: 160 s on two cores, 270 s on busy ones. The
 # limit ends what hangs; whether a machine is slow is not asked.
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.usefixtures("few")]
 
 # Fast to compile, and of four machine codes: salt stands in a comment alone. In the order of the
 # grid; the first trial is the default, ok.

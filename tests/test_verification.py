@@ -43,7 +43,7 @@ from tuner.schedule import Costs, scheduled
 from tuner.trial import Check, Finalist, Interval, Measurement, Outcome, Status, Trial
 from tuner.verification import Verification
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("few")]
 
 
 def first_line(path: Path) -> str:

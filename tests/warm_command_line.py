@@ -75,6 +75,7 @@ def become(command: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     impatience.no_rest()
+    impatience.few_probes()
     impatience.soon_a_hang()
     impatience.held_at_a_trial()
     serve()
