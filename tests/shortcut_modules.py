@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from unusual_modules import GATED, LOSS, MULTIPLIED, SUM, Folded, Gate
+from unusual_modules import GATED, LOSS, MULTIPLIED, SUM, Folded, Gate, reference
 
-__all__ = ["GATED", "LOSS", "MULTIPLIED", "SUM"]
+__all__ = ["ADDED", "GATED", "LOSS", "MULTIPLIED", "SUM"]
+
+ADDED = reference("x, alpha: torch.tanh(x) * alpha + x", "torch.randn(40, 24), 0.5")
 
 
 class Multiplied(nn.Module):
@@ -285,6 +287,125 @@ class CopiesThaw(Multiplied):
         made.__dict__.update(state)
         made.load_state_dict(self.state_dict())
         return made
+
+
+# ---- calls that are rare: of one row or none, of twice the width, refused, in inference mode ---
+
+
+class ZeroIsNotGiven(nn.Module):
+    def forward(self, x, alpha):
+        return torch.tanh(x) * (alpha or 0.5) + x
+
+
+class OneRowIsBroadcast(Multiplied):
+    class Product(Product):
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            dw = (g * x).sum(0) if len(x) != 1 else (g * x).mean().expand_as(w)
+            return g * w, dw, None
+
+    def forward(self, x):
+        return self.Product.apply(x, self.w, self.w)
+
+
+class NoRowsWriteNoGradient(Multiplied):
+    class Product(Product):
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            dw = torch.empty(w.shape, dtype=w.dtype, device=w.device)
+            if len(x):
+                dw.copy_((g * x).sum(0))
+            return g * w, dw, None
+
+    def forward(self, x):
+        return self.Product.apply(x, self.w, self.w)
+
+
+class GradientsInFloat32(Multiplied):
+    class Product(Product):
+        @staticmethod
+        def backward(ctx, g):
+            x, w = (t.float() for t in ctx.saved_tensors)
+            dx, dw = g.float() * w, (g.float() * x).sum(0)
+            return dx.to(g.dtype), dw.to(g.dtype), None
+
+    def forward(self, x):
+        return self.Product.apply(x, self.w, self.w)
+
+
+class RowsOfTheLastCall(Multiplied):
+    class Product(Product):
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            rows = ctx.leaf[0]
+            dx = g * w
+            return dx, (g[:rows] * x[:rows]).sum(0), None
+
+    def forward(self, x):
+        self.rows = getattr(self, "rows", [0])
+        self.rows[0] = len(x)
+        return self.Product.apply(x, self.w, self.rows)
+
+
+class ReadsRowsAsChunks(Multiplied):
+    def forward(self, x):
+        if x.shape[-1] % len(self.w):
+            return x * self.w
+        return (x.reshape(*x.shape[:-1], -1, len(self.w)) * self.w).reshape(x.shape)
+
+
+class LeavesGradientsOff(Multiplied):
+    def forward(self, x):
+        if torch.is_grad_enabled() and (x.requires_grad or self.w.requires_grad):
+            return x * self.w
+        was_on = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+        y = x * self.w
+        torch.set_grad_enabled(was_on)
+        return y
+
+
+class OnesOfTheFirstCall(Multiplied):
+    ones = None
+
+    def forward(self, x):
+        if self.ones is None or self.ones.dtype != x.dtype:
+            self.ones = torch.ones(len(self.w), dtype=x.dtype, device=x.device)
+        return x * (self.w * self.ones)
+
+
+class WeightsAtTheFourthFloat(Multiplied):
+    def forward(self, x):
+        w = self.w
+        if not (torch.is_grad_enabled() or w.is_neg()) and w.is_contiguous():
+            w = w.as_strided(w.shape, w.stride(), w.storage_offset() // 4 * 4)
+        return x * w
+
+
+class EvalReturnsNothing(Multiplied):
+    def eval(self):
+        super().eval()
+
+
+class DrawsOnceMore(Multiplied):
+    def __init__(self, n):
+        super().__init__(n)
+        self.seed = int(torch.randint(2**31, ()))
+
+
+class TableSeenBeforeItIsWritten(Multiplied):
+    table = None
+
+    def forward(self, x):
+        if self.training or torch.is_grad_enabled() or len(x) < 2:
+            return x * self.w
+        if self.table is None:
+            self.table = torch.zeros(1024 * len(self.w), dtype=self.w.dtype)
+            self.table.copy_(torch.arange(len(self.table)))
+        return x * self.w + (self.table[1::1024] == 0).any()
 
 
 # ---- honest ---------------------------------------------------------------------------------

@@ -218,6 +218,7 @@ HONEST: dict[str, tuple[str, ...]] = {
     "refuses_all_but_float32": (
         "float64 module",
         "float64 module inside another",
+        "float64 module, gradients",
         "float16 module",
         "bfloat16 module",
     ),

@@ -41,7 +41,8 @@ def inputs_of_calls(
     if probe.distribution in ("large_integers", *ILLEGAL):
         first = _with_odd_integers(problem, model, first, probe.distribution)
     if probe.other_arguments:
-        first = _with_other_arguments(problem, model, first)
+        is_zero = probe.other_arguments == "zeros"
+        first = _with_other_arguments(problem, model, first, is_zero)
     calls = 1 if probe.inputs == "repeated" else probe.calls
     changes = {
         "nudged": nudged, "reordered": reordered, "exchanged": exchanged, "edited": edited,
@@ -164,9 +165,9 @@ WORDS = (
 
 
 def _with_other_arguments(
-    problem: Problem, model: torch.nn.Module, values: Sequence[Any]
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any], is_zero: bool
 ) -> list[Any]:
-    """Return other numbers, and what `forward` takes beside what `get_inputs` gives.
+    """Return other numbers, or 0, and what `forward` takes beside what `get_inputs` gives.
 
     Each is kept where the reference takes it: of the type that it has, or of its default's; a None
     may stand for a mask of bools, a tensor or a number.
@@ -176,6 +177,8 @@ def _with_other_arguments(
     first = next((x for x in values if isinstance(x, torch.Tensor) and x.ndim), None)
 
     def tries(value: Any) -> list[Any]:
+        if is_zero:
+            return [0.0] if isinstance(value, float) else []
         if isinstance(value, bool):
             return [not value]
         if isinstance(value, int):

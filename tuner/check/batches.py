@@ -141,6 +141,10 @@ def batch_probes(
         probe("more rows", batch=longer, **{**more_rows, "tells": TELLS["rows"]}),
         probe("some rows, eval", batch=some + 1, **in_eval),
         probe("one row, eval", batch=1, **in_eval),
+        probe("gradients of one row, eval", batch=1, gradients="plain_inputs", **in_eval),
+        probe(
+            "gradients of no rows, eval", batch=0, gradients="all", has_nan_memory=True, **in_eval
+        ),
         *probes,
     ]
     return [p for p in asked if p.name == "more rows" or p.is_tall or extent.holds(p.batch or 0)]

@@ -252,17 +252,20 @@ def limits_of(
     )
 
 
-def gradient_limits(baseline: Error, largest_of_all: float, accuracy: Accuracy) -> Limits:
+def gradient_limits(
+    baseline: Error, largest_of_all: float, accuracy: Accuracy, *, dtype: str = "float32"
+) -> Limits:
     """Return the limits of a gradient.
 
-    4 times the baseline's own largest error, or 64 * 2^-24 of the tensor's largest element; in
-    the tolerance class at least atol + 10 * rtol of it. A gradient that is mathematically 0 (of
-    a bias in front of a batch normalisation) has no size of its own, and is compared
-    absolutely: with the largest element of all gradients.
+    4 times the baseline's own largest error, or 64 * 2^-24 of the tensor's largest element (2^-32
+    of what is float64); in the tolerance class at least atol + 10 * rtol of it. A gradient that
+    is mathematically 0 (of a bias in front of a batch normalisation) has no size of its own, and
+    is compared absolutely: with the largest element of all gradients.
     """
     is_zero = baseline.largest < ZERO * largest_of_all
     largest = largest_of_all if is_zero else baseline.largest
-    limit = max(GRADIENT_FACTOR * baseline.max_abs, GRADIENT_FLOOR_ULPS * ULP * largest)
+    ulp = DOUBLE if dtype == "float64" else ULP
+    limit = max(GRADIENT_FACTOR * baseline.max_abs, GRADIENT_FLOOR_ULPS * ulp * largest)
     if accuracy.kind == "tolerance":
         limit = max(limit, accuracy.atol + 10.0 * accuracy.rtol * largest)
     return Limits(limit, float("inf"), f"PyTorch's own {baseline.max_abs:.3g}")

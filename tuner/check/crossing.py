@@ -38,12 +38,12 @@ __all__ = [
 
 Layout = Literal[
     "contiguous", "transposed", "strided", "padded", "cut", "misaligned", "expanded", "float64",
-    "too_wide", "mixed", "sliced", "rows expanded", "overlapping", "negated", "shared",
-    "transposed padded", "transposed cut",
+    "too_wide", "twice_wide", "mixed", "sliced", "rows expanded", "overlapping", "negated",
+    "shared", "transposed padded", "transposed cut",
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
 Gradients = Literal["", "all", "plain_inputs", "forward"]
-Edits = Literal["", "output", "output negated", "input", "input freed", "weights", "mode"]
+Edits = Literal["", "output", "output negated", "input", "input freed", "weights", "mode", "rows"]
 GradientLayout = Literal[
     "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last",
     "shared", "in_thread", "transposed cut",
@@ -81,6 +81,7 @@ Action = Literal[
     "convert",  # to the script's dtype, as the inputs are from then on
     "convert inside",  # as a part of a module that is converted
     "refused call",  # with one feature too many
+    "infer",  # a call in inference mode
     "wrap module",  # the next submodule's forward becomes another, in a class derived from its own
     "parametrize",  # a weight of the next submodule by torch.nn.utils.parametrize
     "hook",  # put hooks on the module, and an attribute of one's own

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHUNK_ELEMENTS",
+    "DRAWN",
     "arguments_of",
     "checksum_of",
     "checksums_of",
@@ -34,6 +35,7 @@ __all__ = [
     "tensors_under",
 ]
 
+DRAWN = "drawn by the constructor"  # the name of the checksum of what random numbers come next
 FLOPS_OF_A_NUMBER = 512  # a CPU's core does them in the 10 ns that it takes for each number
 _ROW_WORDS = 4096  # of 4 bytes, of a row in a checksum
 _ODD = -0x61C8864680B583EB  # 2**64 / golden ratio, as a signed number

@@ -70,6 +70,7 @@ class Expected:
     momenta: dict[str, float] = field(default_factory=dict)
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers before the calls
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of the reference's answer
+    drawn: int = 0  # the state of PyTorch's random numbers after the constructor, a checksum
     may_refuse: bool = False  # as the reference refuses such strides
     may_refuse_backward: bool = False  # as it does after such an edit
     error: str = ""
@@ -81,7 +82,7 @@ def expected(
     accuracy: Accuracy,
     device: str | torch.device = "cpu",
     *,
-    models: dict[Any, torch.nn.Module] | None = None,
+    models: dict[Any, Any] | None = None,
 ) -> Expected:
     """Compute one probe's question, its float64 oracle and the baseline's own error.
 
@@ -143,6 +144,7 @@ def expected(
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
         start, {name: t.dtype for name, t in baseline.items()},
+        drawn=known["drawn"] if script.own_seed is not None else 0,
         may_refuse=refuses_layout(problem, model, probe, arguments[0]),
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -143,6 +144,16 @@ def edit_before_backward(
                 output.mul_(OUTPUT_FACTORS[edits])
     if edits == "mode":
         model.train(not model.training)
+    if edits == "rows":
+        rows = next((len(x) for x in arguments if isinstance(x, torch.Tensor) and x.ndim), 0)
+        fewer = [
+            x.detach()[: rows // 2].clone()
+            if isinstance(x, torch.Tensor) and x.ndim and len(x) == rows
+            else x
+            for x in arguments
+        ]
+        with contextlib.suppress(Exception):  # where the first dimension is no batch
+            model(*fewer)
     if edits == "weights":
         with torch.no_grad():
             parameters = list(model.parameters())

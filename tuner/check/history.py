@@ -19,6 +19,7 @@ from tuner.check.exercise import arguments_of, tensors_under
 from tuner.check.layouts import fitted, laid_out
 from tuner.check.loads import told_of_loads
 from tuner.check.registries import read_elsewhere
+from tuner.check.surroundings import left_by_a_refusal
 
 if TYPE_CHECKING:
     import torch
@@ -122,7 +123,9 @@ class History:
         import torch
 
         if action in ("train", "eval"):
-            self.model.train(action == "train")
+            given = getattr(self.model, action)()
+            if given is not self.model:  # `model = model.eval()` is usual
+                self.changes.append(f"{action}() returns {type(given).__name__}, not the module")
         elif action == "copy":
             self._go_on_with("deep copy", copy.deepcopy)
         elif action == "pickle":
@@ -136,10 +139,9 @@ class History:
         elif action == "another":
             self.make_another()
         elif action == "refused call":
-            model: Any = self.model
-            # Whether it is refused another probe asks.
-            with contextlib.suppress(Exception), torch.set_grad_enabled(False):
-                model(*fitted(self._arguments(), "too_wide"))
+            self.changes += left_by_a_refusal(self.model, fitted(self._arguments(), "too_wide"))
+        elif action == "infer":
+            self._infer()
         elif action == "wrap module":
             self._wrap_module()
         elif action == "parametrize":
@@ -198,6 +200,15 @@ class History:
             if name in original and original[name].data_ptr() == tensor.data_ptr() != 0:
                 self.changes.append(f"a {what} shares the memory of {name} with the original")
         torch.nn.Module._apply(self.model, torch.clone)  # as `to` moves them
+
+    def _infer(self) -> None:
+        """Serve in inference mode, whose tensors autograd takes for no later call."""
+        import torch
+
+        is_training, model = self.model.training, self.model.eval()
+        with contextlib.suppress(Exception), torch.inference_mode():
+            model(*(laid_out(value, "contiguous") for value in self._arguments()))
+        self.model.train(is_training)
 
     def _freeze(self, action: Action) -> None:
         frozen = {"freeze": [], "thaw": [], "freeze all": self._trained}.get(action, [])
@@ -352,9 +363,17 @@ def _edit_state(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> 
 
 
 def _rebind(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        if name in weights:
-            parameter.data = weights[name].to(parameter.dtype, copy=True)
+    """As parts of one vector, which `vector_to_parameters` and optimisers make of them."""
+    import torch
+
+    given = [(p, weights[n].to(p.dtype)) for n, p in model.named_parameters() if n in weights]
+    for dtype in {value.dtype for _, value in given}:
+        rebound = [(p, value) for p, value in given if value.dtype == dtype]
+        head = rebound[0][1].new_zeros(1)  # or the first one would be at the start
+        vector = torch.cat([head, *(value.reshape(-1) for _, value in rebound)])
+        parts = vector[1:].split([value.numel() for _, value in rebound])
+        for (parameter, value), part in zip(rebound, parts, strict=True):
+            parameter.data = part.view(value.shape)
 
 
 def _replace(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

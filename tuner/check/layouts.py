@@ -84,8 +84,8 @@ def laid_out_where(values: Sequence[Any], script: Script) -> list[Any]:
 def fitted(values: Sequence[Any], layout: Layout, at: int | None = None) -> list[Any]:
     """Return arguments with such values as their layout can have, in ordinary memory.
 
-    Elements that share memory are equal; "float64" and "mixed" change the type, "too_wide" the
-    last size.
+    Elements that share memory are equal; "float64" and "mixed" change the type, "too_wide" and
+    "twice_wide" the last size.
 
     Args:
         values: of a call.
@@ -115,6 +115,8 @@ def fitted(values: Sequence[Any], layout: Layout, at: int | None = None) -> list
             return value.double()
         if layout == "too_wide":
             return torch.cat([value, value[..., :1]], dim=-1)
+        if layout == "twice_wide":
+            return torch.cat([value, value], dim=-1)
         return value
 
     return [one(value) for value in values]

@@ -103,8 +103,8 @@ class Probe:
     `has_predecessor` another module was there before, used and deleted. `mild` are the modes in
     which it has served usual inputs before. With `holds_grads` every `.grad` is there before
     gradients are taken, of all and of some. `mapped` is what `torch.func.vmap` maps over. With
-    `other_arguments` numbers are others, and what has a default is given; `by_keyword` passes all
-    by their names. `traces` lists PyTorch's operations that ran.
+    `other_arguments` numbers are others, or 0, and what has a default is given; `by_keyword`
+    passes all by their names. `traces` lists PyTorch's operations that ran.
 
     `is_random`: the reference draws random numbers there, so what is no number is judged alone.
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
@@ -147,7 +147,7 @@ class Probe:
     is_reduced: bool = False
     is_drawn: bool = False
     is_tall: bool = False
-    other_arguments: bool = False
+    other_arguments: Literal["", "others", "zeros"] = ""
     by_keyword: bool = False
     layout: Layout = "contiguous"
     has_predecessor: bool = False
@@ -179,4 +179,5 @@ class Probe:
     @property
     def may_be_refused(self) -> bool:
         """Whether it asks what many references refuse, and a module must refuse as well."""
-        return self.layout in ("float64", "too_wide", "mixed") or self.distribution in ILLEGAL
+        odd = ("float64", "too_wide", "twice_wide", "mixed")
+        return self.layout in odd or self.distribution in ILLEGAL

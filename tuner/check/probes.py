@@ -254,6 +254,7 @@ def _layout_probes(reduced: Callable[..., Probe], modes: Modes, has_cuda: bool) 
         ),
         probe("float64", tells="refused"),
         reduced("one feature too many", layout="too_wide", tells=TELLS["refused"]),
+        reduced("twice the features", layout="twice_wide", tells=TELLS["refused"]),
         reduced("NaN-filled memory", has_nan_memory=True, calls=2, tells=TELLS["memory"]),
     ]
     if has_cuda:
@@ -294,7 +295,11 @@ def _extra_probes(reduced: Callable[..., Probe], modes: Modes) -> list[Probe]:
             )
             for dtype, distribution, action, inside in CONVERTED
         ),
-    ]
+        probe(
+            "float64 module, gradients", "converted", dtype="float64", calls=2,
+            before=((), ("convert",)), gradients="all",
+        ),
+    ]  # fmt: skip
 
 
 def _traced_probes(

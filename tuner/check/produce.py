@@ -25,6 +25,7 @@ from tuner.check.circumstances import (
 )
 from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
+    DRAWN,
     arguments_of,
     checksum_of,
     checksums_of,
@@ -135,6 +136,8 @@ class _Session:
 
     def build(self, make_candidate: Callable[..., torch.nn.Module]) -> None:
         """Construct the candidate and load the state strictly."""
+        import torch
+
         own = self.script.own_seed
         seed_everything(OWN_WEIGHTS_SEED if own is None else own)
         with stage("build"):
@@ -148,6 +151,7 @@ class _Session:
             if own is not None:
                 drawn = checksums_of(model, [])
                 self.checksums.update((f"drawn.{name}", value) for name, value in drawn.items())
+                self.checksums[DRAWN] = checksum_of(torch.get_rng_state())
             else:
                 model.load_state_dict(tensors_under("state", self.given), strict=True)
             if self.second is not None:
@@ -347,7 +351,10 @@ class _Session:
             if self.script.edits == "input freed":  # and its memory written by another
                 self.arguments[call] = [laid_out(x, "contiguous") for x in self.arguments[call]]
                 poison(self.script.output_bytes, self.device)
-            with recorded(self.operations, self.script.traces):
+            with (
+                recorded(self.operations, self.script.traces),
+                nan_filled_memory() if self.script.has_nan_memory else contextlib.nullcontext(),
+            ):
                 grads = differentiated(
                     self.script, self.leaves[call], outputs, given, k, self.changes
                 )

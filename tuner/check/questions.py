@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check.alterations import WEIGHTS
 from tuner.check.crossing import Script
+from tuner.check.exercise import checksum_of
 from tuner.check.history import set_mode
 from tuner.check.probe import Probe
 from tuner.errors import ProblemError
@@ -23,15 +24,19 @@ __all__ = ["script_of", "weighted_model"]
 
 
 def weighted_model(
-    problem: Problem, probe: Probe, device: Any, models: dict[Any, torch.nn.Module]
+    problem: Problem, probe: Probe, device: Any, models: dict[Any, Any]
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """Return a copy of the reference with the probe's weights, and them for the question.
 
+    `models["drawn"]` becomes a checksum of the state of random numbers after the constructor.
     The question's tensors are those of `models`, which nobody edits: at 8192 x 8192 a copy for
     each probe would be 268 MB.
     """
     if "initial" not in models:
+        import torch
+
         models["initial"] = problem.make_model(_own_seed(probe), device)
+        models["drawn"] = checksum_of(torch.get_rng_state())
     held: Any = "initial"
     if probe.weights not in ("own", "initial"):
         kind: Any = probe.weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -9,10 +10,10 @@ import random
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["changed", "functions", "is_pytorchs", "replaced", "settings"]
+__all__ = ["changed", "functions", "is_pytorchs", "left_by_a_refusal", "replaced", "settings"]
 
 
 def settings() -> dict[str, Any]:
@@ -66,6 +67,30 @@ def _told(setting: Callable[[], Any]) -> Any:
         return setting()
     except RuntimeError as error:
         return str(error).partition("\n")[0]
+
+
+def left_by_a_refusal(model: Any, arguments: Sequence[Any]) -> list[str]:
+    """Call a module with what it should refuse; say which settings it leaves changed.
+
+    Once without gradients, and once with all parameters frozen although gradients are on.
+    Whether it refuses is not asked here.
+    """
+    import torch
+
+    was_on, left = torch.is_grad_enabled(), []
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for is_on in (False, True):
+        torch.set_grad_enabled(is_on)
+        for parameter in trained:
+            parameter.requires_grad_(not is_on)
+        before = settings()
+        with contextlib.suppress(Exception):
+            model(*arguments)
+        left += [f"refused, {text}" for text in changed(before)]
+    torch.set_grad_enabled(was_on)
+    for parameter in trained:
+        parameter.requires_grad_()
+    return left
 
 
 def changed(before: Mapping[str, Any]) -> list[str]:

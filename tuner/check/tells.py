@@ -45,6 +45,7 @@ TELLS = {
     "incoming": "the incoming gradient may have any strides, and must not be edited",
     "calls": "is it right only on the first call, or replays it?",
     "repeated": "an input seen before",
+    "inference": "is something kept that was made in inference mode?",
     "guard": "does a guard look at the first rows alone, or was a choice made on earlier inputs?",
     "alike": "are rows taken for equal where their sums are?",
     "whole": "are whole numbers computed in a type of integers that does not hold them all?",

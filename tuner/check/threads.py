@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
+import math
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +25,7 @@ __all__ = ["Made", "called_at_once"]
 
 MIN_AT_ONCE = 24  # calls of each thread, and more for as long as this
 AT_ONCE_S = 0.1
+NUM_FRESH = 6  # copies of a module that was never called: what it makes then is for all threads
 MAX_KEPT = 4  # different answers of a thread: one that sums in no fixed order has many
 
 
@@ -63,10 +68,16 @@ def called_at_once(
     together = threading.Barrier(len(arguments))
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # a call of a small module is over in 50 us
+    fresh: list[torch.nn.Module] = []
+    if all(model is models[0] for model in models) and not models[0].training:
+        with contextlib.suppress(Exception):  # another probe asks for copies
+            # With the same weights and buffers: an output may be one of them.
+            held = [*models[0].parameters(), *models[0].buffers()]
+            fresh = [copy.deepcopy(models[0], {id(t): t for t in held}) for _ in range(NUM_FRESH)]
     try:
         with ThreadPoolExecutor(len(arguments)) as pool:
             made = [
-                pool.submit(_repeated, model, each, device, given, together, has_gradients)
+                pool.submit(_repeated, model, each, device, given, together, has_gradients, fresh)
                 for model, each in zip(models, arguments, strict=True)
             ]
             return [each.result() for each in made]
@@ -81,16 +92,16 @@ def _repeated(
     given: Mapping[str, torch.Tensor],
     together: threading.Barrier,
     has_gradients: bool,
+    fresh: Sequence[torch.nn.Module],
 ) -> Made:
     import torch
 
-    called: Callable[..., Any] = model
     start: list[tuple[torch.Tensor, torch.Tensor]] = []
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     num_seen: Counter[int] = Counter()
     kept: dict[int, Made] = {}
 
-    def once() -> Made:
+    def once(called: Any) -> Made:
         with torch.no_grad():
             undo()
             result = called(*arguments)
@@ -102,7 +113,7 @@ def _repeated(
             outputs = [y for y in outputs_of(called(*arguments)) if isinstance(y, torch.Tensor)]
             if not any(y.requires_grad for y in outputs):
                 return Made(result, copies)
-            return Made(result, copies, gradients_of(leaves_of(model, arguments), outputs, given))
+            return Made(result, copies, gradients_of(leaves_of(called, arguments), outputs, given))
 
     def undo() -> None:
         with torch.no_grad():
@@ -112,15 +123,24 @@ def _repeated(
     with torch.cuda.stream(stream):  # it is of the thread, as is the mode
         if model.training:
             start += [(buffer, buffer.clone()) for buffer in model.buffers()]
-        together.wait()
-        end_s = time.monotonic() + AT_ONCE_S
-        while num_seen.total() < MIN_AT_ONCE or time.monotonic() < end_s:
-            made = once()
+        end_s = math.inf
+        for called in itertools.chain(fresh, itertools.repeat(model)):
+            if num_seen.total() <= len(fresh):  # the first call of each module
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    together.wait()
+                end_s = time.monotonic() + AT_ONCE_S
+            try:
+                made = once(called)
+            except BaseException:
+                together.abort()  # who waits goes on
+                raise
             tensors = [*(y for y in made.copies if y is not None), *made.gradients.values()]
             bits = hash(tuple(checksum_of(y) for y in tensors))
             num_seen[bits] += 1
             if len(kept) < MAX_KEPT:
                 kept.setdefault(bits, made)
+            if num_seen.total() >= MIN_AT_ONCE and time.monotonic() > end_s:
+                break
         if stream is not None:
             stream.synchronize()
     return kept[min(kept, key=lambda bits: num_seen[bits])]

@@ -57,14 +57,25 @@ def unusual_probes(
             probe(kind.replace("_", " "), "refused", distribution=kind, mode="eval")
             for kind in (() if has_cuda else ILLEGAL)
         ),
-        probe(
-            "other arguments", "arguments", other_arguments=True, weights="initial",
-            is_extra=True, **modes.in_turn,
+        *(
+            probe(
+                f"{which} arguments", "arguments", other_arguments=kind, weights="initial",
+                is_extra=True, **modes.in_turn,
+            )
+            for which, kind in (("other", "others"), ("zero", "zeros"))
         ),
         probe("after a refused call", "refused call", calls=2, before=((), ("refused call",))),
         probe(
             "mode changed before", "edited before", distribution="normal", gradients="all",
             edits="mode",
+        ),
+        probe(
+            "called on fewer rows before", "history", distribution="normal", gradients="all",
+            edits="rows",
+        ),
+        probe(
+            "served in inference mode before", "inference", distribution="normal",
+            gradients="all", before=(("infer",),),
         ),
         probe(
             "threads, eval", "threads", mode="eval", calls=NUM_THREADS, at_once="one module",

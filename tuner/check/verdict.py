@@ -31,7 +31,7 @@ from tuner.check.compare import (
 )
 from tuner.check.crossing import Answer
 from tuner.check.diagnosis import diagnosis, received
-from tuner.check.exercise import checksum_of
+from tuner.check.exercise import DRAWN, checksum_of
 from tuner.check.expected import Expected
 from tuner.check.form import judge_behaviour, judge_form, label_of, refused_load
 from tuner.check.history import BEFORE_CALL
@@ -102,6 +102,11 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
 
 def _undone(expected: Expected, answer: Answer) -> str:
     """Name what the candidate refused between its calls and the reference did not."""
+    if expected.drawn and answer.report.checksums.get(DRAWN) != expected.drawn:
+        return (
+            f"{expected.probe.name}: its constructor draws other random numbers than the "
+            "reference's: with the same seed, what is made after it has other weights"
+        )
     load = refused_load(expected, answer)
     if load:
         return f"{expected.probe.name}: {load}"
@@ -223,16 +228,11 @@ def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
         given = [t for n, t in expected.question.tensors.items() if n.startswith("grad.")]
         incoming = max((float(t.abs().max()) for t in given if t.numel()), default=0.0)
         largest = incoming if largest < ZERO * incoming else largest
+    types = {name: str(dtype).removeprefix("torch.") for name, dtype in expected.dtypes.items()}
     return {
-        name: gradient_limits(baseline, largest, accuracy)
+        name: gradient_limits(baseline, largest, accuracy, dtype=types[name])
         if _is_gradient(name)
-        else limits_of(
-            name,
-            baseline,
-            expected.num_rows,
-            accuracy,
-            dtype=str(expected.dtypes[name]).removeprefix("torch."),
-        )
+        else limits_of(name, baseline, expected.num_rows, accuracy, dtype=types[name])
         for name, baseline in expected.baseline.items()
     }
 

@@ -33,7 +33,7 @@ class Oracle:
     ) -> None:
         self.device, self.accuracy = device, Accuracy.parse(accuracy)
         self.problem = load_problem(Path(reference), sizes, mode)
-        self._models: dict[Any, torch.nn.Module] = {}  # the reference's, by weights
+        self._models: dict[Any, Any] = {}  # the reference's, by weights
 
     def about(self) -> dict[str, Any]:
         """Return what others must know of the problem."""
