@@ -90,32 +90,46 @@ def compare(
         return Error(
             num_misplaced=int((is_wrong if unjudged is None else is_wrong & ~unjudged).sum())
         )
-    sums = torch.zeros(7, dtype=torch.float64, device=want.device)
-    for g, w, skip in _chunks(got, want, unjudged):
-        found = _finite_differences(g, w) if skip is None else None
-        if found is not None:
-            error, value = found
-        else:
+    if not want.numel():
+        return Error()
+    sums: list[torch.Tensor] = []
+    if unjudged is None:  # a third of what elements that may be NaN ask for
+        sums = [_sums((g - w).abs(), w.abs(), accuracy) for g, w, _ in _chunks(got, want, None)]
+    rows = torch.stack(sums).tolist() if sums else [[math.inf]]  # waits for a GPU once
+    if not all(math.isfinite(row[0]) for row in rows):  # so is the largest error, where all are
+        sums = []
+        for g, w, skip in _chunks(got, want, unjudged):
             error, is_misplaced = _differences(g, w, skip)
             if not tells_nan_from_inf:
                 is_misplaced &= torch.isfinite(g) | torch.isfinite(w)
             value = torch.where(torch.isfinite(w), w.abs(), 0.0)
-            sums[4] += is_misplaced.sum()
-        beyond = torch.zeros((), dtype=torch.float64, device=want.device)
-        if accuracy is not None and accuracy.kind == "tolerance":
-            beyond = (error > accuracy.atol + accuracy.rtol * value).sum().double()
-        sums[0] = torch.maximum(sums[0], error.max())
-        sums[1] += torch.linalg.vector_norm(error).square()
-        sums[2] = torch.maximum(sums[2], value.max())
-        sums[3] += torch.linalg.vector_norm(value).square()
-        sums[5] += beyond
-        sums[6] += error.numel()
-    max_abs, square, largest, square_value, misplaced, beyond_count, count = sums.tolist()
-    count = max(1.0, count)
+            sums.append(_sums(error, value, accuracy, is_misplaced))
+        rows = torch.stack(sums).tolist()
+    max_abs, squares, largest, squares_of_values, beyond, misplaced = zip(*rows, strict=True)
     return Error(
-        max_abs, math.sqrt(square / count), largest, math.sqrt(square_value / count),
-        int(misplaced), int(beyond_count),
+        max(max_abs), math.sqrt(sum(squares) / want.numel()), max(largest),
+        math.sqrt(sum(squares_of_values) / want.numel()), int(sum(misplaced)), int(sum(beyond)),
     )  # fmt: skip
+
+
+def _sums(
+    error: torch.Tensor,
+    value: torch.Tensor,
+    accuracy: Accuracy | None,
+    is_misplaced: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what an `Error` is made of, of one chunk, on its device."""
+    import torch
+
+    norm, none = torch.linalg.vector_norm, error.new_zeros(())
+    limit = None
+    if accuracy is not None and accuracy.kind == "tolerance":
+        limit = accuracy.atol + accuracy.rtol * value
+    return torch.stack([
+        error.max(), norm(error).square(), value.max(), norm(value).square(),
+        none if limit is None else (error > limit).sum().double(),
+        none if is_misplaced is None else is_misplaced.sum().double(),
+    ])  # fmt: skip
 
 
 def are_close(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -137,18 +151,6 @@ def _chunks(
     for start in range(0, w.numel(), CHUNK_ELEMENTS):
         piece = slice(start, start + CHUNK_ELEMENTS)
         yield g[piece].double(), w[piece].double(), None if skip is None else skip[piece]
-
-
-def _finite_differences(
-    got: torch.Tensor, want: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the absolute errors and values where all are finite, as nearly always.
-
-    The largest difference is finite only where all is. The rest is a third of what elements that
-    may be NaN ask for, on a GPU as well, although to look there is a synchronisation.
-    """
-    error = (got - want).abs()
-    return (error, want.abs()) if math.isfinite(float(error.max())) else None
 
 
 def _differences(

@@ -8,6 +8,7 @@ between its calls is in `history`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -214,9 +215,18 @@ def checksum_of(tensor: torch.Tensor) -> int:
     table = whole[: whole.numel() // width * width].view(-1, width)
     parts = [whole[table.numel() :], bits[words.numel() :]]
     parts += [table.sum(dim, dtype=torch.int64) for dim in (0, 1) if table.numel()]
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for seed, part in enumerate(parts):
-        place = torch.arange(seed, seed + part.numel(), device=tensor.device)
-        mixed = (place + 1) * _ODD  # products wrap: neighbours differ in all of 64 bits
-        total += (part.to(torch.int64) * ((mixed ^ (mixed >> 29)) | 1)).sum()
-    return int(total)
+    sums = [
+        (part * _weights(seed, part.numel(), tensor.device)).sum()
+        for seed, part in enumerate(parts)
+        if part.numel()
+    ]
+    return int(torch.stack(sums).sum()) if sums else 0
+
+
+@functools.lru_cache(256)  # a check asks for the same sizes hundreds of times
+def _weights(start: int, number: int, device: torch.device) -> torch.Tensor:
+    """Return odd numbers of 64 bits; products wrap: neighbours differ in all of their bits."""
+    import torch
+
+    mixed = (torch.arange(start, start + number, device=device) + 1) * _ODD
+    return (mixed ^ (mixed >> 29)) | 1

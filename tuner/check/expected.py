@@ -303,7 +303,7 @@ def _reference_answer(
         if script.backward_at_once:
             differentiate(call, call)
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in history.model.named_buffers())
-    checksums = checksums_of(history.model, values)
+    checksums = {} if is_exact else checksums_of(history.model, values)  # nobody's in float64
     try:
         if script.accumulates:
             grads = accumulated(leaves, earlier, tensors, script.first_place)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge"]
 
-KEPT_SHARE = 0.25  # of the memory that is free, for what a judge expects of its probes
+KEPT_SHARE = 0.4  # of the memory that is free, for what a judge expects of its probes
+WEIGHTS = ("state.", "other.")  # how a question's tensors begin that others share
 LARGE_SHARE = 0.02  # of a large problem, whose contenders need the memory
 
 
@@ -68,7 +69,7 @@ class Judge(Giver):
         self._num_asked += 1
         self._asked[self._num_asked] = found
         tensors, known = dict(found.question.tensors), {}
-        for name in [n for n in tensors if n.startswith(("state.", "other."))]:
+        for name in [n for n in tensors if n.startswith(WEIGHTS)]:
             tensor = tensors.pop(name)
             place = (tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape)
             token = self._tokens.setdefault(place, f"{name}#{len(self._tokens)}")
@@ -86,7 +87,8 @@ class Judge(Giver):
             return self._kept[probe]
         found = self._oracle.expected(probe)
         tensors = {**found.question.tensors, **found.oracle}
-        size = sum(t.numel() * t.element_size() for n, t in tensors.items() if n[:5] != "state")
+        own = [t for n, t in tensors.items() if not n.startswith(WEIGHTS)]  # those are kept anyway
+        size = sum(t.numel() * t.element_size() for t in own)
         if size <= self._room_bytes:
             self._room_bytes -= size
             self._kept[probe] = found
