@@ -190,8 +190,8 @@ class History:
         import torch
 
         original = self.model.state_dict()
-        try:
-            self.model = made(self.model)
+        try:  # the oracle's numbers are the same however it was copied
+            self.model = (copy.deepcopy if self._is_exact else made)(self.model)
         except Exception as error:  # a module with a lock or a library may
             self.refusals.append(f"a {what} is refused: {type(error).__name__}: {error}")
             return
