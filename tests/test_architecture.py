@@ -101,6 +101,11 @@ def test_a_room_imports_only_what_the_table_allows(room):
     assert rooms_used(room) <= table()[room]
 
 
+def test_no_room_is_above_400_lines():
+    long = {room: n for room in ROOMS if (n := len(FILES[room].read_text().splitlines())) > 400}
+    assert not long
+
+
 def test_the_table_names_only_rooms_and_only_upwards():
     above: set[str] = set()
     for room, allowed in table().items():

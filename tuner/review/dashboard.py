@@ -36,6 +36,7 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 
 from tuner.errors import InputError, MachineError, StorageError, TunerError
+from tuner.review.comparison import curves_of, rows_of
 from tuner.review.guard import Guard
 from tuner.review.launch import Launcher
 from tuner.review.live import LivePages
@@ -46,9 +47,7 @@ from tuner.review.report import (
 )
 from tuner.review.shelf import STATES, Shelf, Shown
 from tuner.review.site import asset, rendered, warm_up
-from tuner.review.summary import trial_words
 from tuner.review.versus import Comparison, compare_runs, confidence_words, lettered
-from tuner.review.words import params_words, percent_words, us_words
 from tuner.trial import Status
 
 __all__ = ["DEFAULT_PORT", "Dashboard", "serve"]
@@ -158,8 +157,8 @@ class Dashboard:
             letters=[chr(ord("A") + number) for number in range(len(names))],
             confidence_words=confidence_words,
             lettered=lambda text: lettered(text, names),
-            rows=_rows(found) if found else (),
-            data=json_markup(_curves(found)) if found else "",
+            rows=rows_of(found) if found else (),
+            data=json_markup(curves_of(found)) if found else "",
         )
 
     def _compared(self, names: Sequence[str]) -> Comparison:
@@ -373,41 +372,3 @@ async def _said(request: Request, error: TunerError) -> Response:
     """Answer with a failure's own words."""
     code = 404 if isinstance(error, InputError) and request.method == "GET" else 409
     return PlainTextResponse(f"{error}\n", code)
-
-
-def _rows(found: Comparison) -> list[tuple[str, list[str]]]:
-    """Return what is known of each run, label by label."""
-    told = [side.summary for side in found.sides]
-    noises = [f" ± {percent_words(s.noise)}" if s.noise is not None else "" for s in told]
-    return [
-        ("verdict", [s.verdict for s in told]),
-        ("how sure", [s.certainty or "not verified" for s in told]),
-        ("latency", [us_words(s.latency_us) + n for s, n in zip(told, noises, strict=True)]),
-        ("PyTorch", [us_words(s.baseline_us) for s in told]),
-        ("error", [s.error for s in told]),
-        ("speed", [s.throughput for s in told]),
-        ("trials", [trial_words(s) for s in told]),
-        ("best", [params_words(s.best) if s.best else "" for s in told]),
-        ("device", [s.device for s in told]),
-        ("accuracy", [s.accuracy for s in told]),
-    ]
-
-
-def _curves(found: Comparison) -> list[dict[str, Any]]:
-    """Return what a comparison's figures are drawn from."""
-    return [
-        {
-            "name": side.name,
-            "curve": dataclasses.asdict(side.curve),
-            "speedup": interval.speedup if interval else None,
-            "low": _finite(interval.low) if interval else None,
-            "high": _finite(interval.high) if interval else None,
-            "device": side.summary.device,
-        }
-        for side in found.sides
-        for interval in [side.summary.interval]
-    ]
-
-
-def _finite(value: float) -> float | None:
-    return value if value < float("inf") else None

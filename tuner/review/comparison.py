@@ -1,0 +1,50 @@
+"""What the page of a comparison shows: its table, and what its figures are drawn from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tuner.review.summary import trial_words
+from tuner.review.versus import Comparison
+from tuner.review.words import params_words, percent_words, us_words
+
+__all__ = ["curves_of", "rows_of"]
+
+
+def rows_of(found: Comparison) -> list[tuple[str, list[str]]]:
+    """Return what is known of each run, label by label."""
+    told = [side.summary for side in found.sides]
+    noises = [f" ± {percent_words(s.noise)}" if s.noise is not None else "" for s in told]
+    return [
+        ("verdict", [s.verdict for s in told]),
+        ("how sure", [s.certainty or "not verified" for s in told]),
+        ("latency", [us_words(s.latency_us) + n for s, n in zip(told, noises, strict=True)]),
+        ("PyTorch", [us_words(s.baseline_us) for s in told]),
+        ("error", [s.error for s in told]),
+        ("speed", [s.throughput for s in told]),
+        ("trials", [trial_words(s) for s in told]),
+        ("best", [params_words(s.best) if s.best else "" for s in told]),
+        ("device", [s.device for s in told]),
+        ("accuracy", [s.accuracy for s in told]),
+    ]
+
+
+def curves_of(found: Comparison) -> list[dict[str, Any]]:
+    """Return what a comparison's figures are drawn from."""
+    return [
+        {
+            "name": side.name,
+            "curve": dataclasses.asdict(side.curve),
+            "speedup": interval.speedup if interval else None,
+            "low": _finite(interval.low) if interval else None,
+            "high": _finite(interval.high) if interval else None,
+            "device": side.summary.device,
+        }
+        for side in found.sides
+        for interval in [side.summary.interval]
+    ]
+
+
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None
