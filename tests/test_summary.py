@@ -44,6 +44,12 @@ def test_interval_that_holds_one_is_no_difference(tmp_path):
     assert any("the interval holds 1" in advice.text for advice in told.warnings)
 
 
+def test_a_race_that_scatters_is_not_called_no_difference(tmp_path):
+    told = told_of(tmp_path, Interval(3.95, 0.36, 42.9, 0.95, 5))
+    assert told.kind == "no difference"
+    assert told.verdict.startswith("Cannot be told from PyTorch: faster in this race (3.950x)")
+
+
 def test_slower_is_called_slower(tmp_path):
     assert told_of(tmp_path, Interval(0.9, 0.88, 0.92, 0.95, 5)).kind == "slower"
 

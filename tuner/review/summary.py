@@ -38,6 +38,8 @@ __all__ = [
     "trial_words",
 ]
 
+LIKE_PYTORCH = 0.05  # a ratio within this of 1 is none to speak of
+
 # ---- the summary ----------------------------------------------------------------------------
 
 
@@ -179,6 +181,12 @@ def _verdict(
             "slower": f"Slower than PyTorch: {ratio}",
             "no difference": f"No difference from PyTorch: {ratio}",
         }
+        if interval.verdict == "no difference" and abs(interval.speedup - 1.0) > LIKE_PYTORCH:
+            which = "faster" if interval.speedup > 1.0 else "slower"
+            return interval.verdict, (
+                f"Cannot be told from PyTorch: {which} in this race ({ratio}), but its processes "
+                "scatter so much that another one may show the opposite"
+            )
         return interval.verdict, words[interval.verdict]
     if latency_us is None:
         return "open", "No trial yet" if not facts.trials else "Nothing correct found so far"
