@@ -47,7 +47,7 @@ def test_interval_that_holds_one_is_no_difference(tmp_path):
 def test_a_race_that_scatters_is_not_called_no_difference(tmp_path):
     told = told_of(tmp_path, Interval(3.95, 0.36, 42.9, 0.95, 5))
     assert told.kind == "no difference"
-    assert told.verdict.startswith("Cannot be told from PyTorch: faster in this race (3.950x)")
+    assert told.verdict.startswith("Cannot be told from PyTorch: faster in this race (3.95x)")
 
 
 def test_slower_is_called_slower(tmp_path):
