@@ -118,7 +118,8 @@ def test_a_right_answer_by_means_worth_nothing_is_accepted_and_named(name, verif
 @pytest.mark.parametrize("name", sorted(TIMED))
 def test_a_cheat_on_the_clock_is_refused_in_the_race(name, tmp_path):
     with pytest.raises(WorkerError, match=rf"^{name}\.py: (?:{'|'.join(TIMED[name])})"):
-        Racer(task_of(tmp_path)).race([cheat(name)], num_processes=1, seconds=0.01)
+        for _ in range(5):  # a busy machine may make no calls in bursts, where one cheats
+            Racer(task_of(tmp_path)).race([cheat(name)], num_processes=1, seconds=0.01)
 
 
 @pytest.mark.parametrize(("floor_us", "reason"), [(0.0, CLOCKS), (1.0, FLOOR)])
