@@ -76,9 +76,9 @@ class Plan:
 
     @property
     def dense(self) -> set[str]:
-        """Those of `given` that functions of the source read: contiguous and aligned."""
+        """Those of `given` that functions of the source read, and outputs: contiguous, aligned."""
         read = {arg for step in self.steps if step.kind == "call" for arg in step.args}
-        return self.given & read
+        return self.given & (read | {output.name for output in self.outputs})
 
     @property
     def made(self) -> tuple[Tensor, ...]:

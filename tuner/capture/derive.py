@@ -34,7 +34,7 @@ from tuner.trial import content_key, to_json
 __all__ = ["Derived", "derived", "identifier"]
 
 # What a search varies, where the template has it.
-_VALUES: dict[str, list[int | bool]] = {
+_VALUES: dict[str, list[int | bool | str]] = {
     "unroll": [1, 2, 4],
     "stream_output": [False, True],
     "huge_pages": [True, False],
@@ -43,8 +43,9 @@ _VALUES: dict[str, list[int | bool]] = {
     "stages": [1, 2, 3, 4],
     "piece": [16384, 65536, 262144],
     "split": [1, 2, 4, 8, 16, 32, 64],
+    "layout": ["as_given", "channels_last"],
 }
-FORMAT = 8  # of what is written; part of the key
+FORMAT = 9  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",

@@ -43,6 +43,10 @@ import triton.language as tl
 from triton.language.extra import libdevice
 """
 _STAGES = '  stages: {about: "blocks on their way at a time", default: 2, values: [1, 2, 3, 4]}\n'
+_LAYOUT = (
+    '  layout: {about: "how images lie in memory for convolutions: as given, or channels last, '
+    'with copies before and behind", default: as_given, values: [as_given, channels_last]}\n'
+)
 _SPLIT = (
     '  split: {about: "blocks of a long row that one program takes", default: 8, '
     "values: [1, 2, 4, 8, 16, 32, 64]}\n"
@@ -106,11 +110,26 @@ def main_of(stages: Stages) -> Nest:
     return max(stages.nests, key=lambda nest: nest.space.rows * nest.space.cols)
 
 
-def _call_step(stages: Stages, call: Call, names: Mapping[str, str]) -> str:
-    """Return a call of PyTorch's own operation as a step of the plan."""
-    args = json.dumps(call.written(lambda name: _place(stages, names, name)))
-    gives = _place(stages, names, call.name)
-    return f"  - {{aten: {call.function}, args: {args}, gives: {gives}}}"
+def _call_steps(stages: Stages, call: Call, names: Mapping[str, str]) -> list[str]:
+    """Return a call of PyTorch's own operation as steps of the plan, one for each layout."""
+
+    def step(condition: str, suffix: str) -> str:
+        ends = dict.fromkeys(call.reads[:2], suffix)  # the image and its filters
+        args = json.dumps(call.written(lambda n: _place(stages, names, n) + ends.get(n, "")))
+        gives = _place(stages, names, call.name)
+        return f"  - {{aten: {call.function}, args: {args}, gives: {gives}{condition}}}"
+
+    if not call.has_layout:
+        return [step("", "")]
+    last = "channels_last"
+    return [
+        step(f', when: "layout != {last!r}"', ""),
+        step(f', when: "layout == {last!r}"', f".{last}"),
+    ]
+
+
+def _layout(stages: Stages) -> str:
+    return _LAYOUT if any(call.has_layout for call in stages.calls) else ""
 
 
 def _work(stages: Stages) -> str:
@@ -138,7 +157,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
     texts: list[str] = []
     for task in stages.tasks:
         if isinstance(task, Call):
-            steps.append(_call_step(stages, task, names))
+            steps += _call_steps(stages, task, names)
             continue
         nest, number = task, len(texts)
         function = f"fused_{op}_rows" + (f"_{number}" if number else "")
@@ -168,7 +187,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         default_rows=default_rows,
         default_columns=default_columns,
         default_warps=default_warps,
-        more=(_STAGES if reduces else "") + (_SPLIT if splits else ""),
+        more=(_STAGES if reduces else "") + (_SPLIT if splits else "") + _layout(stages),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
     return head + "".join(texts)
@@ -183,7 +202,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
     large: list[tuple[str, str, str]] = []
     for task in stages.tasks:
         if isinstance(task, Call):
-            steps.append(_call_step(stages, task, names))
+            steps += _call_steps(stages, task, names)
             continue
         nest, number = task, len(texts)
         function = f"fused_{op}_rows" + (f"_{number}" if number else "")
@@ -222,6 +241,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
             '  piece: {about: "columns of a long row that one thread takes at a time", '
             "default: 65536, values: [16384, 65536, 262144]}"
         )
+    parameters += _layout(stages).splitlines()
     workspace = _between(stages, names)
     head = [
         "---",

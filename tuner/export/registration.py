@@ -7,7 +7,9 @@ one device, fresh outputs and workspace from PyTorch's allocator, everything on 
 
 from __future__ import annotations
 
-from tuner.kernel.operands import as_cpp, as_python
+import inspect
+
+from tuner.kernel.operands import as_cpp, as_python, channels_last
 from tuner.plans import Argument, Plan, Step
 from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
@@ -69,6 +71,7 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
     # C++ source stands in the same file as its binding; CUDA source is compiled on its own.
     declarations = dict.fromkeys(d for call in plan.calls for d in _declarations(call))
     lines += ["", *(declarations if is_cuda else ()), "", "namespace {", "", _PREPARED, ""]
+    lines += [_CHANNELS_LAST, ""] if _has_channels_last(plan) else []
     for call in plan.calls:
         lines += [*_function(call, is_cuda), ""]
         lines += [] if is_cuda else [*_boxed(call), ""]
@@ -123,6 +126,19 @@ struct Pointer {
 void finished(const char* step, const char* message) {
   TORCH_CHECK(message == nullptr, step, ": ", message);
 }"""
+
+
+_CHANNELS_LAST = """\
+at::Tensor channels_last(const at::Tensor& tensor) {
+  const bool is_volume = tensor.dim() == 5;
+  return tensor.contiguous(is_volume ? at::MemoryFormat::ChannelsLast3d
+                                     : at::MemoryFormat::ChannelsLast);
+}"""
+
+
+def _has_channels_last(plan: Plan) -> bool:
+    args = [arg for call in plan.calls for step in call.steps for arg in step.args]
+    return any(arg.endswith(".channels_last") for arg in args)
 
 
 def _cpp_number(argument: Argument) -> str:
@@ -260,7 +276,8 @@ def python_binding(plan: Plan, namespace: str) -> str:
     The text expects `torch` and the functions of the candidate's source around it.
     """
     functions = [_python_function(call, namespace) for call in plan.calls]
-    return "\n\n\n".join([_PYTHON_PREPARED, *functions]) + "\n"
+    helpers = [inspect.getsource(channels_last).rstrip()] if _has_channels_last(plan) else []
+    return "\n\n\n".join([_PYTHON_PREPARED, *helpers, *functions]) + "\n"
 
 
 def _python_function(plan: Plan, namespace: str) -> str:

@@ -1,7 +1,8 @@
 """Arguments of a step that calls PyTorch's own operation: tensors, numbers, lists of either.
 
-They are written as in Python: `x`, `weight.t`, `null`, `0.5`, `True`, `[1, 2]`, `[x, y]`, and
-`scale=0.5` for what PyTorch takes by its name alone.
+They are written as in Python: `x`, `weight.t`, `x.channels_last` (the same, in that order of
+memory), `null`, `0.5`, `True`, `[1, 2]`, `[x, y]`, and `scale=0.5` for what PyTorch takes by its
+name alone.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["as_cpp", "as_python", "getter", "names_in", "problem_with"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["as_cpp", "as_python", "channels_last", "getter", "names_in", "problem_with"]
 
 
 def names_in(text: str) -> set[str]:
@@ -55,6 +59,15 @@ def as_cpp(text: str) -> str:
     return _written(_parsed(text)[1], words, "{", infinity)
 
 
+def channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an image's or a volume's tensor (4 or 5 dimensions) with its channels adjacent."""
+    import torch
+
+    is_volume = tensor.dim() == 5
+    order = torch.channels_last_3d if is_volume else torch.channels_last
+    return tensor.contiguous(memory_format=order)
+
+
 def _parsed(text: str) -> tuple[str, ast.expr]:
     keyword, equals, rest = text.rpartition("=")
     if equals and not keyword.isidentifier():
@@ -72,6 +85,8 @@ def _taken(tree: ast.expr) -> Callable[[Mapping[str, Any]], Any]:
             return lambda values: values[name]
         case ast.Attribute(value=ast.Name(id=name), attr="t"):
             return lambda values: values[name].t()
+        case ast.Attribute(value=ast.Name(id=name), attr="channels_last"):
+            return lambda values: channels_last(values[name])
         case ast.List(elts=items) if names_in(ast.unparse(tree)):
             parts = [_taken(item) for item in items]
             return lambda values: [part(values) for part in parts]
@@ -89,6 +104,8 @@ def _written(tree: ast.expr, words: Mapping[str, str], bracket: str, infinity: s
             return name
         case ast.Attribute(value=ast.Name(id=name), attr="t"):
             return f"{name}.t()"
+        case ast.Attribute(value=ast.Name(id=name), attr="channels_last"):
+            return f"channels_last({name})"
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return f"-{_written(operand, words, bracket, infinity)}"
         case ast.Constant(value=bool() | None as value):
