@@ -13,7 +13,7 @@ from tuner.check.refusals import extent_of
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.oracle import Oracle
-from tuner.evaluate.process import available_bytes
+from tuner.evaluate.process import RESERVE_BYTES, available_bytes
 from tuner.problem.accuracy import math_mode
 from tuner.trial import from_json, to_json
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Judge"]
 
-KEPT_SHARE = 0.4  # of the memory that is free, for what a judge expects of its probes
+# Of the memory that is free, for what a judge expects of its probes; that of a CPU is everybody's.
+KEPT_SHARE = {"gpu": 0.4, "cpu": 0.1}
+SHORT_BYTES = 4 * RESERVE_BYTES  # with less free memory than this nothing is kept
 WEIGHTS = ("state.", "other.")  # how a question's tensors begin that others share
 LARGE_SHARE = 0.02  # of a large problem, whose contenders need the memory
 
@@ -50,7 +52,7 @@ class Judge(Giver):
         model = problem.make_model(0, device, is_quick=True)
         extent = extent_of(problem, model, device)
         is_large = extent.device == "gpu" and extent.is_large
-        share = LARGE_SHARE if is_large else KEPT_SHARE
+        share = LARGE_SHARE if is_large else KEPT_SHARE[extent.device]
         self._room_bytes = int(share * _free_bytes(device))
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
@@ -86,6 +88,9 @@ class Judge(Giver):
         if probe in self._kept:
             return self._kept[probe]
         found = self._oracle.expected(probe)
+        if _free_bytes(self._oracle.device) < SHORT_BYTES:  # other programs have taken it
+            self._kept.clear()
+            return found
         tensors = {**found.question.tensors, **found.oracle}
         own = [t for n, t in tensors.items() if not n.startswith(WEIGHTS)]  # those are kept anyway
         size = sum(t.numel() * t.element_size() for t in own)
