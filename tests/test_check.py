@@ -854,8 +854,10 @@ def test_few_probes_run_at_full_size():
     full = [p.name for p in thorough_probes(1, 16384) if p.batch is None]
     assert full == [
         "as given", "offset", "heavy-tailed", "again at full size", "gradients at full size",
-        "NaN row, eval", "Inf elements, eval", "eval mode", "own work, training",
-        "own work, eval",
+        "NaN row, eval", "Inf elements, eval", "wide range at full size",
+        "huge values at full size", "vast values at full size", "tiny values at full size",
+        "a NaN row at full size", "Inf elements at full size", "eval mode",
+        "own work, training", "own work, eval",
     ]  # fmt: skip
     large = {p.name for p in thorough_probes(1, 16384) if (p.batch or 0) > 1024 and not p.is_tall}
     assert large == {"more rows"}

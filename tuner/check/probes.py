@@ -94,7 +94,7 @@ def thorough_probes(
         ),
         full("gradients at full size", distribution="normal", gradients="all",
              tells=TELLS["gradients"]),
-        *_value_probes(full, reduced, modes, extent),
+        *_value_probes(full, reduced, modes, extent, batch is not None),
         *_call_probes(full, reduced, modes, is_deterministic, secret.randrange(8, 20)),
         *gradient_probes(reduced, secret),
         *history_probes(reduced, modes, secret),
@@ -129,7 +129,11 @@ def _seeded(seed_inputs: int, seed_weights: int, **common: Any) -> Callable[...,
 
 
 def _value_probes(
-    full: Callable[..., Probe], probe: Callable[..., Probe], modes: Modes, extent: Extent
+    full: Callable[..., Probe],
+    probe: Callable[..., Probe],
+    modes: Modes,
+    extent: Extent,
+    is_asked_of_few: bool,
 ) -> list[Probe]:
     # A power of two keeps the mean of equal values exact.
     rows = extent.num_rows
@@ -156,6 +160,19 @@ def _value_probes(
         full("NaN row, eval", distribution="nan_row", **in_eval),
         probe("Inf elements", distribution="inf_elements", **served, tells=poison),
         full("Inf elements, eval", distribution="inf_elements", **in_eval),
+        # A kernel may be used at the module's own batch alone, and nowhere above.
+        *(
+            full(f"{name} at full size", **fields)
+            for name, fields in {
+                "wide range": {"distribution": "wide_range", "tells": wide},
+                "huge values": {"distribution": "huge", "tells": wide},
+                "vast values": {"distribution": "vast", "weights": "denormal", "tells": wide},
+                "tiny values": {"distribution": "tiny", "tells": TELLS["tiny"]},
+                "a NaN row": {"distribution": "nan_row", "tells": poison},
+                "Inf elements": {"distribution": "inf_elements", "tells": poison},
+            }.items()
+            if is_asked_of_few
+        ),
     ]  # fmt: skip
 
 
