@@ -179,6 +179,7 @@ class _Builder:
             return
         rounded = rounding_of(self.graph, node) if node.op == "cast" else None
         if rounded is not None:
+            self._require_exact(node)
             self._add(node.name, f"as_{rounded}", (self._operand(node.args[0]),))
             return
         op, own = _simpler(node)
