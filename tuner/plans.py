@@ -15,11 +15,12 @@ DType = Literal["float32", "float64", "float16", "bfloat16", "int32", "int64", "
 class Argument:
     """One argument of the operator's call: a tensor with named sizes, or a number.
 
-    `shape` is None for a number (passed to C as `double` for "float", `int64_t` for "int").
+    `shape` is None for a number (passed to C as `double` for "float", `int64_t` for "int"). A
+    tensor of another dtype is refused by whatever makes the call.
     """
 
     name: str
-    dtype: Literal["float32", "int64", "uint8", "float", "int"] = "float32"
+    dtype: DType | Literal["float", "int"] = "float32"
     shape: tuple[str, ...] | None = None
 
 

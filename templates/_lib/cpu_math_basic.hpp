@@ -10,6 +10,7 @@ using simd::kHalf;
 using simd::kWidth;
 
 // A mask is what a comparison gives: each lane is all ones (true) or zero (false).
+typedef int32_t Lane;
 typedef int32_t Mask __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
 typedef uint32_t Bits __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
 

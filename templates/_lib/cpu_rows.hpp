@@ -1,10 +1,12 @@
 // Parts of a row that are no whole vector, and what a vector's elements amount to. Expects
-// cpu_simd.hpp and cpu_math.hpp before it.
+// cpu_simd.hpp and cpu_math.hpp before it, or cpu_doubles.hpp in their place.
 namespace rows_of {
+
+using simd::Float;
 
 // With kPart the first n elements, and zeros behind them.
 template <bool kPart>
-static inline simd::Floats load(const float* from, int n) {
+static inline simd::Floats load(const Float* from, int n) {
   if constexpr (!kPart) return simd::load(from);
   simd::Floats result{};
   for (int k = 0; k < n; ++k) result[k] = from[k];
@@ -16,18 +18,20 @@ template <bool kPart, class Number>
 static inline simd::Floats load(const Number* from, int n) {
   simd::Floats result{};
   const int count = kPart ? n : simd::kWidth;
-  for (int k = 0; k < count; ++k) result[k] = static_cast<float>(from[k]);
+  for (int k = 0; k < count; ++k) result[k] = static_cast<Float>(from[k]);
   return result;
 }
 
 template <class Number>
-static inline float as_float(Number value) { return static_cast<float>(value); }
+static inline Float as_float(Number value) { return static_cast<Float>(value); }
 
-static inline void put(float* to, float value) { *to = value; }
+static inline void put(float* to, Float value) { *to = static_cast<float>(value); }
 
-static inline void put(int64_t* to, float value) { *to = static_cast<int64_t>(value); }
+static inline void put(double* to, Float value) { *to = value; }
 
-static inline void put(uint8_t* to, float value) { *to = value != 0.0f; }
+static inline void put(int64_t* to, Float value) { *to = static_cast<int64_t>(value); }
+
+static inline void put(uint8_t* to, Float value) { *to = value != 0; }
 
 template <bool kPart, class Number>
 static inline void store(Number* to, simd::Floats value, int n) {
@@ -36,7 +40,7 @@ static inline void store(Number* to, simd::Floats value, int n) {
 }
 
 template <bool kPart>
-static inline void store(float* to, simd::Floats value, int n) {
+static inline void store(Float* to, simd::Floats value, int n) {
   if constexpr (kPart) {
     for (int k = 0; k < n; ++k) to[k] = value[k];
   } else {
@@ -52,14 +56,14 @@ static inline void store(float* to, simd::Floats value, int n) {
 
 // The numbers of the columns from one on.
 static inline simd::Floats columns(int64_t from) {
-  simd::Floats result = math::splat(static_cast<float>(from));
-  for (int k = 0; k < simd::kWidth; ++k) result[k] += static_cast<float>(k);
+  simd::Floats result = math::splat(static_cast<Float>(from));
+  for (int k = 0; k < simd::kWidth; ++k) result[k] += static_cast<Float>(k);
   return result;
 }
 
 // With kPart the first n elements, and another value behind them.
 template <bool kPart>
-static inline simd::Floats first(simd::Floats value, int n, float other) {
+static inline simd::Floats first(simd::Floats value, int n, Float other) {
   if constexpr (kPart)
     for (int k = n; k < simd::kWidth; ++k) value[k] = other;
   return value;
@@ -82,19 +86,19 @@ static inline double total(const math::Halves (&parts)[kCount]) {
 
 // A number in every lane.
 static inline math::Mask place(int64_t number) {
-  return static_cast<int32_t>(number) - math::Mask{};
+  return static_cast<math::Lane>(number) - math::Mask{};
 }
 
 // NaN where one of them is NaN.
 template <int kCount>
-static inline float amax(const simd::Floats (&parts)[kCount]) {
+static inline Float amax(const simd::Floats (&parts)[kCount]) {
   simd::Floats most = parts[0];
   for (int u = 1; u < kCount; ++u) most = math::maximum(most, parts[u]);
   return math::max_of(most);
 }
 
 template <int kCount>
-static inline float amin(const simd::Floats (&parts)[kCount]) {
+static inline Float amin(const simd::Floats (&parts)[kCount]) {
   simd::Floats least = parts[0];
   for (int u = 1; u < kCount; ++u) least = math::minimum(least, parts[u]);
   return math::min_of(least);
@@ -130,11 +134,11 @@ static inline void take_first(simd::Floats& best, math::Mask& place, simd::Float
 template <bool kIsMost, int kCount>
 static inline int64_t place_of(const simd::Floats (&parts)[kCount],
                                const math::Mask (&places)[kCount]) {
-  float best = parts[0][0];
+  Float best = parts[0][0];
   int64_t place = places[0][0];
   for (int u = 0; u < kCount; ++u)
     for (int k = 0; k < simd::kWidth; ++k) {
-      const float value = parts[u][k];
+      const Float value = parts[u][k];
       const bool is_beyond = (kIsMost ? value > best : value < best) || (value != value && best == best);
       const bool is_equal = value == best || (value != value && best != best);
       if (is_beyond || (is_equal && places[u][k] < place)) {

@@ -7,6 +7,7 @@ namespace simd {
 constexpr int kWidth = {{ width }};      // floats in a vector
 constexpr int kHalf = kWidth / 2;  // doubles in a vector of the same number of bytes
 
+typedef float Float;
 typedef float Floats __attribute__((vector_size(kWidth * 4), aligned(4), may_alias));
 typedef float HalfFloats __attribute__((vector_size(kHalf * 4), aligned(4), may_alias));
 typedef double Doubles __attribute__((vector_size(kHalf * 8), aligned(8), may_alias));

@@ -1,5 +1,5 @@
 // Elements of windows: for each element of a pooled tensor, in row-major order, one of the input.
-// Expects cpu_simd.hpp and cpu_math.hpp before it.
+// Expects cpu_rows.hpp before it.
 namespace windows {
 
 // Of each axis: the sizes of the pooled tensor and of the input, how far two windows are apart, and
@@ -10,8 +10,8 @@ struct Window {
   float fill;
 };
 
-template <bool kPart, int kAxes>
-static inline simd::Floats tap(const float* from, const Window<kAxes>& of, int64_t at, int n) {
+template <bool kPart, class Number, int kAxes>
+static inline simd::Floats tap(const Number* from, const Window<kAxes>& of, int64_t at, int n) {
   int64_t place[kAxes], outer = at;
   for (int axis = kAxes - 1; axis >= 0; --axis) {
     place[axis] = outer % of.made[axis];
@@ -27,7 +27,7 @@ static inline simd::Floats tap(const float* from, const Window<kAxes>& of, int64
       is_inside = is_inside && i >= 0 && i < of.given[axis];
       where = where * of.given[axis] + i;
     }
-    if (is_inside) found[lane] = from[where];
+    if (is_inside) found[lane] = rows_of::as_float(from[where]);
     int axis = kAxes - 1;
     while (axis >= 0 && ++place[axis] == of.made[axis]) place[axis--] = 0;
     if (axis < 0) ++outer;

@@ -23,6 +23,7 @@ from tuner.capture.biases import with_biases_apart
 from tuner.capture.from_module import made_from
 from tuner.capture.graph import GRAPH_FILE, Graph, Tensor
 from tuner.capture.nest import Output
+from tuner.capture.precision import num_bytes_of
 from tuner.capture.scalars import numbers_of, with_numbers_as_tensors
 from tuner.capture.settings import settings_of
 from tuner.capture.stages import Stages, stages_of
@@ -165,7 +166,7 @@ def _given(graph: Graph, stages: Stages) -> list[tuple[Tensor, bool]]:
 def _results(stages: Stages) -> list[Output]:
     """Return what the call gives, once each: results, then new values of buffers."""
     written = {o.name: o for nest in stages.nests for o in nest.outputs}
-    written |= {c.name: Output(c.name, "float32", math.prod(c.shape)) for c in stages.calls}
+    written |= {c.name: Output(c.name, c.dtype, math.prod(c.shape)) for c in stages.calls}
     return [written[n] for n in dict.fromkeys([*stages.outputs, *stages.updates.values()])]
 
 
@@ -185,7 +186,7 @@ def _op_yaml(
             sizes[f"{name}_size"], shape = math.prod(tensor.shape), [f"{name}_size"]
         argument: dict[str, object] = {"name": name, "shape": shape}
         if tensor.dtype != "float32":
-            argument["dtype"] = _STORED[tensor.dtype]
+            argument["dtype"] = _stored(tensor.dtype)
         arguments.append(argument)
         num_bytes += tensor.num_bytes
     outputs = []
@@ -198,11 +199,11 @@ def _op_yaml(
             if output.count == total:
                 shape = ["rows", "cols"]
         outputs.append(
-            {"name": f"{names[output.name]}_out", "shape": shape, "dtype": _STORED[output.dtype]}
+            {"name": f"{names[output.name]}_out", "shape": shape, "dtype": _stored(output.dtype)}
         )
-        num_bytes += output.count * {"float32": 4, "int64": 8, "bool": 1}[output.dtype]
-    between = [*stages.between.values(), *(c.shape for c in stages.calls)]
-    num_bytes += sum(8 * math.prod(shape) for shape in between)
+        num_bytes += output.count * num_bytes_of(output.dtype)
+    between = [graph.value(n) for n in (*stages.between, *(c.name for c in stages.calls))]
+    num_bytes += sum(2 * v.num_bytes for v in between)  # written, and read
     flops = sum(task.flops for task in stages.tasks)
     moved = f"{max(1, num_bytes // total)} * rows * cols"
     each = f"{max(1, round(flops / total))} * rows * cols"
@@ -222,8 +223,8 @@ def _op_yaml(
     )
 
 
-# A truth is a byte.
-_STORED = {"float32": "float32", "int64": "int64", "bool": "uint8"}
+def _stored(dtype: str) -> str:
+    return "uint8" if dtype == "bool" else dtype  # a truth is a byte
 
 
 # ---- the module -----------------------------------------------------------------------------
@@ -244,7 +245,7 @@ def _model_new(
     for tensor, is_whole in _given(graph, stages):
         source = _path(tensor.name) if tensor.name in state else tensor.name
         if tensor.name in numbers:
-            source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.float32)"
+            source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
         flat = f"-1, {stages.nests[0].space.cols}" if is_free and is_whole else "-1"
         as_bytes = ".view(torch.uint8)" if tensor.dtype == "bool" else ""
         reshaped = "" if stages.calls and tensor.shape else f".reshape({flat})"

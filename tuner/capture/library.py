@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import REDUCTIONS, refusal
 from tuner.capture.operations import OPERATIONS
+from tuner.capture.precision import FLOATS
 from tuner.capture.vocabulary import VOCABULARY
 
 __all__ = ["MOVES", "Call", "call_of", "is_call"]
@@ -63,7 +64,8 @@ class Call:
         function: PyTorch's name for it.
         args: in its order; a value of the graph stands as `{its name}`.
         reads: the values among them, in order.
-        shape: of the result, in elements; its dtype is float32.
+        shape: of the result, in elements.
+        dtype: of the result.
         flops: of its arithmetic, two for a product and its sum.
     """
 
@@ -72,6 +74,7 @@ class Call:
     args: tuple[str, ...]
     reads: tuple[str, ...]
     shape: tuple[int, ...]
+    dtype: str
     flops: int
 
     @property
@@ -99,12 +102,13 @@ def call_of(graph: Graph, node: Node) -> Call:
     everything: list[Tensor | Node] = [node, *values]
     for value in everything:
         is_index = value.dtype == "int64" and isinstance(value, Tensor)
-        if value.dtype != "float32" and not is_index:
+        if value.dtype not in FLOATS and not is_index:
             raise refusal(node, f"{node.op} of {value.dtype}, which is not called yet")
         if isinstance(value, Tensor) and value.value is not None:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
     function, args = _form(node)
-    return Call(node.name, function, args, node.refs, node.shape, _flops(node, values))
+    flops = _flops(node, values)
+    return Call(node.name, function, args, node.refs, node.shape, node.dtype, flops)
 
 
 def _form(node: Node) -> tuple[str, tuple[str, ...]]:

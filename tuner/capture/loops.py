@@ -1,4 +1,4 @@
-"""A nest as the text of a C++ function: passes over rows, in vectors of floats along the columns.
+"""A nest as the text of a C++ function: passes over rows, in vectors of numbers along the columns.
 
 The text is Jinja2 still: `width`, `unroll`, `keep` and how the output is stored are parameters of
 the template, and vary in a search. Rows that are few and long are split between threads.
@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.capture.indexing import is_split, offset, row_dims
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement, still_needed
-from tuner.capture.operations import OPERATIONS, converted, emit, literal
+from tuner.capture.operations import converted, emit, literal, operation_of
+from tuner.capture.precision import CPP_TYPES
 from tuner.capture.windows import cpp_tap, cpp_window
 
 __all__ = [
-    "CPP_TYPES",
     "START",
     "joined",
     "kept_values",
@@ -29,7 +29,6 @@ __all__ = [
 KEPT_FLOPS = 8  # a value that costs more to compute again may be kept from pass to pass
 START = {"sum": "0.0f", "amax": "-INFINITY", "amin": "INFINITY",
          "argmax": "-INFINITY", "argmin": "INFINITY"}  # fmt: skip
-CPP_TYPES = {"float32": "float", "int64": "int64_t", "bool": "uint8_t"}
 _JOINED = {"amax": "maximum", "amin": "minimum"}
 
 
@@ -42,7 +41,7 @@ def kept_values(nest: Nest) -> list[str]:
         later = {s.name for p in nest.passes[number + 1 :] for s in p.statements}
         cost: dict[str, int] = {}
         for statement in each.statements:
-            own = OPERATIONS[statement.op].flop
+            own = operation_of(statement.op).flop
             before = [cost.get(o, 0) for o in statement.operands if isinstance(o, str)]
             cost[statement.name] = own + sum(before)
         names = [
@@ -79,15 +78,15 @@ def signature(nest: Nest, function: str, names: Mapping[str, str]) -> Iterator[s
 
 def statement_text(statement: Statement, nest: Nest, names: Mapping[str, str]) -> str:
     """Write the value of a statement."""
-    takes = OPERATIONS[statement.op].takes
+    takes = operation_of(statement.op).takes
     operands = [
         converted(names[o], nest.kinds.get(o, "float"), wanted)
         if isinstance(o, str)
-        else converted(literal(float(o), "cpp"), "float", wanted)
+        else converted(literal(float(o), "cpp", is_wide=nest.is_wide), "float", wanted)
         for o, wanted in zip(statement.operands, takes, strict=True)
     ]
     attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
-    return emit(statement.op, operands, attrs)
+    return emit(statement.op, operands, attrs, is_wide=nest.is_wide)
 
 
 def joined(reduction: Reduction, value: str, names: Mapping[str, str], column: str) -> str:
@@ -147,8 +146,8 @@ class _Writer:
             yield "{% if keep %}"
             for name in self.kept:
                 own = self.names[name]
-                yield f"    std::vector<float> {own}_memory(cols + simd::kWidth);"
-                yield f"    float* const {own}_kept = {own}_memory.data();"
+                yield f"    std::vector<simd::Float> {own}_memory(cols + simd::kWidth);"
+                yield f"    simd::Float* const {own}_kept = {own}_memory.data();"
             yield "{% endif %}"
         yield "#pragma omp for schedule(static)"
         yield "    for (int64_t i = 0; i < rows; ++i) {"
@@ -178,7 +177,7 @@ class _Writer:
         for reduction in self.nest.reductions:
             name = self.names[reduction.name]
             yield f"  std::vector<double> {name}_pieces(rows * pieces);"
-            yield f"  std::vector<float> {name}_rows(rows);"
+            yield f"  std::vector<simd::Float> {name}_rows(rows);"
         yield "#pragma omp parallel num_threads(team)"
         yield "  {"
         for number, each in enumerate(self.nest.passes):
@@ -202,7 +201,8 @@ class _Writer:
                 for reduction in each.reductions:
                     name = self.names[reduction.name]
                     whole = f"rows_of::{reduction.fold}({name}_pieces.data() + i * pieces, pieces)"
-                    yield f"      {name}_rows[i] = static_cast<float>({whole}{scaled(reduction)});"
+                    value = f"static_cast<simd::Float>({whole}{scaled(reduction)})"
+                    yield f"      {name}_rows[i] = {value};"
                 yield "    }"
         if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
             yield "#pragma omp for schedule(static)"
@@ -370,7 +370,7 @@ class _Writer:
     def _folded(self, reduction: Reduction) -> str:
         name = self.names[reduction.name]
         if reduction.fold == "sum":
-            return f"math::splat(static_cast<float>({name}_total{scaled(reduction)}))"
+            return f"math::splat(static_cast<simd::Float>({name}_total{scaled(reduction)}))"
         if reduction.is_index:
             return f"rows_of::{reduction.fold}({name}_part, {name}_place)"
         return f"math::splat({self._lanes(reduction)})"

@@ -161,7 +161,7 @@ class _Writer:
         read -= computed
         body = self._known({n for n in read if n != COLUMN and not self.nest.is_inner(n)})
         if COLUMN in read:
-            index = "math::splat(static_cast<float>(c))"
+            index = "math::splat(static_cast<simd::Float>(c))"
             yield f"const simd::Floats {self.names[COLUMN]} = {index};"
         for name in sorted(read & self.given, key=lambda n: self.names[n]):
             if not self.nest.is_inner(name):

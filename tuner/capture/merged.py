@@ -27,7 +27,9 @@ class Merged:
 
 def merged_sweeps(nest: Nest) -> dict[int, Merged]:
     """Return the pairs that one sweep can find, by the number of the first one's pass."""
-    found = {}
+    found: dict[int, Merged] = {}
+    if nest.is_wide:  # a kernel takes numbers, the scale among them, as float32
+        return found
     for number, (each, following) in enumerate(zip(nest.passes, nest.passes[1:], strict=False)):
         if len(each.reductions) != 1 or len(following.reductions) != 1 or following.writes:
             continue

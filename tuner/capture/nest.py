@@ -17,6 +17,7 @@ from typing import Literal
 from tuner.capture.graph import Tensor
 from tuner.capture.index_space import Space
 from tuner.capture.operations import Kind
+from tuner.capture.precision import FLOATS, Precision
 
 __all__ = [
     "COLUMN",
@@ -34,12 +35,12 @@ __all__ = [
 
 Fold = Literal["sum", "amax", "amin", "argmax", "argmin"]
 COLUMN = "column index"  # the value that says which column it is, as a float
-DTYPES = {"float32", "int64", "bool"}  # of what is read and written
+DTYPES = {*FLOATS, "int64", "bool"}  # of what is read and written
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One operation on vectors of float32; operands are names of values, or numbers."""
+    """One operation on vectors of floats; operands are names of values, or numbers."""
 
     name: str
     op: str
@@ -132,6 +133,7 @@ class Nest:
         outputs: what is written, once each.
         kinds: of values that are no floats: masks.
         taps: values that are read from windows of an argument, by name.
+        precision: of the arithmetic.
     """
 
     space: Space
@@ -142,6 +144,12 @@ class Nest:
     flops: int
     kinds: Mapping[str, Kind]
     taps: Mapping[str, Tap] = field(default_factory=dict)
+    precision: Precision = "float32"
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether it computes in float64."""
+        return self.precision == "float64"
 
     @property
     def reductions(self) -> tuple[Reduction, ...]:

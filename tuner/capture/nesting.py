@@ -9,7 +9,8 @@ from dataclasses import replace
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
 from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
-from tuner.capture.operations import OPERATIONS, Kind
+from tuner.capture.operations import OPERATIONS, Kind, operation_of
+from tuner.capture.precision import FLOATS, HALVES, computed_in, is_wider, rounding_of, stored_as
 from tuner.capture.windows import tap_of
 
 __all__ = ["nest_of", "real_name"]
@@ -30,8 +31,10 @@ def _is_same(graph: Graph, node: Node) -> bool:
     if node.op != "cast":
         return False
     before = graph.value(name_of(node.args[0])).dtype
-    is_wider = (before, node.dtype) == ("int64", "float32") or before == node.dtype
-    return is_wider or (before == "bool" and node.dtype in DTYPES)
+    if before == node.dtype or (before == "bool" and node.dtype in DTYPES):
+        return True
+    is_float = before in FLOATS and node.dtype in FLOATS
+    return rounding_of(graph, node) is None if is_float else is_wider(before, node.dtype)
 
 
 def nest_of(graph: Graph, nodes: Sequence[Node], wanted: Mapping[str, str]) -> Nest:
@@ -61,6 +64,7 @@ class _Builder:
         self.is_about_means: set[str] = set()  # of what a variance is asked
         self.order: list[str] = []
         self.flops = 0
+        self.precision = computed_in(graph)
         self.taps: dict[str, Tap] = {}
         own = {n.name for n in nodes}
         self._keep_taps_apart(own)
@@ -122,15 +126,15 @@ class _Builder:
         for value in everything:
             if value.name not in used:
                 continue
-            is_stored = isinstance(value, Node)  # by a nest before this one
             if isinstance(value, Tensor) and value.value is not None:
                 what = f"the constant {value.name} has several values"
                 raise refusal(used[value.name], what)
             if value.dtype not in DTYPES:
                 what = f"{value.name} is {value.dtype}, which is not read yet"
                 raise refusal(used[value.name], what)
-            dtype = "float32" if is_stored else value.dtype
-            arguments.append(Tensor(value.name, value.shape, dtype))
+            if self.precision == "float64" and value.dtype in HALVES:
+                raise refusal(used[value.name], f"{value.name} is {value.dtype}, beside float64")
+            arguments.append(Tensor(value.name, value.shape, stored_as(value)))
             self.levels[value.name] = 0
         for node in self.nodes:
             self._take(node)
@@ -153,7 +157,7 @@ class _Builder:
         return Nest(
             space, tuple(arguments), tuple(self._of_rows(self._needed(names), 0)),
             tuple(self._passes(outputs)), tuple(outputs), self.flops, self.kinds,
-            self.taps,
+            self.taps, self.precision,
         )  # fmt: skip
 
     def _is_inner(self, name: str) -> bool:
@@ -173,6 +177,11 @@ class _Builder:
         if node.op == "cast" and node.dtype == "bool":
             self._add(node.name, "ne", (self._operand(node.args[0]), 0.0))
             return
+        rounded = rounding_of(self.graph, node) if node.op == "cast" else None
+        if rounded is not None:
+            self._require_exact(node)
+            self._add(node.name, f"as_{rounded}", (self._operand(node.args[0]),))
+            return
         op, own = _simpler(node)
         operation = OPERATIONS.get(op)
         if operation is None:
@@ -189,7 +198,7 @@ class _Builder:
 
     def _require_exact(self, node: Node) -> None:
         """Refuse whole numbers where float32 might not tell them apart."""
-        if node.dtype not in ("float32", "bool", "int64"):
+        if node.dtype not in DTYPES or (self.precision == "float64" and node.dtype in HALVES):
             raise refusal(node, f"{node.op} gives {node.dtype}, which is not computed yet")
         tensors = [self.graph.value(a.name) for a in node.args if isinstance(a, Ref)]
         whole = [t for t in tensors if t.dtype == "int64" and t.name not in self.numbers]
@@ -219,8 +228,9 @@ class _Builder:
     ) -> None:
         names = [o for o in operands if isinstance(o, str)]
         self.statements[name] = Statement(name, op, operands, attrs or {})
-        if OPERATIONS[op].gives != "float":
-            self.kinds[name] = OPERATIONS[op].gives
+        gives = operation_of(op).gives
+        if gives != "float":
+            self.kinds[name] = gives
         self.varies[name] = frozenset[int]().union(*(self.varies[n] for n in names))
         self.levels[name] = max((self.levels[n] for n in names), default=0)
         self.order.append(name)

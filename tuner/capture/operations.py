@@ -14,7 +14,7 @@ from typing import Literal
 
 from tuner.trial import Language
 
-__all__ = ["OPERATIONS", "Kind", "Operation", "converted", "emit", "literal"]
+__all__ = ["OPERATIONS", "Kind", "Operation", "converted", "emit", "literal", "operation_of"]
 
 Kind = Literal["float", "mask"]
 
@@ -276,6 +276,31 @@ OPERATIONS: dict[str, Operation] = {
     "trunc": _function("trunc", "truncf({0})", "libdevice.trunc({0})", 6),
 }
 
+# A value as it is once it was stored in a dtype of fewer bits; no operation of the vocabulary.
+_ROUNDINGS = {
+    f"as_{dtype}": Operation(f"{cpp}({{0}})", cuda, f"({{0}}).to({triton}).to(tl.float32)", 1)
+    for dtype, cpp, cuda, triton in (
+        ("bfloat16", "halves::rounded<halves::Bfloat16>",
+         "__bfloat162float(__float2bfloat16({0}))", "tl.bfloat16"),
+        ("float16", "halves::rounded<halves::Float16>",
+         "__half2float(__float2half({0}))", "tl.float16"),
+        ("float32", "math::as_float32", "static_cast<float>({0})", "tl.single"),  # of float64
+    )
+}  # fmt: skip
+
+
+def operation_of(op: str) -> Operation:
+    """Return an operation by its name: one of `OPERATIONS`, or a rounding, `as_<dtype>`.
+
+    Raises:
+        ValueError: there is no such operation.
+    """
+    found = OPERATIONS.get(op) or _ROUNDINGS.get(op)
+    if found is None:
+        raise ValueError(f"no such operation: {op!r}")
+    return found
+
+
 # Kind asked for -> language -> format of a text of the other kind. NaN is true, as in PyTorch.
 _CONVERSIONS: dict[Kind, dict[Language, str]] = {
     "float": {
@@ -292,28 +317,29 @@ def emit(
     operands: Sequence[str],
     attrs: Mapping[str, float] | None = None,
     language: Language = "cpp",
+    *,
+    is_wide: bool = False,
 ) -> str:
     """Write one operation as an expression, in parentheses where it needs them.
 
     Args:
-        op: a name of `OPERATIONS`.
+        op: a name that `operation_of` knows.
         operands: texts of its operands, each of the kind that `Operation.takes` says.
         attrs: attributes that differ from PyTorch's defaults, by name; rounded to float32.
         language: of the texts and of the result.
+        is_wide: whether it is computed in float64, and attributes are not rounded.
 
     Raises:
         ValueError: there is no such operation, or it has other operands or attributes.
     """
-    operation = OPERATIONS.get(op)
-    if operation is None:
-        raise ValueError(f"no such operation: {op!r}")
+    operation = operation_of(op)
     if len(operands) != operation.arity:
         raise ValueError(f"{op} takes {operation.arity} operands, got {len(operands)}")
     given = dict(attrs or {})
     if unknown := sorted(given.keys() - operation.attributes.keys()):
         raise ValueError(f"{op} has no attribute {', '.join(unknown)}")
     values = {**operation.attributes, **given}
-    constants = {name: literal(value, language) for name, value in values.items()}
+    constants = {name: literal(value, language, is_wide=is_wide) for name, value in values.items()}
     return operation.spelling(language).format(*operands, **constants)
 
 
@@ -322,22 +348,24 @@ def converted(text: str, given: Kind, wanted: Kind, language: Language = "cpp") 
     return text if given == wanted else _CONVERSIONS[wanted][language].format(text)
 
 
-def literal(value: float, language: Language = "cpp") -> str:
-    """Write a constant as exactly the float32 that is nearest to `value`.
+def literal(value: float, language: Language = "cpp", *, is_wide: bool = False) -> str:
+    """Write a constant as exactly the float32 that is nearest to `value`; `is_wide`: the float64.
 
     What is beyond the largest float32 is Inf, as PyTorch converts it. C++ gets it in every lane of
     a vector.
     """
-    single = ctypes.c_float(value).value
+    single = float(value) if is_wide else ctypes.c_float(value).value
     if language == "triton":
-        return repr(single) if math.isfinite(single) else f'float("{single}")'
+        text = repr(single) if math.isfinite(single) else f'float("{single}")'
+        return f"tl.full([], {text}, tl.float64)" if is_wide else text
     if math.isnan(single):
         text = '__builtin_nanf("")'
     elif math.isinf(single):
         text = "__builtin_inff()" if single > 0 else "-__builtin_inff()"
     else:
         digits, _, exponent = single.hex().partition("p")
-        text = f"{digits.rstrip('0').rstrip('.') if '.' in digits else digits}p{exponent}f"
+        digits = digits.rstrip("0").rstrip(".") if "." in digits else digits
+        text = f"{digits}p{exponent}{'' if is_wide else 'f'}"
     if language == "cuda":
         return f"({text})" if text.startswith("-") else text
     return f"math::splat({text})"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tuner.capture.graph import Graph
 from tuner.capture.index_space import NotOneNest
+from tuner.capture.precision import computed_in
 
 __all__ = ["numbers_of", "with_numbers_as_tensors"]
 
@@ -18,6 +19,8 @@ def numbers_of(graph: Graph) -> set[str]:
 def with_numbers_as_tensors(graph: Graph) -> Graph:
     """Return the graph with float arguments in float32, in which PyTorch computes with them.
 
+    Beside tensors of float64 they are float64.
+
     Raises:
         NotOneNest: an argument is neither a tensor nor a float.
     """
@@ -27,4 +30,7 @@ def with_numbers_as_tensors(graph: Graph) -> Graph:
             raise NotOneNest(f"{what}\n  expected: tensors and floats")
     numbers = numbers_of(graph)
     inputs = [replace(t, dtype="float32") if t.name in numbers else t for t in graph.inputs]
-    return replace(graph, inputs=tuple(inputs))
+    found = replace(graph, inputs=tuple(inputs))
+    precision = computed_in(found)
+    inputs = [replace(t, dtype=precision) if t.name in numbers else t for t in graph.inputs]
+    return replace(found, inputs=tuple(inputs))

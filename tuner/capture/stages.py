@@ -1,7 +1,7 @@
 """A graph as tasks, one after the other: loop nests, and calls of PyTorch's own operations.
 
 What does not fit in a nest is of a later one. A value that a later task reads is stored in
-between, as float32.
+between, in its own dtype.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tuner.capture.index_space import NothingToGenerate, NotOneNest, refusal, vi
 from tuner.capture.library import Call, call_of, is_call
 from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of, real_name
+from tuner.capture.precision import FLOATS, stored_as
 from tuner.capture.windows import with_windows
 
 __all__ = ["Stages", "stages_of"]
@@ -74,7 +75,11 @@ def stages_of(graph: Graph) -> Stages:
         and graph.buffer_updates.get(_counted(n)) != n.name
     ]
     left = _live(graph, left, {*outputs, *updates.values()})
-    dtypes = dict(zip(outputs, (graph.value(n).dtype for n in graph.outputs), strict=True))
+    dtypes: dict[str, str] = {}
+    for name, real in zip(graph.outputs, outputs, strict=True):
+        dtype = graph.value(name).dtype
+        if dtypes.setdefault(real, dtype) != dtype:
+            raise refusal(nodes[real], f"{real} is returned as {dtypes[real]} and as {dtype}")
     groups = grouped(graph, left)
     tasks: list[Nest | Call] = []
     between: dict[str, tuple[int, ...]] = {}
@@ -139,14 +144,14 @@ def _first(
             raise first
         read = {real_name(graph, r) for n in rest for r in n.refs}
         wanted = {
-            n.name: dtypes.get(n.name, "float32")
+            n.name: dtypes.get(n.name, stored_as(n))
             for n in own
             if n.name in results or n.name in read or n.name in read_later
         }
         for name in wanted:
-            if dtypes.get(name, "float32") not in DTYPES:
-                raise refusal(graph.value(name), f"a result is {dtypes[name]}")  # type: ignore[arg-type]
-            if (name in read or name in read_later) and dtypes.get(name, "float32") != "float32":
+            if wanted[name] not in DTYPES:
+                raise refusal(graph.value(name), f"a result is {wanted[name]}")  # type: ignore[arg-type]
+            if (name in read or name in read_later) and wanted[name] not in FLOATS:
                 raise refusal(graph.value(name), f"{name} is read again")  # type: ignore[arg-type]
         if not wanted:
             # Of no use to anything but what comes later: then it is computed there.

@@ -10,6 +10,7 @@ from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import kept_values, loops_text
 from tuner.capture.loops_across import across_text
 from tuner.capture.nest import Nest
+from tuner.capture.precision import FLOATS, HALVES, in_float64, num_bytes_of
 from tuner.capture.stages import Stages
 from tuner.capture.triton_loops import Writer
 from tuner.capture.triton_split import SplitWriter
@@ -41,6 +42,13 @@ deterministic: true
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+"""
+# As the correctly rounded division of float32 is called.
+_DIVIDED = """
+
+@triton.jit
+def divided(one, other):
+    return one / other
 """
 _STAGES = '  stages: {about: "blocks on their way at a time", default: 2, values: [1, 2, 3, 4]}\n'
 _LAYOUT = (
@@ -97,12 +105,18 @@ def _arguments(stages: Stages, nest: Nest, names: Mapping[str, str]) -> list[str
 
 
 def _between(stages: Stages, names: Mapping[str, str]) -> list[str]:
+    """Return what lies between tasks: of float32 unless told; calls make theirs themselves."""
     results = {*stages.outputs, *stages.updates.values()}
-    return [
-        f"  {names[name]}_between: {{shape: [{', '.join(map(str, shape or (1,)))}]}}"
-        for name, shape in stages.between.items()
-        if name not in results
-    ]
+    written = {o.name: o.dtype for nest in stages.nests for o in nest.outputs}
+    lines = []
+    forms = [(n, f"{names[n]}_between", s, written[n]) for n, s in stages.between.items()]
+    forms += [(c.name, names[c.name], c.shape, c.dtype) for c in stages.calls]
+    for name, place, shape, dtype in forms:
+        if name in results or (place == names[name] and dtype == "float32"):
+            continue
+        more = "" if dtype == "float32" else f", dtype: {dtype}"
+        lines.append(f"  {place}: {{shape: [{', '.join(map(str, shape or (1,)))}]{more}}}")
+    return lines
 
 
 def main_of(stages: Stages) -> Nest:
@@ -139,6 +153,13 @@ def _work(stages: Stages) -> str:
     return f"all but {num} of PyTorch's own operations"
 
 
+def _rounds(stages: Stages) -> bool:
+    """Whether a cast to fewer bits is computed; beside float64 those are to float32."""
+    nests = [nest for nest in stages.nests if not nest.is_wide]
+    parts = [(n.before, *((*p.statements, *p.after) for p in n.passes)) for n in nests]
+    return any(s.op.startswith("as_") for part in parts for some in part for s in some)
+
+
 def sizes_of(nest: Nest, is_free: bool) -> tuple[str, str]:
     """Return rows and columns as the plan's expressions: numbers where no other would do."""
     return ("rows", "cols") if is_free else (str(nest.space.rows), str(nest.space.cols))
@@ -165,12 +186,14 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         rows, cols = sizes_of(nest, is_free)
         if is_split(nest):
             pieces = f"{rows} * cdiv({cols}, block_rows * block_columns * split)"
-            count = len(nest.reductions)
-            workspace.append(f'  partial_{number}: {{shape: ["{count} * {pieces}"]}}')
-            workspace.append(f'  totals_{number}: {{shape: ["{count} * {rows}"]}}')
+            count, dtype = len(nest.reductions), nest.precision
+            for what, size in (("partial", pieces), ("totals", rows)):
+                form = f'shape: ["{count} * {size}"], dtype: {dtype}'
+                workspace.append(f"  {what}_{number}: {{{form}}}")
             arguments += [f"partial_{number}", f"totals_{number}"]
         writer = SplitWriter if is_split(nest) else Writer
-        texts.append(writer(nest, function, names).text())
+        text = writer(nest, function, names).text()
+        texts.append(in_float64(text) if nest.is_wide else text)
         steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
     first = main_of(stages)
     num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
@@ -190,7 +213,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         more=(_STAGES if reduces else "") + (_SPLIT if splits else "") + _layout(stages),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
-    return head + "".join(texts)
+    return head + (_DIVIDED if first.is_wide else "") + "".join(texts)
 
 
 def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: bool) -> str:
@@ -199,7 +222,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
     splits = any(is_split(nest) for nest in stages.nests)
     steps: list[str] = []
     texts: list[str] = []
-    large: list[tuple[str, str, str]] = []
+    large: list[tuple[str, str, str, int]] = []
     for task in stages.tasks:
         if isinstance(task, Call):
             steps += _call_steps(stages, task, names)
@@ -212,14 +235,20 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
         write = across_text if nest.space.is_across else loops_text
         texts.append(write(nest, function, names))
         for output in nest.outputs:
-            if output.dtype == "float32" and nest.is_inner(output.name):
-                large.append((_place(stages, names, output.name), rows, cols))
-    for name, rows, cols in large:
-        call = f"{{call: fused_{op}_huge_pages, args: [{name}, {rows}, {cols}], "
+            if output.dtype in FLOATS and nest.is_inner(output.name):
+                size = num_bytes_of(output.dtype)
+                large.append((_place(stages, names, output.name), rows, cols, size))
+    for name, rows, cols, size in large:
+        call = f"{{call: fused_{op}_huge_pages, args: [{name}, {rows}, {cols}, {size}], "
         steps.insert(0, f'  - {call}when: "huge_pages"}}')
+    is_wide = main_of(stages).is_wide
+    bits = 64 if is_wide else 32
+    widths = [128 // bits, 256 // bits, 512 // bits]
+    dtypes = {t.dtype for n in stages.nests for t in n.arguments}
+    dtypes |= {o.dtype for n in stages.nests for o in n.outputs}
     parameters = [
-        '  width: {about: "floats in a vector", default: {expr: "device.simd_bits // 32"}, '
-        "values: [4, 8, 16]}",
+        '  width: {about: "numbers in a vector", '
+        f'default: {{expr: "device.simd_bits // {bits}"}}, values: {widths}}}',
         '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}',
         '  max_threads: {about: "threads at most; 0 is as many as PyTorch uses", default: 0, '
         "values: [0]}",
@@ -249,7 +278,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
         "language: cpp",
         "requires:",
         '  - {expr: "device.kind == \'cpu\'", why: "it is C++ for the CPU"}',
-        '  - {expr: "32 * width <= device.simd_bits", why: "a vector is no wider than this '
+        f'  - {{expr: "{bits} * width <= device.simd_bits", why: "a vector is no wider than this '
         "machine's registers\"}",
         "parameters:",
         *parameters,
@@ -262,24 +291,20 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
         "---",
         *(f"#include <{name}>" for name in _HEADERS),
         "",
-        '{% include "_lib/cpu_simd.hpp" %}',
-        "",
-        '{% include "_lib/cpu_math.hpp" %}',
-        "",
-        "{% if stream_output %}",
-        '{% include "_lib/cpu_stream.hpp" %}',
-        "{% endif %}",
+        *([_WIDE_VECTORS] if is_wide else _VECTORS),
         '{% include "_lib/cpu_rows.hpp" %}',
     ]
+    if dtypes & HALVES or _rounds(stages):
+        head.append('{% include "_lib/cpu_halves.hpp" %}')
     if any(nest.taps for nest in stages.nests):
         head.append('{% include "_lib/cpu_windows.hpp" %}')
     if large:
         head += [
             "{% if huge_pages %}",
             '{% include "_lib/cpu_huge_pages.hpp" %}',
-            f'extern "C" const char* fused_{op}_huge_pages(float* made, int64_t rows, '
-            "int64_t cols) {",
-            "  pages::prefer_huge(made, rows * cols * 4);",
+            f'extern "C" const char* fused_{op}_huge_pages(void* made, int64_t rows, '
+            "int64_t cols, int64_t num_bytes) {",
+            "  pages::prefer_huge(made, rows * cols * num_bytes);",
             "  return nullptr;",
             "}",
             "{% endif %}",
@@ -293,4 +318,14 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
     return "\n".join([*head, "", "", "\n\n".join(texts)])
 
 
+_WIDE_VECTORS = '{% include "_lib/cpu_doubles.hpp" %}\n'
+_VECTORS = [
+    '{% include "_lib/cpu_simd.hpp" %}',
+    "",
+    '{% include "_lib/cpu_math.hpp" %}',
+    "",
+    "{% if stream_output %}",
+    '{% include "_lib/cpu_stream.hpp" %}',
+    "{% endif %}",
+]
 _HEADERS = ["algorithm", "cmath", "cstdint", "cstring", "type_traits", "vector"]

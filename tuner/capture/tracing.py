@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.capture.converting import conversions_of_fakes
 from tuner.capture.graph import MAX_CONSTANT
 from tuner.errors import CaptureError
 from tuner.problem.modes import TuneMode, others_in_mode, put_into
@@ -91,7 +92,7 @@ def traced(problem: Problem, mode: TuneMode, *, with_sizes: bool) -> Traced:
         torch.manual_seed(0)
         shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
-        with fake:
+        with fake, conversions_of_fakes():
             with _explained(problem, "get_init_inputs()"):
                 init = problem.module.get_init_inputs()
             with _explained(problem, "Model(*get_init_inputs())"), _given_numbers() as known:

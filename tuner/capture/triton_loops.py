@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from tuner.capture.indexing import offset, row_dims
 from tuner.capture.merged import Merged, merged_sweeps
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
-from tuner.capture.operations import OPERATIONS, converted, emit, literal
+from tuner.capture.operations import converted, emit, literal, operation_of
+from tuner.capture.precision import HALVES
 from tuner.capture.triton_folds import JOINED, START, fold_functions
 from tuner.capture.triton_merged import begun, joined, lane_counts, stepped
 from tuner.capture.windows import triton_tap
@@ -26,7 +27,7 @@ RESERVED = {
     "tl", "libdevice", "triton", "block", "blocks", "column_index", "partial", "totals", "piece",
     "pieces", "program", "last_col",
 }  # fmt: skip
-_POINTED = {"int64": "tl.int64", "bool": "tl.uint8", "float32": "tl.float32"}
+_WHOLE = {"int64": "tl.int64", "bool": "tl.uint8"}
 
 
 class Writer:
@@ -235,7 +236,9 @@ class Writer:
         value = self._floats(name, is_block)
         if dtype == "bool":
             return f"({value} != 0.0).to(tl.uint8)"
-        return f"{value}.to({_POINTED[dtype]})" if dtype != "float32" else value
+        if dtype in HALVES:  # rounded to the nearest, halves to the even one
+            return f"({value}).to(tl.{dtype})"
+        return f"{value}.to({_WHOLE[dtype]})" if dtype in _WHOLE else value
 
     def _floats(self, name: str, is_block: bool) -> str:
         """Return a value as floats."""
@@ -268,17 +271,20 @@ class Writer:
             yield f"    tl.store({name}_out + {at or '0 * row_ids'}, {value}, mask=is_row)"
 
     def _statement(self, statement: Statement) -> str:
-        takes = OPERATIONS[statement.op].takes
+        takes = operation_of(statement.op).takes
         is_block = self.nest.is_inner(statement.name)
         operands = [
             converted(self._in(o, is_block), self.nest.kinds.get(o, "float"), wanted, "triton")
             if isinstance(o, str)
-            else converted(literal(float(o), "triton"), "float", wanted, "triton")
+            else converted(self._literal(o), "float", wanted, "triton")
             for o, wanted in zip(statement.operands, takes, strict=True)
         ]
         attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
-        value = emit(statement.op, operands, attrs, "triton")
+        value = emit(statement.op, operands, attrs, "triton", is_wide=self.nest.is_wide)
         return f"{self.names[statement.name]} = {value}"
+
+    def _literal(self, number: float) -> str:
+        return literal(float(number), "triton", is_wide=self.nest.is_wide)
 
     def _launch(self) -> Iterator[str]:
         outputs = [f"{name}_out" for name in self.outputs]

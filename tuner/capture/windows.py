@@ -16,6 +16,7 @@ from pydantic import JsonValue
 from tuner.capture.graph import Graph, Node, Ref
 from tuner.capture.index_space import SAME_ORDER
 from tuner.capture.nest import Axis, Tap
+from tuner.capture.precision import FLOATS
 
 __all__ = ["cpp_tap", "cpp_window", "tap_of", "triton_tap", "with_windows"]
 
@@ -34,7 +35,7 @@ def with_windows(graph: Graph) -> Graph:
 def _unrolled(graph: Graph, node: Node) -> list[Node]:
     """Return the nodes that stand for one of pooling; none for any other, or where it stays."""
     kind, _, rest = node.op.partition("_pool")
-    if kind not in _FILLS or node.dtype != "float32" or _is_spread(graph, node.refs[0]):
+    if kind not in _FILLS or node.dtype not in FLOATS or _is_spread(graph, node.refs[0]):
         return []
     num_axes = int(rest[0])
     kernel = _numbers(node.attrs.get("kernel_size"), num_axes, 1)
@@ -125,7 +126,8 @@ def triton_tap(tap: Tap, name: str, source: str, at: str) -> Iterator[str]:
     for place_name, size in reversed(places):
         where = f"({where}) * {size} + {place_name}"
     other = 'float("-inf")' if math.isinf(tap.fill) else repr(tap.fill)
-    yield f"{name} = tl.load({source} + {where}, mask={mask}, other={other})"
+    value = f"tl.load({source} + {where}, mask={mask}, other={other})"
+    yield f"{name} = {value}.to(tl.float32)"
 
 
 def cpp_window(tap: Tap, name: str) -> str:

@@ -46,7 +46,7 @@ class _Strict(BaseModel):
 
 class _ArgumentHead(_Strict):
     name: str
-    dtype: Literal["float32", "int64", "uint8", "float", "int"] = "float32"
+    dtype: DType | Literal["float", "int"] = "float32"
     shape: tuple[str, ...] | None = None
 
 

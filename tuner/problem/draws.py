@@ -187,7 +187,9 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         rows[at], rows[(at + 1) % len(rows)] = 0.0, -1e4
         rows[(at + 2) % len(rows), 0] = rows[(at + 2) % len(rows), -1] = 0.0
     elif distribution == "extreme":
-        most = 0.9 * torch.finfo(value.dtype).max  # bfloat16 holds it, too
+        # bfloat16 holds it, too. In float64 it is that of float32: the oracle, which is float64
+        # itself, has to have room for squares and differences.
+        most = 0.9 * min(torch.finfo(value.dtype).max, torch.finfo(torch.float32).max)
         for row, sign in ((at, 1.0), ((at + 1) % len(rows), -1.0)):
             first = below(rows.shape[1])
             rows[row, first] = sign * most

@@ -1,0 +1,88 @@
+"""Floating-point types of a generated kernel: in memory, in arithmetic, and where it rounds.
+
+What is loaded is widened to float32, in which the kernel computes, and rounded once where it is
+stored. A graph in which some value is float64 is computed in float64 as a whole.
+
+PyTorch rounds after every operation; nothing generated does. But a cast to fewer bits, which the
+file or PyTorch's own definition of an operation asks for, is a rounding here too, also where the
+value is widened again: it is part of what is computed. A cast of a single number is left out, as
+PyTorch takes such an operand in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tuner.capture.graph import Graph, Node, Ref, Tensor
+
+__all__ = [
+    "CPP_TYPES", "FLOATS", "HALVES", "Precision", "computed_in", "in_float64", "is_wider",
+    "num_bytes_of", "rounding_of", "stored_as",
+]  # fmt: skip
+
+Precision = Literal["float32", "float64"]
+HALVES = {"float16", "bfloat16"}
+_RANKS = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2}
+FLOATS = frozenset(_RANKS)
+CPP_TYPES = {
+    "float32": "float", "float64": "double", "bfloat16": "halves::Bfloat16",
+    "float16": "halves::Float16", "int64": "int64_t", "bool": "uint8_t",
+}  # fmt: skip
+
+
+def computed_in(graph: Graph) -> Precision:
+    """Return what the kernels of a graph compute in."""
+    values: list[Tensor | Node] = [*graph.given, *graph.nodes]
+    return "float64" if any(value.dtype == "float64" for value in values) else "float32"
+
+
+def stored_as(value: Tensor | Node) -> str:
+    """Return the dtype of a value in memory between two tasks; truths are stored as floats."""
+    return value.dtype if isinstance(value, Tensor) or value.dtype in FLOATS else "float32"
+
+
+def is_wider(before: str, after: str) -> bool:
+    """Whether every number of the one dtype is one of the other; whole numbers count as such."""
+    if after not in FLOATS:
+        return False
+    return before == "int64" or (before in FLOATS and _RANKS[before] < _RANKS[after])
+
+
+def rounding_of(graph: Graph, node: Node) -> str | None:
+    """Return the dtype to which a cast rounds what it is of; None where it rounds nothing.
+
+    A cast to more bits rounds where its result is returned: the same value may be returned before
+    it was widened, too.
+    """
+    (operand,) = node.args
+    before = graph.value(operand.name).dtype if isinstance(operand, Ref) else ""
+    if not {before, node.dtype} <= FLOATS or before == node.dtype:
+        return None
+    if is_wider(before, node.dtype):
+        is_result = node.name in graph.outputs or node.name in graph.buffer_updates.values()
+        return before if is_result else None
+    return node.dtype if node.shape else None
+
+
+def num_bytes_of(dtype: str) -> int:
+    """Return the bytes of an element in memory."""
+    return Tensor("", (), dtype).num_bytes
+
+
+def in_float64(text: str) -> str:
+    """Return the text of Triton kernels that compute in float32 as one of float64.
+
+    Triton's correctly rounded division and root are of float32 alone; its plain ones of float64
+    are correctly rounded.
+    """
+    for name, wide in _WIDE.items():
+        text = text.replace(name, wide)
+    return text
+
+
+_WIDE = {
+    "tl.float32": "tl.float64",
+    "tl.single": "tl.float32",  # as a rounding is written
+    "tl.div_rn(": "divided(",
+    "tl.sqrt_rn(": "tl.sqrt(",
+}
