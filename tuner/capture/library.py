@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
-from tuner.capture.index_space import REDUCTIONS, refusal
+from tuner.capture.index_space import OVER_COLUMNS, refusal
 from tuner.capture.operations import OPERATIONS
 from tuner.capture.vocabulary import VOCABULARY
 
@@ -51,7 +51,7 @@ _FORMS = {
 }
 # Calls that no arithmetic is done in.
 MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
-_OTHERS = {*REDUCTIONS, "gather", "cast", "tap"}  # what has loops and is no pointwise operation
+_OTHERS = {*OVER_COLUMNS, "gather", "cast", "tap"}  # what has loops and is no pointwise operation
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
-from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
+from tuner.capture.nest import (
+    COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Scan, Statement, Tap,
+)  # fmt: skip
 from tuner.capture.operations import OPERATIONS, Kind
 from tuner.capture.windows import tap_of
 
@@ -64,6 +67,7 @@ class _Builder:
         self.taps: dict[str, Tap] = {}
         own = {n.name for n in nodes}
         self._keep_taps_apart(own)
+        self._keep_scans_apart()
         views: dict[str, Node] = {}
         left = [r for n in nodes if n.op != "tap" for r in n.refs]
         while left:
@@ -108,6 +112,20 @@ class _Builder:
             for node in self.nodes:
                 if node.op in REDUCTIONS or node.op == "gather":
                     raise refusal(node, f"{node.op} beside windows")
+
+    def _keep_scans_apart(self) -> None:
+        """Refuse what scans cannot share a nest with: reductions, and scans the other way."""
+        first: str | None = None
+        for node in self.nodes:
+            if node.op == "scan":
+                kind = "backwards" if node.attrs["backwards"] else "forwards"
+            elif node.op in REDUCTIONS or node.op == "gather":
+                kind = "reducing"
+            else:
+                continue
+            first = first or kind
+            if kind != first:
+                raise refusal(node, f"{node.op} beside a scan")
 
     def build(self) -> Nest:
         own = {n.name for n in self.nodes}
@@ -165,6 +183,9 @@ class _Builder:
             return
         if node.op == "gather":
             self._gather(node)
+            return
+        if node.op == "scan":
+            self._scan(node)
             return
         if node.op == "tap":
             self.taps[node.name] = tap_of(self.graph, node, real_name(self.graph, node.refs[0]))
@@ -273,6 +294,18 @@ class _Builder:
         self._add(f"{node.name}_is_it", "eq", (COLUMN, index))
         self._add(f"{node.name}_picked", "where", (f"{node.name}_is_it", source, 0.0))
         self._fold(node.name, "sum", f"{node.name}_picked")
+
+    def _scan(self, node: Node) -> None:
+        source = self._operand(node.args[0])
+        fold: Literal["sum", "prod"] = "sum" if node.attrs["fold"] == "sum" else "prod"
+        is_backwards = bool(node.attrs["backwards"])
+        scan = Scan(node.name, "scan", (source,), {}, fold, is_backwards)
+        names = [o for o in scan.operands if isinstance(o, str)]
+        self.statements[node.name] = scan
+        self.varies[node.name] = self.space.columns.union(*(self.varies[n] for n in names))
+        self.levels[node.name] = 0
+        self.order.append(node.name)
+        self.flops += math.prod(node.shape)
 
     def _fold(self, name: str, fold: Fold, source: str, scale: float = 1.0) -> None:
         self.reductions[name] = Reduction(name, fold, source, scale)

@@ -15,6 +15,7 @@ from tuner.capture.index_space import NothingToGenerate, NotOneNest, refusal, vi
 from tuner.capture.library import Call, call_of, is_call
 from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of, real_name
+from tuner.capture.scans import with_scans
 from tuner.capture.windows import with_windows
 
 __all__ = ["Stages", "stages_of"]
@@ -56,7 +57,7 @@ def stages_of(graph: Graph) -> Stages:
         NotOneNest: it names the line of the user's file and the operation.
         NothingToGenerate: it is nothing but PyTorch's own operations.
     """
-    graph = with_windows(graph)
+    graph = with_scans(with_windows(graph))
     counters = _counters(graph)
     nodes = {n.name: n for n in graph.nodes}
     updates = {

@@ -12,6 +12,7 @@ from tuner.capture.loops_across import across_text
 from tuner.capture.nest import Nest
 from tuner.capture.stages import Stages
 from tuner.capture.triton_loops import Writer
+from tuner.capture.triton_scans import ScanWriter
 from tuner.capture.triton_split import SplitWriter
 
 __all__ = ["blocks_of", "cpp_template", "main_of", "triton_template"]
@@ -150,12 +151,14 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
             workspace.append(f'  partial_{number}: {{shape: ["{count} * {pieces}"]}}')
             workspace.append(f'  totals_{number}: {{shape: ["{count} * {rows}"]}}')
             arguments += [f"partial_{number}", f"totals_{number}"]
-        writer = SplitWriter if is_split(nest) else Writer
+        writer = SplitWriter if is_split(nest) else ScanWriter if nest.scans else Writer
         texts.append(writer(nest, function, names).text())
         steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
     first = main_of(stages)
     num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
-    reduces = any(nest.reductions for nest in stages.nests)
+    # A scan holds its block in float64, and again what it amounts to up to each place.
+    num_whole += 4 * len(first.scans)
+    has_loops = any(nest.reductions or nest.scans for nest in stages.nests)
     splits = any(is_split(nest) for nest in stages.nests)
     default_rows, default_columns, default_warps = first_blocks(first)
     head = _TRITON_HEAD.format(
@@ -168,7 +171,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         default_rows=default_rows,
         default_columns=default_columns,
         default_warps=default_warps,
-        more=(_STAGES if reduces else "") + (_SPLIT if splits else ""),
+        more=(_STAGES if has_loops else "") + (_SPLIT if splits else ""),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
     return head + "".join(texts)
@@ -251,6 +254,8 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
         "{% endif %}",
         '{% include "_lib/cpu_rows.hpp" %}',
     ]
+    if any(nest.scans for nest in stages.nests):
+        head.append('{% include "_lib/cpu_scans.hpp" %}')
     if any(nest.taps for nest in stages.nests):
         head.append('{% include "_lib/cpu_windows.hpp" %}')
     if large:
@@ -273,4 +278,4 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
     return "\n".join([*head, "", "", "\n\n".join(texts)])
 
 
-_HEADERS = ["algorithm", "cmath", "cstdint", "cstring", "type_traits", "vector"]
+_HEADERS = ["algorithm", "cmath", "cstdint", "cstring", "type_traits", "utility", "vector"]
