@@ -2,8 +2,7 @@
 // on a CPU, and rounded once. Expects cpu_simd.hpp and cpu_math.hpp before it.
 namespace scans {
 
-// At most four numbers at a time: no product of four float32 is beyond the range of float64, so
-// that what is infinite or zero on the way is what it is one by one.
+// At most four numbers at a time: no product of four float32 is beyond the range of float64.
 constexpr int kLanes = simd::kHalf < 4 ? simd::kHalf : 4;
 constexpr int kGroups = simd::kWidth / kLanes;
 
@@ -15,12 +14,20 @@ struct Sum {
   static constexpr double kNeutral = 0.0;
   template <class Number>
   MATH_INLINE Number of(Number one, Number other) { return one + other; }
+  MATH_INLINE bool takes_four(double) { return true; }
 };
 
 struct Product {
   static constexpr double kNeutral = 1.0;
   template <class Number>
   MATH_INLINE Number of(Number one, Number other) { return one * other; }
+  // Whether a carry times four numbers is what it is one by one: neither overflows on the way, which
+  // a zero would turn into NaN, nor comes back from zero. Infinity and zero stay what they are.
+  MATH_INLINE bool takes_four(double carry) {
+    constexpr double kFar = 0x1p400;  // 2^400 * (2^128)^4 and 2^-400 * (2^-149)^4 are in range
+    const double size = std::fabs(carry);
+    return !(size > kFar && size < INFINITY) && !(size > 0.0 && size < 1.0 / kFar);
+  }
 };
 
 // Each lane gets the one that lies kBy lanes before it; the first ones get those of `in`.
@@ -45,9 +52,17 @@ MATH_INLINE simd::Floats along(double& carry, simd::Floats value) {
   for (int k = 0; k < kGroups; ++k) {
     GroupFloats& group = groups[kIsBackwards ? kGroups - 1 - k : k];
     Group x = __builtin_convertvector(group, Group);
-    x = Fold::of(x, moved<kOne>(x, neutral, lanes));
-    if constexpr (kLanes == 4) x = Fold::of(x, moved<2 * kOne>(x, neutral, lanes));
-    x = Fold::of(x, Group{} + carry);
+    if (Fold::takes_four(carry)) {
+      x = Fold::of(x, moved<kOne>(x, neutral, lanes));
+      if constexpr (kLanes == 4) x = Fold::of(x, moved<2 * kOne>(x, neutral, lanes));
+      x = Fold::of(x, Group{} + carry);
+    } else {
+      double before = carry;
+      for (int lane = 0; lane < kLanes; ++lane) {
+        double& place = reinterpret_cast<double*>(&x)[kIsBackwards ? kLanes - 1 - lane : lane];
+        place = before = Fold::of(before, place);
+      }
+    }
     carry = x[kIsBackwards ? 0 : kLanes - 1];
     group = __builtin_convertvector(x, GroupFloats);
   }

@@ -1,8 +1,9 @@
 """The space that a nest loops over: its dimensions, rows and columns, and what varies over which.
 
 The space has the dimensions of the largest tensor, cut where some view of it is cut, without those
-of size 1. Those that are reduced, or scanned, are columns, the others rows. Every tensor is contiguous and
-keeps their order, so that the dimensions over which it varies say where each element lies.
+of size 1. Those that are reduced or scanned are columns, the others rows. Every tensor is
+contiguous and keeps their order, so that the dimensions over which it varies say where each of its
+elements lies.
 
     tail    the last dimensions, of one kind, over which each tensor is dense or does not vary:
             vectors run along them. Where the tail is of rows, reductions go across vectors.
@@ -18,8 +19,8 @@ from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.errors import InputError
 
 __all__ = [
-    "ALIASES", "OVER_COLUMNS", "REDUCTIONS", "SAME_ORDER", "NotOneNest", "NothingToGenerate", "Space", "axes_of",
-    "name_of", "refusal", "space_of", "viewed",
+    "ALIASES", "OVER_COLUMNS", "REDUCTIONS", "SAME_ORDER", "NotOneNest", "NothingToGenerate",
+    "Space", "axes_of", "name_of", "refusal", "space_of", "viewed",
 ]  # fmt: skip
 
 REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}

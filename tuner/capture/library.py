@@ -96,6 +96,8 @@ def call_of(graph: Graph, node: Node) -> Call:
         is_index = value.dtype == "int64" and isinstance(value, Tensor)
         if value.dtype != "float32" and not is_index:
             raise refusal(node, f"{node.op} of {value.dtype}, which is not called yet")
+        if isinstance(value, Node) and value.op == "full":
+            raise refusal(node, f"{node.op} of a tensor that is {value.args[0]} everywhere")
         if isinstance(value, Tensor) and value.value is not None:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
     function, args = _form(node)

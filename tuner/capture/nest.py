@@ -112,7 +112,7 @@ class Axis:
     def is_inside(self) -> bool:
         """Whether nothing beyond the edges is read."""
         last = (self.made - 1) * self.stride + self.first
-        return 0 <= min(self.first, last) and max(self.first, last) < self.given
+        return min(self.first, last) >= 0 and max(self.first, last) < self.given
 
 
 @dataclass(frozen=True, slots=True)

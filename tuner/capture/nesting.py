@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
-from tuner.capture.nest import (
-    COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Scan, Statement, Tap,
-)  # fmt: skip
+from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
 from tuner.capture.operations import OPERATIONS, Kind
+from tuner.capture.scans import scan_of
 from tuner.capture.windows import tap_of
 
 __all__ = ["nest_of", "real_name"]
@@ -296,10 +294,7 @@ class _Builder:
         self._fold(node.name, "sum", f"{node.name}_picked")
 
     def _scan(self, node: Node) -> None:
-        source = self._operand(node.args[0])
-        fold: Literal["sum", "prod"] = "sum" if node.attrs["fold"] == "sum" else "prod"
-        is_backwards = bool(node.attrs["backwards"])
-        scan = Scan(node.name, "scan", (source,), {}, fold, is_backwards)
+        scan = scan_of(node, self._operand(node.args[0]))
         names = [o for o in scan.operands if isinstance(o, str)]
         self.statements[node.name] = scan
         self.varies[node.name] = self.space.columns.union(*(self.varies[n] for n in names))

@@ -7,15 +7,16 @@ and what is padded with zeros (ones, for a product) a tap says where each elemen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
-from tuner.capture.graph import Graph, Node, Ref
+from tuner.capture.graph import Graph, Node, Operand, Ref
+from tuner.capture.index_space import name_of
+from tuner.capture.nest import Scan
 from tuner.capture.windows import is_spread
 
-__all__ = ["with_scans"]
+__all__ = ["scan_of", "with_scans"]
 
 _FOLDS = {"cumsum": "sum", "cumprod": "prod"}
 _NEUTRAL = {"sum": 0.0, "prod": 1.0}
@@ -30,28 +31,44 @@ def with_scans(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
+def scan_of(node: Node, source: str | float | bool) -> Scan:
+    """Return a node `scan` as a statement; `source` is what it is of."""
+    is_backwards = bool(node.attrs["backwards"])
+    if node.attrs["fold"] == "sum":
+        return Scan(node.name, node.op, (source,), {}, "sum", is_backwards)
+    return Scan(node.name, node.op, (source,), {}, "prod", is_backwards)
+
+
 def _taken(graph: Graph, node: Node) -> list[Node]:
     """Return the nodes that stand for a scan that ends at a node; none where it ends no scan."""
-    found = _scan(graph, node)
-    if found is not None:
-        return list(_scanned(node, found, _read(graph, found.refs[0], found)))
     if node.op == "flip":
-        found = _scan(graph, _node(graph, node.refs[0]))
-        first = _node(graph, found.refs[0]) if found is not None else None
-        if found is not None and first is not None and first.op == "flip":
-            if node.attrs["axes"] == first.attrs["axes"] == [found.attrs["axis"]]:
-                source = _Read(first.refs[0], ())
-                return list(_scanned(node, found, source, is_backwards=True))
+        return _backwards(graph, node)
     if node.op == "cat" and len(node.refs) == 2:
-        # Zeros before a sum are the sum of zeros before.
-        found = _scan(graph, _node(graph, node.refs[1]))
-        if found is not None and found.attrs["axis"] == node.attrs["axis"]:
-            if _is_full(graph, node.refs[0], _NEUTRAL[_FOLDS[found.op]]):
-                joined = replace(node, args=(node.args[0], found.args[0]))
-                read = _read(graph, node.name, found, joined)
-                if read is not None and read.axes:
-                    return list(_scanned(node, found, read))
-    return []
+        return _behind_neutral(graph, node)
+    scan = _scan(graph, node)
+    return [] if scan is None else _scanned(node, scan, _read(graph, scan.args[0], scan))
+
+
+def _backwards(graph: Graph, node: Node) -> list[Node]:
+    """Take what is flipped, scanned, and flipped again."""
+    scan = _scan(graph, _node(graph, node.refs[0]))
+    first = None if scan is None else _node(graph, scan.refs[0])
+    if scan is None or first is None or first.op != "flip":
+        return []
+    if not node.attrs["axes"] == first.attrs["axes"] == [scan.attrs["axis"]]:
+        return []
+    return _scanned(node, scan, _Read(first.refs[0], ()), is_backwards=True)
+
+
+def _behind_neutral(graph: Graph, node: Node) -> list[Node]:
+    """Take a scan that zeros are put before: it is the scan of what zeros are put before."""
+    scan = _scan(graph, _node(graph, node.refs[1]))
+    if scan is None or scan.attrs["axis"] != node.attrs["axis"]:
+        return []
+    if not _is_full(graph, node.refs[0], _NEUTRAL[_FOLDS[scan.op]]):
+        return []
+    read = _read(graph, replace(node, args=(node.args[0], scan.args[0])), scan)
+    return [] if read is None else _scanned(node, scan, read)
 
 
 def _node(graph: Graph, name: str) -> Node | None:
@@ -83,21 +100,21 @@ class _Read:
 
 def _scanned(
     node: Node, scan: Node, read: _Read | None, *, is_backwards: bool = False
-) -> Iterator[Node]:
-    """Write a scan under the name of the node that it ends at, and the tap that it reads."""
+) -> list[Node]:
+    """Return a scan under the name of the node that it ends at, behind the tap that it reads."""
+    taps: list[Node] = []
     source, fold = scan.refs[0] if read is None else read.name, _FOLDS[scan.op]
     if read is not None and read.axes:
         axes: JsonValue = [list(axis) for axis in read.axes]
         attrs: dict[str, JsonValue] = {"axes": axes, "kind": _FILLS[fold]}
         tap = replace(node, name=f"{node.name}_read", op="tap", args=(Ref(source),), attrs=attrs)
-        source = tap.name
-        yield tap
+        taps, source = [tap], tap.name
     about: dict[str, JsonValue] = {
         "axes": [scan.attrs["axis"]],
         "fold": fold,
         "backwards": is_backwards,
     }
-    yield replace(node, op="scan", args=(Ref(source),), attrs=about)
+    return [*taps, replace(node, op="scan", args=(Ref(source),), attrs=about)]
 
 
 # ---- where what was moved lies --------------------------------------------------------------
@@ -105,7 +122,7 @@ def _scanned(
 
 @dataclass(slots=True)
 class _Way:
-    """Place p along an axis is place `p * step + first` of what it comes from, for low <= p < high.
+    """Where places along an axis come from: p from `p * step + first`, for low <= p < high.
 
     Elsewhere it is what was padded with.
     """
@@ -125,14 +142,11 @@ class _Way:
         return max(self.low, low), max(self.low, min(self.high, high))
 
 
-def _read(graph: Graph, name: str, scan: Node, node: Node | None = None) -> _Read | None:
-    """Follow moves down to what they read; None where a tap cannot say what comes from where.
-
-    `node` stands for the value of that name.
-    """
-    made = (node or graph.value(name)).shape
+def _read(graph: Graph, moved: Operand | Node, scan: Node) -> _Read | None:
+    """Follow moves down to what they read; None where a tap cannot say what comes from where."""
+    value = graph.value(name_of(moved)) if not isinstance(moved, Node) else moved
+    made = value.shape
     ways = [_Way(1, 0, 0, size) for size in made]
-    value = node or graph.value(name)
     while isinstance(value, Node):
         source = _step(graph, value, ways, _NEUTRAL[_FOLDS[scan.op]])
         if source is None:
@@ -144,10 +158,10 @@ def _read(graph: Graph, name: str, scan: Node, node: Node | None = None) -> _Rea
         if _Way(way.step, way.first, 0, size).within(0, has) != (way.low, way.high):
             return None  # what was cut off would be read instead of what was padded
         axes.append((size, has, way.step, way.first))
-    moved = [at for at, axis in enumerate(axes) if axis != (axis[0], axis[0], 1, 0)]
-    if moved and is_spread(graph, value.name):
+    own = [at for at, axis in enumerate(axes) if axis != (axis[0], axis[0], 1, 0)]
+    if own and is_spread(graph, value.name):
         return None
-    return _Read(value.name, tuple(axes[moved[0] :]) if moved else ())
+    return _Read(value.name, tuple(axes[own[0] :]) if own else ())
 
 
 def _step(graph: Graph, node: Node, ways: list[_Way], fill: float) -> str | None:

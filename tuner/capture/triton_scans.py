@@ -1,6 +1,8 @@
 """A nest with scans as a Triton kernel: blocks of rows, and of their columns one after the other.
 
-A block is scanned in float64, from what all blocks before it amount to, and rounded once.
+A block is scanned in float64, from what all blocks before it amount to, and rounded once. The
+lanes of a block are joined in pairs, so that of products beyond the range of float64, unlike those
+of C++, it depends on the block which ones meet a zero.
 """
 
 from __future__ import annotations
