@@ -165,6 +165,11 @@ class Nest:
     taps: Mapping[str, Tap] = field(default_factory=dict)
 
     @property
+    def name(self) -> str:
+        """The last value that it gives, which no other task does."""
+        return self.outputs[-1].name
+
+    @property
     def reductions(self) -> tuple[Reduction, ...]:
         """All of them, in order."""
         return tuple(r for each in self.passes for r in each.reductions)

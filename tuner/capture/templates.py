@@ -15,7 +15,7 @@ from tuner.capture.triton_loops import Writer
 from tuner.capture.triton_scans import ScanWriter
 from tuner.capture.triton_split import SplitWriter
 
-__all__ = ["blocks_of", "cpp_template", "main_of", "triton_template"]
+__all__ = ["blocks_of", "cpp_template", "function_of", "main_of", "triton_template"]
 
 _TRITON_HEAD = """\
 ---
@@ -80,6 +80,11 @@ def first_blocks(nest: Nest) -> tuple[int, int, int]:
     return rows, columns, max(1, rows * columns // 512)
 
 
+def function_of(op: str, number: int) -> str:
+    """Return the name of the function that computes a nest; they are counted from 0."""
+    return f"fused_{op}_rows" + (f"_{number}" if number else "")
+
+
 def _place(stages: Stages, names: Mapping[str, str], name: str) -> str:
     """Return what the plan calls a value: an argument, a result, or what lies between."""
     results = {*stages.outputs, *stages.updates.values()}
@@ -142,7 +147,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
             steps.append(_call_step(stages, task, names))
             continue
         nest, number = task, len(texts)
-        function = f"fused_{op}_rows" + (f"_{number}" if number else "")
+        function = function_of(op, number)
         arguments = _arguments(stages, nest, names)
         rows, cols = sizes_of(nest, is_free)
         if is_split(nest):
@@ -189,7 +194,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
             steps.append(_call_step(stages, task, names))
             continue
         nest, number = task, len(texts)
-        function = f"fused_{op}_rows" + (f"_{number}" if number else "")
+        function = function_of(op, number)
         rows, cols = sizes_of(nest, is_free)
         arguments = ", ".join([*_arguments(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
