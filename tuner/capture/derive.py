@@ -375,6 +375,8 @@ def _has_free_rows(graph: Graph, stages: Stages) -> bool:
     """Whether the first dimension may have another size: it is that of the rows alone."""
     if len(stages.tasks) > 1 or not graph.inputs or not graph.inputs[0].shape:
         return False
+    if stages.nests[0].taps:  # which know the sizes of what they read
+        return False
     space, first = stages.nests[0].space, graph.inputs[0].shape[0]
     if not space.sizes or space.sizes[0] != first or 0 in space.columns:
         return False

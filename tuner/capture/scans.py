@@ -24,7 +24,10 @@ _FILLS = {"sum": "zeros", "prod": "ones"}  # kinds of taps
 
 
 def with_scans(graph: Graph) -> Graph:
-    """Return the graph with scans in place of cumulative sums and products of float32."""
+    """Return the graph with scans in place of cumulative sums and products of float32.
+
+    Where zeros are put around a tensor and no scan reads them, that becomes padding.
+    """
     nodes: list[Node] = []
     for node in graph.nodes:
         nodes += _taken(graph, node) or [node]
@@ -43,8 +46,8 @@ def _taken(graph: Graph, node: Node) -> list[Node]:
     """Return the nodes that stand for a scan that ends at a node; none where it ends no scan."""
     if node.op == "flip":
         return _backwards(graph, node)
-    if node.op == "cat" and len(node.refs) == 2:
-        return _behind_neutral(graph, node)
+    if node.op == "cat":
+        return _behind_neutral(graph, node) or _padded(graph, node)
     scan = _scan(graph, node)
     return [] if scan is None else _scanned(node, scan, _read(graph, scan.args[0], scan))
 
@@ -57,18 +60,41 @@ def _backwards(graph: Graph, node: Node) -> list[Node]:
         return []
     if not node.attrs["axes"] == first.attrs["axes"] == [scan.attrs["axis"]]:
         return []
-    return _scanned(node, scan, _Read(first.refs[0], ()), is_backwards=True)
+    read = _read(graph, first.args[0], scan) or _Read(first.refs[0], ())
+    return _scanned(node, scan, read, is_backwards=True)
 
 
 def _behind_neutral(graph: Graph, node: Node) -> list[Node]:
     """Take a scan that zeros are put before: it is the scan of what zeros are put before."""
-    scan = _scan(graph, _node(graph, node.refs[1]))
-    if scan is None or scan.attrs["axis"] != node.attrs["axis"]:
+    scan = _scan(graph, _node(graph, node.refs[-1]))
+    if len(node.refs) != 2 or scan is None or scan.attrs["axis"] != node.attrs["axis"]:
         return []
     if not _is_full(graph, node.refs[0], _NEUTRAL[_FOLDS[scan.op]]):
         return []
     read = _read(graph, replace(node, args=(node.args[0], scan.args[0])), scan)
     return [] if read is None else _scanned(node, scan, read)
+
+
+def _padded(graph: Graph, node: Node) -> list[Node]:
+    """Take a tensor that is joined with a number many times: a call that pads does as much."""
+    axis = int(str(node.attrs["axis"]))
+    parts = [graph.value(name) for name in node.refs]
+    fulls = [p for p in parts if isinstance(p, Node) and p.op == "full"]
+    numbers = {p.args[0] for p in fulls}
+    if (
+        len(numbers) != 1
+        or len(parts) != len(fulls) + 1
+        or any(p.dtype != node.dtype for p in parts)
+    ):
+        return []
+    (own,) = (at for at, part in enumerate(parts) if part not in fulls)
+    ends: dict[str, JsonValue] = {
+        name: [
+            sum(p.shape[axis] for p in some) if a == axis else 0 for a in range(len(node.shape))
+        ]
+        for name, some in (("low", parts[:own]), ("high", parts[own + 1 :]))
+    }
+    return [replace(node, op="pad", args=(Ref(parts[own].name), *numbers), attrs=ends)]
 
 
 def _node(graph: Graph, name: str) -> Node | None:

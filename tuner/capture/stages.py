@@ -162,6 +162,10 @@ def _first(
             if not fresh:
                 raise
             later |= fresh
+            # A tap is a read, which nothing stores for a later nest.
+            users = graph.users()
+            taps = [n.name for n in left if n.op == "tap"]
+            later |= {name for name in taps if {user.name for user in users[name]} <= later}
 
 
 def _dependents(graph: Graph, node: Node) -> set[str]:
