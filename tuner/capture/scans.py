@@ -80,12 +80,10 @@ def _padded(graph: Graph, node: Node) -> list[Node]:
     axis = int(str(node.attrs["axis"]))
     parts = [graph.value(name) for name in node.refs]
     fulls = [p for p in parts if isinstance(p, Node) and p.op == "full"]
-    numbers = {p.args[0] for p in fulls}
-    if (
-        len(numbers) != 1
-        or len(parts) != len(fulls) + 1
-        or any(p.dtype != node.dtype for p in parts)
-    ):
+    numbers = {p.args[0] for p in fulls if not isinstance(p.args[0], Ref)}
+    if len(numbers) != 1 or len(parts) != len(fulls) + 1:
+        return []
+    if any(p.dtype != node.dtype for p in parts):
         return []
     (own,) = (at for at, part in enumerate(parts) if part not in fulls)
     ends: dict[str, JsonValue] = {
