@@ -83,7 +83,7 @@ def test_a_graph_in_lines_has_its_steps_in_order_with_shapes_and_lines(tmp_path)
         "mul mul(x, w) 30 x 40 line 13",
         "mean mean(mul, axes=[1], keepdim=False) 30 line 13",
         "returns mean",
-        "task 1: one nest, 2 steps",
+        "task mean: one nest, 2 steps",
     ]
 
 
@@ -114,7 +114,7 @@ def test_a_dry_run_of_a_module_shows_its_graph_and_what_could_be_gained(tmp_path
     (tmp_path / "mine.py").write_text(TEXT.replace("FORWARD", "(x * self.w).exp() + y"))
     said = tune("mine.py", "--dry-run", "--device", "cpu", cwd=tmp_path)
     assert said.code == 0, said.err
-    for words in ("exp(mul)", "task 1: one nest, 3 steps", "traffic: 14.56 kB", "nest: "):
+    for words in ("exp(mul)", "task add: one nest, 3 steps", "traffic: 14.56 kB", "nest: "):
         assert words in said.out, words
     assert "the bound is not known" in said.out and "PyTorch takes" in said.out
     said = tune("mine.py", "--dry-run", "--device", "cpu", "--json", cwd=tmp_path)

@@ -17,30 +17,8 @@ from typing import Annotated
 
 import typer
 
+from tuner import options
 from tuner.errors import InputError, NothingCorrectError, NothingToGainError, TunerError
-from tuner.options import (
-    AccuracyOption,
-    AnyMachineOption,
-    ConfigOption,
-    DeviceOption,
-    DryRunOption,
-    EffortOption,
-    ForceOption,
-    JsonOption,
-    ModeOption,
-    ModuleOption,
-    RecordOption,
-    ResumeOption,
-    RunArgument,
-    RunsDirOption,
-    SamplerOption,
-    SamplersOption,
-    SeedOption,
-    SourceArgument,
-    TimeOption,
-    TimeoutOption,
-    TrialsOption,
-)
 from tuner.terminal import (
     INTERRUPTED,
     Interrupted,
@@ -54,6 +32,7 @@ from tuner.terminal import (
     print_plan,
     print_points,
     print_runs,
+    print_start,
     print_summary,
     print_verdict,
     watching,
@@ -78,24 +57,24 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def tune(
     context: typer.Context,
-    config: ConfigOption = None,
-    module: ModuleOption = None,
-    mode: ModeOption = None,
-    resume: ResumeOption = None,
-    time: TimeOption = None,
-    effort: EffortOption = None,
-    trials: TrialsOption = None,
-    timeout: TimeoutOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    accuracy: AccuracyOption = None,
-    sampler: SamplerOption = None,
-    runs_dir: RunsDirOption = Path("runs"),
-    dry_run: DryRunOption = False,
-    force: ForceOption = False,
-    record: RecordOption = False,
-    any_machine: AnyMachineOption = False,
-    json: JsonOption = False,
+    config: options.ConfigOption = None,
+    module: options.ModuleOption = None,
+    mode: options.ModeOption = None,
+    resume: options.ResumeOption = None,
+    time: options.TimeOption = None,
+    effort: options.EffortOption = None,
+    trials: options.TrialsOption = None,
+    timeout: options.TimeoutOption = None,
+    seed: options.SeedOption = None,
+    device: options.DeviceOption = None,
+    accuracy: options.AccuracyOption = None,
+    sampler: options.SamplerOption = None,
+    runs_dir: options.RunsDirOption = Path("runs"),
+    dry_run: options.DryRunOption = False,
+    force: options.ForceOption = False,
+    record: options.RecordOption = False,
+    any_machine: options.AnyMachineOption = False,
+    json: options.JsonOption = False,
 ) -> None:
     """Tune a module or a config, or resume a run."""
     if context.invoked_subcommand is not None:
@@ -161,12 +140,12 @@ def tune(
 
 @app.command()
 def export(
-    run: RunArgument,
+    run: options.RunArgument,
     trial: Annotated[
         int | None, typer.Option(help="A trial's number; the winner's if none.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The file.")] = None,
-    json: JsonOption = False,
+    json: options.JsonOption = False,
 ) -> None:
     """Write a trial of a run as a standalone module, and verify the file."""
     from tuner import tuning
@@ -191,14 +170,14 @@ def verify(
     certificate: Annotated[
         bool, typer.Option("--certificate", help="Repeat what the file's own certificate claims.")
     ] = False,
-    accuracy: AccuracyOption = None,
-    mode: ModeOption = None,
+    accuracy: options.AccuracyOption = None,
+    mode: options.ModeOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     timeout: Annotated[str, typer.Option(help="For one call of the module.")] = "30s",
     strict: Annotated[
         bool, typer.Option("--strict", help="Reject what is right but no drop-in.")
     ] = False,
-    json: JsonOption = False,
+    json: options.JsonOption = False,
 ) -> None:
     """Give the verdict on anybody's ModelNew: 0 accepted, 1 rejected, 2 unusable arguments.
 
@@ -262,7 +241,26 @@ def verify(
 
 
 @app.command()
-def report(run: RunArgument, json: JsonOption = False) -> None:
+def new(
+    file: Annotated[Path, typer.Argument(help="A file with a Model.")],
+    task: options.TaskOption = None,
+    mode: options.ModeOption = None,
+    output: options.FolderOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Write an operator's folder in which one task of a module is yours to write by hand."""
+    from tuner import tuning
+
+    with watching(is_json=json) as view:
+        made = tuning.start_by_hand(file, task, output, view, mode=mode)
+    if json:
+        print_json(made)
+    else:
+        print_start(made)
+
+
+@app.command()
+def report(run: options.RunArgument, json: options.JsonOption = False) -> None:
     """Write a run's HTML report and print its summary."""
     from tuner.review.report import write_report
     from tuner.run import open_run
@@ -275,7 +273,7 @@ def report(run: RunArgument, json: JsonOption = False) -> None:
 @app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
-    json: JsonOption = False,
+    json: options.JsonOption = False,
 ) -> None:
     """List the runs of a folder, the latest first."""
     from tuner.review.shelf import Shelf
@@ -290,7 +288,7 @@ def runs(
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="A B", help="Two or more run folders.")],
-    json: JsonOption = False,
+    json: options.JsonOption = False,
 ) -> None:
     """Say which of two or more runs is better, with what confidence, and what differs."""
     from tuner.review.facts import Facts
@@ -306,15 +304,15 @@ def compare(
 
 @app.command()
 def replay(
-    source: SourceArgument,
-    sampler: SamplersOption = None,
+    source: options.SourceArgument,
+    sampler: options.SamplersOption = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many searches, a seed each.")] = 5,
     budget: Annotated[int, typer.Option(min=1, help="Evaluations of each search.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The first search's seed.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--out", help="Write what was evaluated, in order, here.")
     ] = None,
-    json: JsonOption = False,
+    json: options.JsonOption = False,
 ) -> None:
     """Search a recorded space again, without a device: best found against evaluations."""
     from tuner.search.recorded import read_recording
@@ -358,7 +356,7 @@ def dashboard(
 
 
 @app.command()
-def doctor(json: JsonOption = False) -> None:
+def doctor(json: options.JsonOption = False) -> None:
     """Say what this machine can build and run, and what to install for the rest."""
     from tuner.machine.doctor import doctor as findings
 

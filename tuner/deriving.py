@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived
 from tuner.capture.graph import Graph
 from tuner.capture.index_space import NothingToGenerate, NotOneNest
@@ -25,7 +26,7 @@ from tuner.planning import Planned, first_of_each
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import from_json
 
-__all__ = ["derive_config", "derive_operator", "write_sources"]
+__all__ = ["derive_config", "derive_operator", "start_by_hand", "write_sources"]
 
 CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
@@ -119,6 +120,31 @@ def derive_config(
     with storage_errors(made.folder):
         write_whole(written, json.dumps(given, indent=1) + "\n")
     return written
+
+
+def start_by_hand(
+    path: Path,
+    task: str | None,
+    folder: Path | None = None,
+    observer: Observer | None = None,
+    *,
+    mode: str | None = None,
+) -> ByHand:
+    """Write an operator's folder for somebody who writes one task of a module by hand.
+
+    Args:
+        path: the file, as for `derive_operator`.
+        task: its name, as `tune FILE.py --dry-run` shows it; None is an error that lists them.
+        folder: to write to, new or empty; `<file>_by_hand` here unless named.
+        observer: is told that it begins.
+        mode: as for `derive_operator`.
+
+    Raises:
+        InputError: as for `derive_operator`; there is no such task, or the folder has files.
+        NothingToGainError, StorageError: as for `derive_operator`.
+    """
+    made = derive_operator(path, observer, mode=mode)
+    return written_by_hand(made, path, task, folder or Path(f"{path.stem}_by_hand"))
 
 
 def write_sources(planned: Planned) -> dict[str, Path]:

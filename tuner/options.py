@@ -14,6 +14,7 @@ __all__ = [
     "DeviceOption",
     "DryRunOption",
     "EffortOption",
+    "FolderOption",
     "ForceOption",
     "JsonOption",
     "ModeOption",
@@ -26,6 +27,7 @@ __all__ = [
     "SamplersOption",
     "SeedOption",
     "SourceArgument",
+    "TaskOption",
     "TimeOption",
     "TimeoutOption",
     "TrialsOption",
@@ -58,6 +60,11 @@ SourceArgument = Annotated[
         metavar="RUN_OR_CACHE",
         help="A run folder, a Kernel Tuner cache or a T4 file (.json, .json.gz).",
     ),
+]
+TaskOption = Annotated[str | None, typer.Option("--task", help="Its name, as --dry-run shows it.")]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="A new folder; FILE_by_hand if none."),
 ]
 ModeOption = Annotated[
     str | None,

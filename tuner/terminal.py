@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from tuner.views import COLUMNS, JsonLines, Plain, Screen
 from tuner.wording import percent
 
 if TYPE_CHECKING:
+    from tuner.capture.by_hand import ByHand
     from tuner.export.repeat import Repeated
     from tuner.machine.doctor import Finding
     from tuner.review.gain import Gain
@@ -46,6 +48,7 @@ __all__ = [
     "print_plan",
     "print_points",
     "print_runs",
+    "print_start",
     "print_summary",
     "print_verdict",
     "watching",
@@ -130,6 +133,19 @@ def print_plan(
     chosen = ", ".join(f"{k} = {v}" for k, v in candidate.params.items())
     out.print(f"\none candidate ({chosen}):\n", markup=False)
     out.print(candidate.source, markup=False)
+
+
+def print_start(made: ByHand) -> None:
+    """Print what was written for somebody who writes a task by hand, and what comes next."""
+    for stub in made.stubs:
+        language = "Triton" if stub.name.endswith(".py.j2") else "C++"
+        out.print(f"task {made.task} in {language}, yours to edit: {stub}", markup=False)
+    out.print(f"config: {made.config}", markup=False)
+    out.print("It runs as it is: what was generated is where you start.", markup=False)
+    config = shlex.quote(str(made.config))
+    out.print(f"next: tune --config {config} --dry-run, which finds most slips", markup=False)
+    out.print(f"      tune --config {config} --effort quick, a verdict soon", markup=False)
+    out.print(f"      tune --config {config}", markup=False)
 
 
 def print_summary(run: Run, *, is_json: bool = False) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tuner.config.run_config import RunConfig
-from tuner.deriving import derive_config, derive_operator, write_sources
+from tuner.deriving import derive_config, derive_operator, start_by_hand, write_sources
 from tuner.errors import InputError, StorageError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import new_worker
@@ -46,6 +46,7 @@ __all__ = [
     "plan",
     "preview",
     "resume",
+    "start_by_hand",
     "tune",
     "verify",
     "verify_certificate",

@@ -17,6 +17,18 @@ static inline simd::Floats tap(const Number* from, const Window<kAxes>& of, int6
     place[axis] = outer % of.made[axis];
     outer /= of.made[axis];
   }
+  constexpr int kLast = kAxes - 1;
+  if (!kPart && of.stride[kLast] == 1 && place[kLast] + simd::kWidth <= of.made[kLast]) {
+    // Elements that lie beside each other, unless some of them are beyond an edge.
+    int64_t where = outer;
+    bool is_inside = place[kLast] + of.first[kLast] + simd::kWidth <= of.given[kLast];
+    for (int axis = 0; axis < kAxes; ++axis) {
+      const int64_t i = place[axis] * of.stride[axis] + of.first[axis];
+      is_inside = is_inside && i >= 0 && i < of.given[axis];
+      where = where * of.given[axis] + i;
+    }
+    if (is_inside) return simd::load(from + where);
+  }
   simd::Floats found = math::splat(of.fill);
   const int count = kPart ? n : simd::kWidth;
   for (int lane = 0; lane < count; ++lane) {

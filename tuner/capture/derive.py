@@ -43,9 +43,8 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "num_warps": [1, 2, 4, 8, 16, 32],
     "stages": [1, 2, 3, 4],
     "piece": [16384, 65536, 262144],
-    "split": [1, 2, 4, 8, 16, 32, 64],
-    "layout": ["as_given", "channels_last"],
-}
+    "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
+}  # fmt: skip
 FORMAT = 9  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
@@ -376,6 +375,8 @@ def _forms(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
 def _has_free_rows(graph: Graph, stages: Stages) -> bool:
     """Whether the first dimension may have another size: it is that of the rows alone."""
     if len(stages.tasks) > 1 or not graph.inputs or not graph.inputs[0].shape:
+        return False
+    if stages.nests[0].taps:  # they know the sizes of what they read
         return False
     space, first = stages.nests[0].space, graph.inputs[0].shape[0]
     if not space.sizes or space.sizes[0] != first or 0 in space.columns:

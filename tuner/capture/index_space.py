@@ -1,8 +1,9 @@
 """The space that a nest loops over: its dimensions, rows and columns, and what varies over which.
 
 The space has the dimensions of the largest tensor, cut where some view of it is cut, without those
-of size 1. Those that are reduced are columns, the others rows. Every tensor is contiguous and
-keeps their order, so that the dimensions over which it varies say where each element lies.
+of size 1. Those that are reduced or scanned are columns, the others rows. Every tensor is
+contiguous and keeps their order, so that the dimensions over which it varies say where each of its
+elements lies.
 
     tail    the last dimensions, of one kind, over which each tensor is dense or does not vary:
             vectors run along them. Where the tail is of rows, reductions go across vectors.
@@ -18,11 +19,12 @@ from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.errors import InputError
 
 __all__ = [
-    "ALIASES", "REDUCTIONS", "SAME_ORDER", "NotOneNest", "NothingToGenerate", "Space", "axes_of",
-    "name_of", "refusal", "space_of", "viewed",
+    "ALIASES", "OVER_COLUMNS", "REDUCTIONS", "SAME_ORDER", "NotOneNest", "NothingToGenerate",
+    "Space", "axes_of", "name_of", "refusal", "space_of", "viewed",
 ]  # fmt: skip
 
 REDUCTIONS = {"sum", "mean", "amax", "amin", "var", "argmax", "argmin"}
+OVER_COLUMNS = REDUCTIONS | {"scan"}
 ALIASES = {"view", "permute", "expand", "slice"}  # of a tensor, without a copy of it
 SAME_ORDER = {"view", "expand"}  # of row-major order; what is expanded is read where it is needed
 Axes = list[tuple[int, ...] | None]  # of each axis its dimensions, None where that is not known
@@ -64,7 +66,7 @@ class Space:
 
     Attributes:
         sizes: of each, none of them 1.
-        columns: those that are reduced.
+        columns: those that are reduced or scanned.
         tail: the first one of the tail.
         varies: for each value, by name, the dimensions over which it varies.
     """
@@ -123,7 +125,7 @@ class _Inference:
         self.nodes, self.numbers = nodes, numbers
         names = {n.name for n in nodes} | {r for n in nodes for r in self._refs(n)}
         self.forms = {name: graph.value(name).shape for name in names}
-        reduced = [n for n in self.nodes if n.op in REDUCTIONS]
+        reduced = [n for n in self.nodes if n.op in OVER_COLUMNS]
         shapes = [n.shape for n in self.nodes]
         if reduced:
             self.whole = self.forms[name_of(reduced[0].args[0])]
@@ -135,7 +137,7 @@ class _Inference:
 
     def _cuts(self) -> list[int]:
         """Return where the space is cut, in elements from its end; each divides the next one."""
-        shapes = [self.forms[name_of(n.args[0])] for n in self.nodes if n.op in REDUCTIONS]
+        shapes = [self.forms[name_of(n.args[0])] for n in self.nodes if n.op in OVER_COLUMNS]
         shapes += [self.whole, *sorted(set(self.forms.values()))]
         found = {1, self.total}
         for shape in shapes:
@@ -170,14 +172,14 @@ class _Inference:
         sizes = tuple(self.ends[last - d] // self.ends[last - d - 1] for d in range(last))
         columns = frozenset[int]()
         for node in self.nodes:
-            if node.op in REDUCTIONS:
+            if node.op in OVER_COLUMNS:
                 columns = self._reduced(node)
                 break
         varies: dict[str, frozenset[int]] = {}
         for node in self.nodes:
             for name in (*self._refs(node), node.name):
                 varies[name] = self._varies(name, node)
-            if node.op in REDUCTIONS and self._reduced(node) != columns:
+            if node.op in OVER_COLUMNS and self._reduced(node) != columns:
                 raise refusal(node, f"a second kind of {node.op}")
         if not sizes:
             raise refusal(self.nodes[0] if self.nodes else None, "nothing but single numbers")

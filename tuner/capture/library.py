@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
-from tuner.capture.index_space import REDUCTIONS, refusal
+from tuner.capture.index_space import OVER_COLUMNS, refusal
 from tuner.capture.operations import OPERATIONS
 from tuner.capture.precision import FLOATS
 from tuner.capture.vocabulary import VOCABULARY
@@ -52,7 +52,7 @@ _FORMS = {
 }
 # Calls that no arithmetic is done in.
 MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
-_OTHERS = {*REDUCTIONS, "gather", "cast", "tap"}  # what has loops and is no pointwise operation
+_OTHERS = {*OVER_COLUMNS, "gather", "cast", "tap"}  # what has loops and is no pointwise operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,8 @@ def call_of(graph: Graph, node: Node) -> Call:
         is_index = value.dtype == "int64" and isinstance(value, Tensor)
         if value.dtype not in FLOATS and not is_index:
             raise refusal(node, f"{node.op} of {value.dtype}, which is not called yet")
+        if isinstance(value, Node) and value.op == "full":
+            raise refusal(node, f"{node.op} of a tensor that is {value.args[0]} everywhere")
         if isinstance(value, Tensor) and value.value is not None:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
     function, args = _form(node)

@@ -6,35 +6,23 @@ the template, and vary in a search. Rows that are few and long are split between
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from tuner.capture.cpp_folds import START, carries_of, joined, parts_of, scaled, statement_text
 from tuner.capture.indexing import is_split, offset, row_dims
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement, still_needed
-from tuner.capture.operations import converted, emit, literal, operation_of
+from tuner.capture.operations import converted, operation_of
 from tuner.capture.precision import CPP_TYPES
 from tuner.capture.windows import cpp_tap, cpp_window
 
-__all__ = [
-    "START",
-    "joined",
-    "kept_values",
-    "loops_text",
-    "parts_of",
-    "scaled",
-    "signature",
-    "statement_text",
-]
+__all__ = ["kept_values", "loops_text", "signature"]
 
 KEPT_FLOPS = 8  # a value that costs more to compute again may be kept from pass to pass
-START = {"sum": "0.0f", "amax": "-INFINITY", "amin": "INFINITY",
-         "argmax": "-INFINITY", "argmin": "INFINITY"}  # fmt: skip
-_JOINED = {"amax": "maximum", "amin": "minimum"}
 
 
 def kept_values(nest: Nest) -> list[str]:
     """Return the values that are computed in one pass and needed in a later one, at a cost."""
-    if nest.space.is_across or is_split(nest):
+    if nest.space.is_across or is_split(nest) or nest.scans:
         return []
     kept: list[str] = []
     for number, each in enumerate(nest.passes):
@@ -74,50 +62,6 @@ def signature(nest: Nest, function: str, names: Mapping[str, str]) -> Iterator[s
     yield f"    {', '.join([*inputs, *outputs, whole])}) {{"
     if any(r.is_index for r in nest.reductions):
         yield '  if (cols >= int64_t{1} << 31) return "more than 2^31 columns";'
-
-
-def statement_text(statement: Statement, nest: Nest, names: Mapping[str, str]) -> str:
-    """Write the value of a statement."""
-    takes = operation_of(statement.op).takes
-    operands = [
-        converted(names[o], nest.kinds.get(o, "float"), wanted)
-        if isinstance(o, str)
-        else converted(literal(float(o), "cpp", is_wide=nest.is_wide), "float", wanted)
-        for o, wanted in zip(statement.operands, takes, strict=True)
-    ]
-    attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
-    return emit(statement.op, operands, attrs, is_wide=nest.is_wide)
-
-
-def joined(reduction: Reduction, value: str, names: Mapping[str, str], column: str) -> str:
-    """Write how a vector of values is added to what was found before it."""
-    part = f"{names[reduction.name]}_part[u]"
-    if reduction.fold == "sum":
-        return f"rows_of::add({part}, {value});"
-    if reduction.is_index:
-        order = ">" if reduction.fold == "argmax" else "<"
-        place = f"{names[reduction.name]}_place[u]"
-        return f"rows_of::take_first({part}, {place}, {value}, {value} {order} {part}, {column});"
-    return f"{part} = {emit(_JOINED[reduction.fold], [part, value])};"
-
-
-def scaled(reduction: Reduction) -> str:
-    """Write the product with a sum's scale, in float64; nothing where that is 1."""
-    if math.isnan(reduction.scale):
-        return " * NAN"
-    return "" if reduction.scale == 1.0 else f" * {reduction.scale!r}"
-
-
-def parts_of(reduction: Reduction, name: str) -> Iterator[str]:
-    """Write what a reduction holds on its way: a vector of values for each step of `u`."""
-    if reduction.fold == "sum":
-        yield f"math::Halves {name}_part[kUnroll] = {{}};"
-        return
-    yield f"simd::Floats {name}_part[kUnroll];"
-    start = START[reduction.fold]
-    yield f"for (int u = 0; u < kUnroll; ++u) {name}_part[u] = math::splat({start});"
-    if reduction.is_index:
-        yield f"math::Mask {name}_place[kUnroll] = {{}};"
 
 
 class _Writer:
@@ -273,9 +217,13 @@ class _Writer:
         for reduction in each.reductions:
             name = self.names[reduction.name]
             yield from parts_of(reduction, name)
+        yield from carries_of(each.statements, self.names)
         if self.segments:
             length = self.space.length
-            yield f"for (int64_t s = first / {length}; s * {length} < last; ++s) {{"
+            if self.nest.is_backwards:
+                yield f"for (int64_t s = (last - 1) / {length}; s >= 0; --s) {{"
+            else:
+                yield f"for (int64_t s = first / {length}; s * {length} < last; ++s) {{"
             yield f"  const int64_t column = s * {length};"
             yield "  const int64_t begin = std::max<int64_t>(first - column, 0);"
             yield f"  const int64_t end = std::min<int64_t>(last - column, {length});"
@@ -291,7 +239,8 @@ class _Writer:
             yield "{% endif %}"
         else:
             yield from _indented(self._segment(number, each, []), 2)
-        yield from _indented(iter(_STEPS), 2)
+        steps = _STEPS_BACKWARDS if self.nest.is_backwards else _STEPS
+        yield from _indented(iter(steps), 2)
         yield "}"
         for name in [self.names[r.name] for r in each.reductions if r.fold == "sum"]:
             yield f"const double {name}_total = rows_of::total({name}_part);"
@@ -384,6 +333,14 @@ _STEPS = [
     "for (; j + simd::kWidth <= end; j += simd::kWidth)",
     "  step(std::false_type{}, j, simd::kWidth, 0);",
     "if (j < end) step(std::true_type{}, j, static_cast<int>(end - j), 0);",
+]
+_STEPS_BACKWARDS = [
+    "int64_t j = end - (end - begin) % simd::kWidth;",
+    "if (j < end) step(std::true_type{}, j, static_cast<int>(end - j), 0);",
+    "while (j >= begin + kUnroll * simd::kWidth)",
+    "  for (int u = 0; u < kUnroll; ++u)",
+    "    step(std::false_type{}, j -= simd::kWidth, simd::kWidth, u);",
+    "while (j > begin) step(std::false_type{}, j -= simd::kWidth, simd::kWidth, 0);",
 ]
 _FINISH = ["{% if stream_output %}", "    streams::finish();", "{% endif %}"]
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from tuner.capture.cpp_folds import carries_of, joined, parts_of, scaled, statement_text
 from tuner.capture.indexing import offset
-from tuner.capture.loops import joined, parts_of, scaled, signature, statement_text
+from tuner.capture.loops import signature
 from tuner.capture.nest import COLUMN, Nest, Pass, Statement, still_needed
 from tuner.capture.operations import Kind, converted
+from tuner.capture.windows import cpp_tap, cpp_window
 
 __all__ = ["across_text"]
 
@@ -140,7 +142,12 @@ class _Writer:
         yield "{"
         for reduction in each.reductions:
             yield from (f"  {line}" for line in parts_of(reduction, self.names[reduction.name]))
-        yield "  for (int64_t c = 0; c < cols; ++c) {"
+        carries = carries_of(each.statements, self.names, is_across=True)
+        yield from (f"  {line}" for line in carries)
+        if self.nest.is_backwards:
+            yield "  for (int64_t c = cols - 1; c >= 0; --c) {"
+        else:
+            yield "  for (int64_t c = 0; c < cols; ++c) {"
         yield from (f"    {line}" for line in self._column(each))
         yield "  }"
         for reduction in each.reductions:
@@ -171,6 +178,10 @@ class _Writer:
                 body.append(text)
             else:
                 yield text
+        for name in sorted(read & self.nest.taps.keys(), key=lambda n: self.names[n]):
+            tap, own = self.nest.taps[name], self.names[name]
+            yield cpp_window(tap, own)
+            body.append(cpp_tap(own, f"{self.names[tap.source]}_all", self._at(name, "c")))
         for statement in statements:
             body.append(f"const auto {self.names[statement.name]} = {self._text(statement)};")
         for reduction in each.reductions:

@@ -4,6 +4,9 @@
                     and what follows from it for the row is computed before the next one
     the last pass   writes what varies over the columns
 
+A scan, a sum or product of the columns up to each one, is a statement of a pass that takes the
+columns in order. A nest with scans reduces nothing: it is one pass.
+
 What does not is stored once a row. Tensors are contiguous, so that a view that keeps their order
 changes nothing here.
 """
@@ -28,6 +31,7 @@ __all__ = [
     "Output",
     "Pass",
     "Reduction",
+    "Scan",
     "Statement",
     "Tap",
     "still_needed",
@@ -69,6 +73,22 @@ class Reduction:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan(Statement):
+    """A statement that needs the columns before it: `fold` of all up to each one.
+
+    Its operand is one value. It is computed in float64 and rounded once.
+    """
+
+    fold: Literal["sum", "prod"] = "sum"
+    is_backwards: bool = False
+
+    @property
+    def neutral(self) -> float:
+        """What changes nothing: the value before the first column, and of what is none."""
+        return 0.0 if self.fold == "sum" else 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """A value that is written, as which dtype, and its number of elements."""
 
@@ -92,7 +112,8 @@ class Axis:
     @property
     def is_inside(self) -> bool:
         """Whether nothing beyond the edges is read."""
-        return self.first >= 0 and (self.made - 1) * self.stride + self.first < self.given
+        last = (self.made - 1) * self.stride + self.first
+        return min(self.first, last) >= 0 and max(self.first, last) < self.given
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +173,24 @@ class Nest:
         return self.precision == "float64"
 
     @property
+    def name(self) -> str:
+        """The last value that it gives, which no other task does."""
+        return self.outputs[-1].name
+
+    @property
     def reductions(self) -> tuple[Reduction, ...]:
         """All of them, in order."""
         return tuple(r for each in self.passes for r in each.reductions)
+
+    @property
+    def scans(self) -> tuple[Scan, ...]:
+        """All of them, in order; they go the same way."""
+        return tuple(s for each in self.passes for s in each.statements if isinstance(s, Scan))
+
+    @property
+    def is_backwards(self) -> bool:
+        """Whether columns are taken from the last to the first."""
+        return any(scan.is_backwards for scan in self.scans)
 
     @property
     def computed(self) -> set[str]:

@@ -11,6 +11,7 @@ from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, re
 from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
 from tuner.capture.operations import OPERATIONS, Kind, operation_of
 from tuner.capture.precision import FLOATS, HALVES, computed_in, is_wider, rounding_of, stored_as
+from tuner.capture.scans import scan_of
 from tuner.capture.windows import tap_of
 
 __all__ = ["nest_of", "real_name"]
@@ -68,6 +69,7 @@ class _Builder:
         self.taps: dict[str, Tap] = {}
         own = {n.name for n in nodes}
         self._keep_taps_apart(own)
+        self._keep_scans_apart()
         views: dict[str, Node] = {}
         left = [r for n in nodes if n.op != "tap" for r in n.refs]
         while left:
@@ -112,6 +114,20 @@ class _Builder:
             for node in self.nodes:
                 if node.op in REDUCTIONS or node.op == "gather":
                     raise refusal(node, f"{node.op} beside windows")
+
+    def _keep_scans_apart(self) -> None:
+        """Refuse what scans cannot share a nest with: reductions, and scans the other way."""
+        first: str | None = None
+        for node in self.nodes:
+            if node.op == "scan":
+                kind = "backwards" if node.attrs["backwards"] else "forwards"
+            elif node.op in REDUCTIONS or node.op == "gather":
+                kind = "reducing"
+            else:
+                continue
+            first = first or kind
+            if kind != first:
+                raise refusal(node, f"{node.op} beside a scan")
 
     def build(self) -> Nest:
         own = {n.name for n in self.nodes}
@@ -169,6 +185,9 @@ class _Builder:
             return
         if node.op == "gather":
             self._gather(node)
+            return
+        if node.op == "scan":
+            self._scan(node)
             return
         if node.op == "tap":
             self.taps[node.name] = tap_of(self.graph, node, real_name(self.graph, node.refs[0]))
@@ -283,6 +302,15 @@ class _Builder:
         self._add(f"{node.name}_is_it", "eq", (COLUMN, index))
         self._add(f"{node.name}_picked", "where", (f"{node.name}_is_it", source, 0.0))
         self._fold(node.name, "sum", f"{node.name}_picked")
+
+    def _scan(self, node: Node) -> None:
+        scan = scan_of(node, self._operand(node.args[0]))
+        names = [o for o in scan.operands if isinstance(o, str)]
+        self.statements[node.name] = scan
+        self.varies[node.name] = self.space.columns.union(*(self.varies[n] for n in names))
+        self.levels[node.name] = 0
+        self.order.append(node.name)
+        self.flops += math.prod(node.shape)
 
     def _fold(self, name: str, fold: Fold, source: str, scale: float = 1.0) -> None:
         self.reductions[name] = Reduction(name, fold, source, scale)

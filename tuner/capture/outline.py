@@ -38,10 +38,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class KernelTask:
-    """Steps that become one kernel; `kind` says which: a nest is one loop over rows."""
+    """Steps that become one kernel; `kind` says which: a nest is one loop over rows.
+
+    Its `name` is that of the last value that it gives; empty in records of older runs.
+    """
 
     kind: str
     steps: tuple[str, ...]
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +104,11 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
         return ()
     names = [node.name for node in graph.nodes]
     if len(tasks) == 1:
-        return (KernelTask("nest", tuple(names)),)
+        return (KernelTask("nest", tuple(names), tasks[0].name),)
     return tuple(
-        KernelTask("library", (task.name,))
+        KernelTask("library", (task.name,), task.name)
         if isinstance(task, Call)
-        else KernelTask("nest", tuple(name for name in names if name in task.computed))
+        else KernelTask("nest", tuple(n for n in names if n in task.computed), task.name)
         for task in tasks
     )
 
@@ -143,11 +147,11 @@ def _written_bytes(graph: Graph) -> int:
 
 
 def _flops(graph: Graph) -> int:
-    """Count one operation for each element of pointwise work, and for each that is reduced."""
+    """Count one operation for each element of pointwise work, and for each that is folded."""
     values: list[Tensor | Node] = [*graph.given, *graph.nodes]
     shapes = {value.name: value.shape for value in values}
     return sum(
         math.prod(node.shape if node.kind == "pointwise" else shapes[node.refs[0]])
         for node in graph.nodes
-        if node.kind == "pointwise" or (node.kind == "reduction" and node.refs)
+        if node.kind == "pointwise" or (node.kind in ("reduction", "scan") and node.refs)
     )

@@ -16,6 +16,7 @@ from tuner.capture.library import Call, call_of, is_call
 from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of, real_name
 from tuner.capture.precision import FLOATS, stored_as
+from tuner.capture.scans import with_scans
 from tuner.capture.windows import with_windows
 
 __all__ = ["Stages", "stages_of"]
@@ -57,7 +58,7 @@ def stages_of(graph: Graph) -> Stages:
         NotOneNest: it names the line of the user's file and the operation.
         NothingToGenerate: it is nothing but PyTorch's own operations.
     """
-    graph = with_windows(graph)
+    graph = with_scans(with_windows(graph))
     counters = _counters(graph)
     nodes = {n.name: n for n in graph.nodes}
     updates = {
@@ -166,6 +167,10 @@ def _first(
             if not fresh:
                 raise
             later |= fresh
+            # A tap is a read, which nothing stores for a later nest.
+            users = graph.users()
+            taps = [n.name for n in left if n.op == "tap"]
+            later |= {name for name in taps if {user.name for user in users[name]} <= later}
 
 
 def _dependents(graph: Graph, node: Node) -> set[str]:

@@ -13,9 +13,10 @@ from tuner.capture.nest import Nest
 from tuner.capture.precision import FLOATS, HALVES, in_float64, num_bytes_of
 from tuner.capture.stages import Stages
 from tuner.capture.triton_loops import Writer
+from tuner.capture.triton_scans import ScanWriter
 from tuner.capture.triton_split import SplitWriter
 
-__all__ = ["blocks_of", "cpp_template", "main_of", "triton_template"]
+__all__ = ["blocks_of", "cpp_template", "function_of", "main_of", "triton_template"]
 
 _TRITON_HEAD = """\
 ---
@@ -89,6 +90,11 @@ def first_blocks(nest: Nest) -> tuple[int, int, int]:
     columns = max(128, whole)
     rows = max(1, 1024 // columns)
     return rows, columns, max(1, rows * columns // 512)
+
+
+def function_of(op: str, number: int) -> str:
+    """Return the name of the function that computes a nest; they are counted from 0."""
+    return f"fused_{op}_rows" + (f"_{number}" if number else "")
 
 
 def _place(stages: Stages, names: Mapping[str, str], name: str) -> str:
@@ -181,7 +187,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
             steps += _call_steps(stages, task, names)
             continue
         nest, number = task, len(texts)
-        function = f"fused_{op}_rows" + (f"_{number}" if number else "")
+        function = function_of(op, number)
         arguments = _arguments(stages, nest, names)
         rows, cols = sizes_of(nest, is_free)
         if is_split(nest):
@@ -191,13 +197,15 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
                 form = f'shape: ["{count} * {size}"], dtype: {dtype}'
                 workspace.append(f"  {what}_{number}: {{{form}}}")
             arguments += [f"partial_{number}", f"totals_{number}"]
-        writer = SplitWriter if is_split(nest) else Writer
+        writer = SplitWriter if is_split(nest) else ScanWriter if nest.scans else Writer
         text = writer(nest, function, names).text()
         texts.append(in_float64(text) if nest.is_wide else text)
         steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
     first = main_of(stages)
     num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
-    reduces = any(nest.reductions for nest in stages.nests)
+    # A scan holds its block in float64, and again what it amounts to up to each place.
+    num_whole += 4 * len(first.scans)
+    has_loops = any(nest.reductions or nest.scans for nest in stages.nests)
     splits = any(is_split(nest) for nest in stages.nests)
     default_rows, default_columns, default_warps = first_blocks(first)
     head = _TRITON_HEAD.format(
@@ -210,7 +218,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         default_rows=default_rows,
         default_columns=default_columns,
         default_warps=default_warps,
-        more=(_STAGES if reduces else "") + (_SPLIT if splits else "") + _layout(stages),
+        more=(_STAGES if has_loops else "") + (_SPLIT if splits else "") + _layout(stages),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
     return head + (_DIVIDED if first.is_wide else "") + "".join(texts)
@@ -228,7 +236,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
             steps += _call_steps(stages, task, names)
             continue
         nest, number = task, len(texts)
-        function = f"fused_{op}_rows" + (f"_{number}" if number else "")
+        function = function_of(op, number)
         rows, cols = sizes_of(nest, is_free)
         arguments = ", ".join([*_arguments(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
@@ -296,6 +304,8 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
     ]
     if dtypes & HALVES or _rounds(stages):
         head.append('{% include "_lib/cpu_halves.hpp" %}')
+    if any(nest.scans for nest in stages.nests):
+        head.append('{% include "_lib/cpu_scans.hpp" %}')
     if any(nest.taps for nest in stages.nests):
         head.append('{% include "_lib/cpu_windows.hpp" %}')
     if large:
@@ -328,4 +338,4 @@ _VECTORS = [
     '{% include "_lib/cpu_stream.hpp" %}',
     "{% endif %}",
 ]
-_HEADERS = ["algorithm", "cmath", "cstdint", "cstring", "type_traits", "vector"]
+_HEADERS = ["algorithm", "cmath", "cstdint", "cstring", "type_traits", "utility", "vector"]

@@ -49,12 +49,13 @@ class Writer:
         self.outputs = [names[o.name] for o in nest.outputs]
         self.merged = merged_sweeps(nest)
         self.folds = {r.fold for r in nest.reductions}
+        self.has_own_rows = bool(self.folds)  # a program has all columns of its rows
         self.pointers = [f"{n}_all" for n in self.inputs] + [f"{n}_out" for n in self.outputs]
 
     def text(self) -> str:
         """Return the kernels and what starts them."""
         head = fold_functions(self.function, self.folds)
-        body = self._shared_rows() if not self.folds else self._own_rows()
+        body = self._own_rows() if self.has_own_rows else self._shared_rows()
         return head + "\n".join([*self._signature(), *body, *self._launch()]) + "\n"
 
     # ---- a program has rows of its own, or blocks of them -------------------------------------
@@ -209,7 +210,7 @@ class Writer:
                 yield f"{text} = {value}.to(tl.float32)"
         for statement in each.statements:
             if statement.name not in known:
-                yield self._statement(statement)
+                yield from self._lines(statement)
         known |= read | {s.name for s in each.statements}
         for output in each.writes:
             value = self._stored(output.name, output.dtype, is_block=True)
@@ -270,6 +271,10 @@ class Writer:
             value = self._stored(output.name, output.dtype, is_block=False)
             yield f"    tl.store({name}_out + {at or '0 * row_ids'}, {value}, mask=is_row)"
 
+    def _lines(self, statement: Statement) -> Iterator[str]:
+        """Write a statement of a block."""
+        yield self._statement(statement)
+
     def _statement(self, statement: Statement) -> str:
         takes = operation_of(statement.op).takes
         is_block = self.nest.is_inner(statement.name)
@@ -295,7 +300,7 @@ class Writer:
         yield "    if cols + block >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
         grid = "triton.cdiv(rows, {{ block_rows }})"
-        if not self.folds:
+        if not self.has_own_rows:
             grid = f"{grid} * triton.cdiv(cols, block)"
         yield f"    blocks = {grid}"
         yield "    if blocks >= 2**31:"

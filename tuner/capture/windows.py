@@ -1,7 +1,8 @@
 """Pooling as taps: for each place in a window one read of the input, joined by maximum or sum.
 
 A tap is a value like one that is read from memory, of the pooled tensor's shape: where each
-element lies in the input follows from its place. A nest that reads taps reduces nothing.
+element lies in the input follows from its place. A nest that reads taps reduces nothing. What a
+scan reads of something moved is a tap too (`scans`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from tuner.capture.index_space import SAME_ORDER
 from tuner.capture.nest import Axis, Tap
 from tuner.capture.precision import FLOATS
 
-__all__ = ["cpp_tap", "cpp_window", "tap_of", "triton_tap", "with_windows"]
+__all__ = ["cpp_tap", "cpp_window", "is_spread", "tap_of", "triton_tap", "with_windows"]
 
 MOST_TAPS = 32  # of one window; larger ones stay a call of PyTorch
-_FILLS = {"max": -math.inf, "avg": 0.0}  # what lies beyond the edges
+_POOLS = ("max", "avg")
+# What lies beyond the edges.
+_FILLS = {"max": -math.inf, "avg": 0.0, "zeros": 0.0, "ones": 1.0}
 
 
 def with_windows(graph: Graph) -> Graph:
@@ -35,7 +38,7 @@ def with_windows(graph: Graph) -> Graph:
 def _unrolled(graph: Graph, node: Node) -> list[Node]:
     """Return the nodes that stand for one of pooling; none for any other, or where it stays."""
     kind, _, rest = node.op.partition("_pool")
-    if kind not in _FILLS or node.dtype not in FLOATS or _is_spread(graph, node.refs[0]):
+    if kind not in _POOLS or node.dtype not in FLOATS or is_spread(graph, node.refs[0]):
         return []
     num_axes = int(rest[0])
     kernel = _numbers(node.attrs.get("kernel_size"), num_axes, 1)
@@ -60,7 +63,7 @@ def _unrolled(graph: Graph, node: Node) -> list[Node]:
     return [*taps, *_joined(node, kind, taps)]
 
 
-def _is_spread(graph: Graph, name: str) -> bool:
+def is_spread(graph: Graph, name: str) -> bool:
     """Whether a value is a view of fewer elements, which nothing stores."""
     value = graph.value(name)
     while isinstance(value, Node) and value.op in SAME_ORDER:
@@ -136,7 +139,7 @@ def cpp_window(tap: Tap, name: str) -> str:
         "{" + ", ".join(str(getattr(axis, field)) for axis in tap.axes) + "}"
         for field in ("made", "given", "stride", "first")
     ]
-    fill = "-INFINITY" if math.isinf(tap.fill) else "0.0f"
+    fill = "-INFINITY" if math.isinf(tap.fill) else f"{tap.fill}f"
     kind = f"windows::Window<{len(tap.axes)}>"
     # Not two braces side by side, which are Jinja2's.
     return f"static constexpr {kind} {name}_window = {{ {', '.join(columns)}, {fill} }};"

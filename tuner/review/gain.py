@@ -105,7 +105,8 @@ def graph_lines(outline: Outline) -> list[str]:
         lines.append("  " + "  ".join([*cells, row[3]]).rstrip())
     lines.append(f"  returns {', '.join(outline.outputs)}")
     for number, task in enumerate(outline.tasks, 1):
-        lines.append(f"task {number}: one {task.kind}, {count_words(len(task.steps), 'step')}")
+        name = task.name or number
+        lines.append(f"task {name}: one {task.kind}, {count_words(len(task.steps), 'step')}")
     return lines
 
 
