@@ -33,7 +33,15 @@ from tuner.errors import WorkerError
 from tuner.evaluate.channel import Channel
 from tuner.evaluate.forkserver import MARKER, Process, start_process
 
-__all__ = ["KILL_WAIT_S", "SETTINGS", "Child", "available_bytes", "describe_exit", "kill_tree"]
+__all__ = [
+    "KILL_WAIT_S",
+    "RESERVE_BYTES",
+    "SETTINGS",
+    "Child",
+    "available_bytes",
+    "describe_exit",
+    "kill_tree",
+]
 
 LOG_TAIL_BYTES = 64 * 2**10
 KILL_WAIT_S = 30.0  # the driver may need seconds to tear down a context with a running kernel
