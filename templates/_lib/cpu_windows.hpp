@@ -27,7 +27,7 @@ static inline simd::Floats tap(const Number* from, const Window<kAxes>& of, int6
       is_inside = is_inside && i >= 0 && i < of.given[axis];
       where = where * of.given[axis] + i;
     }
-    if (is_inside) return simd::load(from + where);
+    if (is_inside) return rows_of::load<false>(from + where, simd::kWidth);
   }
   simd::Floats found = math::splat(of.fill);
   const int count = kPart ? n : simd::kWidth;
