@@ -14,17 +14,47 @@ struct Float16 {
 
 typedef uint16_t Shorts __attribute__((vector_size(simd::kWidth * 2), aligned(2), may_alias));
 
+// Zeros before each: in one instruction, where GCC 12 takes four.
+MATH_INLINE math::Bits extended(Shorts raw) {
+{% if width == 16 %}
+#if defined(__AVX512F__)
+  math::Bits found;
+  asm("vpmovzxwd %1, %0" : "=v"(found) : "vm"(raw));
+  return found;
+#endif
+{% elif width == 8 %}
+#if defined(__AVX2__)
+  math::Bits found;
+  asm("vpmovzxwd %1, %0" : "=x"(found) : "xm"(raw));
+  return found;
+#endif
+{% endif %}
+  return __builtin_convertvector(raw, math::Bits);
+}
+
+// The lower half of each.
+MATH_INLINE Shorts truncated(math::Bits bits) {
+{% if width == 16 %}
+#if defined(__AVX512F__)
+  Shorts found;
+  asm("vpmovdw %1, %0" : "=vm"(found) : "v"(bits));
+  return found;
+#endif
+{% endif %}
+  return __builtin_convertvector(bits, Shorts);
+}
+
 // ---- bfloat16: the upper half of a float32
 
 MATH_INLINE simd::Floats widened(Shorts raw, Bfloat16) {
-  return math::of_bits(__builtin_convertvector(raw, math::Bits) << 16);
+  return math::of_bits(extended(raw) << 16);
 }
 
 MATH_INLINE Shorts narrowed(simd::Floats x, Bfloat16) {
   const math::Bits bits = math::bits_of(x);
   const math::Bits rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
   const math::Bits quiet = bits | 0x400000u;  // a NaN's upper half alone might be infinite
-  return __builtin_convertvector((math::isnan(x) ? quiet : rounded) >> 16, Shorts);
+  return truncated((math::isnan(x) ? quiet : rounded) >> 16);
 }
 
 // ---- float16: one instruction where the machine has it
@@ -49,7 +79,7 @@ MATH_INLINE simd::Floats widened(Shorts raw, Float16) {
   return found;
 #endif
 {% endif %}
-  const math::Bits bits = __builtin_convertvector(raw, math::Bits);
+  const math::Bits bits = extended(raw);
   const math::Bits sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
   // The exponent's bias is 127 in place of 15; that of Inf and NaN is the largest one.
   const math::Bits normal = (rest << 13) + (112u << 23);
@@ -90,7 +120,7 @@ MATH_INLINE Shorts narrowed(simd::Floats x, Float16) {
   const math::Bits finite = size < 0x38800000u ? tiny : normal;
   const math::Bits large = size > 0x7f800000u ? none + 0x7e00u : none + 0x7c00u;  // NaN, Inf
   // From 65520 on, halfway to 2^16, all is Inf.
-  return __builtin_convertvector((size >= 0x477ff000u ? large : finite) | sign, Shorts);
+  return truncated((size >= 0x477ff000u ? large : finite) | sign);
 }
 
 // ---- in memory

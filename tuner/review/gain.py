@@ -92,13 +92,16 @@ class ModuleRecord:
 
 
 def graph_lines(outline: Outline) -> list[str]:
-    """Return a graph as lines: what is given, the steps in order with their shapes, the tasks."""
+    """Return a graph as lines: what is given, the steps in order with their shapes, the tasks.
+
+    A dtype is named where it is not float32.
+    """
     mode = "training" if outline.is_training else "eval"
     lines = [f"captured graph, in {mode} mode:"]
-    rows = [(t.name, t.kind, shape_words(t.shape), "") for t in outline.given]
+    rows = [(t.name, t.kind, _form_words(t.shape, t.dtype), "") for t in outline.given]
     for step in outline.steps:
         line = f"line {step.line}" if step.line else ""
-        rows.append((step.name, step.text, shape_words(step.shape), line))
+        rows.append((step.name, step.text, _form_words(step.shape, step.dtype), line))
     widths = [min(MAX_COLUMN, max((len(row[i]) for row in rows), default=0)) for i in range(3)]
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
@@ -124,6 +127,10 @@ def gain_lines(gain: Gain) -> list[str]:
 def shape_words(shape: tuple[int, ...]) -> str:
     """Return a shape as 16384 x 4096; `one` of a tensor without dimensions."""
     return " x ".join(map(str, shape)) or "one"
+
+
+def _form_words(shape: tuple[int, ...], dtype: str) -> str:
+    return shape_words(shape) if dtype == "float32" else f"{shape_words(shape)} {dtype}"
 
 
 def bytes_words(number: int) -> str:
