@@ -28,7 +28,7 @@ requires:
   - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
 holds fits in its registers"}}
   - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
-parameters:
+{of_scans}parameters:
   block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
   block_columns: {{about: "columns at a time; a row that is no longer is read once",
     default: {default_columns}, values: {block_columns}}}
@@ -51,6 +51,13 @@ _DIVIDED = """
 def divided(one, other):
     return one / other
 """
+# The lanes of a program share 65536 registers, and one has 255 at most. Compiled for sm_90, a scan
+# takes some 35, and 5 for each element of a lane: value and sum, of 64 bits each, and a half more.
+_OF_SCANS = (
+    '  - {expr: "5 * block_rows * block_columns <= num_warps * 32 * '
+    '(min(255, 2048 // num_warps) - 35)", '
+    'why: "a scan holds its block in float64, in registers"}\n'
+)
 _STAGES = '  stages: {about: "blocks on their way at a time", default: 2, values: [1, 2, 3, 4]}\n'
 _LAYOUT = (
     '  layout: {about: "how images lie in memory for convolutions: as given, or channels last, '
@@ -203,8 +210,6 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
     first = main_of(stages)
     num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
-    # A scan holds its block in float64, and again what it amounts to up to each place.
-    num_whole += 4 * len(first.scans)
     has_loops = any(nest.reductions or nest.scans for nest in stages.nests)
     splits = any(is_split(nest) for nest in stages.nests)
     default_rows, default_columns, default_warps = first_blocks(first)
@@ -214,6 +219,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         work=_work(stages),
         kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
         per_lane=max(16, 256 // num_whole),
+        of_scans=_OF_SCANS if any(nest.scans for nest in stages.nests) else "",
         **blocks_of(first),
         default_rows=default_rows,
         default_columns=default_columns,
