@@ -32,8 +32,9 @@ from tuner.check.gradients import (
     with_tangents,
 )
 from tuner.check.history import History
-from tuner.check.layouts import laid_out
+from tuner.check.layouts import laid_out, one_object
 from tuner.check.mapping import mapped
+from tuner.check.noise import is_noisy, noise
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
 from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, tamer
@@ -103,6 +104,7 @@ def expected(
     if probe.gradients == "forward":
         draw_tangents(arguments, tensors, probe)
     wide = copy.deepcopy(model).double()
+    again = copy.deepcopy(model) if is_noisy(probe) else None
     start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
     with math_mode(accuracy):
         report, baseline = _reference_answer(problem, model, script, tensors, probe)
@@ -139,6 +141,13 @@ def expected(
     }
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
     _require_stable(problem, probe, errors)
+    if again is not None:
+        with math_mode(accuracy), noise():
+            _, moved = _reference_answer(problem, again, script, tensors, probe)
+        for name in [n for n in errors if n.startswith("grad") and n in moved]:
+            error = compare(moved[name], oracle[name], unjudged.get(name), accuracy)
+            most = max(errors[name].max_abs, error.max_abs)
+            errors[name] = dataclasses.replace(errors[name], max_abs=most)
     momenta = {f"{n}." if n else "": m for n, m in _momenta(model).items()}
     lending.free_unused(device)  # float64 temporaries
     return Expected(
@@ -282,7 +291,9 @@ def _reference_answer(
         if script.calls > 1 or not own.issuperset(map(id, values)):
             values = [laid_out(value, "contiguous") for value in values]
         if script.gradients == "all":
-            values = [_as_leaf(value) for value in values]
+            values = [_as_leaf(x) if script.wants(call, i) else x for i, x in enumerate(values)]
+        if script.layout == "same":
+            values = one_object(values)
         with torch.set_grad_enabled(script.has_backward):
             try:
                 for _ in range(script.more_calls if call == 1 else 0):
