@@ -32,7 +32,7 @@ from tuner.check.gradients import (
     with_tangents,
 )
 from tuner.check.history import History
-from tuner.check.layouts import laid_out, one_object
+from tuner.check.layouts import laid_out, laid_out_where, one_object
 from tuner.check.mapping import mapped
 from tuner.check.noise import is_noisy, noise
 from tuner.check.probe import Probe
@@ -143,11 +143,12 @@ def expected(
     _require_stable(problem, probe, errors)
     if again is not None:
         with math_mode(accuracy), noise():
-            _, moved = _reference_answer(problem, again, script, tensors, probe)
-        for name in [n for n in errors if n.startswith("grad") and n in moved]:
+            _, moved = _reference_answer(problem, again, script, tensors, probe, is_laid=True)
+        for name in [n for n in errors if n in moved]:
             error = compare(moved[name], oracle[name], unjudged.get(name), accuracy)
             most = max(errors[name].max_abs, error.max_abs)
-            errors[name] = dataclasses.replace(errors[name], max_abs=most)
+            rms = max(errors[name].rms_abs, error.rms_abs)
+            errors[name] = dataclasses.replace(errors[name], max_abs=most, rms_abs=rms)
     momenta = {f"{n}." if n else "": m for n, m in _momenta(model).items()}
     lending.free_unused(device)  # float64 temporaries
     return Expected(
@@ -239,11 +240,13 @@ def _reference_answer(
     probe: Probe,
     *,
     is_exact: bool = False,
+    is_laid: bool = False,
     own: frozenset[int] = frozenset(),
 ) -> tuple[Report, dict[str, torch.Tensor]]:
     """Play the script with the reference; draws `grad.*` into `tensors` when they are missing.
 
-    A single call may use up the tensors of which `own` has the `id`.
+    With `is_laid` its inputs have the script's layout, for which PyTorch may compute otherwise. A
+    single call may use up the tensors of which `own` has the `id`.
     """
     import torch
 
@@ -290,6 +293,8 @@ def _reference_answer(
         values = arguments_of(script, tensors, call)
         if script.calls > 1 or not own.issuperset(map(id, values)):
             values = [laid_out(value, "contiguous") for value in values]
+        if is_laid:
+            values = laid_out_where(values, script)
         if script.gradients == "all":
             values = [_as_leaf(x) if script.wants(call, i) else x for i, x in enumerate(values)]
         if script.layout == "same":

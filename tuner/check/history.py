@@ -228,13 +228,15 @@ class History:
             return
         held = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         values = {name: (t.detach().clone(), t.requires_grad) for name, t in held.items()}
+        modes = {name: part.training for name, part in self.model.named_modules()}
         held.clear()
         last = weakref.ref(self.model)
         del self.model
         if last() is not None:  # so that another may lie where it lay
             gc.collect()
         self.model = self.make_new()
-        set_mode(self.model, self._script.mode)
+        for name, part in self.model.named_modules():
+            part.training = modes.get(name, part.training)
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             if name in values:
                 value, wants_gradient = values[name]
