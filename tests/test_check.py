@@ -845,7 +845,8 @@ def test_a_question_tells_neither_seeds_nor_the_probe(thorough):
 def test_probes_depend_on_the_seed_and_are_json(problem):
     one, two = thorough_probes(1, 64), thorough_probes(2, 64)
     # But for those whose name says what was drawn.
-    names = [[re.sub(r"^drawn .*|\d+ rows", "", p.name) for p in probes] for probes in (one, two)]
+    said = re.compile(r"^drawn .*|\d+ rows|input \d")
+    names = [[said.sub("", p.name) for p in probes] for probes in (one, two)]
     assert names[0] == names[1]
     assert one[0].seed_inputs != two[0].seed_inputs
     assert len({p.name for p in one}) == len(one)
