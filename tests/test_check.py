@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -843,7 +844,10 @@ def test_a_question_tells_neither_seeds_nor_the_probe(thorough):
 
 def test_probes_depend_on_the_seed_and_are_json(problem):
     one, two = thorough_probes(1, 64), thorough_probes(2, 64)
-    assert [p.name for p in one] == [p.name for p in two]
+    # But for those whose name says what was drawn.
+    said = re.compile(r"^drawn .*|\d+ rows|input \d")
+    names = [[said.sub("", p.name) for p in probes] for probes in (one, two)]
+    assert names[0] == names[1]
     assert one[0].seed_inputs != two[0].seed_inputs
     assert len({p.name for p in one}) == len(one)
     assert json.loads(json.dumps([dataclasses.asdict(p) for p in one]))
@@ -877,7 +881,7 @@ def test_large_modules_are_asked_fewer_rows_and_once_all_of_them():
     assert max(p.batch for p in others) * row <= 2**29
     # What is left out are batches alone.
     left_out = {p.name for p in usual} - by_name.keys()
-    assert left_out == {"an odd batch"} or not left_out
+    assert left_out <= {"an odd batch", "float16 module, many rows"}
     # The flagship's are as they were.
     assert thorough_probes(1, 16384, has_cuda=True, row_elements=16400) == thorough_probes(
         1, 16384, has_cuda=True

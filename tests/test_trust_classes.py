@@ -206,7 +206,7 @@ HONEST: dict[str, tuple[str, ...]] = {
     "eval_gain_by_content": WRAPPED,
     "function_with_all_it_needs": (),
     "locked_and_not_pickled": (
-        "copied", "pickled", "gradients, copied",
+        "copied", "pickled", "gradients, copied", "a copy beside the original",
         "a life, training", "a life, eval", "a life, gradients", "a life, inference mode",
         "saved and read elsewhere", "copied with hooks", "pickled with hooks", *WRAPPED, *UNMAPPED,
     ),
@@ -220,7 +220,10 @@ HONEST: dict[str, tuple[str, ...]] = {
         "float64 module inside another",
         "float64 module, gradients",
         "float16 module",
+        "float16 module, wide range",
+        "float16 module, many rows",
         "bfloat16 module",
+        "bfloat16 module but for its normalisations",
     ),
     "refuses_momentum_none": ("cumulative average",),
     "scripted_inner": WRAPPED,
@@ -273,8 +276,9 @@ def test_an_honest_module_is_right_and_its_differences_are_listed(name, on_cpu):
     problem, expectations = on_cpu
     check = verdict(problem, load_candidate(HERE / "honest" / f"{name}.py"), expectations)
     assert check.is_accepted, check.reason
-    assert {text.partition(":")[0] for text in check.differences} == set(HONEST[name])
-    assert check.strictly().is_accepted == (not HONEST[name])
+    told = {text.partition(":")[0] for text in check.differences if text[:5] != "drawn"}
+    assert told == set(HONEST[name])
+    assert check.strictly().is_accepted == (not check.differences)
 
 
 def test_every_class_has_at_least_three_wrong_modules():

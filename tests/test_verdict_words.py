@@ -86,7 +86,7 @@ def test_the_note_on_the_references_operations_sees_through_a_look_at_the_values
         notes.append(merge(results, FLOAT32, is_thorough=True).notes)
     assert notes[1] == ()
     (note,) = notes[0]
-    assert "(silu, mul) in 2 of 2 ways to call it: training; eval" in note
+    assert "(silu, mul) in 2 of the 2 ways to call it that are traced: training; eval" in note
 
 
 def test_what_is_no_drop_in_says_so_in_its_first_words(gated, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -16,7 +17,11 @@ __all__ = [
     "shifted",
     "stepped",
     "varied",
+    "with_blocks",
+    "with_nothing_where_ignored",
 ]
+
+IGNORED = -100  # the label that PyTorch's losses ignore
 
 # The ends of whole numbers, each call's: an int8, a uint8 and a 16-bit integer hold all but one.
 RANGES = ((0, 255), (-128, 128), (0, 256), (-32768, 32768), (0, 65536))
@@ -127,6 +132,46 @@ def shifted(value: Any, call: int) -> Any:
     step = 0.25 if float(flat[at : at + 2].min()) > 0.25 else -0.25
     flat[at], flat[at + 1] = flat[at] + step, flat[at + 1] - step
     return changed
+
+
+def with_blocks(value: Any, start: int) -> Any:
+    """Return bools with rows that are false, or true, in a block and the other one elsewhere.
+
+    At the start, in the middle, at the end; half of a row or more, or as many as a tile has.
+    `start` says which rows.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.bool or not value.numel():
+        return value
+    width = value.shape[-1] if value.ndim else 1
+    marked = value.reshape(-1, width).clone()
+    ends = [(0, 7 * width // 8), (width // 4, 3 * width // 4), (width // 2, width)]
+    ends += [(0, min(tile, width // 2)) for tile in (16, 32)]
+    for i, (first, last) in enumerate(ends):
+        for is_on in (False, True):
+            row = marked[(start + 2 * i + is_on) % len(marked)]
+            row.fill_(not is_on)
+            row[first : max(last, first + 1)] = is_on
+    return marked.view(value.shape)
+
+
+def with_nothing_where_ignored(values: Sequence[Any]) -> list[Any]:
+    """Return numbers that are Inf or NaN, in turn, in rows whose label is one that is ignored."""
+    import torch
+
+    labels = [x for x in values if isinstance(x, torch.Tensor) and x.dtype == torch.int64]
+    result = list(values)
+    for i, value in enumerate(values):
+        for label in labels:
+            if not _is_number(value) or value.shape[: label.ndim] != label.shape:
+                continue
+            rows = (label == IGNORED).nonzero(as_tuple=True)
+            turn = torch.arange(len(rows[0]), device=value.device) % 2
+            poison = torch.where(turn == 0, float("inf"), float("nan")).to(value.dtype)
+            result[i] = value.clone()
+            result[i][rows] = poison.view(-1, *[1] * (value.ndim - label.ndim))
+    return result
 
 
 # By the name that a probe has for it.

@@ -7,7 +7,16 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.alterations import edited, exchanged, in_range, nudged, reordered, varied
+from tuner.check.alterations import (
+    edited,
+    exchanged,
+    in_range,
+    nudged,
+    reordered,
+    varied,
+    with_blocks,
+    with_nothing_where_ignored,
+)
 from tuner.check.layouts import fitted
 from tuner.check.probe import ILLEGAL, Probe
 from tuner.errors import ProblemError
@@ -35,9 +44,15 @@ def inputs_of_calls(
         probe.seed_inputs, distribution=probe.distribution, batch=probe.batch, device=device
     )
 
-    first = fitted(first, probe.layout)
-    if probe.distribution in ("special", "all_special"):
+    first = fitted(first, probe.layout, probe.layout_at)
+    if probe.layout == "int32":
+        first = _with_narrow_integers(problem, model, first)
+    if probe.distribution in ("special", "all_special", "special_rows"):
         first = _with_special_values(problem, model, first, probe.distribution == "all_special")
+    if probe.distribution == "special_rows":
+        first = with_nothing_where_ignored(first)
+    if probe.distribution in ("masked", "masked_bools"):
+        first = [with_blocks(value, probe.seed_inputs) for value in first]
     if probe.distribution in ("large_integers", *ILLEGAL):
         first = _with_odd_integers(problem, model, first, probe.distribution)
     if probe.other_arguments:
@@ -99,6 +114,21 @@ def _with_special_values(
             if _is_taken(problem, model, result):
                 break
             result[i] = value
+    return result
+
+
+def _with_narrow_integers(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any]
+) -> list[Any]:
+    """Return int64 tensors as int32, each where the reference takes it."""
+    import torch
+
+    result = list(values)
+    for i, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and value.dtype == torch.int64:
+            result[i] = value.to(torch.int32)
+            if not _is_taken(problem, model, result):
+                result[i] = value
     return result
 
 

@@ -19,6 +19,8 @@ HELD_ELEMENTS = {"gpu": 2**28, "cpu": 2**24}  # of what is asked at other batche
 REDUCED_ELEMENTS = {"gpu": 2**25, "cpu": 2**22}  # of what is asked at a smaller batch
 FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows are cheap
 HEAVY_ELEMENTS, FEWEST_HEAVY = 2**17, 4  # of such rows a kernel takes each by itself
+# Gradients are asked at one number of rows of each.
+GRADED_ROWS = ((3, 4), (5, 6, 7), range(9, 16), range(17, 24), range(25, 32), range(33, 64))
 FEW_ROWS = 8  # that are asked whatever they take
 
 
@@ -126,7 +128,9 @@ def batch_probes(
     tall = 65536 + secret.randrange(1, 64)
     if num_rows < tall and not may_refuse:
         probes.append(
-            probe("very many rows", batch=tall, is_tall=True, **(usual | {"tells": whole}))
+            probe(
+                "very many rows", batch=tall, is_tall=True, **(usual | {"tells": TELLS["count"]})
+            )
         )
     asked = [
         probe("some rows", batch=some, **usual),
@@ -147,6 +151,17 @@ def batch_probes(
         ),
         *probes,
     ]
+    # Kernels for few rows have backwards of their own; at which of them they are wrong is secret.
+    for few in GRADED_ROWS:
+        rows = secret.choice([n for n in few if n != num_rows])
+        more = exact if rows <= 8 else {}
+        kind = secret.choice(("all", "all", "plain_inputs"))
+        asked.append(
+            probe(
+                f"gradients of {rows} rows", batch=rows,
+                **{**wide, **more, "gradients": kind, "tells": TELLS["gradients of rows"]},
+            )
+        )  # fmt: skip
     return [p for p in asked if p.name == "more rows" or p.is_tall or extent.holds(p.batch or 0)]
 
 

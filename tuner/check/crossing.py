@@ -39,14 +39,17 @@ __all__ = [
 Layout = Literal[
     "contiguous", "transposed", "strided", "padded", "cut", "misaligned", "expanded", "float64",
     "too_wide", "twice_wide", "mixed", "sliced", "rows expanded", "overlapping", "negated",
-    "shared", "transposed padded", "transposed cut",
+    "shared", "transposed padded", "transposed cut", "same", "channels_last", "reversed",
+    "rows inside", "fewer rows", "more rows", "one row", "int32",
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
 Gradients = Literal["", "all", "plain_inputs", "forward"]
-Edits = Literal["", "output", "output negated", "input", "input freed", "weights", "mode", "rows"]
+Edits = Literal[
+    "", "output", "output negated", "input", "integers", "input freed", "weights", "mode", "rows"
+]
 GradientLayout = Literal[
     "contiguous", "transposed", "misaligned", "of_sum", "of_row_sums", "of_first", "of_last",
-    "shared", "in_thread", "transposed cut",
+    "shared", "in_thread", "transposed cut", "channels_last",
 ]  # fmt: skip
 AtOnce = Literal["", "one module", "two modules"]
 Dtype = Literal["", "float64", "float16", "bfloat16"]
@@ -87,6 +90,12 @@ Action = Literal[
     "hook",  # put hooks on the module, and an attribute of one's own
     "load wrong",  # load_state_dict with a key too few, one too many, and a wrong shape
     "read elsewhere",  # save, and go on with what another process would read
+    "twin",  # make a deep copy, and go on with the original
+    "swap",  # go on with the other one of the two
+    "made anew",  # forget the module, and go on with a new one that has its weights
+    "tie",  # a parameter becomes another one of its shape
+    "mask",  # -Inf in a block of the next vector alone
+    "convert part",  # to the script's dtype, but for its normalisations
 ]
 
 
@@ -106,7 +115,9 @@ class Script:
     usual. `has_predecessor`: a module with `other_options` and the weights `other.*` is made,
     called and deleted before. `mild` are the modes in which the module serves usual inputs,
     `mild.*`, before. With `holds_grads` every `.grad` is there before gradients are taken.
-    `mapped` is what `torch.func.vmap` maps over. `numbers` are the inputs that are no tensors, by
+    `mapped` is what `torch.func.vmap` maps over. `wanted` are bits for each call: which inputs
+    want gradients, all where it is empty. With `keeps_graphs` the graphs of `more_calls` live on
+    as long as the others. `numbers` are the inputs that are no tensors, by
     "call.argument". `output_bytes` are the sizes of memory to poison before each call.
     """
 
@@ -138,6 +149,8 @@ class Script:
     mild: tuple[Mode, ...] = ()
     holds_grads: bool = False
     mapped: Mapped = ""
+    wanted: tuple[int, ...] = ()
+    keeps_graphs: bool = False
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False
@@ -149,6 +162,11 @@ class Script:
     def has_backward(self) -> bool:
         """Whether calls are recorded for a backward."""
         return self.gradients in ("all", "plain_inputs")
+
+    def wants(self, call: int, argument: int) -> bool:
+        """Whether that argument of that call shall require gradients, where it can."""
+        bits = self.wanted[call] if self.wanted else -1
+        return self.gradients == "all" and bool(bits >> argument & 1)
 
 
 @dataclass(frozen=True, slots=True)

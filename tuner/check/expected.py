@@ -32,8 +32,9 @@ from tuner.check.gradients import (
     with_tangents,
 )
 from tuner.check.history import History
-from tuner.check.layouts import laid_out
+from tuner.check.layouts import laid_out, laid_out_where, one_object
 from tuner.check.mapping import mapped
+from tuner.check.noise import is_noisy, noise
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
 from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, tamer
@@ -103,6 +104,7 @@ def expected(
     if probe.gradients == "forward":
         draw_tangents(arguments, tensors, probe)
     wide = copy.deepcopy(model).double()
+    again = copy.deepcopy(model) if is_noisy(probe) else None
     start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
     with math_mode(accuracy):
         report, baseline = _reference_answer(problem, model, script, tensors, probe)
@@ -139,6 +141,14 @@ def expected(
     }
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
     _require_stable(problem, probe, errors)
+    if again is not None:
+        with math_mode(accuracy), noise():
+            _, moved = _reference_answer(problem, again, script, tensors, probe, is_laid=True)
+        for name in [n for n in errors if n in moved]:
+            error = compare(moved[name], oracle[name], unjudged.get(name), accuracy)
+            most = max(errors[name].max_abs, error.max_abs)
+            rms = max(errors[name].rms_abs, error.rms_abs)
+            errors[name] = dataclasses.replace(errors[name], max_abs=most, rms_abs=rms)
     momenta = {f"{n}." if n else "": m for n, m in _momenta(model).items()}
     lending.free_unused(device)  # float64 temporaries
     return Expected(
@@ -230,11 +240,13 @@ def _reference_answer(
     probe: Probe,
     *,
     is_exact: bool = False,
+    is_laid: bool = False,
     own: frozenset[int] = frozenset(),
 ) -> tuple[Report, dict[str, torch.Tensor]]:
     """Play the script with the reference; draws `grad.*` into `tensors` when they are missing.
 
-    A single call may use up the tensors of which `own` has the `id`.
+    With `is_laid` its inputs have the script's layout, for which PyTorch may compute otherwise. A
+    single call may use up the tensors of which `own` has the `id`.
     """
     import torch
 
@@ -281,8 +293,12 @@ def _reference_answer(
         values = arguments_of(script, tensors, call)
         if script.calls > 1 or not own.issuperset(map(id, values)):
             values = [laid_out(value, "contiguous") for value in values]
+        if is_laid:
+            values = laid_out_where(values, script)
         if script.gradients == "all":
-            values = [_as_leaf(value) for value in values]
+            values = [_as_leaf(x) if script.wants(call, i) else x for i, x in enumerate(values)]
+        if script.layout == "same":
+            values = one_object(values)
         with torch.set_grad_enabled(script.has_backward):
             try:
                 for _ in range(script.more_calls if call == 1 else 0):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Edits, GradientLayout, Script
 from tuner.check.exercise import checksum_of, outputs_of, snapshot
 from tuner.check.layouts import laid_out
+from tuner.check.surroundings import changed, settings
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,7 @@ __all__ = [
     "edit_before_backward",
     "gradients_of",
     "leaves_of",
+    "watched",
     "with_tangents",
 ]
 
@@ -69,7 +71,7 @@ def gradients_of(
         given = [g[:1].expand(g.shape) if g.ndim and len(g) else g for g in given]
     if layout == "of_row_sums":
         given = [g[..., :1].expand(g.shape) if g.ndim else g for g in given]
-    if layout in ("transposed", "misaligned", "transposed cut"):
+    if layout in ("transposed", "misaligned", "transposed cut", "channels_last"):
         given = [laid_out(g, layout) for g in given]
     ends = [y for y, _ in pairs]
     wanted = dict(leaves)
@@ -160,11 +162,15 @@ def edit_before_backward(
             # Of few: what the others tell of their edit must not speak for these.
             for parameter in [p for p in parameters if p.ndim > 1] or parameters:
                 parameter.mul_(0.5)
-    if edits == "input":
+    if edits in ("input", "integers"):
         with torch.no_grad():
             for value in arguments:
-                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                if not isinstance(value, torch.Tensor):
+                    continue
+                if value.is_floating_point() and edits == "input":
                     value.mul_(0.5)
+                if not value.is_floating_point() and edits == "integers":
+                    value.copy_(value.reshape(-1).roll(1).view(value.shape))  # as legal as before
 
 
 def accumulated(
@@ -226,6 +232,39 @@ def differentiated(
         return _beside_grads(leaves, outputs, tensors, script.first_place, changes)
     found = gradients_of(leaves, outputs, tensors, script.gradient_layout)
     return {f"grad{k}.{name}": grad for name, grad in found.items()}
+
+
+@contextlib.contextmanager
+def watched(
+    given: Mapping[str, torch.Tensor], model: torch.nn.Module, changes: list[str]
+) -> Iterator[None]:
+    """Say what a backward inside has changed that is not its own.
+
+    Random numbers are drawn before: who sets back what the call found there is told by that.
+
+    Args:
+        given: the incoming gradients, by name.
+        model: the module, whose parameters have no `.grad`.
+        changes: is told.
+    """
+    import torch
+
+    before = {name: checksum_of(tensor) for name, tensor in given.items()}
+    for device in {torch.device("cpu"), *(t.device for t in given.values())}:
+        torch.rand((), device=device)
+    set_to = settings()
+    yield
+    changes += [
+        f"the backward edited the incoming gradient ({name})"
+        for name, tensor in given.items()
+        if checksum_of(tensor) != before[name]
+    ]
+    changes += [
+        f"the backward wrote the .grad of {name}: gradients would be added up twice"
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    ]
+    changes += changed(set_to, "backward")
 
 
 def _beside_grads(

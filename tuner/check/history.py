@@ -1,21 +1,25 @@
 """What is done to a module between its calls: modes, weights, copies; the reference's alike.
 
 A question has two sets of weights, `state.*` and `other.*`. The module holds the first; each of
-the actions of `_GIVEN` and "borrow" gives it the one that it lacks, or a part of it.
+the actions of `GIVEN` and "borrow" gives it the one that it lacks, or a part of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.check import parts
 from tuner.check.belongings import lost, put_on
 from tuner.check.crossing import Action, Dtype, Mode, Script
 from tuner.check.exercise import arguments_of, tensors_under
+from tuner.check.handover import GIVEN, edit, edit_all, empty, replace
 from tuner.check.layouts import fitted, laid_out
 from tuner.check.loads import told_of_loads
 from tuner.check.registries import read_elsewhere
@@ -53,9 +57,10 @@ class History:
     """A module in the course of a script.
 
     `model` is what is called; "copy" and "pickle" replace it. `make_another` is what "another"
-    does; `tables` are of the module's file, as they were before it. `refusals` are the actions
-    that it refused aloud, which then went undone. `changes` are what a copy shares with the
-    original, or has lost; `loads` what loading a wrong state_dict led to.
+    does, and `make_new` makes what replaces it in "made anew". `tables` are of the module's file,
+    as they were before it. `refusals` are the actions that it refused aloud, which then went
+    undone. `changes` are what a copy shares with the original, or has lost; `loads` what loading
+    a wrong state_dict led to.
     With `is_exact` it is the oracle, which stays in float64 when it is converted, but for what the
     weights lose.
     """
@@ -69,6 +74,7 @@ class History:
     ) -> None:
         self.model = model
         self.make_another: Callable[[], None] = lambda: None
+        self.make_new: Callable[[], torch.nn.Module] | None = None
         self._arguments: Callable[[], list[Any]] = lambda: arguments_of(script, tensors, 0)
         self.tables: list[tuple[Any, list[Any]]] = []
         self.refusals: list[str] = []
@@ -81,6 +87,8 @@ class History:
         self._weights = tensors_under("state", tensors), tensors_under("other", tensors)
         self._held = 0  # which of them the module holds
         self._trained = [name for name, p in model.named_parameters() if p.requires_grad]
+        self._twin: Any = None
+        self._masked: list[tuple[torch.Tensor, Any]] = []
         self._num_placed = 0  # parameters that were taken one by one
         self._lent: dict[str, torch.Tensor] | None = None
 
@@ -143,21 +151,33 @@ class History:
         elif action == "infer":
             self._infer()
         elif action == "wrap module":
-            self._wrap_module()
+            parts.wrap(self.model, self._next)
         elif action == "parametrize":
-            self._parametrize()
+            parts.parametrize(self.model, self._next)
+        elif action == "tie":
+            parts.tie(self.model, self._next)
+        elif action == "mask":
+            parts.mask(self.model, self._next, self._num_placed, self._masked)
+        elif action == "twin":
+            self._twin = copy.deepcopy(self.model)
+        elif action == "swap":
+            self.model, self._twin = self._twin, self.model
+        elif action == "made anew":
+            self._make_anew()
         elif action == "empty":
-            _empty(self.model)
+            empty(self.model)
         elif action == "hook":
             put_on(self.model)
             self._is_marked = True
         elif action == "load wrong":
             self.loads += told_of_loads(self.model)
-        elif action in ("convert", "convert inside"):
-            if action == "convert":
-                self.model = converted(self.model, self._script.dtype)
-            else:
+        elif action in ("convert", "convert inside", "convert part"):
+            if action == "convert inside":
                 converted(torch.nn.Sequential(self.model), self._script.dtype)
+            else:
+                self.model = converted(self.model, self._script.dtype)
+            if action == "convert part":
+                parts.keep_norms(self.model)
             if self._is_exact:
                 self.model = self.model.double()
         elif action in ("borrow", "borrow one"):
@@ -171,14 +191,14 @@ class History:
             name = self._next(
                 [n for n, t in named.items() if n in other and t.is_floating_point()]
             )
-            _edit_all(self.model, {name: other[name]} if name else {})
+            edit_all(self.model, {name: other[name]} if name else {})
         elif action == "replace one":
             other = self._weights[1 - self._held]
             name = self._next([n for n, _ in self.model.named_parameters() if n in other])
-            _replace(self.model, {name: other[name]} if name else {})
+            replace(self.model, {name: other[name]} if name else {})
         else:
             self._held = 1 - self._held
-            _GIVEN[action](self.model, self._weights[self._held])
+            GIVEN[action](self.model, self._weights[self._held])
 
     def _next(self, names: Sequence[str]) -> str:
         """Return the name at the next place; "" where there is none."""
@@ -200,6 +220,28 @@ class History:
             if name in original and original[name].data_ptr() == tensor.data_ptr() != 0:
                 self.changes.append(f"a {what} shares the memory of {name} with the original")
         torch.nn.Module._apply(self.model, torch.clone)  # as `to` moves them
+
+    def _make_anew(self) -> None:
+        """Forget the module, and go on with a new one: a graph may live longer than its module."""
+        if self.make_new is None:
+            self.model = copy.deepcopy(self.model)
+            return
+        held = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        values = {name: (t.detach().clone(), t.requires_grad) for name, t in held.items()}
+        modes = {name: part.training for name, part in self.model.named_modules()}
+        held.clear()
+        last = weakref.ref(self.model)
+        del self.model
+        if last() is not None:  # so that another may lie where it lay
+            gc.collect()
+        self.model = self.make_new()
+        for name, part in self.model.named_modules():
+            part.training = modes.get(name, part.training)
+        for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
+            if name in values:
+                value, wants_gradient = values[name]
+                tensor.data.copy_(value)
+                tensor.requires_grad_(wants_gradient)
 
     def _infer(self) -> None:
         """Serve in inference mode, whose tensors autograd takes for no later call."""
@@ -230,45 +272,8 @@ class History:
         child = copy.deepcopy(getattr(self.model, name))
         other = self._weights[1 - self._held]
         own = {n[len(name) + 1 :]: t for n, t in other.items() if n.startswith(f"{name}.")}
-        _edit(child, own)
+        edit(child, own)
         setattr(self.model, name, child)
-
-    def _child(self, kind: Callable[[torch.nn.Module], bool]) -> torch.nn.Module | None:
-        """Return the next submodule of a kind, at any depth; None where there is none."""
-        paths = [n for n, m in self.model.named_modules() if n and kind(m)]
-        return self.model.get_submodule(self._next(paths)) if paths else None
-
-    def _wrap_module(self) -> None:
-        """Give a submodule another forward, as an adapter such as LoRA's does."""
-        child = self._child(lambda m: not list(m.children()))
-        if child is None:
-            return
-        old: Any = type(child)
-
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return _adapted(old.forward(self, *args, **kwargs))
-
-        child.__class__ = type(f"Adapted{old.__name__}", (old,), {"forward": forward})
-
-    def _parametrize(self) -> None:
-        import torch
-        from torch.nn.utils import parametrize
-
-        module: Any = torch.nn.Module
-        halved = type("Halved", (module,), {"forward": lambda self, weight: 0.5 * weight})
-        child = self._child(lambda m: "weight" in dict(m.named_parameters(recurse=False)))
-        if child is not None:
-            parametrize.register_parametrization(child, "weight", halved())
-
-
-def _adapted(result: Any) -> Any:
-    """Return other numbers for what a submodule gives: a tensor, or tuples as an LSTM's."""
-    import torch
-
-    if isinstance(result, tuple):
-        return tuple(map(_adapted, result))
-    is_number = isinstance(result, torch.Tensor) and result.is_floating_point()
-    return 0.5 * result + 0.25 if is_number else result
 
 
 def _pickled(model: Any) -> Any:
@@ -305,96 +310,3 @@ class _Pickler(pickle.Pickler):
 
 def _like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return tensor.to(parameter.dtype).requires_grad_(parameter.requires_grad)
-
-
-def _edit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        if name in weights:
-            parameter.data.copy_(weights[name])  # .data: no version counter tells of it
-
-
-def _edit_all(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    _edit(model, weights)
-    for name, buffer in model.named_buffers():
-        if name in weights:
-            buffer.data.copy_(weights[name])
-
-
-def _load(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    model.load_state_dict(weights, strict=True)
-
-
-def _empty(model: torch.nn.Module) -> None:
-    """Lose all that is not in the state_dict, which is loaded again."""
-    import torch
-
-    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    device = next((t.device for t in state.values()), torch.device("cpu"))
-    model.to_empty(device=device)
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
-    model.load_state_dict(state, strict=True)
-
-
-def _load_inside(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    import torch
-
-    parent = torch.nn.Sequential(model)
-    parent.load_state_dict({f"0.{name}": t for name, t in weights.items()}, strict=True)
-
-
-def _assign(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    now = model.state_dict()
-    own = {name: tensor.to(now[name].dtype, copy=True) for name, tensor in weights.items()}
-    model.load_state_dict(own, strict=True, assign=True)
-
-
-def _load_part(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    *_, last = ["", *(name for name, _ in model.named_children())]
-    part = {n: t for n, t in weights.items() if n.partition(".")[0] != last}
-    model.load_state_dict(part, strict=False)
-
-
-def _edit_state(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in model.state_dict().items():
-        if name in weights:
-            tensor.copy_(weights[name])
-
-
-def _rebind(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """As parts of one vector, which `vector_to_parameters` and optimisers make of them."""
-    import torch
-
-    given = [(p, weights[n].to(p.dtype)) for n, p in model.named_parameters() if n in weights]
-    for dtype in {value.dtype for _, value in given}:
-        rebound = [(p, value) for p, value in given if value.dtype == dtype]
-        head = rebound[0][1].new_zeros(1)  # or the first one would be at the start
-        vector = torch.cat([head, *(value.reshape(-1) for _, value in rebound)])
-        parts = vector[1:].split([value.numel() for _, value in rebound])
-        for (parameter, value), part in zip(rebound, parts, strict=True):
-            parameter.data = part.view(value.shape)
-
-
-def _replace(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    import torch
-
-    for path, parameter in list(model.named_parameters()):
-        if path in weights:
-            place, _, name = path.rpartition(".")
-            fresh = weights[path].to(parameter.dtype, copy=True)
-            new = torch.nn.Parameter(fresh, requires_grad=parameter.requires_grad)
-            setattr(model.get_submodule(place), name, new)
-
-
-_GIVEN: dict[str, Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], None]] = {
-    "edit": _edit,
-    "edit all": _edit_all,
-    "load": _load,
-    "load inside": _load_inside,
-    "load part": _load_part,
-    "edit state": _edit_state,
-    "rebind": _rebind,
-    "assign": _assign,
-    "replace": _replace,
-}

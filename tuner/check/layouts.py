@@ -11,7 +11,9 @@ from tuner.check.crossing import Layout, Script
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["fitted", "laid_out", "laid_out_where", "overwrite"]
+__all__ = ["fitted", "laid_out", "laid_out_where", "one_object", "overwrite"]
+
+EXTRA_ROWS: dict[Layout, int] = {"fewer rows": -1, "more rows": 1}
 
 
 def laid_out(value: Any, layout: Layout, padding: int = 8) -> Any:
@@ -27,6 +29,10 @@ def laid_out(value: Any, layout: Layout, padding: int = 8) -> Any:
         return value.clone()
     if layout == "transposed" and value.ndim >= 2:
         return value.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout in ("channels_last", "reversed", "rows inside") and value.ndim >= 3:
+        order = _order_in_memory(layout, value.ndim)
+        back = sorted(range(value.ndim), key=order.__getitem__)
+        return value.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
     if layout in ("transposed padded", "transposed cut"):  # as `big[:, :n].t()` is
         kind: Layout = "padded" if layout == "transposed padded" else "cut"
         if value.ndim >= 2:
@@ -63,9 +69,31 @@ def laid_out(value: Any, layout: Layout, padding: int = 8) -> Any:
     return value.clone(memory_format=torch.contiguous_format)
 
 
+def _order_in_memory(layout: Layout, ndim: int) -> list[int]:
+    """Return the dimensions from the one with the largest stride to that with the smallest."""
+    middle = list(range(2, ndim))
+    if layout == "channels_last":
+        return [0, *middle, 1]
+    return [1, 0, *middle] if layout == "rows inside" else [*range(ndim)][::-1]
+
+
+def one_object(values: Sequence[Any]) -> list[Any]:
+    """Return arguments of which those of one type and shape are the first such one itself."""
+    import torch
+
+    first: dict[Any, Any] = {}
+    return [
+        first.setdefault((x.dtype, x.shape), x) if isinstance(x, torch.Tensor) else x
+        for x in values
+    ]
+
+
 def laid_out_where(values: Sequence[Any], script: Script) -> list[Any]:
     """Return copies of arguments in fresh memory, all or one of them with the script's layout."""
     import torch
+
+    if script.layout == "same":
+        return one_object([laid_out(value, "contiguous") for value in values])
 
     if script.layout == "shared":
         return _in_one_memory(values)
@@ -85,14 +113,19 @@ def fitted(values: Sequence[Any], layout: Layout, at: int | None = None) -> list
     """Return arguments with such values as their layout can have, in ordinary memory.
 
     Elements that share memory are equal; "float64" and "mixed" change the type, "too_wide" and
-    "twice_wide" the last size.
+    "twice_wide" the last size, and one of several inputs has other rows than the others.
 
     Args:
         values: of a call.
         layout: that they shall have.
-        at: the only tensor that has it, None for all.
+        at: the only tensor that has it, by its place among those with rows; None for all.
     """
     import torch
+
+    if layout == "same":
+        return one_object(values)
+    if layout in ("fewer rows", "more rows", "one row"):
+        return _with_other_rows(values, layout, at or 0)
 
     def is_number(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim > 0
@@ -120,6 +153,20 @@ def fitted(values: Sequence[Any], layout: Layout, at: int | None = None) -> list
         return value
 
     return [one(value) for value in values]
+
+
+def _with_other_rows(values: Sequence[Any], layout: Layout, at: int) -> list[Any]:
+    """Return arguments of which one has other rows; as they are where one alone has any."""
+    import torch
+
+    result = list(values)
+    found = [i for i, x in enumerate(values) if isinstance(x, torch.Tensor) and x.ndim and len(x)]
+    if len(found) > 1:
+        place = found[at % len(found)]
+        value = values[place]
+        rows = len(value) + EXTRA_ROWS[layout] if layout in EXTRA_ROWS else 1
+        result[place] = torch.cat([value, value[:1]])[:rows]
+    return result
 
 
 def _overlapping(memory: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

@@ -96,7 +96,7 @@ def history_probes(
         at = order.index(actions[-1]) + 1
         before = ((), *order[:at], *after_last, *order[at:])
         first = secret.randrange(64)
-        tells = TELLS["history"]
+        tells = TELLS["new tensors" if ("assign",) in actions else "history"]
         return {"calls": len(before), "before": before, "first_place": first, "tells": tells}
 
     # A module may refuse to hold other tensors, or to compute with ones that are lent to it; in

@@ -48,4 +48,5 @@ def notes_of(results: Sequence[ProbeResult]) -> tuple[str, ...]:
         return ()
     where = "; ".join(result.probe.removeprefix(OWN_WORK) for result in found)
     total = sum(result.probe.startswith(OWN_WORK) for result in results)
-    return (f"right, but it {found[0].note} in {len(found)} of {total} ways to call it: {where}",)
+    ways = f"in {len(found)} of the {total} ways to call it that are traced"
+    return (f"right, but it {found[0].note} {ways}: {where}",)

@@ -19,9 +19,10 @@ from tuner.check.crossing import (
 from tuner.problem.draws import Distribution, WeightKind
 from tuner.problem.reference import Options
 
-__all__ = ["ILLEGAL", "OWN_WORK", "Modes", "Probe"]
+__all__ = ["ILLEGAL", "OWN_WORK", "ROWS", "Modes", "Probe"]
 
 OWN_WORK = "own work, "  # how the names of the traced probes begin
+ROWS = ("fewer rows", "more rows", "one row")  # of one input, where another has as many as given
 ILLEGAL = ("negative_integers", "integers_beyond")  # which most references refuse
 
 
@@ -102,7 +103,9 @@ class Probe:
     are a draw of the reference's own. `is_tall`: fewer rows where so many would cost much. With
     `has_predecessor` another module was there before, used and deleted. `mild` are the modes in
     which it has served usual inputs before. With `holds_grads` every `.grad` is there before
-    gradients are taken, of all and of some. `mapped` is what `torch.func.vmap` maps over. With
+    gradients are taken, of all and of some. `mapped` is what `torch.func.vmap` maps over. `wanted`
+    are bits for each call: which inputs want gradients, by default all. With `keeps_graphs` those
+    of `more_calls` live on. With
     `other_arguments` numbers are others, or 0, and what has a default is given; `by_keyword`
     passes all by their names. `traces` lists PyTorch's operations that ran.
 
@@ -154,6 +157,8 @@ class Probe:
     mild: tuple[Mode, ...] = ()
     holds_grads: bool = False
     mapped: Mapped = ""
+    wanted: tuple[int, ...] = ()
+    keeps_graphs: bool = False
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False
@@ -179,5 +184,5 @@ class Probe:
     @property
     def may_be_refused(self) -> bool:
         """Whether it asks what many references refuse, and a module must refuse as well."""
-        odd = ("float64", "too_wide", "twice_wide", "mixed")
+        odd = ("float64", "too_wide", "twice_wide", "mixed", *ROWS)
         return self.layout in odd or self.distribution in ILLEGAL

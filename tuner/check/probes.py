@@ -9,11 +9,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from tuner.check.batches import Extent, batch_probes, odd_batch
+from tuner.check.combined import combined_probes
 from tuner.check.crossing import Action, Dtype, Mode
 from tuner.check.lives import gradient_probes, history_probes
+from tuner.check.pairings import paired_probes
 from tuner.check.probe import OWN_WORK, Modes, Probe
 from tuner.check.shortcuts import shortcut_probes
 from tuner.check.tells import TELLS
+from tuner.check.traits import Traits
 from tuner.check.unusual import unusual_probes
 from tuner.problem.draws import Distribution
 
@@ -23,6 +26,7 @@ __all__ = [
 ]
 
 TRAINING = Modes()
+EVERYTHING = Traits()
 
 
 CONVERTED: tuple[tuple[Dtype, Distribution, Action, str], ...] = (
@@ -64,6 +68,7 @@ def thorough_probes(
     may_refuse_batches: bool = False,
     large_batch: int = 0,
     row_elements: float = 0.0,
+    traits: Traits = EVERYTHING,
 ) -> list[Probe]:
     """Return everything that is asked of finalists, exports and strangers' files.
 
@@ -71,7 +76,8 @@ def thorough_probes(
     asked in the problem's own of `modes`.
     `is_deterministic` asks for the same bits from the same input. `may_refuse_batches` accepts
     an exception (never a wrong answer) at batches other than `num_rows`. From `large_batch` rows
-    on the module is known to take another way in eval mode. `row_elements` are as of `Extent`.
+    on the module is known to take another way in eval mode. `row_elements` are as of `Extent`;
+    what says nothing with such `traits` is left out.
     """
     secret = random.Random(seed)
     seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
@@ -106,6 +112,8 @@ def thorough_probes(
         probes += batch_probes(reduced, modes, rows, may_refuse_batches, secret)
     probes += unusual_probes(reduced, modes, secret, has_cuda)
     probes += shortcut_probes(reduced, modes, secret)
+    probes += combined_probes(reduced, modes, extent, traits, secret)
+    probes += paired_probes(reduced, modes, extent, traits, secret)
     more = large_batch + secret.randrange(1, 33)
     if extent.num_rows is not None and large_batch > extent.num_rows and extent.holds(more):
         probes.append(

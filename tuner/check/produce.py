@@ -43,6 +43,7 @@ from tuner.check.gradients import (
     differentiated,
     edit_before_backward,
     leaves_of,
+    watched,
     with_tangents,
 )
 from tuner.check.halts import Halted, stage
@@ -126,6 +127,7 @@ class _Session:
         self.history: Any = None
         self.second: Any = None
         self.tables: list[tuple[Any, list[Any]]] = []
+        self.graphs: list[Any] = []  # of calls that nobody looks at
         self.leaves: list[dict[str, torch.Tensor]] = []
         self.threads_before = set(threading.enumerate())
 
@@ -161,6 +163,7 @@ class _Session:
             set_mode(model, self.script.mode)
         self.history = History(model, self.script, self.given)
         self.history.tables = self.tables
+        self.history.make_new = lambda: self._made(make_candidate)
         self.history.make_another = lambda: self._another(make_candidate)
         if not is_pytorchs(type(model).__call__):
             self.changes.append("it has a __call__ of its own: hooks on the module would not run")
@@ -220,7 +223,8 @@ class _Session:
         if call == 1:
             with stage("one of many calls"):
                 for _ in range(self.script.more_calls):
-                    called(*arguments)
+                    result = called(*arguments)
+                    self.graphs += [result] * self.script.keeps_graphs
         poison(self.script.output_bytes, self.device)
         before, own = settings(), flags(self.model, arguments)
         # One that raises with lent weights alone refuses those.
@@ -303,10 +307,10 @@ class _Session:
                     overwrite(old, new, call)
         else:
             arguments = laid_out_where(source, script)
-            if script.gradients == "all":
-                for value in arguments:
-                    if isinstance(value, torch.Tensor) and value.is_floating_point():
-                        value.requires_grad_()
+            for i, value in enumerate(arguments):
+                is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+                if is_number and script.wants(call, i):
+                    value.requires_grad_()
         self.arguments.append(arguments)
         return arguments
 
@@ -346,29 +350,18 @@ class _Session:
                 return
             # Copies, and of what comes back: a later backward may write where this one has.
             given = {n: snapshot(t) for n, t in self.given.items() if n.startswith("grad.")}
-            before = {name: checksum_of(tensor) for name, tensor in given.items()}
             edit_before_backward(self.script.edits, self.arguments[call], outputs, self.model)
             if self.script.edits == "input freed":  # and its memory written by another
                 self.arguments[call] = [laid_out(x, "contiguous") for x in self.arguments[call]]
                 poison(self.script.output_bytes, self.device)
             with (
+                watched(given, self.model, self.changes),
                 recorded(self.operations, self.script.traces),
                 nan_filled_memory() if self.script.has_nan_memory else contextlib.nullcontext(),
             ):
-                grads = differentiated(
-                    self.script, self.leaves[call], outputs, given, k, self.changes
-                )
+                leaves = self.leaves[call]
+                grads = differentiated(self.script, leaves, outputs, given, k, self.changes)
             self.tensors.update((n, snapshot(g)) for n, g in grads.items())
-            self.changes += [
-                f"the backward edited the incoming gradient ({name})"
-                for name, tensor in given.items()
-                if checksum_of(tensor) != before[name]
-            ]
-            self.changes += [
-                f"the backward wrote the .grad of {name}: gradients would be added up twice"
-                for name, parameter in self.model.named_parameters()
-                if parameter.grad is not None
-            ]
 
     def accumulate(self) -> None:
         """Let the calls add up their gradients in `.grad`."""
@@ -379,7 +372,7 @@ class _Session:
             self.detached.append(0)
             return
         first = self.script.first_place
-        with stage("gradients"):
+        with stage("gradients"), watched({}, self.model, self.changes):
             grads = accumulated(self.leaves, outputs, self.given, first, self.changes)
             self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
 

@@ -175,6 +175,8 @@ def script_of(
         mild=probe.mild,
         holds_grads=probe.holds_grads,
         mapped=probe.mapped,
+        wanted=probe.wanted,
+        keeps_graphs=probe.keeps_graphs,
         has_side_stream=probe.has_side_stream,
         traces=probe.traces,
         own_seed=_own_seed(probe) if probe.weights == "own" else None,

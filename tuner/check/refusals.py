@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from tuner.check.batches import FEW_ROWS, Extent
-from tuner.check.crossing import Script
+from tuner.check.crossing import Action, Script
 from tuner.check.exercise import num_elements
 from tuner.check.layouts import laid_out_where
-from tuner.check.probe import Probe
+from tuner.check.probe import ROWS, Probe
 from tuner.errors import ProblemError
 from tuner.problem.reference import Problem
 
@@ -41,7 +41,17 @@ def refuses_layout(
     """Whether the reference itself raises at such strides, as `view` does."""
     import torch
 
-    if probe.layout in ("contiguous", "misaligned", "float64", "too_wide", "twice_wide", "mixed"):
+    if probe.layout in (
+        "contiguous",
+        "misaligned",
+        "float64",
+        "too_wide",
+        "twice_wide",
+        "mixed",
+        "int32",
+    ):
+        return False
+    if probe.layout in ROWS:
         return False
     try:
         with torch.no_grad():
@@ -101,6 +111,12 @@ def tamer(probe: Probe) -> Probe | None:
     Not every number is legal for every reference (a probability is at most 1), nor is dim 0 the
     rows of a batch in each (a square matrix product).
     """
+    if any("convert part" in actions for actions in probe.before):  # of mixed types
+        whole = tuple(
+            tuple[Action, ...]("convert" if a == "convert part" else a for a in actions)
+            for actions in probe.before
+        )
+        return dataclasses.replace(probe, before=whole)
     if probe.may_be_refused or probe.dtype:
         return None
     if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:

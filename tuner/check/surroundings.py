@@ -93,11 +93,11 @@ def left_by_a_refusal(model: Any, arguments: Sequence[Any]) -> list[str]:
     return left
 
 
-def changed(before: Mapping[str, Any]) -> list[str]:
-    """Say which settings are no longer what `settings` returned."""
+def changed(before: Mapping[str, Any], what: str = "call") -> list[str]:
+    """Say which settings are no longer what `settings` returned, and what left them so."""
     now = settings()
     return [
-        f"the call left other settings: {name} is {now[name]}, was {value}"
+        f"the {what} left other settings: {name} is {now[name]}, was {value}"
         for name, value in before.items()
         if value is not None and now[name] != value
     ]

@@ -10,6 +10,7 @@ from tuner.check.chance import modes_of
 from tuner.check.expected import Expected
 from tuner.check.probe import Probe
 from tuner.check.refusals import extent_of
+from tuner.check.traits import traits_of
 from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.oracle import Oracle
@@ -57,6 +58,7 @@ class Judge(Giver):
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
             "row_elements": extent.row_elements, "is_large": is_large,
+            "traits": json.loads(to_json(traits_of(problem, model, device))),
         }  # fmt: skip
 
     def ask(self, probe: str, lends: bool = False) -> Answer:

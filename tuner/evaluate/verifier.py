@@ -19,6 +19,7 @@ from typing import Any
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
+from tuner.check.traits import Traits
 from tuner.check.verdict import merge
 from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
@@ -149,6 +150,7 @@ class Verifier:
             has_cuda=self._task.device.startswith("cuda"),
             large_batch=max(self._task.also.values(), default=0),
             row_elements=float(self._about["row_elements"]),
+            traits=from_json(Traits, json.dumps(self._about["traits"])),
         )
         # Most faults show on few rows, for a hundredth of the time.
         first, rest = probes[:1], probes[1:]

@@ -39,6 +39,9 @@ Distribution = Literal[
     "like_rows",  # in turn: a single 1, mostly zeros, permutations of one row
     "whole_numbers",  # from 0 to 255
     "all_special",  # as given, with integers and bools that all mean something else
+    "masked_bools",  # as given, with blocks of bools that are alike
+    "special_rows",  # as "special", with Inf and NaN in the rows of labels that are ignored
+    "half_range",  # as given, one number of 13 times 100: float16 does not hold all squares
     "filled",  # as given, one row all zeros, one with zeros at both ends, one of -10,000
 ]
 WeightKind = Literal[
@@ -48,6 +51,12 @@ WeightKind = Literal[
     "denormal",  # as random, but matrices as denormal inputs are: for products with vast ones
     "nan",  # as they are, but one NaN in each matrix and each buffer
 ]
+# Of which no floating-point number is another.
+UNCHANGED = (
+    "as_given", "special", "all_special", "special_rows", "masked_bools", "large_integers",
+    "negative_integers", "integers_beyond",
+)  # fmt: skip
+HALF_FACTOR = 100.0  # some squares are beyond 65504 then, their mean in a row is not
 EXPONENTS = {"huge": 28, "vast": 120, "denormal": -127}
 WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
 LATE_OFFSETS = (100.0, 3000.0)  # where float32 keeps four digits of a row that varies by 1
@@ -125,7 +134,7 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return value
-    if distribution in ("as_given", "special", "all_special") or "integers" in distribution:
+    if distribution in UNCHANGED:
         return value
     if distribution == "offset":
         return value + 100.0
@@ -152,7 +161,7 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         if few.ndim:
             few[len(few) // 2] = 0.0
         return few
-    if distribution in ("late_rows", "like_rows", "whole_numbers"):
+    if distribution in ("late_rows", "like_rows", "whole_numbers", "half_range"):
         return _arranged(value, distribution, generator)
     if distribution == "normal":
         return drawn(value.shape)
@@ -211,6 +220,12 @@ def _arranged(
         whole = torch.randint(0, 256, value.shape, generator=generator, device=where)
         whole.view(-1)[:1], whole.view(-1)[-1:] = 0, 255
         return whole.to(value.dtype)
+    if distribution == "half_range":
+        if not value.ndim:
+            return value
+        wide = value.clone(memory_format=torch.contiguous_format)
+        wide.view(-1)[::13] *= HALF_FACTOR
+        return wide
     if distribution == "late_rows":
         num_rows = len(value) if value.ndim else 1
         first = int(torch.randint(num_rows // 4, num_rows // 2 + 1, (), generator=generator,

@@ -1,0 +1,108 @@
+"""How a module is given other weights: edited in place, loaded, assigned, bound, replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["GIVEN", "edit", "edit_all", "empty", "replace"]
+
+
+def edit(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Edit parameters in place, past the version counter."""
+    for name, parameter in model.named_parameters():
+        if name in weights:
+            parameter.data.copy_(weights[name])  # .data: no version counter tells of it
+
+
+def edit_all(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Edit parameters and buffers in place."""
+    edit(model, weights)
+    for name, buffer in model.named_buffers():
+        if name in weights:
+            buffer.data.copy_(weights[name])
+
+
+def _load(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    model.load_state_dict(weights, strict=True)
+
+
+def empty(model: torch.nn.Module) -> None:
+    """Lose all that is not in the state_dict, which is loaded again."""
+    import torch
+
+    state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    device = next((t.device for t in state.values()), torch.device("cpu"))
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else -1)
+    model.load_state_dict(state, strict=True)
+
+
+def _load_inside(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
+    parent = torch.nn.Sequential(model)
+    parent.load_state_dict({f"0.{name}": t for name, t in weights.items()}, strict=True)
+
+
+def _assign(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    now = model.state_dict()
+    own = {name: tensor.to(now[name].dtype, copy=True) for name, tensor in weights.items()}
+    model.load_state_dict(own, strict=True, assign=True)
+
+
+def _load_part(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    *_, last = ["", *(name for name, _ in model.named_children())]
+    part = {n: t for n, t in weights.items() if n.partition(".")[0] != last}
+    model.load_state_dict(part, strict=False)
+
+
+def _edit_state(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in model.state_dict().items():
+        if name in weights:
+            tensor.copy_(weights[name])
+
+
+def _rebind(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """As parts of one vector, which `vector_to_parameters` and optimisers make of them."""
+    import torch
+
+    given = [(p, weights[n].to(p.dtype)) for n, p in model.named_parameters() if n in weights]
+    for dtype in {value.dtype for _, value in given}:
+        rebound = [(p, value) for p, value in given if value.dtype == dtype]
+        head = rebound[0][1].new_zeros(1)  # or the first one would be at the start
+        vector = torch.cat([head, *(value.reshape(-1) for _, value in rebound)])
+        parts = vector[1:].split([value.numel() for _, value in rebound])
+        for (parameter, value), part in zip(rebound, parts, strict=True):
+            parameter.data = part.view(value.shape)
+
+
+def replace(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Put other parameters in the place of those that are named."""
+    import torch
+
+    for path, parameter in list(model.named_parameters()):
+        if path in weights:
+            place, _, name = path.rpartition(".")
+            fresh = weights[path].to(parameter.dtype, copy=True)
+            new = torch.nn.Parameter(fresh, requires_grad=parameter.requires_grad)
+            setattr(model.get_submodule(place), name, new)
+
+
+# By the action that gives them.
+GIVEN: dict[str, Callable[[torch.nn.Module, Mapping[str, torch.Tensor]], None]] = {
+    "edit": edit,
+    "edit all": edit_all,
+    "load": _load,
+    "load inside": _load_inside,
+    "load part": _load_part,
+    "edit state": _edit_state,
+    "rebind": _rebind,
+    "assign": _assign,
+    "replace": replace,
+}

@@ -1,0 +1,66 @@
+"""How far rounding can move an answer: each result of a reference's run moved by its last bits.
+
+A gradient in which large terms cancel is exact where PyTorch's own operation happens to subtract
+what it has just computed, and off by the rounding of those terms in any other order of the same
+sums. The baseline's own error says nothing of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tuner.check.exercise import outputs_of
+from tuner.check.probe import Probe
+
+__all__ = ["is_noisy", "noise"]
+
+# Where softmaxes saturate, or deviations from a mean are small beside it.
+UNUSUAL = (
+    "offset", "heavy_tailed", "late_rows", "wide_range", "wide_columns", "huge", "tiny",
+    "constant_columns",
+)  # fmt: skip
+REORDERED = ("channels_last", "reversed", "rows inside")  # convolutions have ways of their own
+FEW_ROWS = 33
+MOST_ULPS = 4  # another order of sums, and steps that PyTorch does not take
+
+
+def is_noisy(probe: Probe) -> bool:
+    """Whether what a probe asks for may be sums of terms that cancel."""
+    has_few = probe.batch is not None and probe.batch < FEW_ROWS and not probe.is_reduced
+    is_unusual = bool(probe.gradients) or has_few or probe.layout != "contiguous"
+    is_close = bool(probe.gradients) and has_few
+    return (
+        probe.layout in REORDERED
+        or (probe.distribution in UNUSUAL and is_unusual)
+        or (probe.distribution in ("normal", "dyadic") and is_close)
+    )
+
+
+@contextlib.contextmanager
+def noise() -> Iterator[None]:
+    """Move each floating-point number that an operation makes inside, at random."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def moved(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        returned = func._schema.returns
+        for y, said in zip(outputs_of(made), returned, strict=False):
+            is_number = isinstance(y, torch.Tensor) and y.is_floating_point()
+            if is_number and said.alias_info is None and y.numel():
+                eps = MOST_ULPS * torch.finfo(y.dtype).eps
+                generator = generators.setdefault(y.device, torch.Generator(y.device))
+                drawn = torch.empty_like(y).uniform_(-eps, eps, generator=generator)
+                y.mul_(drawn.add_(1.0))
+        return made
+
+    generators: dict[Any, Any] = {}
+    words = {
+        "__torch_dispatch__": moved,
+        "_should_skip_dynamo": classmethod(lambda cls: False),  # else it imports all of dynamo
+    }
+    mover: Any = type("Mover", (TorchDispatchMode,), words)
+    with mover():
+        yield

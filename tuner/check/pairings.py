@@ -1,0 +1,129 @@
+"""Questions whose properties are drawn: any two that fit may meet in one of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from tuner.check.batches import Extent
+from tuner.check.crossing import Action, GradientLayout, Gradients, Layout
+from tuner.check.probe import Modes, Probe
+from tuner.check.tells import TELLS
+from tuner.check.traits import Traits
+from tuner.problem.draws import Distribution
+
+__all__ = ["NUM_DRAWN", "paired_probes"]
+
+NUM_DRAWN = 10  # of each check
+FEW, SOME, MORE = (3, 9), (9, 33), (33, 129)  # rows
+VALUES: tuple[Distribution, ...] = (
+    "normal", "normal", "as_given", "offset", "heavy_tailed", "late_rows", "wide_range",
+    "wide_columns", "tiny", "few_values", "special",
+)  # fmt: skip
+POISON: tuple[Distribution, ...] = (  # of which gradients are not asked
+    "nan_row", "inf_elements", "negative_inf_row", "masked", "huge", "like_rows", "all_special",
+)  # fmt: skip
+VIEWS: tuple[Layout, ...] = (
+    "transposed", "strided", "padded", "cut", "sliced", "misaligned", "transposed padded",
+    "transposed cut", "negated",
+)  # fmt: skip
+ORDERS: tuple[Layout, ...] = ("channels_last", "reversed", "rows inside")
+SHARED: tuple[Layout, ...] = ("shared", "same")
+INCOMING: tuple[GradientLayout, ...] = (
+    "contiguous", "contiguous", "transposed", "misaligned", "transposed cut", "shared",
+    "in_thread", "channels_last",
+)  # fmt: skip
+WEIGHTS: tuple[Action, ...] = (  # which a module may not refuse
+    "edit", "edit one", "load", "load inside", "load part", "edit state",
+)  # fmt: skip
+TENSORS: tuple[Action, ...] = ("assign", "rebind", "replace", "replace one", "made anew")
+LIVES: tuple[Action, ...] = ("copy", "pickle", "infer", "another")
+T = TypeVar("T")
+
+
+def paired_probes(
+    reduced: Callable[..., Probe],
+    modes: Modes,
+    extent: Extent,
+    traits: Traits,
+    secret: random.Random,
+) -> list[Probe]:
+    """Return probes whose rows, values, views, gradients and histories are drawn.
+
+    Each draw fits together: no question is among them to which an honest answer in float32 could
+    be far from the reference's. Half of them ask for gradients.
+    """
+    return [
+        _drawn(number, reduced, modes, extent, traits, secret)
+        for number in range(1, NUM_DRAWN + 1)
+    ]
+
+
+def _drawn(
+    number: int,
+    reduced: Callable[..., Probe],
+    modes: Modes,
+    extent: Extent,
+    traits: Traits,
+    secret: random.Random,
+) -> Probe:
+    def one(things: Sequence[T]) -> T:
+        return things[secret.randrange(len(things))]
+
+    has_gradients = number % 2 == 0
+    fields: dict[str, Any] = {"mode": one((modes.own, modes.own, modes.other, "frozen", "thawed"))}
+    rows = _rows(extent, one, secret)
+    if rows is not None:
+        fields |= {"batch": rows, "is_reduced": False}
+    is_few = rows is not None and rows < FEW[1]
+    values: Distribution = one(VALUES if has_gradients else (*VALUES, *POISON))
+    views = (*VIEWS, *ORDERS * (traits.dimensions > 2))
+    layout: Layout = one(("contiguous", *views))
+    if traits.num_alike > 1 and secret.random() < 0.2:
+        layout, values = one(SHARED), "normal"
+        fields |= {"inputs": "repeated"}  # of another call they would not be alike
+    if is_few:  # else two rows may be close, and a difference of them has few right bits
+        fields |= {"weights": "dyadic"}
+        values = "dyadic"
+    if layout != "contiguous" and secret.random() < 0.3:
+        fields |= {"layout_at": secret.randrange(64)}
+    history = _history(one, modes, str(fields["mode"]), is_few)
+    fields |= {
+        "distribution": values, "layout": layout, "calls": len(history) + 1,
+        "before": ((), *history), "first_place": secret.randrange(64),
+        "mild": one(((), (), modes.both)),
+    }  # fmt: skip
+    asked: Gradients = one(("all", "all", "plain_inputs")) if has_gradients else ""
+    if has_gradients:
+        # What is edited past the version counter between a call and its backward is used anew by
+        # some honest modules, and not by others.
+        fields |= {"gradients": asked, "backward_at_once": True, "gradient_layout": one(INCOMING)}
+    else:
+        fields |= {"is_inference": secret.random() < 0.25}
+    met = [
+        str(fields["mode"]), "" if rows is None else f"{rows} rows", values, layout,
+        *(action for actions in history for action in actions), "gradients" * has_gradients,
+    ]  # fmt: skip
+    told = ", ".join(what for what in met if what and what != "contiguous")
+    may_refuse = layout != "contiguous" or any(a in (*TENSORS, "pickle") for (a,) in history)
+    return reduced(f"drawn {number}: {told}", is_extra=may_refuse, tells=TELLS["drawn"], **fields)
+
+
+def _rows(
+    extent: Extent, one: Callable[[Sequence[Any]], Any], secret: random.Random
+) -> int | None:
+    """Return a number of rows; None leaves that of the other probes on few rows."""
+    kinds = [kind for kind in (FEW, SOME, MORE) if extent.holds(kind[1])]
+    kind = one((None, *kinds)) if extent.num_rows is not None else None
+    return None if kind is None else secret.randrange(*kind)
+
+
+def _history(
+    one: Callable[[Sequence[Any]], Any], modes: Modes, mode: str, is_few: bool
+) -> list[tuple[Action, ...]]:
+    """Return what comes before each call after the first."""
+    turns: tuple[Action, ...] = (modes.other, modes.own) * (mode in ("train", "eval"))
+    # Others' weights are not exact, which few rows need.
+    actions = (*turns, *LIVES, *(() if is_few else (*WEIGHTS, *TENSORS)))
+    return [(one(actions),) for _ in range(one((0, 1, 2)))]

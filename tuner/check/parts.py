@@ -1,0 +1,120 @@
+"""What is done to the parts of a module: wrapped, parametrised, tied, masked, partly converted."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["alike", "is_norm", "keep_norms", "mask", "parametrize", "tie", "vectors", "wrap"]
+
+Next = Callable[[list[str]], str]  # picks a name; "" where there is none
+
+
+def _child(
+    model: torch.nn.Module, pick: Next, kind: Callable[[torch.nn.Module], bool]
+) -> torch.nn.Module | None:
+    """Return the next submodule of a kind, at any depth; None where there is none."""
+    paths = [n for n, m in model.named_modules() if n and kind(m)]
+    return model.get_submodule(pick(paths)) if paths else None
+
+
+def wrap(model: torch.nn.Module, pick: Next) -> None:
+    """Give a submodule another forward, as an adapter such as LoRA's does."""
+    child = _child(model, pick, lambda m: not list(m.children()))
+    if child is None:
+        return
+    old: Any = type(child)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _adapted(old.forward(self, *args, **kwargs))
+
+    child.__class__ = type(f"Adapted{old.__name__}", (old,), {"forward": forward})
+
+
+def _adapted(result: Any) -> Any:
+    """Return other numbers for what a submodule gives: a tensor, or tuples as an LSTM's."""
+    import torch
+
+    if isinstance(result, tuple):
+        return tuple(map(_adapted, result))
+    is_number = isinstance(result, torch.Tensor) and result.is_floating_point()
+    return 0.5 * result + 0.25 if is_number else result
+
+
+def parametrize(model: torch.nn.Module, pick: Next) -> None:
+    """Halve a weight of a submodule by `torch.nn.utils.parametrize`."""
+    import torch
+    from torch.nn.utils import parametrize as by_pytorch
+
+    module: Any = torch.nn.Module
+    halved = type("Halved", (module,), {"forward": lambda self, weight: 0.5 * weight})
+    child = _child(model, pick, lambda m: "weight" in dict(m.named_parameters(recurse=False)))
+    if child is not None:
+        by_pytorch.register_parametrization(child, "weight", halved())
+
+
+def alike(model: torch.nn.Module) -> list[list[str]]:
+    """Return the names of parameters of one shape and type, where they are several."""
+    groups: dict[Any, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        groups[parameter.shape, parameter.dtype, parameter.requires_grad].append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def tie(model: torch.nn.Module, pick: Next) -> None:
+    """Put a parameter in the place of its neighbour among those of its shape, matrices first."""
+    groups = sorted(alike(model), key=lambda names: -model.get_parameter(names[0]).ndim)
+    pairs = [pair for names in groups[:1] for pair in itertools.pairwise(names)]
+    if not pairs:
+        return
+    chosen = pick([other for _, other in pairs])
+    one = next(first for first, other in pairs if other == chosen)
+    place, _, name = chosen.rpartition(".")
+    setattr(model.get_submodule(place), name, model.get_parameter(one))
+
+
+def vectors(model: torch.nn.Module) -> list[str]:
+    """Return the names of biases; of other vectors where there are none."""
+    found = [name for name, p in model.named_parameters() if p.ndim == 1 and len(p) > 1]
+    return [name for name in found if "bias" in name.rpartition(".")[2]] or found
+
+
+def mask(
+    model: torch.nn.Module, pick: Next, number: int, before: list[tuple[torch.Tensor, Any]]
+) -> None:
+    """Put -Inf into the first half, the middle or the second half of the next vector alone.
+
+    Args:
+        model: the module.
+        pick: which vector.
+        number: how many were masked before.
+        before: holds the one that was and what it held, which is undone.
+    """
+    while before:
+        old, values = before.pop()
+        old.data.copy_(values)
+    name = pick(vectors(model))
+    if not name:
+        return
+    vector = model.get_parameter(name)
+    before.append((vector, vector.detach().clone()))
+    half = (len(vector) + 1) // 2
+    start = (0, half // 2, len(vector) - half)[number % 3]
+    vector.data[start : start + half] = float("-inf")
+
+
+def is_norm(part: torch.nn.Module) -> bool:
+    """Whether a part is a normalisation, by its name."""
+    return "norm" in type(part).__name__.lower() and not list(part.children())
+
+
+def keep_norms(model: torch.nn.Module) -> None:
+    """Leave normalisations in float32, as training in mixed precision does."""
+    for part in model.modules():
+        if is_norm(part):
+            part.float()

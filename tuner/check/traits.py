@@ -1,0 +1,55 @@
+"""What a problem's inputs and weights are like: which questions can say anything about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tuner.check.parts import alike, is_norm, vectors
+from tuner.errors import ProblemError
+from tuner.problem.reference import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Traits", "traits_of"]
+
+FEW_ROWS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """By default all that is asked about is there."""
+
+    num_tensors: int = 2
+    num_alike: int = 2  # inputs of one shape and type
+    dimensions: int = 4  # the most that an input has
+    has_numbers: bool = True
+    has_integers: bool = True
+    has_bools: bool = True
+    has_norms: bool = True
+    has_vectors: bool = True  # among the parameters
+    has_like_weights: bool = True  # two parameters of one shape and type
+
+
+def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
+    """Look at a problem's inputs and at its module."""
+    import torch
+
+    try:
+        given = problem.make_inputs(0, batch=FEW_ROWS, device=device)
+    except ProblemError:  # the first dimension is no batch
+        given = problem.make_inputs(0, device=device)
+    inputs = [x for x in given if isinstance(x, torch.Tensor)]
+    kinds = [(x.dtype, x.shape) for x in inputs]
+    return Traits(
+        num_tensors=sum(x.ndim > 0 for x in inputs),
+        num_alike=max((kinds.count(kind) for kind in kinds), default=0),
+        dimensions=max((x.ndim for x in inputs), default=0),
+        has_numbers=any(x.is_floating_point() for x in inputs),
+        has_integers=any(x.dtype == torch.int64 for x in inputs),
+        has_bools=any(x.dtype == torch.bool for x in inputs),
+        has_norms=any(map(is_norm, model.modules())),
+        has_vectors=bool(vectors(model)),
+        has_like_weights=bool(alike(model)),
+    )
