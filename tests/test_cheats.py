@@ -66,7 +66,8 @@ TIMED = {
 ON_CUDA = {
     "corrupts_the_context": "device-side assert",
     "exhausts_device_memory": "out of memory",
-    "side_stream": "changed after the call had returned",
+    # What is written late may fall into what has the memory by then.
+    "side_stream": ("changed after the call had returned", "input 0 was edited by the call"),
     "switches_tf32_on": "other settings: matmul precision is high, was highest",
 }
 
@@ -185,7 +186,8 @@ def test_every_cheat_is_tried_somewhere():
 def test_the_cheat_on_cuda_is_rejected_and_named(name, tmp_path):
     with Verifier(task_of(tmp_path, "cuda:0"), seed=SEED) as verifier:
         check = verifier.check(cheat(name))
-    assert not check.is_accepted and ON_CUDA[name] in check.reason, check.reason
+    words = (ON_CUDA[name],) if isinstance(ON_CUDA[name], str) else ON_CUDA[name]
+    assert not check.is_accepted and any(w in check.reason for w in words), check.reason
 
 
 @pytest.mark.gpu

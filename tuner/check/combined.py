@@ -21,7 +21,7 @@ VALUES: tuple[Distribution, ...] = (
     "offset", "heavy_tailed", "late_rows", "wide_range", "wide_columns", "huge", "tiny",
 )  # fmt: skip
 CHAIN = (50, 71)  # calls before one backward
-CHAIN_ROWS = (3, 9)
+CHAIN_ROWS = (33, 41)  # of two or three rows that are close no arithmetic keeps many digits
 NUM_MASKED = 6  # vectors of which a block is -Inf, one after the other
 MANY_HALVES = 1100  # rows whose sum of values near 100 is beyond float16
 ALL, NONE, FIRST = -1, 0, 1  # bits of the inputs that want gradients

@@ -39,6 +39,7 @@ DOUBLE = 2.0**-38  # of the largest float64 value: 15 bits for sums, 14 bits fro
 ZERO = 1e-10  # of the largest gradient: one below this share is mathematically 0
 CANCELLED = 2.0**-48  # sixteen times what float64 leaves of terms of 1 that cancel
 HALF_ULP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+MADE_OF_HALVES = 0.125  # of that
 GRADIENT_FACTOR = 4.0  # gradients: times the baseline's own largest error, in every class
 GRADIENT_FLOOR_ULPS = 64  # and this many ULP of the largest gradient of all tensors
 
@@ -196,7 +197,13 @@ class Limits:
 
 
 def limits_of(
-    name: str, baseline: Error, num_rows: int, accuracy: Accuracy, *, dtype: str = "float32"
+    name: str,
+    baseline: Error,
+    num_rows: int,
+    accuracy: Accuracy,
+    *,
+    dtype: str = "float32",
+    converted: str = "",
 ) -> Limits:
     """Return the limits of an output or a buffer by the class of accuracy.
 
@@ -215,6 +222,9 @@ def limits_of(
       for buffers, |value| is that of the largest element;
     - what is float16 or bfloat16 in the reference, in all classes: four times PyTorch's own
       error, or 2 units in the last place of the largest value (1 of the rms value);
+    - what is float32 in a module that was `converted` to one of them, statistics of products of
+      that type say: four times PyTorch's own error, or an eighth of that unit. Sums in another
+      order are rounded to another neighbour; statistics that are 16-bit themselves are not as near;
     - what is float64 in the reference, in the first two classes: 2^-38 of the largest value, or
       twice PyTorch's own error where a part of it is float32. Where all is float64, as the oracle
       is, PyTorch's own error is not known; float32 is not as near.
@@ -226,6 +236,10 @@ def limits_of(
         most = max(4.0 * baseline.max_abs, 2.0 * ulp * baseline.largest)
         rms = max(4.0 * baseline.rms_abs, ulp * baseline.rms_value)
         return Limits(most, rms, f"4 x PyTorch's own {baseline.max_abs:.3g} in {dtype}")
+    if converted in HALF_ULP and dtype == "float32":
+        floor = HALF_ULP[converted] * MADE_OF_HALVES * baseline.largest
+        most, rms = max(4.0 * baseline.max_abs, floor), max(4.0 * baseline.rms_abs, floor)
+        return Limits(most, rms, f"4 x PyTorch's own {baseline.max_abs:.3g} of {converted}")
     if accuracy.kind == "tolerance":
         limit = 2.0 * baseline.max_abs
         if not is_buffer:

@@ -253,7 +253,14 @@ def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
     return {
         name: gradient_limits(baseline, largest, accuracy, dtype=types[name])
         if _is_gradient(name)
-        else limits_of(name, baseline, expected.num_rows, accuracy, dtype=types[name])
+        else limits_of(
+            name,
+            baseline,
+            expected.num_rows,
+            accuracy,
+            dtype=types[name],
+            converted=expected.probe.dtype,
+        )
         for name, baseline in expected.baseline.items()
     }
 
