@@ -330,7 +330,7 @@ def test_loops_round_once_where_they_store(name, dtype, tmp_path):
     assert_exact(name, dtype, compared(*derive(tmp_path, text_of(*MODULES[name], dtype))))
 
 
-# It rounds to float32 inside, and the float64 answer is PyTorch's own: no other arithmetic is as near.
+# It rounds to float32 inside, and the float64 answer is PyTorch's own: nothing else is as near.
 ON_A_GPU = [
     (name, dtype)
     for dtype in ("bfloat16", "float16", "float64")

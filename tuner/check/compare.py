@@ -224,7 +224,7 @@ def limits_of(
       error, or 2 units in the last place of the largest value (1 of the rms value);
     - what is float32 in a module that was `converted` to one of them, statistics of products of
       that type say: four times PyTorch's own error, or an eighth of that unit. Sums in another
-      order are rounded to another neighbour; statistics that are 16-bit themselves are not as near;
+      order are rounded to another neighbour; statistics that are of 16 bits are not as near;
     - what is float64 in the reference, in the first two classes: 2^-38 of the largest value, or
       twice PyTorch's own error where a part of it is float32. Where all is float64, as the oracle
       is, PyTorch's own error is not known; float32 is not as near.
