@@ -10,7 +10,7 @@ import json
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +34,7 @@ from tuner.wording import one_line
 __all__ = ["Verification", "blamed", "on_values", "ranked_trials"]
 
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
+NUM_SPARES = 2  # files that are compiled before one of those that are checked is rejected
 SEEN_SHARE = 0.2  # of a race, from which on its own speed tells what is left
 HEARTBEAT_S = 2.0  # between two signs of life while a compiler works
 
@@ -163,7 +164,7 @@ class Verification:
                 self._reduce(f"{len(accepted)} of {wanted} finalists: {why}")
                 break
             left.sort(key=lambda t: structure(t) in rejected)  # stable: else the fastest first
-            self._begin([files[t.number] for t in left[: wanted - len(accepted)]])
+            self._begin(left, wanted - len(accepted), files)
             trial = left.pop(0)
             entry = entries[trial.number] = self._check(files[trial.number])
             if entry.check.is_accepted:
@@ -173,14 +174,16 @@ class Verification:
                 rejected.add(structure(trial))
         return accepted
 
-    def _begin(self, files: Sequence[ExportFile]) -> None:
-        """Compile files side by side, and check them so where cores are plenty."""
-        for file in files:
+    def _begin(self, left: Sequence[Trial], num: int, files: Mapping[int, ExportFile]) -> None:
+        """Compile the first `num`; where cores are plenty also spares, and check side by side."""
+        for file in (files[t.number] for t in left[:num]):
             self.compiler.submit(file)
-            is_free = self.checks_ahead is not None and file.trial not in self.ahead
-            if is_free and not self._known(file):
-                assert self.checks_ahead is not None
+            if self.checks_ahead and file.trial not in self.ahead and not self._known(file):
                 self.ahead[file.trial] = self.checks_ahead.submit(self._verdict, file)
+        if self.checks_ahead:
+            likes = {structure(t) for t in left[:num]}
+            for spare in sorted(left[num:], key=lambda t: structure(t) in likes)[:NUM_SPARES]:
+                self.compiler.submit(files[spare.number])
 
     def _check(self, file: ExportFile) -> Finalist:
         """Return the verdict on a file: that of an earlier sitting where there is one."""
@@ -192,8 +195,7 @@ class Verification:
                 file.write()
             self.observer.on_finalist(known[-1])
             return known[-1]
-        compiled = self.compiler.submit(file)
-        if not compiled.done():
+        if not (compiled := self.compiler.submit(file)).done():
             self.observer.on_stage(f"compiling {file.unverified_path.name}")
             self._wait(compiled)
         self.observer.on_stage(f"checking {file.unverified_path.name} on every probe")
