@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["BEFORE_CALL", "History", "converted", "set_mode"]
 
 
+MOST_MADE = 4  # modules of which one may lie where an earlier one lay
 BEFORE_CALL = "what comes before call"  # the stage in which an action is refused
 
 
@@ -88,6 +89,8 @@ class History:
         self._held = 0  # which of them the module holds
         self._trained = [name for name, p in model.named_parameters() if p.requires_grad]
         self._twin: Any = None
+        self._places: set[tuple[str, int]] = set()  # of modules that are no more
+        self._met: set[str] = set()
         self._masked: list[tuple[torch.Tensor, Any]] = []
         self._num_placed = 0  # parameters that were taken one by one
         self._lent: dict[str, torch.Tensor] | None = None
@@ -230,11 +233,18 @@ class History:
         values = {name: (t.detach().clone(), t.requires_grad) for name, t in held.items()}
         modes = {name: part.training for name, part in self.model.named_modules()}
         held.clear()
+        self._places |= _places_of(self.model)
         last = weakref.ref(self.model)
         del self.model
         if last() is not None:  # so that another may lie where it lay
             gc.collect()
-        self.model = self.make_new()
+        made: list[Any] = []  # until the end, so that the next lies elsewhere
+        again: set[str] = set()  # parts that lie where they lay in an earlier module
+        while len(made) < MOST_MADE and not again - self._met:
+            made.append(self.make_new())
+            again = {name for name, _ in self._places & _places_of(made[-1])}
+        self._met |= again
+        self.model = made[-1]
         for name, part in self.model.named_modules():
             part.training = modes.get(name, part.training)
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
@@ -274,6 +284,11 @@ class History:
         own = {n[len(name) + 1 :]: t for n, t in other.items() if n.startswith(f"{name}.")}
         edit(child, own)
         setattr(self.model, name, child)
+
+
+def _places_of(model: torch.nn.Module) -> set[tuple[str, int]]:
+    """Return where a module's parts lie in memory, by name."""
+    return {(name, id(part)) for name, part in model.named_modules() if name or not part._modules}
 
 
 def _pickled(model: Any) -> Any:
