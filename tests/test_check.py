@@ -160,6 +160,13 @@ def ask_all(problem, new_class, expectations) -> list[Answer]:
     ]
 
 
+def reasons(new_class, problem, expectations) -> list[str]:
+    """Return why the probes reject a module, in their order."""
+    answers = ask_all(problem, new_class, expectations)
+    results = [judge(e, a, FLOAT32) for e, a in zip(expectations, answers, strict=True)]
+    return [r.reason for r in results if not r.is_accepted]
+
+
 def verdict(problem, new_class, expectations, accuracy=FLOAT32, answers=None):
     answers = answers or ask_all(problem, new_class, expectations)
     results = []

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import combined_modules as modules
 import pytest
-from test_check import FLOAT32, ask_all, load_reference, verdict
+from test_check import FLOAT32, load_reference, reasons, verdict
 from test_problem import FLAGSHIP
 
 from tuner.check.expected import expected
 from tuner.check.pairings import NUM_DRAWN
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits, traits_of
-from tuner.check.verdict import judge
 
 SEED = 34
 # The probe that finds it, its reference, and what must be said.
@@ -63,12 +62,6 @@ def asked_of(problems, reference, names, seed=SEED):
     asked = [p for p in probes if p.name.startswith(names)]
     assert asked, names
     return problem, [expected(problem, p, FLOAT32, models=models) for p in asked]
-
-
-def reasons(new_class, problem, expectations) -> list[str]:
-    answers = ask_all(problem, new_class, expectations)
-    results = [judge(e, a, FLOAT32) for e, a in zip(expectations, answers, strict=True)]
-    return [r.reason for r in results if not r.is_accepted]
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import unusual_modules as modules
-from test_check import FLOAT32, HERE, ask_all, load_candidate, load_reference, verdict
+from test_check import FLOAT32, HERE, load_candidate, load_reference, reasons, verdict
 from test_problem import FLAGSHIP
 
 from tuner.check.expected import expected
 from tuner.check.probes import thorough_probes
-from tuner.check.verdict import judge
 
 SEED = 32
 # The probe that finds it, and the reference where that is not the flagship.
@@ -89,12 +88,6 @@ def problems(tmp_path_factory):
         return problem, [expected(problem, p, FLOAT32, models=models) for p in asked]
 
     return expect
-
-
-def reasons(new_class, problem, expectations) -> list[str]:
-    answers = ask_all(problem, new_class, expectations)
-    results = [judge(e, a, FLOAT32) for e, a in zip(expectations, answers, strict=True)]
-    return [r.reason for r in results if not r.is_accepted]
 
 
 @pytest.mark.parametrize("name", WRONG)

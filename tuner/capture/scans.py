@@ -8,6 +8,7 @@ and what is padded with zeros (ones, for a product) a tap says where each elemen
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from pydantic import JsonValue
 
@@ -36,10 +37,8 @@ def with_scans(graph: Graph) -> Graph:
 
 def scan_of(node: Node, source: str | float | bool) -> Scan:
     """Return a node `scan` as a statement; `source` is what it is of."""
-    is_backwards = bool(node.attrs["backwards"])
-    if node.attrs["fold"] == "sum":
-        return Scan(node.name, node.op, (source,), {}, "sum", is_backwards)
-    return Scan(node.name, node.op, (source,), {}, "prod", is_backwards)
+    fold: Literal["sum", "prod"] = "sum" if node.attrs["fold"] == "sum" else "prod"
+    return Scan(node.name, node.op, (source,), {}, fold, bool(node.attrs["backwards"]))
 
 
 def _taken(graph: Graph, node: Node) -> list[Node]:
