@@ -257,10 +257,12 @@ class History:
         """Serve in inference mode, whose tensors autograd takes for no later call."""
         import torch
 
-        is_training, model = self.model.training, self.model.eval()
+        modes = [(part, part.training) for part in self.model.modules()]  # "frozen" has two
+        model = self.model.eval()
         with contextlib.suppress(Exception), torch.inference_mode():
             model(*(laid_out(value, "contiguous") for value in self._arguments()))
-        self.model.train(is_training)
+        for part, is_training in modes:
+            part.training = is_training
 
     def _freeze(self, action: Action) -> None:
         frozen = {"freeze": [], "thaw": [], "freeze all": self._trained}.get(action, [])
