@@ -62,12 +62,14 @@ def derive_operator(
         except JobFailed as failure:
             raise explained(failure) from failure
     graph = from_json(Graph, json.dumps(found["graph"]))
+    resized = found["resized"] and from_json(Graph, json.dumps(found["resized"]))
     folder = default_cache_dir().parent / "modules"
     try:
         with storage_errors(folder):
             return derived(
-                graph, path.read_text(), path.stem, found["settings"], found["has_modes"], folder
-            )
+                graph, path.read_text(), path.stem, found["settings"], found["has_modes"], folder,
+                resized,
+            )  # fmt: skip
     except NothingToGenerate as error:
         raise NothingToGainError(f"{path}: {error}", {}) from error
     except NotOneNest as error:

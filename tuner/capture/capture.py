@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.capture.any_batch import another_batch
 from tuner.capture.calls import is_assertion, is_flat, is_random, is_view
 from tuner.capture.graph import MAX_CONSTANT, Argument, Graph, Node, Operand, Ref, Tensor
 from tuner.capture.lowering import Lowering, dtype_name, plain
@@ -20,7 +21,7 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["capture"]
+__all__ = ["capture", "with_another_batch"]
 
 
 def capture(
@@ -28,12 +29,14 @@ def capture(
     *,
     mode: TuneMode | None = None,
     with_sizes: bool = True,
+    batch: int | None = None,
     memory: int | None = None,
 ) -> Graph:
     """Record what `Model.forward` computes on the shapes of `get_inputs()`.
 
     Nothing of the file's tensors is allocated. The module is in the problem's mode, or in `mode`
     if it is given. `with_sizes` records it once more, to find which sizes of inputs may vary.
+    `batch` is how many rows the inputs have, where it is not as many as `get_inputs()` gives.
     `memory` is how many bytes inputs, weights and outputs may take together. This imports torch,
     and calls the file's code in this process.
 
@@ -41,7 +44,7 @@ def capture(
         CaptureError: what the file computes depends on values or chance, is no tensor, needs
             operators that are not PyTorch's, or more than `memory` bytes; or the file fails.
     """
-    found = traced(problem, mode or problem.mode, with_sizes=with_sizes)
+    found = traced(problem, mode or problem.mode, with_sizes=with_sizes, batch=batch)
     graph = _Reader(problem, found).graph()
     if memory is not None and graph.num_bytes > memory:
         raise CaptureError(
@@ -50,6 +53,17 @@ def capture(
             "  next: make the sizes in get_inputs() smaller, or use a device with more memory"
         )
     return graph
+
+
+def with_another_batch(problem: Problem, graph: Graph) -> Graph | None:
+    """Record it for another number of rows (dim 0); None where forward takes no other one."""
+    mode: TuneMode = "train" if graph.is_training else "eval"
+    if graph.batch is None:
+        return None
+    try:
+        return capture(problem, mode=mode, with_sizes=False, batch=another_batch(graph.batch))
+    except CaptureError:
+        return None
 
 
 @dataclass(slots=True)

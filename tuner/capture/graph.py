@@ -145,6 +145,11 @@ class Graph:
         """Tensors that no node computes: inputs, parameters, buffers, constants."""
         return (*self.inputs, *self.parameters, *self.buffers, *self.constants)
 
+    @property
+    def batch(self) -> int | None:
+        """Rows (dim 0) of the first input that has a dimension; None where none has."""
+        return next((t.shape[0] for t in self.inputs if t.shape), None)
+
     def value(self, name: str) -> Tensor | Node:
         """Return the tensor or node of that name; KeyError where there is none."""
         everything: tuple[Tensor | Node, ...] = (*self.given, *self.nodes)

@@ -8,19 +8,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import linecache
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.converting import conversions_of_fakes
+from tuner.capture.explaining import explained
 from tuner.capture.graph import MAX_CONSTANT
 from tuner.errors import CaptureError
+from tuner.problem.given import first_with_rows
 from tuner.problem.modes import TuneMode, others_in_mode, put_into
 from tuner.problem.reference import Problem
 
@@ -29,13 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Traced", "traced"]
 
-# What PyTorch calls it where code asks for the value of a tensor, or a shape depends on one.
-_VALUE_ERRORS = {
-    "GuardOnDataDependentSymNode",
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "PendingUnbackedSymbolNotFound",
-}
 # Composite operators that stay whole; all others are opened into their parts.
 _KEPT = """linear matmul silu mish hardswish hardsigmoid softplus log_sigmoid selu square
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d
@@ -72,10 +64,13 @@ class Traced:
     note: str = ""
 
 
-def traced(problem: Problem, mode: TuneMode, *, with_sizes: bool) -> Traced:
+def traced(
+    problem: Problem, mode: TuneMode, *, with_sizes: bool, batch: int | None = None
+) -> Traced:
     """Record one call of `Model(*get_init_inputs())` on `get_inputs()`, without allocating.
 
-    What the file prints goes to stderr.
+    With `batch` every input with as many rows (dim 0) as the first has that many instead. What
+    the file prints goes to stderr.
 
     Raises:
         CaptureError: it fails, or what it does depends on the values of tensors.
@@ -93,11 +88,11 @@ def traced(problem: Problem, mode: TuneMode, *, with_sizes: bool) -> Traced:
         shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
         with fake, conversions_of_fakes():
-            with _explained(problem, "get_init_inputs()"):
+            with explained(problem, "get_init_inputs()"):
                 init = problem.module.get_init_inputs()
-            with _explained(problem, "Model(*get_init_inputs())"), _given_numbers() as known:
+            with explained(problem, "Model(*get_init_inputs())"), _given_numbers() as known:
                 model = problem.module.Model(*init)
-            with _explained(problem, "get_inputs()"):
+            with explained(problem, "get_inputs()"):
                 given = problem.module.get_inputs()
         if not isinstance(model, torch.nn.Module):
             raise CaptureError(
@@ -114,8 +109,10 @@ def traced(problem: Problem, mode: TuneMode, *, with_sizes: bool) -> Traced:
             else x
             for x in given
         )
+        with fake:
+            values = _with_rows(values, batch)
         is_training = model.training
-        with _explained(problem, "Model.forward"), torch.no_grad():
+        with explained(problem, "Model.forward"), torch.no_grad():
             program = _recorded(model, values)
             if any(type(x) is float for x in values):
                 program = _with_free_numbers(model, values, program)
@@ -131,6 +128,21 @@ def traced(problem: Problem, mode: TuneMode, *, with_sizes: bool) -> Traced:
             if isinstance(value, torch.Tensor)
         }
     return Traced(program, names, values, state, held, is_training, sizes, note)
+
+
+def _with_rows(values: tuple[Any, ...], batch: int | None) -> tuple[Any, ...]:
+    """Return the inputs with `batch` rows, where they have as many as the first."""
+    import torch
+
+    first = first_with_rows(values)
+    if batch is None or first is None:
+        return values
+    return tuple(
+        x.new_empty((batch, *x.shape[1:]))
+        if isinstance(x, torch.Tensor) and x.shape[:1] == first.shape[:1]
+        else x
+        for x in values
+    )
 
 
 def _require_one_mode(problem: Problem, model: torch.nn.Module) -> None:
@@ -324,76 +336,3 @@ def _in_axes(expression: Any, first: Mapping[Any, str]) -> str:
     """Write an expression of PyTorch's symbols with the axes that set them."""
     named = {str(symbol): name for symbol, name in first.items()}
     return re.sub(r"[A-Za-z_]\w*", lambda word: named.get(word[0], word[0]), str(expression))
-
-
-# ---- why it cannot be -----------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _explained(problem: Problem, what: str) -> Iterator[None]:
-    """Turn whatever the user's code or its recording raises into a CaptureError with its line."""
-    try:
-        yield
-    except CaptureError:
-        raise
-    except (Exception, SystemExit) as error:
-        chain = list(_chain(error))
-        line = next((n for e in chain if (n := _line_of(e, problem.source))), 0)
-        place = f"{problem.source}:{line}" if line else str(problem.source)
-        raise CaptureError(f"{place}: {_reason(chain, what, problem.source, line)}") from error
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and what it was raised from or during, innermost last."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _line_of(error: BaseException, path: Path) -> int:
-    frames = traceback.extract_tb(error.__traceback__)
-    return next((f.lineno or 0 for f in reversed(frames) if f.filename == str(path)), 0)
-
-
-def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str:
-    """Return what went wrong and what to do next."""
-    kinds = {type(error).__name__ for error in chain}
-    words = " ".join(str(error) for error in chain)
-    text = linecache.getline(str(path), line).strip() if line else ""
-    if kinds & _VALUE_ERRORS or "data-dependent" in words or "data dependent" in words:
-        if ".item(" in text or ".tolist(" in text:
-            what_for = "reads a number out of a tensor"
-            then = "keep it as a tensor, without .item() and .tolist()"
-        elif kinds & {"DynamicOutputShapeException"}:
-            what_for = "makes a tensor whose size depends on values"
-            then = "compute with a mask of fixed size, for example by torch.where"
-        else:
-            what_for = "decides by the values of a tensor"
-            then = "compute both cases and choose by torch.where"
-        return (
-            f"{what} {what_for}{text and f': {text}'}; expected the same operations for all "
-            f"values\n  next: {then}"
-        )
-    if "fake mode" in words and "match mode" in words:
-        return (
-            f"{what} keeps a tensor in the module from one call to the next; expected a buffer\n"
-            "  next: register it by self.register_buffer, and write to it in place"
-        )
-    if kinds & {"UnsupportedOperatorException", "UnsupportedFakeTensorException"}:
-        return (
-            f"{what} calls an operator that cannot be recorded{text and f': {text}'}; expected "
-            "PyTorch's own operators\n  next: write it with PyTorch's operators"
-        )
-    if "MemoryError" in kinds or "allocate memory" in words:
-        return (
-            f"{what} allocates more memory than there is\n"
-            "  next: make its tensors by torch.rand and the like, or smaller"
-        )
-    error = chain[0]
-    first = (str(error).strip() or "no message").splitlines()[0]
-    return (
-        f"{what} failed while it was recorded: {type(error).__name__}: {first}\n"
-        "  next: see that the file runs by itself, and that forward only calls PyTorch"
-    )

@@ -36,7 +36,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tuner.capture.capture import capture
+from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.settings import settings_of
 from tuner.check import probes
 from tuner.check.batches import Extent
@@ -137,9 +137,12 @@ class _Child:
         has_modes = graph.key != other
         settings = settings_of(problem.model_without_memory(), has_modes)
         return {
-            "graph": json.loads(to_json(graph)), "settings": settings, "has_modes": has_modes,
+            "graph": json.loads(to_json(graph)),
+            "resized": json.loads(to_json(with_another_batch(problem, graph))),
+            "settings": settings,
+            "has_modes": has_modes,
             "source": str(problem.source),
-        }, ()  # fmt: skip
+        }, ()
 
     def import_file(self, file: str) -> Answer:
         """Import one of our own exported files, which compiles it."""

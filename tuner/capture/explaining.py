@@ -1,0 +1,92 @@
+"""What a user's file raised while it was recorded, as one error with its line and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from tuner.errors import CaptureError
+from tuner.problem.reference import Problem
+
+__all__ = ["explained"]
+
+# What PyTorch calls it where code asks for the value of a tensor, or a shape depends on one.
+_VALUE_ERRORS = {
+    "GuardOnDataDependentSymNode",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "PendingUnbackedSymbolNotFound",
+}
+
+
+@contextlib.contextmanager
+def explained(problem: Problem, what: str) -> Iterator[None]:
+    """Turn whatever the user's code or its recording raises into a CaptureError with its line."""
+    try:
+        yield
+    except CaptureError:
+        raise
+    except (Exception, SystemExit) as error:
+        chain = list(_chain(error))
+        line = next((n for e in chain if (n := _line_of(e, problem.source))), 0)
+        place = f"{problem.source}:{line}" if line else str(problem.source)
+        raise CaptureError(f"{place}: {_reason(chain, what, problem.source, line)}") from error
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and what it was raised from or during, innermost last."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _line_of(error: BaseException, path: Path) -> int:
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((f.lineno or 0 for f in reversed(frames) if f.filename == str(path)), 0)
+
+
+def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str:
+    """Return what went wrong and what to do next."""
+    kinds = {type(error).__name__ for error in chain}
+    words = " ".join(str(error) for error in chain)
+    text = linecache.getline(str(path), line).strip() if line else ""
+    if kinds & _VALUE_ERRORS or "data-dependent" in words or "data dependent" in words:
+        if ".item(" in text or ".tolist(" in text:
+            what_for = "reads a number out of a tensor"
+            then = "keep it as a tensor, without .item() and .tolist()"
+        elif kinds & {"DynamicOutputShapeException"}:
+            what_for = "makes a tensor whose size depends on values"
+            then = "compute with a mask of fixed size, for example by torch.where"
+        else:
+            what_for = "decides by the values of a tensor"
+            then = "compute both cases and choose by torch.where"
+        return (
+            f"{what} {what_for}{text and f': {text}'}; expected the same operations for all "
+            f"values\n  next: {then}"
+        )
+    if "fake mode" in words and "match mode" in words:
+        return (
+            f"{what} keeps a tensor in the module from one call to the next; expected a buffer\n"
+            "  next: register it by self.register_buffer, and write to it in place"
+        )
+    if kinds & {"UnsupportedOperatorException", "UnsupportedFakeTensorException"}:
+        return (
+            f"{what} calls an operator that cannot be recorded{text and f': {text}'}; expected "
+            "PyTorch's own operators\n  next: write it with PyTorch's operators"
+        )
+    if "MemoryError" in kinds or "allocate memory" in words:
+        return (
+            f"{what} allocates more memory than there is\n"
+            "  next: make its tensors by torch.rand and the like, or smaller"
+        )
+    error = chain[0]
+    first = (str(error).strip() or "no message").splitlines()[0]
+    return (
+        f"{what} failed while it was recorded: {type(error).__name__}: {first}\n"
+        "  next: see that the file runs by itself, and that forward only calls PyTorch"
+    )

@@ -1,0 +1,209 @@
+"""The module around an operator that was derived: the text of its `ModelNew`.
+
+It is the reference's own class. It takes the operator where shapes, types, modes and settings are
+those that were captured, and `super().forward` everywhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import math
+from collections.abc import Iterable, Mapping
+
+from tuner.capture.from_module import made_from
+from tuner.capture.graph import Graph, Tensor
+from tuner.capture.nest import Output
+from tuner.capture.scalars import numbers_of
+from tuner.capture.settings import settings_of
+from tuner.capture.stages import Stages
+
+__all__ = ["given_of", "has_batch", "model_new", "results_of"]
+
+
+def has_batch(graph: Graph, tensor: Tensor, batch: int | None) -> bool:
+    """Whether a tensor is an input with as many rows as the batch."""
+    return batch is not None and tensor in graph.inputs and tensor.shape[:1] == (batch,)
+
+
+def given_of(graph: Graph, stages: Stages) -> list[tuple[Tensor, bool]]:
+    """Return what the call gets, in order, and whether it has a value for each place."""
+    found: dict[str, tuple[Tensor, bool]] = {}
+    called = {name for call in stages.calls for name in call.reads}
+    found |= {t.name: (t, False) for t in graph.given if t.name in called}
+    made = {call.name for call in stages.calls} | stages.between.keys() | {*stages.outputs}
+    for nest in stages.nests:
+        every = len(nest.space.sizes)
+        for tensor in nest.arguments:
+            if tensor.name not in made:
+                is_whole = len(nest.space.varies[tensor.name]) == every
+                found.setdefault(tensor.name, (tensor, is_whole))
+    return list(found.values())
+
+
+def results_of(stages: Stages) -> list[Output]:
+    """Return what the call gives, once each: results, then new values of buffers."""
+    written = {o.name: o for nest in stages.nests for o in nest.outputs}
+    written |= {c.name: Output(c.name, c.dtype, math.prod(c.shape)) for c in stages.calls}
+    return [written[n] for n in dict.fromkeys([*stages.outputs, *stages.updates.values()])]
+
+
+def model_new(
+    graph: Graph,
+    stages: Stages,
+    reference: str,
+    settings: Mapping[str, object],
+    has_modes: bool,
+    is_free: bool,
+    batch: int | None,
+) -> str:
+    """Return the text of a module around an operator.
+
+    Args:
+        graph: of the module's forward.
+        stages: what the operator computes of it.
+        reference: the text of the module's file.
+        settings: of `settings_of`, as they were.
+        has_modes: whether those name modes.
+        is_free: whether there may be any number of rows, as for `templates`.
+        batch: how many rows inputs have that may have another number; None where none may.
+    """
+    numbers = numbers_of(graph)
+    place = next((f"{a.name}.device" for a in graph.arguments if a.is_tensor), "fused_device")
+    state = {t.name for t in (*graph.parameters, *graph.buffers)}
+    arguments = []
+    rows = next((f"len({t.name})" for t in graph.inputs if has_batch(graph, t, batch)), "")
+    for tensor, is_whole in given_of(graph, stages):
+        source = _path(tensor.name) if tensor.name in state else tensor.name
+        if tensor.name in numbers:
+            source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
+        flat = f"-1, {stages.nests[0].space.cols}" if is_free and is_whole else "-1"
+        if not is_free and has_batch(graph, tensor, batch):
+            flat = f"{rows}, -1"
+        as_bytes = ".view(torch.uint8)" if tensor.dtype == "bool" else ""
+        reshaped = "" if stages.calls and tensor.shape else f".reshape({flat})"
+        arguments.append(f"{source}.detach(){as_bytes}{reshaped}")
+    written = [o.name for o in results_of(stages)]
+    results = []
+    for name, given in zip(stages.outputs, graph.outputs, strict=True):
+        value = graph.value(given)
+        sizes = [str(size) for size in value.shape]
+        if is_free and sizes:
+            sizes[0] = "-1"
+        as_bool = ".view(torch.bool)" if value.dtype == "bool" else ""
+        shape = f"({', '.join(sizes)},)" if sizes else "()"
+        results.append(f"made[{written.index(name)}]{as_bool}.view({shape})")
+    updates = [f"{_path(b)}.add_({number})" for b, number in stages.counters.items()]
+    for buffer, name in stages.updates.items():
+        source = f"made[{written.index(name)}].view_as({_path(buffer)})"
+        updates.append(f"{_path(buffer)}.copy_({source})")
+    return _MODULE.format(
+        reference=reference.rstrip(),
+        inputs=[
+            (t.dtype, ["batch", *t.shape[1:]] if has_batch(graph, t, batch) else [*t.shape])
+            for t in graph.inputs
+            if t.name not in numbers
+        ],
+        is_number=[not a.is_tensor for a in graph.arguments],
+        state=_forms((*graph.parameters, *graph.buffers)),
+        settings=dict(settings),
+        has_modes=has_modes,
+        has_calls=bool(stages.calls),
+        settings_of=inspect.getsource(settings_of).rstrip(),
+        made_from=inspect.getsource(made_from).rstrip(),
+        names=", ".join(a.name for a in graph.arguments),
+        arguments=", ".join(arguments),
+        updates="".join(f"        {line}\n" for line in updates),
+        result=results[0] if len(results) == 1 else f"({', '.join(results)},)",
+    )
+
+
+def _path(name: str) -> str:
+    """Return how a parameter or buffer is reached: parts of an nn.Sequential are numbers."""
+    found = "self"
+    for part in name.split("."):
+        is_plain = part.isidentifier() and not keyword.iskeyword(part)
+        found = f"{found}.{part}" if is_plain else f"getattr({found}, {part!r})"
+    return found
+
+
+_MODULE = """\
+{reference}
+
+
+from typing import Any
+
+_HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
+_INPUTS = {inputs!r}
+_IS_NUMBER = {is_number!r}  # of each argument
+_STATE = {state!r}
+_SETTINGS = {settings!r}
+
+
+{settings_of}
+
+
+{made_from}
+
+
+def is_usual(module, inputs):
+    # Whether a call is one that the loops were written for.
+    device = torch.device(fused_device).type
+    if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
+        return False
+    inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    tensors = (*inputs, *state.values())
+    if not all(isinstance(x, torch.Tensor) for x in tensors):
+        return False
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return False
+    if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
+        return False
+    if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
+        return False
+    if any(x.device.type != device for x in tensors):
+        return False
+    if _HAS_CALLS and not all(x.is_contiguous() for x in tensors):
+        return False
+    batches = set()
+    for x, (dtype, shape) in zip(inputs, _INPUTS):
+        if x.dtype != getattr(torch, dtype) or x.dim() != len(shape) or not x.numel():
+            return False
+        if any(size != wanted and wanted != "batch" for size, wanted in zip(x.shape, shape)):
+            return False
+        if shape[:1] == ["batch"]:
+            batches.add(len(x))
+    if len(batches) > 1:
+        return False
+    forms = {{name: (str(t.dtype)[6:], list(t.shape)) for name, t in state.items()}}
+    if forms != _STATE:
+        return False
+    return settings_of(module, {has_modes}) == _SETTINGS
+
+
+class ModelNew(Model):
+    # The reference itself, with its forward in one loop where a call is as usual.
+    @classmethod
+    def from_module(cls, module):
+        # A ModelNew of a live Model's parameters and buffers, which both then share.
+        return made_from(cls, module, _STATE)
+
+    def forward(self, {names}):
+        if not is_usual(self, ({names},)):
+            return super().forward({names})
+        made = fused_op({arguments})
+{updates}        return {result}
+
+
+def setup_context(ctx, inputs, output):
+    ctx.mark_non_differentiable(*(output if isinstance(output, tuple) else (output,)))
+
+
+def backward(ctx, *grads):
+    raise RuntimeError("calls that want gradients take the reference")
+"""
+
+
+def _forms(tensors: Iterable[Tensor]) -> dict[str, tuple[str, list[int]]]:
+    return {t.name: (t.dtype, list(t.shape)) for t in tensors}
