@@ -413,13 +413,13 @@ def test_dtypes_are_declared_from_the_graph_to_the_export(tmp_path):
     problem, made = derive(tmp_path, text)
     op = yaml.safe_load((made.folder / made.name / "op.yaml").read_text())
     assert [a["dtype"] for a in (*op["arguments"], *op["outputs"])] == ["bfloat16"] * 3
-    assert op["bytes"] == "4 * rows * cols"  # two bytes read, two written
+    assert op["bytes"] == "15000"  # 3700 numbers read and as many written, and 100 of the weight
     outline = outline_of(capture(problem, with_sizes=False))
     assert (outline.read_bytes, outline.written_bytes) == (2 * 3800, 2 * 3700)
     family = load_family(made.name, [made.folder])
     candidate = family.render({"template": "nest"}, FACTS)
     operator = bind(candidate.plan, "cpp", compiled(candidate))
-    x, weight = torch.randn(37, 100).bfloat16(), torch.ones(100).bfloat16()
+    x, weight = torch.randn(3700).bfloat16(), torch.ones(100).bfloat16()
     (y,) = operator(*((x, weight) if op["arguments"][0]["name"] == "x" else (weight, x)))
     assert y.dtype == torch.bfloat16
     with pytest.raises(RuntimeError, match=r"is torch\.float32 on cpu, expected torch\.bfloat16"):

@@ -87,21 +87,18 @@ def derived(
     graph = with_biases_apart(with_numbers_as_tensors(graph))
     stages = stages_of(graph)
     op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
-    is_free = _has_free_rows(graph, stages)
 
     def written(graph: Graph, stages: Stages, batch: int | None) -> dict[str, str]:
         names = _names(stages)
         return {
-            "op.yaml": _op_yaml(graph, stages, op, names, is_free, batch),
-            "model_new.py": model_new(
-                graph, stages, reference, settings, has_modes, is_free, batch
-            ),
-            "nest_triton.triton.py.j2": triton_template(stages, op, names, is_free),
-            "nest.cpp.j2": cpp_template(stages, op, names, is_free),
+            "op.yaml": _op_yaml(graph, stages, op, names, batch),
+            "model_new.py": model_new(graph, stages, reference, settings, has_modes, batch),
+            "nest_triton.triton.py.j2": triton_template(stages, op, names),
+            "nest.cpp.j2": cpp_template(stages, op, names),
         }
 
-    texts = None if is_free or other is None else _for_any_batch(graph, stages, other, written)
-    texts = texts or written(graph, stages, graph.batch if is_free else None)
+    texts = None if other is None else _for_any_batch(graph, stages, other, written)
+    texts = texts or written(graph, stages, None)
     texts |= {"reference.py": reference, GRAPH_FILE: to_json(graph) + "\n"}
     key = content_key(str(FORMAT), *(texts[file] for file in sorted(texts)))[:12]
     root = folder / f"{op}-{key}"
@@ -135,7 +132,7 @@ def _for_any_batch(
 ) -> dict[str, str] | None:
     """Return the texts of an operator for any batch, None where there are none."""
     one, two = graph.batch, other.batch
-    given = [t for t, _ in given_of(graph, stages) if has_batch(graph, t, one)]
+    given = [t for t in given_of(graph, stages) if has_batch(graph, t, one)]
     if one is None or two is None or not given:
         return None
     other = with_biases_apart(with_numbers_as_tensors(other))
@@ -185,16 +182,12 @@ def _op_yaml(
     stages: Stages,
     op: str,
     names: Mapping[str, str],
-    is_free: bool,
     batch: int | None,
 ) -> str:
-    space = stages.nests[0].space
-    total = space.rows * space.cols
-    sizes = {"rows": space.rows, "cols": space.cols} if is_free else {}
+    sizes: dict[str, int] = {}
     arguments, num_bytes = [], 0
-    for tensor, is_whole in given_of(graph, stages):
-        name, shape = names[tensor.name], ["rows", "cols"]
-        with_rows = not is_free and has_batch(graph, tensor, batch)
+    for tensor in given_of(graph, stages):
+        name, with_rows = names[tensor.name], has_batch(graph, tensor, batch)
         rest = math.prod(tensor.shape[1:])
         if stages.calls and tensor.shape:
             shape = [f"{name}_size_{axis}" for axis in range(len(tensor.shape))]
@@ -203,7 +196,7 @@ def _op_yaml(
         elif with_rows:
             shape = ["batch", f"{name}_rest"]
             sizes |= dict(zip(shape, (tensor.shape[0], rest), strict=True))
-        elif not is_free or not is_whole:
+        else:
             sizes[f"{name}_size"], shape = math.prod(tensor.shape), [f"{name}_size"]
         argument: dict[str, object] = {"name": name, "shape": shape}
         if tensor.dtype != "float32":
@@ -215,10 +208,6 @@ def _op_yaml(
         shape = [str(output.count)]
         if stages.calls:
             shape = [str(size) for size in graph.value(output.name).shape] or ["1"]
-        if is_free and 0 in space.varies[output.name]:
-            shape = [f"rows * cols // {total // output.count}"]
-            if output.count == total:
-                shape = ["rows", "cols"]
         outputs.append(
             {"name": f"{names[output.name]}_out", "shape": shape, "dtype": _stored(output.dtype)}
         )
@@ -226,8 +215,6 @@ def _op_yaml(
     between = [graph.value(n) for n in (*stages.between, *(c.name for c in stages.calls))]
     num_bytes += sum(2 * v.num_bytes for v in between)  # written, and read
     flops = sum(task.flops for task in stages.tasks)
-    moved = f"{max(1, num_bytes // total)} * rows * cols"
-    each = f"{max(1, round(flops / total))} * rows * cols"
     return "\n".join(
         [
             f"name: {op}",
@@ -237,8 +224,8 @@ def _op_yaml(
             f"sizes: {json.dumps(sizes)}",
             f"arguments: {json.dumps(arguments)}",
             f"outputs: {json.dumps(outputs)}",
-            f"flops: {json.dumps(each if is_free else str(max(1, flops)))}",
-            f"bytes: {json.dumps(moved if is_free else str(num_bytes))}",
+            f"flops: {json.dumps(str(max(1, flops)))}",
+            f"bytes: {json.dumps(str(num_bytes))}",
             "",
         ]
     )
@@ -246,31 +233,3 @@ def _op_yaml(
 
 def _stored(dtype: str) -> str:
     return "uint8" if dtype == "bool" else dtype  # a truth is a byte
-
-
-def _has_free_rows(graph: Graph, stages: Stages) -> bool:
-    """Whether the first dimension may have another size: it is that of the rows alone."""
-    if len(stages.tasks) > 1 or not graph.inputs or not graph.inputs[0].shape:
-        return False
-    if stages.nests[0].taps:  # they know the sizes of what they read
-        return False
-    space, first = stages.nests[0].space, graph.inputs[0].shape[0]
-    if not space.sizes or space.sizes[0] != first or 0 in space.columns:
-        return False
-    every = len(space.sizes)
-    given = {tensor.name: is_whole for tensor, is_whole in given_of(graph, stages)}
-    if not any(given.values()):  # then nothing says how many rows there are
-        return False
-    inputs = {t.name: t for t in graph.inputs}
-    for name in given:
-        has_first = 0 in space.varies[name]
-        if name not in inputs and has_first:
-            return False
-        shape = inputs[name].shape if name in inputs else ()
-        if has_first != (shape[:1] == (first,)) and len(shape) <= every:
-            return False
-    if stages.updates or stages.counters:
-        return False
-    return all(graph.value(o).shape[:1] == (first,) for o in graph.outputs) and all(
-        0 in space.varies[o.name] for o in results_of(stages)
-    )

@@ -26,18 +26,13 @@ def has_batch(graph: Graph, tensor: Tensor, batch: int | None) -> bool:
     return batch is not None and tensor in graph.inputs and tensor.shape[:1] == (batch,)
 
 
-def given_of(graph: Graph, stages: Stages) -> list[tuple[Tensor, bool]]:
-    """Return what the call gets, in order, and whether it has a value for each place."""
-    found: dict[str, tuple[Tensor, bool]] = {}
+def given_of(graph: Graph, stages: Stages) -> list[Tensor]:
+    """Return what the call gets, in order."""
     called = {name for call in stages.calls for name in call.reads}
-    found |= {t.name: (t, False) for t in graph.given if t.name in called}
     made = {call.name for call in stages.calls} | stages.between.keys() | {*stages.outputs}
+    found = {t.name: t for t in graph.given if t.name in called}
     for nest in stages.nests:
-        every = len(nest.space.sizes)
-        for tensor in nest.arguments:
-            if tensor.name not in made:
-                is_whole = len(nest.space.varies[tensor.name]) == every
-                found.setdefault(tensor.name, (tensor, is_whole))
+        found |= {t.name: t for t in nest.arguments if t.name not in made}
     return list(found.values())
 
 
@@ -54,7 +49,6 @@ def model_new(
     reference: str,
     settings: Mapping[str, object],
     has_modes: bool,
-    is_free: bool,
     batch: int | None,
 ) -> str:
     """Return the text of a module around an operator.
@@ -65,7 +59,6 @@ def model_new(
         reference: the text of the module's file.
         settings: of `settings_of`, as they were.
         has_modes: whether those name modes.
-        is_free: whether there may be any number of rows, as for `templates`.
         batch: how many rows inputs have that may have another number; None where none may.
     """
     numbers = numbers_of(graph)
@@ -73,13 +66,11 @@ def model_new(
     state = {t.name for t in (*graph.parameters, *graph.buffers)}
     arguments = []
     rows = next((f"len({t.name})" for t in graph.inputs if has_batch(graph, t, batch)), "")
-    for tensor, is_whole in given_of(graph, stages):
+    for tensor in given_of(graph, stages):
         source = _path(tensor.name) if tensor.name in state else tensor.name
         if tensor.name in numbers:
             source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
-        flat = f"-1, {stages.nests[0].space.cols}" if is_free and is_whole else "-1"
-        if not is_free and has_batch(graph, tensor, batch):
-            flat = f"{rows}, -1"
+        flat = f"{rows}, -1" if has_batch(graph, tensor, batch) else "-1"
         as_bytes = ".view(torch.uint8)" if tensor.dtype == "bool" else ""
         reshaped = "" if stages.calls and tensor.shape else f".reshape({flat})"
         arguments.append(f"{source}.detach(){as_bytes}{reshaped}")
@@ -88,8 +79,6 @@ def model_new(
     for name, given in zip(stages.outputs, graph.outputs, strict=True):
         value = graph.value(given)
         sizes = [str(size) for size in value.shape]
-        if is_free and sizes:
-            sizes[0] = "-1"
         as_bool = ".view(torch.bool)" if value.dtype == "bool" else ""
         shape = f"({', '.join(sizes)},)" if sizes else "()"
         results.append(f"made[{written.index(name)}]{as_bool}.view({shape})")

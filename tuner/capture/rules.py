@@ -115,6 +115,11 @@ def _expand(low: Lowering, a: dict[str, Any]) -> Results:
     return a["self"] if low.shape_of(a["self"]) == low.shape else low.emit("expand", a["self"])
 
 
+def _copy(low: Lowering, a: dict[str, Any]) -> Results:
+    moved = low.cast(a["src"], low.dtype)
+    return low.emit("expand", moved) if low.shape_of(moved) != low.shape else moved
+
+
 def _repeat(low: Lowering, a: dict[str, Any]) -> Results:
     x = a["self"]
     times = list(a["repeats"])
@@ -297,6 +302,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(["view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "view_of"], _view),
     **dict.fromkeys(["permute", "transpose", "t"], _permute),
     "expand": _expand,
+    "copy": _copy,
     "repeat": _repeat,
     "slice": _slice,
     "select": _select,

@@ -173,19 +173,13 @@ def _rounds(stages: Stages) -> bool:
     return any(s.op.startswith("as_") for part in parts for some in part for s in some)
 
 
-def sizes_of(nest: Nest, is_free: bool) -> tuple[str, str]:
-    """Return rows and columns as the plan's expressions: numbers where no other would do."""
-    return ("rows", "cols") if is_free else (str(nest.space.rows), str(nest.space.cols))
-
-
-def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: bool) -> str:
+def triton_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
     """Return the template of Triton kernels, its head included.
 
     Args:
         stages: what to compute.
         op: the operator's name.
         names: of values, none of `RESERVED`.
-        is_free: whether the number of rows may be another one.
     """
     steps, workspace = [], _between(stages, names)
     texts: list[str] = []
@@ -196,7 +190,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
         nest, number = task, len(texts)
         function = function_of(op, number)
         arguments = _arguments(stages, nest, names)
-        rows, cols = sizes_of(nest, is_free)
+        rows, cols = str(nest.space.rows), str(nest.space.cols)
         if is_split(nest):
             pieces = f"{rows} * cdiv({cols}, block_rows * block_columns * split)"
             count, dtype = len(nest.reductions), nest.precision
@@ -230,7 +224,7 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str], is_free: 
     return head + (_DIVIDED if first.is_wide else "") + "".join(texts)
 
 
-def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: bool) -> str:
+def cpp_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
     """Return the template of C++ loops, its head included; for the arguments see there."""
     kept = [value for nest in stages.nests for value in kept_values(nest)]
     splits = any(is_split(nest) for nest in stages.nests)
@@ -243,7 +237,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str], is_free: boo
             continue
         nest, number = task, len(texts)
         function = function_of(op, number)
-        rows, cols = sizes_of(nest, is_free)
+        rows, cols = str(nest.space.rows), str(nest.space.cols)
         arguments = ", ".join([*_arguments(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
         write = across_text if nest.space.is_across else loops_text

@@ -26,7 +26,7 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Traced", "traced"]
+__all__ = ["Traced", "decompositions", "fake_module", "traced"]
 
 # Composite operators that stay whole; all others are opened into their parts.
 _KEPT = """linear matmul silu mish hardswish hardsigmoid softplus log_sigmoid selu square
@@ -76,6 +76,40 @@ def traced(
         CaptureError: it fails, or what it does depends on the values of tensors.
     """
     import torch
+
+    with fake_module(problem, mode, batch) as (model, names, values, known):
+        is_training = model.training
+        with explained(problem, "Model.forward"), torch.no_grad():
+            program = _recorded(model, values)
+            if any(type(x) is float for x in values):
+                program = _with_free_numbers(model, values, program)
+        sizes, note = _sizes_of(model, names, values) if with_sizes else (None, "")
+        state = {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+        held = {
+            f"{prefix}.{name}" if prefix else name: known.get(id(value), value)
+            for prefix, module in model.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, torch.Tensor)
+        }
+    return Traced(program, names, values, state, held, is_training, sizes, note)
+
+
+@contextlib.contextmanager
+def fake_module(
+    problem: Problem, mode: TuneMode, batch: int | None = None
+) -> Iterator[tuple[torch.nn.Module, tuple[str, ...], tuple[Any, ...], dict[int, torch.Tensor]]]:
+    """Make the module and the inputs of one call on fake tensors, which are no memory.
+
+    Give the module in its mode, the names and values of forward's arguments, and the numbers of
+    tensors that were made of given ones, by the tensors' ids.
+
+    Raises:
+        CaptureError: the file fails, or gives what cannot be recorded.
+    """
+    import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -111,23 +145,7 @@ def traced(
         )
         with fake:
             values = _with_rows(values, batch)
-        is_training = model.training
-        with explained(problem, "Model.forward"), torch.no_grad():
-            program = _recorded(model, values)
-            if any(type(x) is float for x in values):
-                program = _with_free_numbers(model, values, program)
-        sizes, note = _sizes_of(model, names, values) if with_sizes else (None, "")
-        state = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
-        held = {
-            f"{prefix}.{name}" if prefix else name: known.get(id(value), value)
-            for prefix, module in model.named_modules()
-            for name, value in vars(module).items()
-            if isinstance(value, torch.Tensor)
-        }
-    return Traced(program, names, values, state, held, is_training, sizes, note)
+        yield model, names, values, known
 
 
 def _with_rows(values: tuple[Any, ...], batch: int | None) -> tuple[Any, ...]:
@@ -160,7 +178,7 @@ def _recorded(model: torch.nn.Module, values: tuple[Any, ...]) -> torch.export.E
     import torch
 
     program = torch.export.export(model, values, strict=False)
-    return program.run_decompositions(_decompositions())
+    return program.run_decompositions(decompositions())
 
 
 def _with_free_numbers(
@@ -218,7 +236,7 @@ def _given_numbers() -> Iterator[dict[int, torch.Tensor]]:
             del known[id(tensor)]  # written to since
 
 
-def _decompositions() -> dict[Any, Any]:
+def decompositions() -> dict[Any, Any]:
     """Return what to open: all that PyTorch's core set opens, and norms, softmax and losses."""
     import torch
 
