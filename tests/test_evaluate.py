@@ -25,6 +25,7 @@ from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.problem.accuracy import Accuracy
+from tuner.ranking import ranked_trials, remarks_on
 from tuner.records import recomputed
 from tuner.trial import (
     Build,
@@ -39,7 +40,6 @@ from tuner.trial import (
     Trial,
 )
 from tuner.tuning import Planned, plan
-from tuner.verification import on_values, ranked_trials
 
 SEED = 7
 MODULE = "import torch, torch.nn as nn\n\n\nclass ModelNew(nn.Module):\n"
@@ -512,8 +512,8 @@ def test_a_file_whose_time_depends_on_the_values_is_noted():
     raced = Finalist(3, check, interval(4.9, 5.1))
     same = replace(raced, elsewhere=interval(4.9, 5.1))
     other = replace(raced, elsewhere=interval(2.4, 2.6))
-    assert on_values(same) == []
-    assert on_values(other) == [
+    assert remarks_on(same) == []
+    assert remarks_on(other) == [
         "with random weights and normal inputs in place of the reference's own it runs at 2.50x, "
         "not 5.00x: its time depends on them"
     ]

@@ -24,9 +24,9 @@ from tiny_operator import REFERENCE, TEMPLATE, config_text, write_family
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.task import explained
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
+from tuner.ranking import blamed
 from tuner.run import Run, create_run, open_run
 from tuner.trial import Status, Trial
-from tuner.verification import blamed
 
 ACCIDENTS = """
 {% elif mode == "eats_memory" %}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived
-from tuner.capture.graph import Graph
 from tuner.capture.index_space import NothingToGenerate, NotOneNest
+from tuner.capture.joint import Captured
 from tuner.config.document import read_document
 from tuner.config.quantities import parse_mode
 from tuner.errors import InputError, NothingToGainError
@@ -61,14 +61,13 @@ def derive_operator(
             found = worker.call("capture", asked, timeout_s=CAPTURE_S).data
         except JobFailed as failure:
             raise explained(failure) from failure
-    graph = from_json(Graph, json.dumps(found["graph"]))
-    resized = found["resized"] and from_json(Graph, json.dumps(found["resized"]))
+    captured, *others = (from_json(Captured, json.dumps(f)) for f in found["forwards"])
     folder = default_cache_dir().parent / "modules"
     try:
         with storage_errors(folder):
             return derived(
-                graph, path.read_text(), path.stem, found["settings"], found["has_modes"], folder,
-                resized,
+                captured, path.read_text(), path.stem, found["settings"], found["has_modes"],
+                folder, *others,
             )  # fmt: skip
     except NothingToGenerate as error:
         raise NothingToGainError(f"{path}: {error}", {}) from error

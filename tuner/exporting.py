@@ -282,6 +282,12 @@ def _provenance(
             f"cold caches)"
         )
         lines.append(f"  latency: {raced.latency_us:.1f} us, baseline {raced.baseline_us:.1f} us")
+        if raced.step is not None:
+            s = raced.step
+            lines.append(
+                f"  speed-up of a step of training, forward and gradients: {s.speedup:.3f}x "
+                f"[{s.low:.3f}, {s.high:.3f}]"
+            )
         if raced.depends_on_values:
             e = raced.elsewhere
             assert e is not None

@@ -27,6 +27,7 @@ from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
 from tuner.machine.host import has_many_cores, usable_cores
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop_rule_of
+from tuner.ranking import ranked_trials
 from tuner.records import SET_ASIDE
 from tuner.review.report import write_report
 from tuner.run import Outlook, Run, RunWriter
@@ -36,7 +37,7 @@ from tuner.search.surrogate import Remaining
 from tuner.search.t4 import to_t4
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import Build, Candidate, Check, Finalist, Outcome, Params, Status, Trial
-from tuner.verification import Verification, ranked_trials
+from tuner.verification import Verification
 from tuner.wording import one_line, percent
 
 __all__ = ["Session"]

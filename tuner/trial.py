@@ -262,7 +262,8 @@ class Finalist:
     kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
     `num_throttled` more were dropped in that race, since the device was throttled. All of this is
     told of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
-    speed-up on random weights and normal inputs, where that was asked for. `key` is equal for
+    speed-up on random weights and normal inputs, and `step` that of a step of training (forward,
+    and gradients of inputs and weights), where they were asked for. `key` is equal for
     equal code on equal terms, `race_key` for all that were in one race, and `seed` is that of the
     probes: a later sitting need not check or race again. `falls_back` says that a timed call ran
     the reference's own operations.
@@ -281,6 +282,7 @@ class Finalist:
     baseline_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
     num_throttled: int = 0
     elsewhere: Interval | None = None
+    step: Interval | None = None
     key: str = ""
     race_key: str = ""
     seed: int = 0

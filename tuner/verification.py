@@ -6,9 +6,7 @@ the next question, in `checks.jsonl`: a later sitting repeats none of them.
 
 from __future__ import annotations
 
-import json
 import secrets
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,18 +18,18 @@ from tuner.evaluate.measure import tie_set
 from tuner.evaluate.race import Race, compared_with_compiled, finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
-from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.exporting import ExportCompiler, ExportFile, export_of, fallback_of
 from tuner.gaining import bound_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
+from tuner.ranking import blamed, ranked_trials, remarks_on, rounds_of, structure
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
 from tuner.trial import Check, Compiled, Finalist, Result, Trial, content_key
 from tuner.wording import one_line
 
-__all__ = ["Verification", "blamed", "on_values", "ranked_trials"]
+__all__ = ["Verification"]
 
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
 NUM_SPARES = 2  # files that are compiled before one of those that are checked is rejected
@@ -99,7 +97,7 @@ class Verification:
             exported, more = self._fallen_back(exported)
             notes += more
         else:
-            notes += on_values(exported)
+            notes += remarks_on(exported)
         compiled = self._beside_compiled() if exported.check.is_accepted else None
         outline, baseline_us = self.planned.outline, exported.baseline_us
         least_us = bound_of(self.planned, outline).bound_us if outline is not None else None
@@ -303,6 +301,7 @@ class Verification:
             num_processes=num_processes,
             seconds=self.schedule.samples_s,
             has_other_values=True,
+            has_steps=True,
             on_round=on_round,
             until_s=self.deadline_s,
         )
@@ -353,48 +352,3 @@ class Verification:
         except WorkerError as error:  # the file was verified already, and stays so
             return Compiled(mode, error=one_line(str(error)))
         return compared_with_compiled(mode, race)
-
-
-def rounds_of(entry: Finalist) -> list[list[float]]:
-    """Return what counts of a race, [process][round] in us."""
-    return [[statistics.median(burst) for burst in rounds] for rounds in entry.samples_us]
-
-
-def on_values(exported: Finalist) -> list[str]:
-    """Say so when the file's speed is not the same on other values."""
-    if not exported.depends_on_values:
-        return []
-    assert exported.interval is not None and exported.elsewhere is not None
-    return [
-        f"with random weights and normal inputs in place of the reference's own it runs at "
-        f"{exported.elsewhere.speedup:.2f}x, not {exported.interval.speedup:.2f}x: its time "
-        "depends on them"
-    ]
-
-
-def ranked_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Return correct trials, fastest first; of those with the same machine code, one."""
-    # One may be like a later one, which a stop dropped, or like one that was set aside.
-    known = {t.number for t in trials if t.outcome.latency_us}
-    correct = [t for t in trials if t.outcome.latency_us and t.outcome.same_as not in known]
-    return sorted(correct, key=lambda t: t.outcome.latency_us or 0.0)
-
-
-def structure(trial: Trial) -> str:
-    """Return what a candidate is, beside its sizes: the template and all that is a word."""
-    words = {k: v for k, v in trial.params.items() if isinstance(v, str)}
-    return json.dumps(words, sort_keys=True)
-
-
-def blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
-    """Return which of the contenders failed in a race, and how; raise the error if none did."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, WorkerCrashed | WorkerTimeout | JobFailed) and cause.worker in names:
-            reason = cause.message if isinstance(cause, JobFailed) else cause.reason
-            return cause.worker, f"in the race: {reason}"
-        cause = cause.__cause__
-    for name in names:  # it could not even be loaded
-        if str(error).startswith(f"{name}: "):
-            return name, f"in the race: {str(error).removeprefix(f'{name}: ')}"
-    raise error

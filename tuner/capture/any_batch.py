@@ -14,8 +14,8 @@ __all__ = ["another_batch", "any_batch"]
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
 _ESTIMATES = ("flops: ", "bytes: ")  # of which a part may not grow
-_VIEWS = tuple(f"  - {{aten: {name}, " for name in ("view", "reshape", "expand"))
-_PLAN = ("  - {call: ", "  - {aten: ", "outputs: ")
+_VIEWS = tuple(f"- {{aten: {name}, " for name in ("view", "reshape", "expand"))
+_PLAN = ("- {call: ", "- {aten: ", "outputs: ", "also: ")
 _TENSOR = re.compile(r"  \w+: \{shape: ")
 
 
@@ -46,8 +46,9 @@ def any_batch(one: str, other: str, batches: tuple[int, int], *, name: str) -> s
 def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | None:
     if one == other or one.startswith("sizes: "):  # the sizes as given
         return one
-    is_view = one.startswith(_VIEWS)
-    is_plan = one.startswith((*_PLAN, *_ESTIMATES)) or _TENSOR.match(one) is not None
+    step = one.lstrip()
+    is_view = step.startswith(_VIEWS)
+    is_plan = step.startswith((*_PLAN, *_ESTIMATES)) or _TENSOR.match(one) is not None
     is_result = ".view((" in one
     if not (is_plan or is_result):
         return None
@@ -57,7 +58,7 @@ def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | No
     numbers = list(_numbers(mine[1::2], its[1::2], batches, name, one.startswith(_ESTIMATES)))
     if None in numbers:
         return None
-    if one.startswith("  - {aten: "):  # PyTorch's operations take numbers, and views one -1
+    if step.startswith("- {aten: "):  # PyTorch's operations take numbers, and views one -1
         changed = [i for i, n in enumerate(numbers) if n != mine[1::2][i]]
         if not is_view or len(changed) != 1:
             return None

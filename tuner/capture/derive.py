@@ -14,19 +14,21 @@ import json
 import keyword
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.index_space import NotOneNest
+from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
 from tuner.capture.precision import num_bytes_of
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
-from tuner.capture.templates import blocks_of, cpp_template, main_of, triton_template
+from tuner.capture.step_text import StepPlan, planned, step_text
+from tuner.capture.templates import Part, blocks_of, cpp_template, main_of, triton_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
@@ -44,7 +46,7 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "piece": [16384, 65536, 262144],
     "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
 }  # fmt: skip
-FORMAT = 10  # of what is written; part of the key
+FORMAT = 11  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -62,43 +64,50 @@ class Derived:
 
 
 def derived(
-    graph: Graph,
+    captured: Captured,
     reference: str,
     name: str,
     settings: Mapping[str, object],
     has_modes: bool,
     folder: Path,
-    other: Graph | None = None,
+    other: Captured | None = None,
 ) -> Derived:
     """Write the operator of a module.
 
     Args:
-        graph: of its forward, as it was captured.
+        captured: its forward, and a step of training where there is a record of one.
         reference: the text of its file.
         name: of the file; what is no identifier in it is left out.
         settings: of `settings_of`, as they were.
         has_modes: whether those name modes, in which the forward differs.
         folder: under which the operator's is made.
-        other: of its forward with another batch; None where it takes no other one.
+        other: the same with another batch; None where forward takes no other one.
 
     Raises:
         NotOneNest: no loops can be generated for the graph.
     """
-    graph = with_biases_apart(with_numbers_as_tensors(graph))
+    graph = with_biases_apart(with_numbers_as_tensors(captured.graph))
     stages = stages_of(graph)
     op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
 
-    def written(graph: Graph, stages: Stages, batch: int | None) -> dict[str, str]:
-        names = _names(stages)
+    def written(graph: Graph, joint: Joint | None, batch: int | None) -> dict[str, str]:
+        own, plan = stages_of(graph), planned(joint)
+        parts = _parts(graph, own, plan)
+        step = "" if plan is None else step_text(graph, own, plan, batch)
         return {
-            "op.yaml": _op_yaml(graph, stages, op, names, batch),
-            "model_new.py": model_new(graph, stages, reference, settings, has_modes, batch),
-            "nest_triton.triton.py.j2": triton_template(stages, op, names),
-            "nest.cpp.j2": cpp_template(stages, op, names),
+            "op.yaml": _op_yaml(graph, parts, op, batch),
+            "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
+            "nest_triton.triton.py.j2": triton_template(parts[0], op),
+            "nest.cpp.j2": cpp_template(parts, op),
         }
 
-    texts = None if other is None else _for_any_batch(graph, stages, other, written)
-    texts = texts or written(graph, stages, None)
+    mine = replace(captured, graph=graph)
+    texts = None if other is None else _for_any_batch(mine, other, written)
+    if texts is None and other is not None and mine.joint is not None:
+        # Any batch matters more than a step of training.
+        forward, another = replace(mine, joint=None), replace(other, joint=None)
+        texts = _for_any_batch(forward, another, written)
+    texts = texts or written(graph, mine.joint, None)
     texts |= {"reference.py": reference, GRAPH_FILE: to_json(graph) + "\n"}
     key = content_key(str(FORMAT), *(texts[file] for file in sorted(texts)))[:12]
     root = folder / f"{op}-{key}"
@@ -125,29 +134,42 @@ def derived(
 
 
 def _for_any_batch(
-    graph: Graph,
-    stages: Stages,
-    other: Graph,
-    written: Callable[[Graph, Stages, int], dict[str, str]],
+    mine: Captured,
+    other: Captured,
+    written: Callable[[Graph, Joint | None, int], dict[str, str]],
 ) -> dict[str, str] | None:
     """Return the texts of an operator for any batch, None where there are none."""
-    one, two = graph.batch, other.batch
-    given = [t for t in given_of(graph, stages) if has_batch(graph, t, one)]
+    one, two = mine.graph.batch, other.graph.batch
+    stages = stages_of(mine.graph)
+    given = [t for t in given_of(mine.graph, stages) if has_batch(mine.graph, t, one)]
     if one is None or two is None or not given:
         return None
-    other = with_biases_apart(with_numbers_as_tensors(other))
+    theirs = with_biases_apart(with_numbers_as_tensors(other.graph))
     try:
-        theirs = written(other, stages_of(other), two)
+        texts = written(theirs, other.joint, two)
     except NotOneNest:
         return None
     called = {"model_new.py": f"len({given[0].name})"}
     found = {}
-    for file, text in written(graph, stages, one).items():
-        both = any_batch(text, theirs[file], (one, two), name=called.get(file, "batch"))
+    for file, text in written(mine.graph, mine.joint, one).items():
+        both = any_batch(text, texts[file], (one, two), name=called.get(file, "batch"))
         if both is None:
             return None
         found[file] = both
     return found
+
+
+def _parts(graph: Graph, own: Stages, plan: StepPlan | None) -> list[Part]:
+    """Return the operator's calls; what the further ones compute has names of its own."""
+    parts = [Part("", graph, own, _names(own))]
+    if plan is not None:
+        given = {t.name for t in graph.given}
+        if plan.forward is not None:
+            names = _names(plan.forward, given, "_kept")
+            parts.append(Part("kept", plan.joint.forward, plan.forward, names))
+        names = _names(plan.gradients, given, "_grad")
+        parts.append(Part("gradients", plan.joint.gradients, plan.gradients, names))
+    return parts
 
 
 def identifier(name: str) -> str:
@@ -156,8 +178,11 @@ def identifier(name: str) -> str:
     return f"m_{found}" if found[0].isdigit() or keyword.iskeyword(found) else found
 
 
-def _names(stages: Stages) -> dict[str, str]:
-    """Return a name of every value for the texts: short, and no two alike."""
+def _names(stages: Stages, given: Container[str] = (), more: str = "") -> dict[str, str]:
+    """Return a name of every value for the texts: short, and no two alike.
+
+    Those that are not `given` end in `more`.
+    """
     values = []
     for nest in stages.nests:
         values += [*(t.name for t in nest.arguments), *nest.taps]
@@ -170,6 +195,7 @@ def _names(stages: Stages) -> dict[str, str]:
     names: dict[str, str] = {}
     for value in dict.fromkeys(values):
         base = identifier(value) + ("_v" if identifier(value) in _RESERVED else "")
+        base += "" if value in given else more
         names[value] = base if base not in names.values() else f"{base}_{len(names)}"
     return names
 
@@ -177,15 +203,39 @@ def _names(stages: Stages) -> dict[str, str]:
 # ---- op.yaml --------------------------------------------------------------------------------
 
 
-def _op_yaml(
-    graph: Graph,
-    stages: Stages,
-    op: str,
-    names: Mapping[str, str],
-    batch: int | None,
-) -> str:
+def _op_yaml(graph: Graph, parts: Sequence[Part], op: str, batch: int | None) -> str:
+    own = parts[0].stages
+    call, sizes = _declared(parts[0], batch)
+    between = [graph.value(n) for n in (*own.between, *(c.name for c in own.calls))]
+    num_bytes = sum(tensor.num_bytes for tensor in given_of(graph, own))
+    num_bytes += sum(o.count * num_bytes_of(o.dtype) for o in results_of(own))
+    num_bytes += sum(2 * v.num_bytes for v in between)  # written, and read
+    flops = sum(task.flops for task in own.tasks)
+    lines = [
+        f"name: {op}",
+        f"title: {op}",
+        f"function: fused_{op}",
+        "replaces: [the whole forward]",
+        f"sizes: {json.dumps(sizes)}",
+        f"arguments: {json.dumps(call['arguments'])}",
+        f"outputs: {json.dumps(call['outputs'])}",
+        f"flops: {json.dumps(str(max(1, flops)))}",
+        f"bytes: {json.dumps(str(num_bytes))}",
+    ]
+    if len(parts) > 1:
+        further = {p.name: _declared(p, batch)[0] for p in parts[1:]}
+        lines.append(f"also: {json.dumps(further)}")
+    return "\n".join([*lines, ""])
+
+
+def _declared(
+    part: Part, batch: int | None
+) -> tuple[dict[str, list[dict[str, object]]], dict[str, int]]:
+    """Return a call's arguments and outputs as `op.yaml` lists them, and the sizes."""
+    graph, stages, names = part.graph, part.stages, part.names
     sizes: dict[str, int] = {}
-    arguments, num_bytes = [], 0
+    arguments: list[dict[str, object]] = []
+    outputs: list[dict[str, object]] = []
     for tensor in given_of(graph, stages):
         name, with_rows = names[tensor.name], has_batch(graph, tensor, batch)
         rest = math.prod(tensor.shape[1:])
@@ -202,8 +252,6 @@ def _op_yaml(
         if tensor.dtype != "float32":
             argument["dtype"] = _stored(tensor.dtype)
         arguments.append(argument)
-        num_bytes += tensor.num_bytes
-    outputs = []
     for output in results_of(stages):
         shape = [str(output.count)]
         if stages.calls:
@@ -211,24 +259,7 @@ def _op_yaml(
         outputs.append(
             {"name": f"{names[output.name]}_out", "shape": shape, "dtype": _stored(output.dtype)}
         )
-        num_bytes += output.count * num_bytes_of(output.dtype)
-    between = [graph.value(n) for n in (*stages.between, *(c.name for c in stages.calls))]
-    num_bytes += sum(2 * v.num_bytes for v in between)  # written, and read
-    flops = sum(task.flops for task in stages.tasks)
-    return "\n".join(
-        [
-            f"name: {op}",
-            f"title: {op}",
-            f"function: fused_{op}",
-            "replaces: [the whole forward]",
-            f"sizes: {json.dumps(sizes)}",
-            f"arguments: {json.dumps(arguments)}",
-            f"outputs: {json.dumps(outputs)}",
-            f"flops: {json.dumps(str(max(1, flops)))}",
-            f"bytes: {json.dumps(str(num_bytes))}",
-            "",
-        ]
-    )
+    return {"arguments": arguments, "outputs": outputs}, sizes
 
 
 def _stored(dtype: str) -> str:

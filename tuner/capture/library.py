@@ -158,7 +158,8 @@ def _opaque(node: Node) -> tuple[str, tuple[str, ...]]:
         return _constant(value)
 
     given = {name: value for name, value in node.attrs.items() if name != "overload"}
-    while given and list(given.values())[-1] in (None, False):
+    has_defaults = not node.op.endswith("_backward")
+    while has_defaults and given and list(given.values())[-1] in (None, False):
         given.popitem()  # a default, and PyTorch may take it by its name alone
     if any(isinstance(value, str) for value in given.values()):
         raise refusal(node, f"no loop is generated for {node.op} yet")

@@ -9,16 +9,19 @@ from __future__ import annotations
 import inspect
 import keyword
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tuner.capture.from_module import made_from
-from tuner.capture.graph import Graph, Tensor
+from tuner.capture.graph import Graph, Node, Tensor
 from tuner.capture.nest import Output
 from tuner.capture.scalars import numbers_of
 from tuner.capture.settings import settings_of
 from tuner.capture.stages import Stages
 
-__all__ = ["given_of", "has_batch", "model_new", "results_of"]
+__all__ = [
+    "argument_of", "given_in_step", "given_of", "has_batch", "model_new", "result_of",
+    "results_of", "rows_of",
+]  # fmt: skip
 
 
 def has_batch(graph: Graph, tensor: Tensor, batch: int | None) -> bool:
@@ -43,6 +46,33 @@ def results_of(stages: Stages) -> list[Output]:
     return [written[n] for n in dict.fromkeys([*stages.outputs, *stages.updates.values()])]
 
 
+def rows_of(graph: Graph, batch: int | None) -> str:
+    """Return the batch as the module's text has it."""
+    return next((f"len({t.name})" for t in graph.inputs if has_batch(graph, t, batch)), "")
+
+
+def argument_of(
+    graph: Graph, stages: Stages, tensor: Tensor, source: str, batch: int | None, rows: str
+) -> str:
+    """Return what a call is given for a tensor that stands in `source`."""
+    flat = f"{rows}, -1" if has_batch(graph, tensor, batch) else "-1"
+    as_bytes = ".view(torch.uint8)" if tensor.dtype == "bool" else ""
+    reshaped = "" if stages.calls and tensor.shape else f".reshape({flat})"
+    return f"{source}{as_bytes}{reshaped}"
+
+
+def result_of(value: Tensor | Node, source: str) -> str:
+    """Return a result in its own shape."""
+    as_bool = ".view(torch.bool)" if value.dtype == "bool" else ""
+    shape = f"({', '.join(map(str, value.shape))},)" if value.shape else "()"
+    return f"{source}{as_bool}.view({shape})"
+
+
+def given_in_step(graph: Graph) -> list[Tensor]:
+    """Return what a step of training is given, in order: what it may be differentiated by."""
+    return [*graph.inputs, *graph.parameters, *graph.buffers]
+
+
 def model_new(
     graph: Graph,
     stages: Stages,
@@ -50,6 +80,7 @@ def model_new(
     settings: Mapping[str, object],
     has_modes: bool,
     batch: int | None,
+    step: str,
 ) -> str:
     """Return the text of a module around an operator.
 
@@ -60,28 +91,24 @@ def model_new(
         settings: of `settings_of`, as they were.
         has_modes: whether those name modes.
         batch: how many rows inputs have that may have another number; None where none may.
+        step: the text of `Step`, "" where the reference takes steps of training.
     """
     numbers = numbers_of(graph)
     place = next((f"{a.name}.device" for a in graph.arguments if a.is_tensor), "fused_device")
     state = {t.name for t in (*graph.parameters, *graph.buffers)}
     arguments = []
-    rows = next((f"len({t.name})" for t in graph.inputs if has_batch(graph, t, batch)), "")
+    rows = rows_of(graph, batch)
     for tensor in given_of(graph, stages):
         source = _path(tensor.name) if tensor.name in state else tensor.name
         if tensor.name in numbers:
             source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
-        flat = f"{rows}, -1" if has_batch(graph, tensor, batch) else "-1"
-        as_bytes = ".view(torch.uint8)" if tensor.dtype == "bool" else ""
-        reshaped = "" if stages.calls and tensor.shape else f".reshape({flat})"
-        arguments.append(f"{source}.detach(){as_bytes}{reshaped}")
+        arguments.append(argument_of(graph, stages, tensor, f"{source}.detach()", batch, rows))
     written = [o.name for o in results_of(stages)]
-    results = []
-    for name, given in zip(stages.outputs, graph.outputs, strict=True):
-        value = graph.value(given)
-        sizes = [str(size) for size in value.shape]
-        as_bool = ".view(torch.bool)" if value.dtype == "bool" else ""
-        shape = f"({', '.join(sizes)},)" if sizes else "()"
-        results.append(f"made[{written.index(name)}]{as_bool}.view({shape})")
+    results = [
+        result_of(graph.value(given), f"made[{written.index(name)}]")
+        for name, given in zip(stages.outputs, graph.outputs, strict=True)
+    ]
+    stepped = [result_of(graph.value(o), f"made[{i}]") for i, o in enumerate(graph.outputs)]
     updates = [f"{_path(b)}.add_({number})" for b, number in stages.counters.items()]
     for buffer, name in stages.updates.items():
         source = f"made[{written.index(name)}].view_as({_path(buffer)})"
@@ -102,9 +129,21 @@ def model_new(
         made_from=inspect.getsource(made_from).rstrip(),
         names=", ".join(a.name for a in graph.arguments),
         arguments=", ".join(arguments),
+        step=f"{step}\n\n" if step else "",
+        given=", ".join(
+            t.name if t in graph.inputs else _path(t.name) for t in given_in_step(graph)
+        ),
+        wants="wants_gradients(given) and not can_step(given)"
+        if step
+        else "wants_gradients(given)",
+        stepped=_STEPPED.format(result=_tuple(stepped)) if step else "",
         updates="".join(f"        {line}\n" for line in updates),
-        result=results[0] if len(results) == 1 else f"({', '.join(results)},)",
+        result=_tuple(results),
     )
+
+
+def _tuple(values: Sequence[str]) -> str:
+    return values[0] if len(values) == 1 else f"({', '.join(values)},)"
 
 
 def _path(name: str) -> str:
@@ -145,8 +184,6 @@ def is_usual(module, inputs):
     tensors = (*inputs, *state.values())
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         return False
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return False
     if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
         return False
     if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
@@ -171,7 +208,12 @@ def is_usual(module, inputs):
     return settings_of(module, {has_modes}) == _SETTINGS
 
 
-class ModelNew(Model):
+def wants_gradients(tensors):
+    # Numbers among them have none.
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
+
+
+{step}class ModelNew(Model):
     # The reference itself, with its forward in one loop where a call is as usual.
     @classmethod
     def from_module(cls, module):
@@ -181,7 +223,10 @@ class ModelNew(Model):
     def forward(self, {names}):
         if not is_usual(self, ({names},)):
             return super().forward({names})
-        made = fused_op({arguments})
+        given = ({given},)
+        if {wants}:
+            return super().forward({names})
+{stepped}        made = fused_op({arguments})
 {updates}        return {result}
 
 
@@ -190,7 +235,14 @@ def setup_context(ctx, inputs, output):
 
 
 def backward(ctx, *grads):
-    raise RuntimeError("calls that want gradients take the reference")
+    raise RuntimeError("calls that want gradients take Step or the reference")
+"""
+
+
+_STEPPED = """\
+        if wants_gradients(given):
+            made = Step.apply(self, *given)
+            return {result}
 """
 
 

@@ -87,7 +87,8 @@ def stages_of(graph: Graph) -> Stages:
     for number, group in enumerate(groups):
         rest = [n for others in groups[number + 1 :] for n in others]
         if is_call(group[0]):
-            tasks += [task for node in group for task in _calls(graph, node, tasks)]
+            for node in group:
+                tasks += _calls(graph, node, tasks)
             continue
         read = {real_name(graph, r) for n in rest for r in n.refs}
         while group:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from tuner.capture.graph import Graph
 from tuner.capture.indexing import is_split
 from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import kept_values, loops_text
@@ -16,7 +18,7 @@ from tuner.capture.triton_loops import Writer
 from tuner.capture.triton_scans import ScanWriter
 from tuner.capture.triton_split import SplitWriter
 
-__all__ = ["blocks_of", "cpp_template", "function_of", "main_of", "triton_template"]
+__all__ = ["Part", "blocks_of", "cpp_template", "function_of", "main_of", "triton_template"]
 
 _TRITON_HEAD = """\
 ---
@@ -67,6 +69,20 @@ _SPLIT = (
     '  split: {about: "blocks of a long row that one program takes", default: 8, '
     "values: [1, 2, 4, 8, 16, 32, 64]}\n"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One call of an operator: its own, where `name` is empty, or a further one.
+
+    `names` are of values, none of `RESERVED`; what lies between tasks has a name that no other
+    call's has.
+    """
+
+    name: str
+    graph: Graph
+    stages: Stages
+    names: Mapping[str, str]
 
 
 def blocks_of(nest: Nest) -> dict[str, list[int]]:
@@ -173,14 +189,14 @@ def _rounds(stages: Stages) -> bool:
     return any(s.op.startswith("as_") for part in parts for some in part for s in some)
 
 
-def triton_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
+def triton_template(part: Part, op: str) -> str:
     """Return the template of Triton kernels, its head included.
 
     Args:
-        stages: what to compute.
+        part: the operator's own call.
         op: the operator's name.
-        names: of values, none of `RESERVED`.
     """
+    stages, names = part.stages, part.names
     steps, workspace = [], _between(stages, names)
     texts: list[str] = []
     for task in stages.tasks:
@@ -224,19 +240,16 @@ def triton_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
     return head + (_DIVIDED if first.is_wide else "") + "".join(texts)
 
 
-def cpp_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
-    """Return the template of C++ loops, its head included; for the arguments see there."""
-    kept = [value for nest in stages.nests for value in kept_values(nest)]
-    splits = any(is_split(nest) for nest in stages.nests)
+def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
+    """Add the functions of a call to `texts`; return its steps, and whether pages may be huge."""
     steps: list[str] = []
-    texts: list[str] = []
-    large: list[tuple[str, str, str, int]] = []
+    large: list[str] = []
+    stages, names = part.stages, part.names
     for task in stages.tasks:
         if isinstance(task, Call):
             steps += _call_steps(stages, task, names)
             continue
-        nest, number = task, len(texts)
-        function = function_of(op, number)
+        nest, function = task, function_of(op, len(texts))
         rows, cols = str(nest.space.rows), str(nest.space.cols)
         arguments = ", ".join([*_arguments(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
@@ -244,16 +257,31 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
         texts.append(write(nest, function, names))
         for output in nest.outputs:
             if output.dtype in FLOATS and nest.is_inner(output.name):
-                size = num_bytes_of(output.dtype)
-                large.append((_place(stages, names, output.name), rows, cols, size))
-    for name, rows, cols, size in large:
-        call = f"{{call: fused_{op}_huge_pages, args: [{name}, {rows}, {cols}, {size}], "
-        steps.insert(0, f'  - {call}when: "huge_pages"}}')
+                place, size = _place(stages, names, output.name), num_bytes_of(output.dtype)
+                call = f"{{call: fused_{op}_huge_pages, args: [{place}, {rows}, {cols}, {size}], "
+                large.insert(0, f'  - {call}when: "huge_pages"}}')
+    return [*large, *steps], bool(large)
+
+
+def cpp_template(parts: Sequence[Part], op: str) -> str:
+    """Return the template of C++ loops, its head included.
+
+    Args:
+        parts: the calls that it offers, the operator's own first.
+        op: the operator's name.
+    """
+    stages = parts[0].stages
+    nests = [nest for part in parts for nest in part.stages.nests]
+    kept = [value for nest in nests for value in kept_values(nest)]
+    splits = any(is_split(nest) for nest in nests)
+    texts: list[str] = []
+    found = [_cpp_steps(part, op, texts) for part in parts]
+    steps, large = found[0][0], any(is_large for _, is_large in found)
     is_wide = main_of(stages).is_wide
     bits = 64 if is_wide else 32
     widths = [128 // bits, 256 // bits, 512 // bits]
-    dtypes = {t.dtype for n in stages.nests for t in n.arguments}
-    dtypes |= {o.dtype for n in stages.nests for o in n.outputs}
+    dtypes = {t.dtype for n in nests for t in n.arguments}
+    dtypes |= {o.dtype for n in nests for o in n.outputs}
     parameters = [
         '  width: {about: "numbers in a vector", '
         f'default: {{expr: "device.simd_bits // {bits}"}}, values: {widths}}}',
@@ -279,7 +307,10 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
             "default: 65536, values: [16384, 65536, 262144]}"
         )
     parameters += _layout(stages).splitlines()
-    workspace = _between(stages, names)
+    workspace = [line for part in parts for line in _between(part.stages, part.names)]
+    further: list[str] = ["also:"] if len(parts) > 1 else []
+    for part, (own, _) in zip(parts[1:], found[1:], strict=True):
+        further += [f"  {part.name}:", "    steps:", *(f"    {step}" for step in own)]
     head = [
         "---",
         f"title: Sweeps over each row ({sum(len(n.passes) for n in stages.nests)}), in C++",
@@ -293,6 +324,7 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
         *(["workspace:", *workspace] if workspace else []),
         "steps:",
         *steps,
+        *further,
         "optimisations:",
         f'  - {{text: "{_work(stages)} in loops over rows: hardly anything is stored between"}}',
         '  - {text: "outputs are written past the caches", when: "stream_output"}',
@@ -302,11 +334,11 @@ def cpp_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
         *([_WIDE_VECTORS] if is_wide else _VECTORS),
         '{% include "_lib/cpu_rows.hpp" %}',
     ]
-    if dtypes & HALVES or _rounds(stages):
+    if dtypes & HALVES or any(_rounds(part.stages) for part in parts):
         head.append('{% include "_lib/cpu_halves.hpp" %}')
-    if any(nest.scans for nest in stages.nests):
+    if any(nest.scans for nest in nests):
         head.append('{% include "_lib/cpu_scans.hpp" %}')
-    if any(nest.taps for nest in stages.nests):
+    if any(nest.taps for nest in nests):
         head.append('{% include "_lib/cpu_windows.hpp" %}')
     if large:
         head += [

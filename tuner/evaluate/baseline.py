@@ -33,6 +33,7 @@ class Baseline(Giver):
         self._timed = Timed(oracle.device, oracle.accuracy)
         self._timed.take_reference(oracle.problem)
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
+        self.time_steps = self._timed.time_steps
         self.operations = self._timed.operations
 
     def timing_set(self, has_other_values: bool = False, lends: bool = False) -> Answer:

@@ -12,6 +12,7 @@ One child serves one role at a time, each with the jobs that belong to it:
                  can_borrow, free
     baseline     prepare, repeat,    holds the reference; is timed, judges timed outputs
                  time_model,
+                 time_steps,
                  timing_set,
                  judge_timed,
                  judge_kept,
@@ -19,6 +20,7 @@ One child serves one role at a time, each with the jobs that belong to it:
     producer     load, receive,      holds one stranger; only produces tensors and times
                  lent_sample,
                  answer, time_model,
+                 time_steps,
                  take_timing_set,
                  repeat,
                  timed_output,
@@ -37,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.capture.capture import capture, with_another_batch
+from tuner.capture.joint import Captured, joint_of
 from tuner.capture.settings import settings_of
 from tuner.check import probes
 from tuner.check.batches import Extent
@@ -122,8 +125,9 @@ class _Child:
         return {"sizes": found, "screening": screening}, ()
 
     def capture(self, path: str, mode: TuneMode) -> Answer:
-        """Record a module's forward in a mode.
+        """Record a module's forward in a mode, and a step of training.
 
+        `forwards` are as given and, where forward takes one, with another batch.
         `has_modes` says that it computes something else in the other mode, or draws numbers there.
         """
         problem = load_problem(Path(path), mode=mode)
@@ -135,10 +139,11 @@ class _Child:
         except CaptureError:
             other = ""
         has_modes = graph.key != other
+        resized = with_another_batch(problem, graph)
+        forwards = [Captured(g, joint_of(problem, g)) for g in (graph, resized) if g]
         settings = settings_of(problem.model_without_memory(), has_modes)
         return {
-            "graph": json.loads(to_json(graph)),
-            "resized": json.loads(to_json(with_another_batch(problem, graph))),
+            "forwards": [json.loads(to_json(f)) for f in forwards],
             "settings": settings,
             "has_modes": has_modes,
             "source": str(problem.source),

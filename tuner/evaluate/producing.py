@@ -58,6 +58,7 @@ class Producer:
         self._device, self._accuracy = device, Accuracy.parse(accuracy)
         self._timed = Timed(device, self._accuracy)  # before the import
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
+        self.time_steps = self._timed.time_steps
         self.operations = self._timed.operations
         self._received: dict[str, torch.Tensor] = {}
         self._lent: dict[str, torch.Tensor] = {}  # kept until the next question

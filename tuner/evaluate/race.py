@@ -22,7 +22,8 @@ class Race:
     fewer processes than the baseline. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
-    `elsewhere` is the same race on other values, if that was asked for. `falls_back` says whose
+    `elsewhere` is the same race on other values, and `steps` one of steps of training, forward and
+    gradients, if they were asked for. `falls_back` says whose
     timed call ran the reference's own operations.
     """
 
@@ -30,6 +31,7 @@ class Race:
     num_throttled: int = 0
     num_disturbed: int = 0
     elsewhere: Race | None = None
+    steps: Race | None = None
     falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
 
     def __getitem__(self, lane: int) -> list[list[float]]:
@@ -70,7 +72,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
     """
     if race is None:
         return Finalist(number, check, error=check.reason)
-    own, elsewhere = race[lane], race.elsewhere
+    own, elsewhere, steps = race[lane], race.elsewhere, race.steps
     baseline = race[0][: len(own)]
     rounds = [value for process in own for value in process]
     latency_us = statistics.median(rounds)
@@ -87,6 +89,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         num_throttled=race.num_throttled,
         falls_back=race.falls_back.get(lane, False),
         elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
+        step=_ratio(steps[0], steps[lane]) if steps is not None and steps.bursts[lane] else None,
     )
 
 

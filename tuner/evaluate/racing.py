@@ -49,6 +49,7 @@ CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is re
 CLOCK_US = 100.0
 SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
 SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other values
+SLOW_STEP_S = 0.2  # of training, of which few are timed
 STEADY = 0.05  # relative difference of two medians that agree
 
 
@@ -77,6 +78,7 @@ class Racer:
         num_processes: int,
         seconds: float,
         has_other_values: bool = False,
+        has_steps: bool = False,
         on_round: Callable[[float], None] = lambda _: None,
         until_s: float | None = None,
     ) -> Race:
@@ -94,6 +96,7 @@ class Racer:
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
             has_other_values: whether the first sets race on random, normal values as well.
+            has_steps: whether the first sets race steps of training as well.
             on_round: is given the share of the race that is over, after each turn of all.
             until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
 
@@ -104,6 +107,8 @@ class Racer:
         race = Race([[] for _ in range(len(contenders) + 1)])
         if has_other_values:
             race.elsewhere = Race([[] for _ in race])
+        if has_steps:
+            race.steps = Race([[] for _ in race])
         for contender in contenders:
             self._files.remember(contender)
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
@@ -143,6 +148,8 @@ class Racer:
                     for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
                         bursts.append(rounds)
                     self._judge_kept(racers, active)
+                if race.steps is not None and number < MIN_SETS:
+                    self._race_steps(race.steps, racers, lanes)
                 for contender in active:
                     edited = self._files.edited(contender)
                     if edited:
@@ -155,6 +162,21 @@ class Racer:
                     break
         race.num_throttled, race.num_disturbed = self._num_throttled, self._num_disturbed
         return race
+
+    def _race_steps(self, race: Race, racers: Sequence[Worker], lanes: Sequence[int]) -> None:
+        """Add a few turns of steps of training; none where the reference has no gradients."""
+        first = [self._calls.steps(racer, 1) for racer in racers]
+        if any(samples is None for samples in first):
+            return
+        slowest_s = max(max(samples or [0.0]) for samples in first) * 1e-6
+        num_samples = max(1, min(20, round(BURST_S / max(slowest_s, 1e-6))))
+        num_rounds = 2 * FEW_ROUNDS if slowest_s < SLOW_STEP_S else FEW_ROUNDS // 2
+        for lane in (0, *lanes):
+            race.bursts[lane].append([])
+        for number in range(num_rounds):
+            order = list(zip((0, *lanes), racers, strict=True))
+            for lane, racer in reversed(order) if number % 2 else order:
+                race.bursts[lane][-1].append(self._calls.steps(racer, num_samples) or [])
 
     def _sets(
         self, contenders: Sequence[Contender], num_sets: int, lanes: Sequence[int]

@@ -121,6 +121,37 @@ class Timed:
             / max(time.perf_counter() - start_s, 1e-3),
         }, ()
 
+    def time_steps(self, num_samples: int) -> Answer:
+        """Return that many samples of a step's time: forward, and gradients of all that is given.
+
+        None where nothing of what forward returns has a gradient. What a step gives is not kept:
+        these are times of files that were checked.
+        """
+        import torch
+
+        model, inputs = self.model, self.inputs
+        weights = [p for p in model.parameters() if p.requires_grad]
+
+        def leaf(value: Any) -> Any:
+            is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
+            return value.detach().requires_grad_() if is_number else value
+
+        def step(call: int) -> Any:
+            given = [leaf(value) for value in inputs[call]]
+            made = [y for y in outputs_of(model(*given)) if getattr(y, "requires_grad", False)]
+            leaves = [x for x in given if getattr(x, "requires_grad", False)]
+            ones = [torch.ones_like(y) for y in made]
+            return torch.autograd.grad(made, [*leaves, *weights], ones, allow_unused=True)
+
+        self.timer.keep = None
+        with torch.enable_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+            time.sleep(SETTLE_S[self._device.partition(":")[0]])
+            try:
+                self.timer.samples(step, 1)
+            except RuntimeError:
+                return {"samples_us": None}, ()
+            return {"samples_us": self.timer.samples(step, num_samples)}, ()
+
     def repeat(self, num_calls: int) -> Answer:
         """Call back to back, and copy the last output at once; the caller holds the clock."""
         import torch

@@ -38,6 +38,12 @@ class TimedCalls:
         self._num_asked[racer] += NUM_UNTIMED + num_samples
         return _asked_of(racer, "time_model", {"num_samples": num_samples})
 
+    def steps(self, racer: Worker, num_samples: int) -> list[float] | None:
+        """Ask for that many samples of a step of training; None where there are no gradients."""
+        data = _asked_of(racer, "time_steps", {"num_samples": num_samples}).data
+        samples: list[float] | None = data["samples_us"]
+        return samples
+
     def repeat(self, racer: Worker, num_calls: int) -> None:
         """Ask for that many calls in a row."""
         self._num_asked[racer] += num_calls

@@ -1,0 +1,315 @@
+"""A module's forward and gradients as two graphs: what a step of training computes.
+
+Both come from one record of PyTorch's, of forward and of `torch.autograd.grad` behind it. What
+lies between them is computed again in the backward, from what is kept: what is given, what
+forward returns, and results of PyTorch's own operations, such as products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tuner.capture.calls import is_assertion
+from tuner.capture.graph import Graph, Node, Ref, Tensor
+from tuner.capture.index_space import ALIASES
+from tuner.capture.library import is_call
+from tuner.capture.lowering import Lowering
+from tuner.capture.operators import Operators
+from tuner.capture.tracing import decompositions, fake_module
+from tuner.errors import CaptureError
+from tuner.problem.reference import Problem
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Captured", "Joint", "joint_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """What a step computes.
+
+    Attributes:
+        forward: as captured, with what is kept as further outputs behind its own.
+        gradients: of the incoming gradients and of what is kept; its outputs are gradients.
+        incoming: for each output of forward the input of `gradients` that is its gradient, "" for
+            whole numbers, which have none.
+        gradient_of: for each input and parameter that has a gradient the output of `gradients`,
+            or the incoming one that it is.
+    """
+
+    forward: Graph
+    gradients: Graph
+    incoming: tuple[str, ...]
+    gradient_of: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A forward's graph, and the record of a step of training where there is one."""
+
+    graph: Graph
+    joint: Joint | None = None
+
+
+def joint_of(problem: Problem, graph: Graph) -> Joint | None:
+    """Record a step of a module whose forward was captured; None where that cannot be.
+
+    Buffers that forward updates, arguments that are no tensors, constants and operators with
+    several results are not taken yet.
+    """
+    has_more = graph.buffer_updates or graph.constants or graph.tied
+    if has_more or any(not argument.is_tensor for argument in graph.arguments):
+        return None
+    try:
+        return _Step(problem, graph).joint()
+    except (CaptureError, RuntimeError, NotImplementedError):
+        return None  # the reference takes its steps itself
+
+
+class _Step(Operators):
+    """Reads forward and gradients from PyTorch's record."""
+
+    def __init__(self, problem: Problem, graph: Graph) -> None:
+        super().__init__(problem, is_training=graph.is_training)
+        self.graph = graph
+        self.given = {t.name: t for t in (*graph.inputs, *graph.parameters)}
+        self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
+
+    def joint(self) -> Joint | None:
+        mode: Any = "train" if self.graph.is_training else "eval"
+        with fake_module(self.problem, mode, self.graph.batch) as (model, _, values, _):
+            recorded = self.recorded(model, values)
+        taken = {t.name for t in self.graph.given}
+        outputs = [self.graph.value(name) for name in self.graph.outputs]
+        incoming = [
+            Tensor(_free(f"grad_{i}", taken), y.shape, y.dtype) if "float" in y.dtype else None
+            for i, y in enumerate(outputs)
+        ]
+        grads = [t for t in incoming if t is not None]
+        given = [*self.given.values(), *self.graph.buffers, *grads]
+        low = Lowering(given)
+        values_of: dict[str, Any] = {}
+        places = iter(given)
+        results: Sequence[Any] = ()
+        for node in recorded.graph.nodes:
+            if node.op == "placeholder":
+                values_of[node.name] = Ref(next(places).name)
+            elif node.op == "call_function":
+                self.refuse(node)
+                if not is_assertion(node):
+                    values_of[node.name] = self.lower(low, node, values_of)
+            elif node.op == "output":
+                results = node.args[0]
+            else:
+                return None  # a constant
+        nodes, same = _without_turns(low.nodes)
+        if any(node.op == "result" or node.op.endswith("_") for node in nodes):
+            return None  # one of several results, or written in place
+        names = [None if r is None else _first(values_of[r.name]) for r in results]
+        names = [same.get(name or "", name) for name in names]
+        if any(name is None for name in names[: len(outputs)]):
+            return None
+        own = [str(name) for name in names[: len(outputs)]]
+        if len(set(own)) < len(own):
+            return None
+        found = {
+            given: name
+            for given, name in zip(self.wanted, names[len(outputs) :], strict=True)
+            if name is not None
+        }
+        return self._split(nodes, own, found, incoming, grads)
+
+    def recorded(self, model: torch.nn.Module, values: tuple[Any, ...]) -> Any:
+        """Record forward and its gradients by inputs and parameters, buffers given beside them."""
+        import torch
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        def leaf(tensor: torch.Tensor) -> torch.Tensor:
+            alone = tensor.detach()
+            return alone.requires_grad_() if alone.is_floating_point() else alone
+
+        names = [t.name for t in self.graph.parameters]
+        buffers = [t.name for t in self.graph.buffers]
+        state = dict(model.named_parameters()) | dict(model.named_buffers())
+        num_inputs = len(values)
+
+        def step(given: list[torch.Tensor], grads: list[torch.Tensor]) -> Any:
+            inputs, held = given[:num_inputs], given[num_inputs:]
+            lent = dict(zip([*names, *buffers], held, strict=True))
+            found = torch.func.functional_call(model, lent, tuple(inputs))
+            outputs = [found] if isinstance(found, torch.Tensor) else [*found]
+            numbers = [y for y in outputs if y.is_floating_point()]
+            leaves = [x for x in given[: num_inputs + len(names)] if x.is_floating_point()]
+            gradients = torch.autograd.grad(numbers, leaves, grads, allow_unused=True)
+            return [*(y.detach() for y in outputs), *gradients]
+
+        fake = next(x for x in values if isinstance(x, torch.Tensor)).fake_mode
+        with fake:
+            given = [leaf(x) for x in (*values, *(state[n] for n in names))]
+            given += [state[n].detach() for n in buffers]
+            outputs = [self.graph.value(name) for name in self.graph.outputs]
+            grads = [
+                torch.empty(y.shape, dtype=getattr(torch, y.dtype), device=given[0].device)
+                for y in outputs
+                if "float" in y.dtype
+            ]
+            opened = decompositions()
+            recorded = make_fx(step, decomposition_table=opened)(given, grads)
+            if any(_is_in_place(node.target) for node in _calls(recorded)):
+                # What is written in place, by a formula of PyTorch's own or by forward.
+                plain = torch.func.functionalize(recorded, remove="mutations")
+                given = [x.detach() for x in given]
+                recorded = make_fx(plain, decomposition_table=opened)(given, grads)
+            return recorded
+
+    def _split(
+        self,
+        nodes: list[Node],
+        outputs: list[str],
+        gradient_of: Mapping[str, str],
+        incoming: Sequence[Tensor | None],
+        grads: Sequence[Tensor],
+    ) -> Joint | None:
+        by_name = {n.name: n for n in nodes}
+        behind = {t.name for t in grads}  # what depends on incoming gradients
+        for node in nodes:
+            if behind & {*node.refs}:
+                behind.add(node.name)
+        if not set(gradient_of.values()) <= behind or behind & {*outputs}:
+            return None
+        kept, needed = _divided(nodes, [*gradient_of.values()], {*outputs})
+        if not needed:
+            return None
+        saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
+        graph = replace(self.graph, sizes=None, notes=())
+        ends = dict.fromkeys(name for name in gradient_of.values() if name in by_name)
+        return Joint(
+            replace(
+                graph,
+                nodes=tuple(_live(nodes, {*outputs, *kept})),
+                outputs=(*outputs, *(name for name in kept if name not in outputs)),
+            ),
+            replace(
+                graph,
+                inputs=(*graph.inputs, *saved, *grads),
+                nodes=tuple(n for n in nodes if n.name in needed),
+                outputs=tuple(ends),
+            ),
+            tuple("" if t is None else t.name for t in incoming),
+            gradient_of,
+        )
+
+
+def _is_in_place(target: Any) -> bool:
+    return getattr(target, "_opname", "").endswith("_")
+
+
+def _calls(recorded: Any) -> Iterator[Any]:
+    return (node for node in recorded.graph.nodes if node.op == "call_function")
+
+
+def _divided(
+    nodes: Sequence[Node], wanted: Sequence[str], outputs: set[str]
+) -> tuple[list[str], dict[str, Node]]:
+    """Return what is kept for the backward, and the nodes that it computes.
+
+    Whatever it reads of what is given, PyTorch keeps as well: who edits something else between
+    forward and backward is refused by neither. So a value is computed again where that needs
+    nothing more, and is kept where it does.
+    """
+    by_name = {n.name: n for n in nodes}
+    # The record has all of forward first.
+    end = 1 + max(at for at, n in enumerate(nodes) if n.name in outputs)
+    backward = {n.name for n in nodes[end:]}
+    # What PyTorch's own backward reads of the forward; of a view, what it is a view of.
+    read = {r for n in nodes[end:] for r in n.refs if r not in backward}
+    left = list(read)
+    while left:
+        node = by_name.get(left.pop())
+        if node is not None and node.op in ALIASES and node.refs[0] not in read:
+            read.add(node.refs[0])
+            left.append(node.refs[0])
+
+    def again(name: str) -> tuple[set[str], set[str]] | None:
+        """What has to be computed and kept for a value of forward; None where it is kept."""
+        node = by_name.get(name)
+        if node is None:
+            return (set(), set()) if name in read else None
+        is_own = node.op not in ALIASES and node.kind != "create"
+        if is_own and (is_call(node) or (name in outputs and name in read)):
+            return set(), {name}
+        computed, held = {name}, set()
+        for ref in node.refs:
+            found = again(ref)
+            if found is None:
+                return (set(), {name}) if name in read else None
+            computed |= found[0]
+            held |= found[1]
+        return computed, held
+
+    kept: dict[str, None] = {}
+    needed: dict[str, Node] = {}
+    left = list(wanted)
+    while left:
+        name = left.pop()
+        if name not in backward or name in needed:
+            continue
+        needed[name] = by_name[name]
+        for ref in by_name[name].refs:
+            if ref in backward:
+                left.append(ref)
+                continue
+            computed, held = again(ref) or (set(), {ref})
+            needed |= {n: by_name[n] for n in computed}
+            kept |= dict.fromkeys(held)
+    order = [n.name for n in nodes]
+    return sorted(kept, key=order.index), needed
+
+
+def _first(value: Any) -> str | None:
+    value = value[0] if isinstance(value, tuple) else value
+    return value.name if isinstance(value, Ref) else None
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _without_turns(nodes: Sequence[Node]) -> tuple[list[Node], dict[str, str]]:
+    """Join permutations of permutations; say what those are that change nothing."""
+    source: dict[str, str] = {}
+    turned: dict[str, Node] = {}
+    found: list[Node] = []
+    for node in nodes:
+        args = tuple(
+            Ref(source.get(a.name, a.name)) if isinstance(a, Ref) else a for a in node.args
+        )
+        node = replace(node, args=args)
+        if node.op == "permute":
+            axes: Any = node.attrs["axes"]
+            inner = turned.get(node.refs[0])
+            if inner is not None:
+                before: Any = inner.attrs["axes"]
+                axes = [before[axis] for axis in axes]
+                node = replace(node, args=inner.args, attrs={"axes": axes})
+            if axes == sorted(axes):
+                source[node.name] = source.get(node.refs[0], node.refs[0])
+                continue
+            turned[node.name] = node
+        found.append(node)
+    return found, source
+
+
+def _live(nodes: Sequence[Node], wanted: set[str]) -> Iterator[Node]:
+    """Yield the nodes that `wanted` depends on, in their order."""
+    needed = set(wanted)
+    for node in reversed(nodes):
+        if node.name in needed:
+            needed.update(node.refs)
+    return (node for node in nodes if node.name in needed)

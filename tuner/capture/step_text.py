@@ -1,0 +1,208 @@
+"""The text of a derived module's step of training: an autograd function around further calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tuner.capture.graph import Graph
+from tuner.capture.index_space import NothingToGenerate, NotOneNest, viewed
+from tuner.capture.joint import Joint
+from tuner.capture.module_text import (
+    argument_of,
+    given_in_step,
+    given_of,
+    result_of,
+    results_of,
+    rows_of,
+)  # fmt: skip
+from tuner.capture.stages import Stages, stages_of
+
+__all__ = ["StepPlan", "planned", "step_text"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """A joint record as tasks; `forward` is None where nothing is kept beside forward's own."""
+
+    joint: Joint
+    forward: Stages | None
+    gradients: Stages
+
+
+def planned(joint: Joint | None) -> StepPlan | None:
+    """Return a step as tasks; None where no loops can be generated for it."""
+    if joint is None:
+        return None
+    arguments = {a.name for a in joint.forward.arguments}
+    if arguments & {"ctx", "module", "made", "grads"}:  # names of the text below
+        return None
+    try:
+        is_own = len(joint.forward.outputs) == len(joint.incoming)
+        forward = None if is_own else stages_of(joint.forward)
+        gradients = stages_of(joint.gradients)
+    except (NotOneNest, NothingToGenerate):
+        return None
+    nests = (*(forward.nests if forward else ()), *gradients.nests)
+    if len({nest.is_wide for nest in nests}) > 1:
+        return None
+    return StepPlan(joint, forward, gradients)
+
+
+def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> str:
+    """Return the text of `Step` and of what it needs.
+
+    Args:
+        graph: of the module's forward.
+        own: its tasks.
+        plan: of the step.
+        batch: as for `model_new`.
+    """
+    joint = plan.joint
+    given = given_in_step(graph)
+    known = {t.name: t.name for t in graph.inputs}
+    known |= {t.name: f"state_{i}" for i, t in enumerate(given[len(graph.inputs) :])}
+    names = ", ".join(known.values())
+    forward, stages = (graph, own) if plan.forward is None else (joint.forward, plan.forward)
+    made = _made(forward, stages)
+    results = [
+        f"        result_{i} = {result_of(forward.value(name), made[name])}\n"
+        for i, name in enumerate(forward.outputs)
+    ]
+    returned = [made[name] for name in forward.outputs[: len(joint.incoming)]]
+    results += [
+        f"        ctx.mark_non_differentiable({place})\n"
+        for place, name in zip(returned, joint.incoming, strict=True)
+        if not name
+    ]
+    kept = {name: f"result_{i}" for i, name in enumerate(joint.forward.outputs)}
+    # What comes in has the shape in which the call gave its result.
+    incoming = {
+        name: result_of(joint.gradients.value(name), f"grads[{i}].contiguous()")
+        for i, name in enumerate(joint.incoming)
+        if name
+    }
+    needed = given_of(joint.gradients, plan.gradients)
+    read = [(known | kept)[t.name] for t in needed if t.name not in incoming]
+    made = _made(joint.gradients, plan.gradients)
+    found = []
+    for place, tensor in enumerate(given, 1):
+        name = joint.gradient_of.get(tensor.name)
+        if name is None:
+            found.append("None")
+            continue
+        source = incoming.get(viewed(joint.gradients, name).name) or made[name]
+        value = result_of(tensor, source)
+        found.append(f"{value} if ctx.needs_input_grad[{place}] else None")
+    num_outputs = len(joint.incoming)
+    return _STEP.format(
+        names=names,
+        call="fused_op" if plan.forward is None else "fused_kept",
+        arguments=_arguments(graph, forward, stages, known, batch),
+        results="".join(results),
+        returned=", ".join(returned),
+        read=", ".join(read),
+        unpacked=f"{', '.join(read)}, = ctx.saved_tensors" if read else "ctx.saved_tensors",
+        gradients=_arguments(
+            graph, joint.gradients, plan.gradients, known | kept | incoming, batch
+        ),
+        found="".join(f"            {line},\n" for line in found),
+        num_inputs=len(graph.inputs),
+        state=[t.name for t in given[len(graph.inputs) :]],
+        needs_all=bool(plan.gradients.calls) or num_outputs > 1,
+        differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
+    )
+
+
+def _arguments(
+    graph: Graph, asked: Graph, stages: Stages, known: Mapping[str, str], batch: int | None
+) -> str:
+    rows = rows_of(graph, batch)
+    more = ".contiguous()" if stages.calls else ""
+    return ", ".join(
+        argument_of(asked, stages, t, known[t.name] + more, batch, rows)
+        for t in given_of(asked, stages)
+    )
+
+
+def _made(graph: Graph, stages: Stages) -> dict[str, str]:
+    """Return where each output of a graph is among what its call made."""
+    written = [o.name for o in results_of(stages)]
+    return {
+        name: f"made[{written.index(real)}]"
+        for name, real in zip(graph.outputs, stages.outputs, strict=True)
+    }
+
+
+_STEP = """\
+_DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
+
+
+def can_step(given):
+    # Whether a call that wants gradients is one that Step was written for.
+    if fused_gradients is None or torch.compiler.is_compiling():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    wanted = [given[place].requires_grad for place in _DIFFERENTIABLE]
+    others = [x for i, x in enumerate(given) if i not in _DIFFERENTIABLE]
+    return all(wanted) if {needs_all} else not any(x.requires_grad for x in others)
+
+
+class AsReference(nn.Module):
+    # Calls the reference's own forward of a module.
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs):
+        return Model.forward(self.module, *inputs)
+
+
+class Step(torch.autograd.Function):
+    # A step of training: forward, and gradients by kernels of their own. What lies between the
+    # two is computed again.
+    @staticmethod
+    def forward(ctx, module, {names}):
+        made = {call}({arguments})
+{results}        ctx.module, ctx.given = module, ({names},)
+        ctx.modes = [(part, part.training) for part in module.modules()]
+        ctx.save_for_backward({read})
+        return ({returned},)  # no views, which could not be edited
+
+    @staticmethod
+    def backward(ctx, *grads):
+        {names}, = ctx.given
+        {unpacked}
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(torch.device(fused_device).type):
+            return (None, *by_reference(ctx, grads))
+        made = fused_gradients({gradients})
+        return (
+            None,
+{found}        )
+
+
+def by_reference(ctx, grads):
+    # Gradients that are themselves differentiated, through the reference's own operations.
+    is_differentiated = torch.is_grad_enabled()
+    now = [(part, part.training) for part in ctx.module.modules()]
+    inputs, state = ctx.given[:{num_inputs}], ctx.given[{num_inputs}:]
+    lent = {{f"module.{{name}}": x for name, x in zip({state}, state)}}
+    wanted = [x for x, is_wanted in zip(ctx.given, ctx.needs_input_grad[1:]) if is_wanted]
+    try:
+        for part, is_training in ctx.modes:
+            part.training = is_training
+        with torch.enable_grad():
+            made = torch.func.functional_call(AsReference(ctx.module), lent, inputs)
+            made = made if isinstance(made, (tuple, list)) else (made,)
+            pairs = [(y, grad) for y, grad in zip(made, grads) if y.requires_grad]
+            found = torch.autograd.grad(
+                [y for y, _ in pairs], wanted, [grad for _, grad in pairs],
+                create_graph=is_differentiated, allow_unused=True,
+            )
+    finally:
+        for part, is_training in now:
+            part.training = is_training
+    found = iter(found)
+    return [next(found) if is_wanted else None for is_wanted in ctx.needs_input_grad[1:]]
+"""

@@ -1,0 +1,65 @@
+"""Which trials become finalists, and what is said of one that was raced."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+
+from tuner.errors import WorkerError
+from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
+from tuner.trial import Finalist, Trial
+
+__all__ = ["blamed", "ranked_trials", "remarks_on", "rounds_of", "structure"]
+
+
+def rounds_of(entry: Finalist) -> list[list[float]]:
+    """Return what counts of a race, [process][round] in us."""
+    return [[statistics.median(burst) for burst in rounds] for rounds in entry.samples_us]
+
+
+def remarks_on(exported: Finalist) -> list[str]:
+    """Say how fast a step of training is, and whether other values change the file's speed."""
+    remarks = []
+    if exported.depends_on_values:
+        assert exported.interval is not None and exported.elsewhere is not None
+        remarks.append(
+            f"with random weights and normal inputs in place of the reference's own it runs at "
+            f"{exported.elsewhere.speedup:.2f}x, not {exported.interval.speedup:.2f}x: its time "
+            "depends on them"
+        )
+    if exported.step is not None:
+        step = exported.step
+        remarks.append(
+            f"a step of training, forward and gradients, is {step.speedup:.2f}x "
+            f"[{step.low:.2f}, {step.high:.2f}]"
+        )
+    return remarks
+
+
+def ranked_trials(trials: Sequence[Trial]) -> list[Trial]:
+    """Return correct trials, fastest first; of those with the same machine code, one."""
+    # One may be like a later one, which a stop dropped, or like one that was set aside.
+    known = {t.number for t in trials if t.outcome.latency_us}
+    correct = [t for t in trials if t.outcome.latency_us and t.outcome.same_as not in known]
+    return sorted(correct, key=lambda t: t.outcome.latency_us or 0.0)
+
+
+def structure(trial: Trial) -> str:
+    """Return what a candidate is, beside its sizes: the template and all that is a word."""
+    words = {k: v for k, v in trial.params.items() if isinstance(v, str)}
+    return json.dumps(words, sort_keys=True)
+
+
+def blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
+    """Return which of the contenders failed in a race, and how; raise the error if none did."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, WorkerCrashed | WorkerTimeout | JobFailed) and cause.worker in names:
+            reason = cause.message if isinstance(cause, JobFailed) else cause.reason
+            return cause.worker, f"in the race: {reason}"
+        cause = cause.__cause__
+    for name in names:  # it could not even be loaded
+        if str(error).startswith(f"{name}: "):
+            return name, f"in the race: {str(error).removeprefix(f'{name}: ')}"
+    raise error
