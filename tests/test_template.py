@@ -410,12 +410,6 @@ def test_a_template_offers_further_calls_where_their_condition_holds(folder):
         ('rows: "cols if', 'rows: "colz if', "op.yaml:21: also.eval.rows: "),
         (
             "    arguments: [{name: x, shape: [rows, cols]}]",
-            "    arguments: [{name: x, shape: [rows, length]}]",
-            "op.yaml:23: also.score.arguments: their shapes name the sizes length, rows\n"
-            "  expected: those of the operator's own call: cols, rows",
-        ),
-        (
-            "    arguments: [{name: x, shape: [rows, cols]}]",
             "    arguments: [{name: n, dtype: int}]",
             "op.yaml:23: also.score.arguments: at least one of them is a tensor",
         ),
@@ -473,6 +467,18 @@ def test_a_wrong_offer_of_a_further_call_is_refused_with_its_line(folder, old, n
     path = write(folder, "tiny/tiled.cpp.j2", edited(ALSO_TILED, old, new))
     message = refusal(folder)
     assert message.startswith(str(path)) and expected in message
+
+
+def test_workspace_has_sizes_that_every_call_with_it_knows(folder):
+    others = edited(ALSO_OP, "      - {name: stored, shape: [cols]}", "      - {name: stored}")
+    others = others.replace("stored}", "stored, shape: [length]}")
+    others = others.replace("- {name: x, shape: [rows, cols]}\n      - {name: st", "- {name: st")
+    others = others.replace(
+        "outputs: [{name: z, shape: [rows, cols]}]", "outputs: [{name: z, shape: [length]}]"
+    )
+    write(folder, "tiny/op.yaml", others)
+    write(folder, "tiny/tiled.cpp.j2", edited(ALSO_TILED, "[x, stored], out", "[stored], out"))
+    assert "j2:14: workspace.sums: 'cols': unknown name" in refusal(folder)
 
 
 def test_a_further_call_of_an_operator_without_any_is_refused(folder):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tuner.capture.step_text import without_steps
 from tuner.errors import StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.task import asked, new_worker
@@ -28,7 +29,7 @@ from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors, write_whole
 from tuner.trial import Finalist, Trial, content_key
 
-__all__ = ["ExportCompiler", "ExportFile", "export_of", "fallback_of"]
+__all__ = ["ExportCompiler", "ExportFile", "export_of", "fallback_of", "without_steps_of"]
 
 COMPILE_TIMEOUT_S = 600.0
 EFFORTS = {
@@ -224,6 +225,20 @@ def export_of(
     return ExportFile(
         planned, run_path, name, trial.number, path, candidate.is_deterministic, text_of
     )
+
+
+def without_steps_of(
+    planned: Planned, toolchain: Toolchain, trial: Trial, path: Path, run_path: Path
+) -> ExportFile | None:
+    """Return the file of a trial that leaves steps of training to the reference.
+
+    None where it has no kernels for them that were generated.
+    """
+    text = without_steps(planned.family.model_new)
+    if text == planned.family.model_new:
+        return None
+    family = replace(planned.family, model_new=text)
+    return export_of(replace(planned, family=family), toolchain, trial, path, run_path)
 
 
 def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) -> ExportFile:

@@ -18,7 +18,13 @@ from tuner.evaluate.measure import tie_set
 from tuner.evaluate.race import Race, compared_with_compiled, finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
-from tuner.exporting import ExportCompiler, ExportFile, export_of, fallback_of
+from tuner.exporting import (
+    ExportCompiler,
+    ExportFile,
+    export_of,
+    fallback_of,
+    without_steps_of,
+)  # fmt: skip
 from tuner.gaining import bound_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
@@ -97,6 +103,10 @@ class Verification:
             exported, more = self._fallen_back(exported)
             notes += more
         else:
+            if exported.step is not None and exported.step.verdict == "slower":
+                trial = next(t for t in ranked if t.number == winner)
+                exported, more = self._without_steps(trial, exported)
+                notes += more
             notes += remarks_on(exported)
         compiled = self._beside_compiled() if exported.check.is_accepted else None
         outline, baseline_us = self.planned.outline, exported.baseline_us
@@ -334,6 +344,19 @@ class Verification:
         if not exported.check.is_accepted:  # the reference's calls differ from each other, say
             note = f"{note}; PyTorch's own modules were rejected: {exported.check.reason}"
         return exported, [note]
+
+    def _without_steps(self, trial: Trial, slower: Finalist) -> tuple[Finalist, list[str]]:
+        """Export the winner with steps of training that are the reference's, which are faster."""
+        path, run_path = self.run.export_path, self.run.path
+        file = without_steps_of(self.planned, self.toolchain, trial, path, run_path)
+        if file is None or slower.step is None:
+            return slower, []
+        what = f"its steps of training were slower than PyTorch's, {slower.step.speedup:.2f}x"
+        self.observer.on_stage(f"{what}: exporting it with PyTorch's own")
+        exported = self.export(file)
+        if not exported.check.is_accepted:
+            return slower, [f"{what}; with PyTorch's own it is rejected: {exported.check.reason}"]
+        return exported, [f"{what}; it takes PyTorch's own"]
 
     def _beside_compiled(self) -> Compiled | None:
         """Race the exported file with torch.compile, where the config asks for that."""

@@ -18,7 +18,7 @@ from tuner.capture.module_text import (
 )  # fmt: skip
 from tuner.capture.stages import Stages, stages_of
 
-__all__ = ["StepPlan", "planned", "step_text"]
+__all__ = ["StepPlan", "planned", "step_text", "without_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,8 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
         found="".join(f"            {line},\n" for line in found),
         num_inputs=len(graph.inputs),
         state=[t.name for t in given[len(graph.inputs) :]],
-        needs_all=bool(plan.gradients.calls) or num_outputs > 1,
+        # PyTorch computes no product for a gradient that is not wanted.
+        needed="all" if plan.gradients.calls or num_outputs > 1 else "any",
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
     )
 
@@ -134,19 +135,24 @@ def _made(graph: Graph, stages: Stages) -> dict[str, str]:
     }
 
 
+def without_steps(model_new: str) -> str:
+    """Return a module's text that leaves steps of training to the reference."""
+    return model_new.replace("_TAKES_STEPS = True", "_TAKES_STEPS = False", 1)
+
+
 _STEP = """\
+_TAKES_STEPS = True  # with kernels of its own
 _DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
 
 
 def can_step(given):
     # Whether a call that wants gradients is one that Step was written for.
-    if fused_gradients is None or torch.compiler.is_compiling():
+    if not _TAKES_STEPS or fused_gradients is None or torch.compiler.is_compiling():
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     wanted = [given[place].requires_grad for place in _DIFFERENTIABLE]
-    others = [x for i, x in enumerate(given) if i not in _DIFFERENTIABLE]
-    return all(wanted) if {needs_all} else not any(x.requires_grad for x in others)
+    return {needed}(wanted)
 
 
 class AsReference(nn.Module):
@@ -196,6 +202,7 @@ def by_reference(ctx, grads):
             made = torch.func.functional_call(AsReference(ctx.module), lent, inputs)
             made = made if isinstance(made, (tuple, list)) else (made,)
             pairs = [(y, grad) for y, grad in zip(made, grads) if y.requires_grad]
+            pairs = [(y, grad.reshape(y.shape)) for y, grad in pairs]
             found = torch.autograd.grad(
                 [y for y, _ in pairs], wanted, [grad for _, grad in pairs],
                 create_graph=is_differentiated, allow_unused=True,

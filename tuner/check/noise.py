@@ -22,6 +22,7 @@ UNUSUAL = (
     "constant_columns",
 )  # fmt: skip
 REORDERED = ("channels_last", "reversed", "rows inside")  # convolutions have ways of their own
+ALIKE = ("same", "shared")  # two inputs that are one: differences of them are zero, or nearly
 FEW_ROWS = 33
 MOST_ULPS = 4  # another order of sums, and steps that PyTorch does not take
 
@@ -32,7 +33,7 @@ def is_noisy(probe: Probe) -> bool:
     is_unusual = bool(probe.gradients) or has_few or probe.layout != "contiguous"
     is_close = bool(probe.gradients) and has_few
     return (
-        probe.layout in REORDERED
+        probe.layout in (*REORDERED, *ALIKE)
         or (probe.distribution in UNUSUAL and is_unusual)
         or (probe.distribution in ("normal", "dyadic") and is_close)
     )

@@ -20,17 +20,9 @@ from tuner.plans import DType
 from tuner.trial import Language, Value
 
 __all__ = [
-    "FLOAT_ARGUMENTS",
-    "CallHead",
-    "DefaultHead",
-    "Head",
-    "OpFile",
-    "ParameterHead",
-    "StepHead",
-    "read_head",
-    "read_op",
-    "read_text",
-]
+    "FLOAT_ARGUMENTS", "CallHead", "DefaultHead", "Head", "OpFile",
+    "ParameterHead", "StepHead", "read_head", "read_op", "read_text",
+]  # fmt: skip
 
 FLOAT_ARGUMENTS = {"num_threads"}  # passed by name, known only when the call is made
 _FILE_NAME = {"cuda": ".cu.j2", "cpp": ".cpp.j2", "triton": ".triton.py.j2"}

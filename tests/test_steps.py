@@ -1,0 +1,265 @@
+"""Steps of training of derived modules: gradients by kernels, beside float64 and PyTorch's own."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_machine import FACTS, GPP, compiled
+from test_any_module import MODULES, answers, assert_as_exact, in_float64, text_of
+
+from tuner.capture.capture import capture, with_another_batch
+from tuner.capture.derive import derived
+from tuner.capture.joint import Captured, joint_of
+from tuner.capture.settings import settings_of
+from tuner.capture.step_text import without_steps
+from tuner.evaluate.modules import fused, module_of
+from tuner.kernel.binding import bind
+from tuner.kernel.family import load_family
+from tuner.problem.reference import Problem, load_problem
+
+pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+
+
+class Taken:
+    """A module with gradients by kernels, its reference, and how often the kernels were called."""
+
+    def __init__(self, folder: Path, name: str, text: str = "") -> None:
+        path = folder / f"{name}.py"
+        path.write_text(text or text_of(name))
+        self.problem: Problem = load_problem(path)
+        graph = capture(self.problem, with_sizes=False)
+        other = with_another_batch(self.problem, graph)
+        forwards = [Captured(g, joint_of(self.problem, g)) for g in (graph, other) if g]
+        settings = settings_of(self.problem.make_model(0), False)
+        made = derived(
+            forwards[0], path.read_text(), name, settings, False, folder / "made", *forwards[1:]
+        )
+        self.family = load_family(made.name, [made.folder])
+        candidate = self.family.render({"template": "nest"}, FACTS)
+        operator = bind(candidate.plan, "cpp", compiled(candidate))
+        self.num_calls = 0
+
+        def counted(*args: object) -> object:
+            self.num_calls += 1
+            return further["gradients"](*args)
+
+        further = operator.also
+        self.module = module_of(self.family.model_new)
+        self.module |= {**fused(operator), "fused_gradients": counted}
+        self.mine = self.module["ModelNew"](*self.problem.init_inputs(0))
+        self.own = self.problem.make_model(0)
+        self.mine.load_state_dict(self.own.state_dict())
+        self.wide = copy.deepcopy(self.own).double()
+
+
+def leaves_of(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+
+
+def gradients(model, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    leaves = leaves_of(inputs)
+    made = [y for y in answers(model(*leaves)) if y.is_floating_point()]
+    torch.manual_seed(5)
+    given = [torch.randn(y.shape, dtype=torch.float32).to(y.dtype) for y in made]
+    wanted = [x for x in (*leaves, *model.parameters()) if x.requires_grad]
+    found = torch.autograd.grad(made, wanted, given, allow_unused=True)
+    return [torch.zeros(1) if g is None else g for g in found]
+
+
+TAKEN = [
+    "rms_norm_gate", "softmax", "layer_norm", "bias_gelu", "where", "softmax_of_middle",
+    "two_results", "min_max", "group_norm", "cosine", "masks", "linear_relu_linear", "avg_pool",
+]  # fmt: skip
+FOR_ONE_BATCH = {"cosine"}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_gradients_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
+    taken = Taken(tmp_path, name)
+    batches = (None,) if name in FOR_ONE_BATCH else (None, 1, 6)
+    for count, batch in enumerate(batches, 1):
+        inputs = taken.problem.make_inputs(3, batch=batch)
+        mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+        assert_as_exact(mine, own, gradients(taken.wide, in_float64(inputs)))
+        assert taken.num_calls == count, "a step took the reference's way"
+
+
+BFLOAT16 = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(40))
+        self.bfloat16()
+
+    def forward(self, x, gate):
+        return torch.tanh(x * self.weight) * F.silu(gate)
+
+
+def get_inputs():
+    return [torch.randn(9, 40).bfloat16(), torch.randn(9, 40).bfloat16()]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_gradients_of_bfloat16_are_as_exact_as_pytorchs(tmp_path):
+    taken = Taken(tmp_path, "halves", BFLOAT16)
+    inputs = taken.problem.make_inputs(1)
+    mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+    exact = gradients(taken.wide, in_float64(inputs))
+    assert taken.num_calls == 1
+    for got, theirs, true in zip(mine, own, exact, strict=True):
+        assert got.dtype == torch.bfloat16
+        assert (got - true).abs().max() <= 2.0 * (theirs - true).abs().max()
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory) -> Taken:
+    return Taken(tmp_path_factory.mktemp("gate"), "rms_norm_gate")
+
+
+def test_what_is_kept_is_no_more_than_pytorch_keeps(tmp_path, gate):
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    softmax = Taken(tmp_path, "softmax")
+    for taken, names in ((gate, 3), (softmax, 1)):
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            taken.mine(*leaves_of(taken.problem.make_inputs(1)))
+        assert len(kept) == names  # inputs and weight; the result alone
+
+
+def test_gradients_of_gradients_go_through_the_reference(gate):
+    inputs = gate.problem.make_inputs(1)
+    found = []
+    for model in (gate.mine, gate.own):
+        calls = gate.num_calls
+        leaves = leaves_of(inputs)
+        (first,) = torch.autograd.grad(model(*leaves).sin().sum(), leaves[:1], create_graph=True)
+        assert gate.num_calls == calls
+        found.append(torch.autograd.grad(first.square().sum(), [*leaves, model.w]))
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_backward_is_refused_where_pytorch_refuses_it(gate):
+    for model in (gate.mine, gate.own):
+        leaves = leaves_of(gate.problem.make_inputs(1))
+        y = model(*leaves)
+        y.sum().backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            y.sum().backward()
+        y = model(*leaves)
+        with torch.no_grad():
+            leaves[0].add_(1.0)
+        with pytest.raises(RuntimeError, match="inplace"):
+            y.sum().backward()
+
+
+def test_frozen_parts_and_edited_results_are_as_in_pytorch(gate):
+    inputs = gate.problem.make_inputs(1)
+    for place in range(3):
+        found = []
+        for model in (gate.mine, gate.own):
+            model.zero_grad()
+            leaves = leaves_of(inputs)
+            everything = [*leaves, model.w]
+            everything[place].requires_grad_(False)
+            y = model(*leaves)
+            y.mul_(2.0)  # a result may be edited
+            y.sum().backward()
+            found.append([x.grad for x in everything])
+            model.w.requires_grad_()
+            model.w.grad = None
+        for got, expected in zip(*found, strict=True):
+            assert (got is None) == (expected is None)
+            if got is not None:
+                torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_other_ways_to_train_take_the_reference(gate):
+    calls = gate.num_calls
+    x, y = gate.problem.make_inputs(1)
+    per_row = torch.func.vmap(torch.func.grad(lambda a, b: gate.mine(a[None], b[None]).sum()))
+    own = torch.func.vmap(torch.func.grad(lambda a, b: gate.own(a[None], b[None]).sum()))
+    torch.testing.assert_close(per_row(x, y), own(x, y))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        gate.mine(x, y).sum().backward()
+    halves = gate.mine(x.double(), y.double())
+    assert halves.dtype == torch.float64 and gate.num_calls == calls
+
+
+def test_threads_take_steps_at_once(gate):
+    inputs = gate.problem.make_inputs(2)
+    expected = gradients(gate.own, inputs)
+    found: list[list[torch.Tensor]] = []
+
+    def step() -> None:
+        leaves = leaves_of(inputs)
+        torch_grads = torch.ones(37, 100)
+        made = gate.mine(*leaves)
+        found.append(list(torch.autograd.grad(made, [*leaves, gate.mine.w], torch_grads)))
+
+    threads = [threading.Thread(target=step) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4 and len(expected) == 3
+    for each in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(each, found[0], strict=True))
+
+
+def test_steps_can_be_left_to_the_reference(gate):
+    text = without_steps(gate.family.model_new)
+    assert text != gate.family.model_new
+    module = module_of(text)
+    module |= {n: gate.module[n] for n in ("fused_op", "fused_device", "fused_gradients")}
+    calls = gate.num_calls
+    model = module["ModelNew"]()
+    gradients(model, gate.problem.make_inputs(1))
+    assert gate.num_calls == calls
+
+
+NO_STEPS = {
+    "a convolution": ("convolution_relu_scale", None),
+    "BatchNorm in training": ("batch_norm", None),
+    "random places": ("argmax", None),
+    "a number among the arguments": ("number", None),
+}
+
+
+@pytest.mark.parametrize("case", NO_STEPS)
+def test_what_has_no_kernels_for_gradients_says_so_by_none(case, tmp_path):
+    name, expected = NO_STEPS[case]
+    path = tmp_path / "none.py"
+    path.write_text(text_of(name))
+    problem = load_problem(path)
+    assert joint_of(problem, capture(problem, with_sizes=False)) is expected
+
+
+def test_modules_of_the_other_tests_are_taken_or_left(tmp_path):
+    """At least two thirds of those that have gradients at all."""
+    found = 0
+    names = [n for n in MODULES if n not in ("argmax", "argmax_of_middle", "argmin_of_middle")]
+    for name in names:
+        path = tmp_path / f"{name}.py"
+        path.write_text(text_of(name))
+        problem = load_problem(path)
+        found += joint_of(problem, capture(problem, with_sizes=False)) is not None
+    assert found >= 2 * len(names) / 3
