@@ -1,0 +1,51 @@
+"""No honest module is rejected: odd references, put to the probes as their own candidates."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from test_check import load_reference, reasons
+from unusual_modules import reference
+
+from tuner.check.chance import modes_of
+from tuner.check.expected import expected
+from tuner.check.probes import thorough_probes
+from tuner.check.traits import traits_of
+from tuner.problem.accuracy import Accuracy
+
+FLOAT32 = Accuracy("float32")
+INIT = "    def __init__(self):\n        super().__init__()\n"
+COUNTS = reference(
+    "x: self.seen(x)", "torch.randn(40, 24)", "",
+    INIT + """        self.register_buffer("mean", torch.zeros(24))
+
+    def seen(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - self.mean
+
+""",
+)  # fmt: skip
+# The reference, and the probes that once rejected it.
+ODD = {"what its calls change is read": (COUNTS, "called twice")}
+
+
+def found_in(folder, text, start, seeds):
+    """Return why probes whose names begin so reject a reference's own class, over some seeds."""
+    problem, models = load_reference(folder, text), {}
+    sys.modules[problem.module.__name__] = problem.module  # where pickling finds its class
+    modes, traits = modes_of(problem, "cpu"), traits_of(problem, problem.make_model(0), "cpu")
+    found = []
+    for seed in seeds:
+        probes = thorough_probes(seed, problem.num_rows(), modes=modes, traits=traits)
+        asked = [p for p in probes if p.name.startswith(start)]
+        expectations = [expected(problem, p, FLOAT32, models=models) for p in asked]
+        found += reasons(problem.module.Model, problem, expectations)
+    return found
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_reference_is_right_by_its_own_answers(name, tmp_path):
+    text, start = ODD[name]
+    assert found_in(tmp_path, text, start, range(4)) == []
