@@ -8,7 +8,7 @@ from test_check import FLOAT32, load_reference, reasons, verdict
 from test_problem import FLAGSHIP
 
 from tuner.check.expected import expected
-from tuner.check.pairings import NUM_DRAWN
+from tuner.check.pairings import NUM_DRAWN, ORDERS
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits, traits_of
 
@@ -134,6 +134,12 @@ def test_what_cannot_meet_is_not_drawn():
     for probe in drawn(range(30), PLAIN):
         assert probe.layout not in ("channels_last", "reversed", "rows inside", "same", "shared")
         assert not (probe.gradients and "nan" in probe.distribution)
+
+
+def test_what_ends_pytorch_itself_is_not_drawn():
+    """GroupNorm's backward of a channels_last input by the weights alone: a segmentation fault."""
+    probes = [p for p in drawn(range(100)) if p.layout in ORDERS and p.gradients]
+    assert len(probes) > 20 and {p.gradients for p in probes} == {"all"}
 
 
 def test_a_fault_of_two_properties_is_found_in_some_draw(problems):
