@@ -114,8 +114,8 @@ def drawn(seeds, *traits):
 
 
 def test_any_two_properties_that_fit_meet_in_some_draw():
-    probes = drawn(range(60))
-    assert len(probes) == 60 * NUM_DRAWN
+    probes = drawn(range(200))
+    assert len(probes) == 200 * NUM_DRAWN
     wanted = {
         "gradients of a view in eval mode": lambda p: p.gradients and p.mode == "eval",
         "a view of few rows": lambda p: p.layout == "cut" and (p.batch or 99) < 9,

@@ -30,6 +30,7 @@ __all__ = [
     "gradient_limits",
     "index_of",
     "limits_of",
+    "undefined",
 ]
 
 ULP = 2.0**-24  # half the distance between 1 and the next float32
@@ -72,6 +73,16 @@ def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
     if math.isfinite(float(got.sum(dtype=torch.float64) + want.sum(dtype=torch.float64))):
         return None  # as nearly always, at a fourth of what follows
     mask = (torch.isnan(got) != torch.isnan(want)) | (torch.isinf(got) != torch.isinf(want))
+    return mask if bool(mask.any()) else None
+
+
+def undefined(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
+    """Return where either is no finite number: what a division by zero gives is nobody's."""
+    import torch
+
+    if not got.is_floating_point():
+        return disputed(got, want)
+    mask = ~(torch.isfinite(got) & torch.isfinite(want))
     return mask if bool(mask.any()) else None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check import lending
 from tuner.check.arguments import draw_output_gradients, draw_tangents, inputs_of_calls
-from tuner.check.compare import SMALL_BATCH, Error, are_close, compare, disputed
+from tuner.check.compare import SMALL_BATCH, Error, are_close, compare, disputed, undefined
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import (
     arguments_of,
@@ -136,8 +136,9 @@ def expected(
     )
     if wide_report.error:
         raise problem.error(f"the float64 run of the reference fails: {wide_report.error}")
+    of_place = undefined if probe.has_zeros else disputed
     unjudged = {
-        n: mask for n, t in baseline.items() if (mask := disputed(t, oracle[n])) is not None
+        n: mask for n, t in baseline.items() if (mask := of_place(t, oracle[n])) is not None
     }
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
     _require_stable(problem, probe, errors)

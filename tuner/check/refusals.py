@@ -119,6 +119,8 @@ def tamer(probe: Probe) -> Probe | None:
         return dataclasses.replace(probe, before=whole)
     if probe.may_be_refused or probe.dtype:
         return None
+    if probe.mild_more:
+        return dataclasses.replace(probe, mild=(), mild_more=0)
     if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:
         return dataclasses.replace(probe, is_drawn=True)
     if probe.distribution != "as_given":
