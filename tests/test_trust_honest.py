@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
+from handled_modules import REMEMBERS
 from test_check import load_reference, reasons
 from unusual_modules import reference
 
 from tuner.check.chance import modes_of
 from tuner.check.expected import expected
+from tuner.check.parts import copied, tie_as, tied_as
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import traits_of
 from tuner.problem.accuracy import Accuracy
@@ -27,8 +30,28 @@ COUNTS = reference(
 
 """,
 )  # fmt: skip
-# The reference, and the probes that once rejected it.
-ODD = {"what its calls change is read": (COUNTS, "called twice")}
+SLICE = reference("x: x[:, 3:9]", "torch.randn(40, 24)")
+OF_DEFAULT_TYPE = reference(
+    "x: (x + torch.ones(24)) @ self.w", "torch.randn(40, 24)", "",
+    INIT + "        self.w = nn.Parameter(torch.randn(24, 24))\n\n",
+)  # fmt: skip
+TIED = reference(
+    "x: self.b(torch.tanh(self.a(x)))", "torch.randn(40, 24)", "",
+    INIT + """        self.a, self.b = nn.Linear(24, 24), nn.Linear(24, 24)
+        self.b.weight = self.a.weight
+
+""",
+)  # fmt: skip
+# The reference, and the probes that once rejected it, or ended the judge.
+ODD = {
+    "what its calls change is read": (COUNTS, ("called twice",)),
+    "an output is a view of an input": (SLICE, ("expanded input", "rows expanded input")),
+    "tensors of the default type are made": (OF_DEFAULT_TYPE, ("default dtype",)),
+    "parameters are tied": (TIED, ("drawn", "graphs that outlive")),
+    "a call leaves what autograd has made": (
+        REMEMBERS, ("transposed input", "graphs that outlive", "a copy beside", "drawn"),
+    ),
+}  # fmt: skip
 
 
 def found_in(folder, text, start, seeds):
@@ -49,3 +72,17 @@ def found_in(folder, text, start, seeds):
 def test_an_odd_reference_is_right_by_its_own_answers(name, tmp_path):
     text, start = ODD[name]
     assert found_in(tmp_path, text, start, range(4)) == []
+
+
+def test_a_new_module_has_the_ties_of_the_one_that_it_replaces(tmp_path):
+    model = load_reference(tmp_path, TIED).make_model(0)
+    whole = tied_as(model)
+    assert whole["b.weight"] == "a.weight"
+    other = copied(model)
+    other.a.weight = torch.nn.Parameter(torch.randn(24, 24))
+    apart = tied_as(other)
+    assert apart["b.weight"] == "b.weight"
+    tie_as(model, apart)
+    assert tied_as(model) == apart
+    tie_as(model, whole)
+    assert tied_as(model) == whole and model.a.weight is model.b.weight

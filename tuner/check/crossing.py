@@ -170,7 +170,7 @@ class Script:
     methods: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
-    others: dict[str, float] = field(default_factory=dict)
+    others: dict[str, bool | int | float] = field(default_factory=dict)
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False

@@ -174,7 +174,7 @@ class History:
         elif action == "others made":
             self.make_others()
         elif action == "twin":
-            self._twin = copy.deepcopy(self.model)
+            self._twin = parts.copied(self.model)
         elif action == "swap":
             self.model, self._twin = self._twin, self.model
         elif action == "made anew":
@@ -239,12 +239,13 @@ class History:
     def _make_anew(self) -> None:
         """Forget the module, and go on with a new one: a graph may live longer than its module."""
         if self.make_new is None:
-            self.model = copy.deepcopy(self.model)
+            self.model = parts.copied(self.model)
             return
         held = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         values = {name: (t.detach().clone(), t.requires_grad) for name, t in held.items()}
         modes = {name: part.training for name, part in self.model.named_modules()}
         held.clear()
+        tied = parts.tied_as(self.model)
         self._places |= _places_of(self.model)
         last = weakref.ref(self.model)
         del self.model
@@ -259,6 +260,7 @@ class History:
         self.model = made[-1]
         for name, part in self.model.named_modules():
             part.training = modes.get(name, part.training)
+        parts.tie_as(self.model, tied)
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             if name in values:
                 value, wants_gradient = values[name]
@@ -299,7 +301,7 @@ class History:
         name = self._next([n for n, _ in self.model.named_children()])
         if not name:
             return
-        child = copy.deepcopy(getattr(self.model, name))
+        child = parts.copied(getattr(self.model, name))
         other = self._weights[1 - self._held]
         own = {n[len(name) + 1 :]: t for n, t in other.items() if n.startswith(f"{name}.")}
         edit(child, own)

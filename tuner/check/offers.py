@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.check.parts import resize
+from tuner.check.parts import copied, resize
 from tuner.errors import ProblemError
 from tuner.problem.reference import Problem
 
@@ -31,7 +30,7 @@ def methods_of(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) 
     mro = cls.__mro__[: cls.__mro__.index(torch.nn.Module)]
     names = {n: None for kind in mro for n, x in vars(kind).items() if inspect.isfunction(x)}
     usual = dir(torch.nn.Module)
-    model = copy.deepcopy(model)
+    model = copied(model)
     own = [n for n in names if n[:1] != "_" and n not in usual and n != "forward"]
     wanted = _arguments_of(cls.forward)
     found = [
@@ -63,7 +62,7 @@ def attributes_of(
     problem: Problem, model: torch.nn.Module, values: Sequence[Any]
 ) -> tuple[str, ...]:
     """Return the paths of tensors that a call leaves as public attributes of a module's parts."""
-    called = copy.deepcopy(model)
+    called = copied(model)
     before = {name: id(value) for name, value in _tensors_of(called).items()}
     if not _answers(problem, called, values):
         return ()
@@ -89,7 +88,7 @@ def heads_of(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) ->
     import torch
 
     linears = [n for n, part in model.named_modules() if n and type(part) is torch.nn.Linear]
-    found, model = [], copy.deepcopy(model) if linears else model
+    found, model = [], copied(model) if linears else model
     for path in linears[::-1][:MOST_TRIED]:
         place, _, name = path.rpartition(".")
         old = model.get_submodule(path)

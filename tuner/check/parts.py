@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "alike",
+    "copied",
     "is_norm",
     "keep_norms",
     "mask",
@@ -20,6 +21,8 @@ __all__ = [
     "resize",
     "set_training",
     "tie",
+    "tie_as",
+    "tied_as",
     "vectors",
     "wrap",
     "zero",
@@ -27,6 +30,22 @@ __all__ = [
 
 MORE_OUTPUTS = 3  # of a Linear that takes another's place
 Next = Callable[[list[str]], str]  # picks a name; "" where there is none
+
+
+def copied(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a deep copy, also of a module on which a call has left what autograd has made.
+
+    PyTorch copies only tensors that are no results; what is one becomes a number of the copy.
+    """
+    import torch
+
+    made = {
+        id(value): value.detach().clone()
+        for part in model.modules()
+        for value in vars(part).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
+    return copy.deepcopy(model, made)
 
 
 def _child(
@@ -90,6 +109,28 @@ def tie(model: torch.nn.Module, pick: Next) -> None:
     one = next(first for first, other in pairs if other == chosen)
     place, _, name = chosen.rpartition(".")
     setattr(model.get_submodule(place), name, model.get_parameter(one))
+
+
+def tied_as(model: torch.nn.Module) -> dict[str, str]:
+    """Return, for each name of a parameter, the first name that the same one has."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in named}
+
+
+def tie_as(model: torch.nn.Module, tied: dict[str, str]) -> None:
+    """Tie parameters as they are in another module, of which `tied_as` tells; untie others."""
+    import torch
+
+    for name, first in tied.items():
+        now = tied_as(model)
+        if name not in now or now[name] == first:
+            continue
+        own = model.get_parameter(first)
+        if name == first:  # one of its own, no longer another's
+            own = torch.nn.Parameter(own.detach().clone(), own.requires_grad)
+        place, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(place), attribute, own)
 
 
 def vectors(model: torch.nn.Module) -> list[str]:
@@ -174,7 +215,7 @@ def resize(model: torch.nn.Module, path: str) -> None:
 
     if not path:
         return
-    new: Any = copy.deepcopy(model.get_submodule(path))
+    new: Any = copied(model.get_submodule(path))
     more = min(MORE_OUTPUTS, new.out_features)
     new.out_features += more
     for name, old in list(new.named_parameters()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import random
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from tuner.check.alterations import WEIGHTS
 from tuner.check.crossing import Script
 from tuner.check.exercise import checksum_of
 from tuner.check.history import set_mode
+from tuner.check.parts import copied
 from tuner.check.probe import Probe
 from tuner.errors import ProblemError
 from tuner.problem.draws import WeightKind
@@ -61,7 +61,7 @@ def weighted_model(
         problem.randomise(model, probe.seed_weights)
         tensors = {f"state.{n}": t.detach().clone() for n, t in model.state_dict().items()}
     else:
-        model = copy.deepcopy(models[held])
+        model = copied(models[held])
     set_mode(model, probe.mode)
     return model, tensors
 
@@ -79,7 +79,7 @@ def _randomised(
     """Return the key in `models` of a reference with these weights."""
     key = (kind, seed)
     if key not in models:
-        models[key] = problem.randomise(copy.deepcopy(models["initial"]), seed, kind)
+        models[key] = problem.randomise(copied(models["initial"]), seed, kind)
     return key
 
 
