@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tuner.check.batches import MOST, Extent
 from tuner.check.crossing import Action
 from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
@@ -19,7 +20,11 @@ MORE_ROWS = (17, 41)  # of NaN, that a workspace may have held before
 
 
 def handling_probes(
-    reduced: Callable[..., Probe], modes: Modes, traits: Traits, secret: random.Random
+    reduced: Callable[..., Probe],
+    modes: Modes,
+    extent: Extent,
+    traits: Traits,
+    secret: random.Random,
 ) -> list[Probe]:
     """Return what a user does with a module and with what it gives.
 
@@ -46,7 +51,7 @@ def handling_probes(
         probe(
             "others made before", "another", calls=2, before=(("others made",), (modes.other,)),
         ),
-        *_memory(probe, graded, traits, secret.randrange(*MORE_ROWS)),
+        *_memory(probe, graded, extent, traits, secret.randrange(*MORE_ROWS)),
     ]  # fmt: skip
 
 
@@ -100,10 +105,14 @@ def _offers(
 
 
 def _memory(
-    probe: Callable[..., Probe], graded: Callable[..., Probe], traits: Traits, rows: int
+    probe: Callable[..., Probe],
+    graded: Callable[..., Probe],
+    extent: Extent,
+    traits: Traits,
+    rows: int,
 ) -> Iterator[Probe]:
     """What an earlier call has left in memory, and what a user has written there."""
-    if traits.has_numbers:
+    if traits.has_numbers and extent.num_rows is not None and extent.holds(MOST + rows):
         nothing: dict[str, Any] = {"mild": ("eval",), "mild_more": rows}
         yield probe("after more rows of NaN, eval", "stale", mode="eval", **nothing)
         yield graded("after more rows of NaN, gradients", "stale", **nothing)

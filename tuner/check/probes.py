@@ -114,7 +114,7 @@ def thorough_probes(
     probes += unusual_probes(reduced, modes, secret, has_cuda)
     probes += shortcut_probes(reduced, modes, secret)
     probes += combined_probes(reduced, modes, extent, traits, secret)
-    probes += handling_probes(reduced, modes, traits, secret)
+    probes += handling_probes(reduced, modes, extent, traits, secret)
     probes += paired_probes(reduced, modes, extent, traits, secret)
     more = large_batch + secret.randrange(1, 33)
     if extent.num_rows is not None and large_batch > extent.num_rows and extent.holds(more):
