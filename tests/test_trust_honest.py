@@ -42,12 +42,31 @@ TIED = reference(
 
 """,
 )  # fmt: skip
+INVERTED = reference(
+    "x: x @ torch.linalg.inv(self.w)", "torch.randn(40, 24)", "",
+    INIT + "        self.w = nn.Parameter(torch.eye(24))\n\n",
+)  # fmt: skip
+GIVEN_AWAY = reference(
+    "x: (x + self.table, self.table)", "torch.randn(40, 24)", "",
+    INIT + "        self.register_buffer('table', torch.randn(24), persistent=False)\n\n",
+)  # fmt: skip
+NOTED_IN_TRAINING = reference(
+    "x: self.noted(torch.tanh(x))", "torch.randn(40, 24)", "",
+    """    def noted(self, y):
+        self.seen = y if self.training else None
+        return y
+
+""",
+)  # fmt: skip
 # The reference, and the probes that once rejected it, or ended the judge.
 ODD = {
     "what its calls change is read": (COUNTS, ("called twice",)),
     "an output is a view of an input": (SLICE, ("expanded input", "rows expanded input")),
     "tensors of the default type are made": (OF_DEFAULT_TYPE, ("default dtype",)),
     "parameters are tied": (TIED, ("drawn", "graphs that outlive")),
+    "weights of 0 are refused": (INVERTED, ("parameters of zeros",)),
+    "an output is what later calls read": (GIVEN_AWAY, ("outputs edited",)),
+    "an attribute is set in one mode alone": (NOTED_IN_TRAINING, ("attributes that",)),
     "a call leaves what autograd has made": (
         REMEMBERS, ("transposed input", "graphs that outlive", "a copy beside", "drawn"),
     ),

@@ -75,7 +75,7 @@ class History:
     ) -> None:
         self.model = model
         self.make_another: Callable[[], None] = lambda: None
-        self.make_others: Callable[[], None] = lambda: None
+        self.make_others: Callable[[], Any] = lambda: None
         self.make_new: Callable[[], torch.nn.Module] | None = None
         self._arguments: Callable[[], list[Any]] = lambda: arguments_of(script, tensors, 0)
         self.tables: list[tuple[Any, list[Any]]] = []
@@ -172,7 +172,8 @@ class History:
         elif action == "copy inside":
             self._go_on_with("copy in a container", lambda m: copied_inside(m, self.changes))
         elif action == "others made":
-            self.make_others()
+            with contextlib.suppress(Exception):  # a kernel may be of one size, and say so
+                self.make_others()
         elif action == "twin":
             self._twin = parts.copied(self.model)
         elif action == "swap":

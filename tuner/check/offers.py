@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["attributes_of", "heads_of", "methods_of"]
+__all__ = ["attributes_of", "gives_itself", "heads_of", "methods_of"]
 
 MOST = 4  # of each are asked
 MOST_TRIED = 6  # parts that may be a head
@@ -70,6 +71,21 @@ def attributes_of(
     # What lies in no state_dict and was there before is the constructor's.
     found = [name for name, value in now.items() if before.get(name) != id(value)]
     return tuple(found[:MOST])
+
+
+def gives_itself(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -> bool:
+    """Whether a call returns memory that the module goes on with: an edit of it is the user's."""
+    import torch
+
+    called = copied(model)
+    outputs: list[torch.Tensor] = []
+    with contextlib.suppress(ProblemError), torch.no_grad():
+        outputs = [*problem.call(called, values), *problem.call(called, values)]
+    own = [*called.buffers(), *_tensors_of(called).values()]
+    places = [y.untyped_storage().data_ptr() for y in outputs if y.numel()]
+    number = len(places) // 2
+    again = set(places[:number]) & set(places[number:])
+    return bool(again or {x.untyped_storage().data_ptr() for x in own} & set(places))
 
 
 def _tensors_of(model: torch.nn.Module) -> dict[str, Any]:

@@ -121,6 +121,8 @@ def tamer(probe: Probe) -> Probe | None:
         return None
     if probe.default_dtype:  # it makes tensors of the default one, which then do not fit
         return dataclasses.replace(probe, default_dtype="")
+    if probe.has_zeros or probe.methods or probe.attributes or probe.paths:
+        return dataclasses.replace(probe, before=(), methods=(), attributes=(), paths=())
     if probe.mild_more:
         return dataclasses.replace(probe, mild=(), mild_more=0)
     if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:
