@@ -126,6 +126,14 @@ def test_an_honest_module_is_right_and_a_drop_in(name, problems):
     assert check.is_accepted and check.strictly().is_accepted, (check.reason, check.differences)
 
 
+@pytest.mark.parametrize("own", [64, 97, 129, 130, 131, 258, 387])
+def test_rows_just_above_tiles_are_asked_at_any_batch(own):
+    for seed in range(12):
+        rows = {p.batch for p in thorough_probes(seed, own) if p.name.startswith("gradients of ")}
+        above = {n for n in rows if n and n > 96 and n % 32 in (1, 2, 3)}
+        assert len(above - {own}) >= 3 and {n % 32 for n in above | {own}} >= {1, 2, 3}
+
+
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_a_class_does_not_offer_is_a_difference_and_no_mistake(name, problems):
     named, start, words = DIFFERENT[name]

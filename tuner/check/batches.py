@@ -154,7 +154,7 @@ def batch_probes(
         *probes,
     ]
     # Kernels for few rows have backwards of their own; at which of them they are wrong is secret.
-    for few in (*GRADED_ROWS, *_above_tiles(secret)):
+    for few in (*GRADED_ROWS, *_above_tiles(num_rows, secret)):
         rows = secret.choice([n for n in few if n != num_rows])
         more = exact if rows <= 8 else {}
         kind = secret.choice(("all", "all", "plain_inputs"))
@@ -167,15 +167,16 @@ def batch_probes(
     return [p for p in asked if p.name == "more rows" or p.is_tall or extent.holds(p.batch or 0)]
 
 
-def _above_tiles(secret: random.Random) -> list[Sequence[int]]:
-    """Return numbers of rows of which one is asked each, just above whole tiles.
+def _above_tiles(num_rows: int, secret: random.Random) -> list[Sequence[int]]:
+    """Return numbers of rows just above whole tiles, each by itself; not the module's own.
 
     The first is above tiles of 32 rows alone, the others, by 1, 2 and 3, above those of 32, 64
     and 128.
     """
     above = [secret.randrange(1, MOST_ABOVE + 1), *secret.sample(range(1, MOST_ABOVE + 1), 3)]
     whole = [32 * secret.choice((3, 5, 7)), *TILES]
-    return [(tiles + rows,) for tiles, rows in zip(whole, above, strict=True)]
+    found = [tiles + rows for tiles, rows in zip(whole, above, strict=True)]
+    return [(rows,) for rows in found if rows != num_rows]
 
 
 def odd_batch(extent: Extent) -> int:
