@@ -72,7 +72,9 @@ def _drawn(
         return things[secret.randrange(len(things))]
 
     has_gradients = number % 2 == 0
-    fields: dict[str, Any] = {"mode": one((modes.own, modes.own, modes.other, "frozen", "thawed"))}
+    all_modes = (modes.own, modes.own, modes.other, "frozen", "thawed")
+    # In a mode whose numbers are chance, what was drawn would say little.
+    fields: dict[str, Any] = {"mode": one([m for m in all_modes if m not in modes.random])}
     rows = _rows(extent, one, secret)
     if rows is not None:
         fields |= {"batch": rows, "is_reduced": False}
