@@ -208,7 +208,8 @@ HONEST: dict[str, tuple[str, ...]] = {
     "locked_and_not_pickled": (
         "copied", "pickled", "gradients, copied", "a copy beside the original",
         "a life, training", "a life, eval", "a life, gradients", "a life, inference mode",
-        "saved and read elsewhere", "copied with hooks", "pickled with hooks", *WRAPPED, *UNMAPPED,
+        "saved and read elsewhere", "copied with hooks", "pickled with hooks",
+        "copied in a container", *WRAPPED, *UNMAPPED,
     ),
     "loops_over_blocks": (*WRAPPED, "mapped over weights"),
     "numpy_for_inference": (*WRAPPED, *UNMAPPED, "negated input"),

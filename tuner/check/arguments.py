@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from tuner.check.alterations import (
     with_nothing_where_ignored,
 )
 from tuner.check.layouts import fitted
+from tuner.check.parts import copied
 from tuner.check.probe import ILLEGAL, Probe
 from tuner.errors import ProblemError
 from tuner.problem.draws import Distribution
@@ -142,9 +142,7 @@ def _is_taken(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -
     on_cpu = [x.cpu() if isinstance(x, torch.Tensor) else x for x in values]
     try:
         with torch.no_grad():
-            first, again = (
-                problem.call(copy.deepcopy(model).cpu().eval(), on_cpu) for _ in range(2)
-            )
+            first, again = (problem.call(copied(model).cpu().eval(), on_cpu) for _ in range(2))
     except ProblemError:
         return False
     pairs = zip(first, again, strict=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
 
-__all__ = ["FEW_ROWS", "Extent", "batch_probes", "odd_batch"]
+__all__ = ["FEW_ROWS", "MOST", "Extent", "batch_probes", "odd_batch"]
 
 # Numbers that a call takes and makes, those in between as well. The judge holds some of them six
 # times, in float64; a CPU takes some 10 ns for each, and products count as what they take there.
@@ -21,6 +21,8 @@ FEWEST, MOST = 24, 256  # rows of that batch: some tiles of a kernel, where rows
 HEAVY_ELEMENTS, FEWEST_HEAVY = 2**17, 4  # of such rows a kernel takes each by itself
 # Gradients are asked at one number of rows of each.
 GRADED_ROWS = ((3, 4), (5, 6, 7), range(9, 16), range(17, 24), range(25, 32), range(33, 64))
+# Rows in whole tiles, above which a backward may leave out a few.
+TILES, MOST_ABOVE = (128, 256, 384), 3
 FEW_ROWS = 8  # that are asked whatever they take
 
 
@@ -152,7 +154,7 @@ def batch_probes(
         *probes,
     ]
     # Kernels for few rows have backwards of their own; at which of them they are wrong is secret.
-    for few in GRADED_ROWS:
+    for few in (*GRADED_ROWS, *_above_tiles(num_rows, secret)):
         rows = secret.choice([n for n in few if n != num_rows])
         more = exact if rows <= 8 else {}
         kind = secret.choice(("all", "all", "plain_inputs"))
@@ -163,6 +165,18 @@ def batch_probes(
             )
         )  # fmt: skip
     return [p for p in asked if p.name == "more rows" or p.is_tall or extent.holds(p.batch or 0)]
+
+
+def _above_tiles(num_rows: int, secret: random.Random) -> list[Sequence[int]]:
+    """Return numbers of rows just above whole tiles, each by itself; not the module's own.
+
+    The first is above tiles of 32 rows alone, the others, by 1, 2 and 3, above those of 32, 64
+    and 128.
+    """
+    above = [secret.randrange(1, MOST_ABOVE + 1), *secret.sample(range(1, MOST_ABOVE + 1), 3)]
+    whole = [32 * secret.choice((3, 5, 7)), *TILES]
+    found = [tiles + rows for tiles, rows in zip(whole, above, strict=True)]
+    return [(rows,) for rows in found if rows != num_rows]
 
 
 def odd_batch(extent: Extent) -> int:

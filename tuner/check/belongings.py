@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.surroundings import is_pytorchs
@@ -9,7 +10,7 @@ from tuner.check.surroundings import is_pytorchs
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["lost", "put_on"]
+__all__ = ["copied_inside", "lost", "put_on"]
 
 NAME = "a_users_own"
 NOTE = ("kept", 3)
@@ -45,6 +46,32 @@ def lost(model: torch.nn.Module, what: str) -> list[str]:
     ]
     place = f"submodule {bare[0]}" if bare and bare[0] else "module"
     return [f"a {what} has lost an attribute that was set on the {place}"] if bare else []
+
+
+def copied_inside(model: torch.nn.Module, said: list[str]) -> torch.nn.Module:
+    """Return a deep copy that was made in a container, beside what shares its parameters.
+
+    Args:
+        model: the module.
+        said: is told of a parameter that is shared no longer in the copies.
+
+    Raises:
+        Exception: whatever the module raises when it is copied.
+    """
+    import torch
+
+    names = [name for name, _ in model.named_parameters()]
+    holder = torch.nn.ParameterList(model.parameters())
+    copied: Any = copy.deepcopy(torch.nn.ModuleList([model, holder]))
+    theirs = [path for path, part in model.named_modules() if _is_copied_by_pytorch(part)]
+    new = dict(copied[0].named_parameters())
+    said += [
+        f"a deep copy in a container no longer shares {name}: what ties it is not kept"
+        for name, held in zip(names, copied[1], strict=True)
+        if new.get(name) is not held and not any(name.startswith(path) for path in theirs)
+    ]
+    found: torch.nn.Module = copied[0]
+    return found
 
 
 def _halved_inputs(module: Any, arguments: Any) -> Any:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ __all__ = [
     "gradient_limits",
     "index_of",
     "limits_of",
+    "repeats",
+    "undefined",
 ]
 
 ULP = 2.0**-24  # half the distance between 1 and the next float32
@@ -73,6 +75,37 @@ def disputed(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
         return None  # as nearly always, at a fourth of what follows
     mask = (torch.isnan(got) != torch.isnan(want)) | (torch.isinf(got) != torch.isinf(want))
     return mask if bool(mask.any()) else None
+
+
+def undefined(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
+    """Return where either is no finite number: what a division by zero gives is nobody's."""
+    import torch
+
+    if not got.is_floating_point():
+        return disputed(got, want)
+    mask = ~(torch.isfinite(got) & torch.isfinite(want))
+    return mask if bool(mask.any()) else None
+
+
+def repeats(*answers: Mapping[str, torch.Tensor]) -> bool:
+    """Whether second calls gave what the first did: one that reads what calls change does not.
+
+    On a GPU, where sums may be in another order, that is a matter of float64's digits.
+    """
+    import torch
+
+    def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+        near = 1e-10 if second.is_cuda else 0.0
+        if second.is_cuda and second.dtype != torch.float64:
+            return True
+        return bool(torch.allclose(first, second, near, near, equal_nan=True))
+
+    return all(
+        is_same(tensors[name.replace("call1.", "call0.", 1)], second)
+        for tensors in answers
+        for name, second in tensors.items()
+        if name.startswith("call1.")
+    )
 
 
 def compare(

@@ -96,6 +96,17 @@ Action = Literal[
     "tie",  # a parameter becomes another one of its shape
     "mask",  # -Inf in a block of the next vector alone
     "convert part",  # to the script's dtype, but for its normalisations
+    "zero",  # the next parameter alone becomes zeros
+    "zero part",  # every second column of the next one, and the first row of a matrix
+    "set eval",  # `training = False` as an attribute of each part, past eval()
+    "set eval own",  # of the module alone
+    "set eval part",  # of the next part alone
+    "set train",
+    "freeze whole",  # by the module's own requires_grad_(False)
+    "freeze inside",  # by that of the next submodule that has parameters
+    "copy inside",  # go on with a deep copy, made in a container with what shares its parameters
+    "resize",  # the next of the script's `paths` by a Linear with more outputs
+    "others made",  # make another module, with the script's `others`, and leave it
 ]
 
 
@@ -118,7 +129,10 @@ class Script:
     `mapped` is what `torch.func.vmap` maps over. `wanted` are bits for each call: which inputs
     want gradients, all where it is empty. With `keeps_graphs` the graphs of `more_calls` live on
     as long as the others. `numbers` are the inputs that are no tensors, by
-    "call.argument". `output_bytes` are the sizes of memory to poison before each call.
+    "call.argument". With `keeps_gradients` all gradients are looked at again at the end, and what
+    comes in is larger for each. With `spoils_outputs` each output is edited in place, once it was
+    copied. `methods` are called in turn in place of the module; `attributes` are read after each
+    call, as further outputs. `output_bytes` are the sizes of memory to poison before each call.
     """
 
     calls: int = 1
@@ -151,6 +165,12 @@ class Script:
     mapped: Mapped = ""
     wanted: tuple[int, ...] = ()
     keeps_graphs: bool = False
+    keeps_gradients: bool = False
+    spoils_outputs: bool = False
+    methods: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    others: dict[str, bool | int | float] = field(default_factory=dict)
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Script
@@ -22,6 +22,7 @@ __all__ = [
     "CHUNK_ELEMENTS",
     "DRAWN",
     "arguments_of",
+    "asked_through",
     "checksum_of",
     "checksums_of",
     "keys_of",
@@ -166,6 +167,25 @@ def snapshots(outputs: Sequence[Any]) -> list[torch.Tensor | None]:
     import torch
 
     return [snapshot(y) if isinstance(y, torch.Tensor) else None for y in outputs]
+
+
+def asked_through(model: torch.nn.Module, script: Script, call: int) -> Callable[..., Any]:
+    """Return what a script calls: the module, a method of it, or one that tells attributes too."""
+    called: Callable[..., Any] = model
+    if script.methods:
+        called = getattr(model, script.methods[call % len(script.methods)])
+    if script.attributes:
+        called = functools.partial(_with_attributes, model, script.attributes)
+    return called
+
+
+def _with_attributes(model: Any, names: Sequence[str], *arguments: Any) -> tuple[Any, ...]:
+    outputs = outputs_of(model(*arguments))
+    told = []
+    for name in names:
+        place, _, attribute = name.rpartition(".")
+        told.append(getattr(model.get_submodule(place), attribute).detach().clone())
+    return (*outputs, *told)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check import lending
 from tuner.check.arguments import draw_output_gradients, draw_tangents, inputs_of_calls
-from tuner.check.compare import SMALL_BATCH, Error, are_close, compare, disputed
+from tuner.check.compare import (
+    SMALL_BATCH,
+    Error,
+    are_close,
+    compare,
+    disputed,
+    repeats,
+    undefined,
+)
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import (
     arguments_of,
@@ -35,6 +42,7 @@ from tuner.check.history import History
 from tuner.check.layouts import laid_out, laid_out_where, one_object
 from tuner.check.mapping import mapped
 from tuner.check.noise import is_noisy, noise
+from tuner.check.parts import copied
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
 from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, tamer
@@ -71,6 +79,7 @@ class Expected:
     momenta: dict[str, float] = field(default_factory=dict)
     start: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers before the calls
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of the reference's answer
+    repeats: bool = True  # the same input gives the same answer again
     drawn: int = 0  # the state of PyTorch's random numbers after the constructor, a checksum
     may_refuse: bool = False  # as the reference refuses such strides
     may_refuse_backward: bool = False  # as it does after such an edit
@@ -103,8 +112,8 @@ def expected(
     script = script_of(problem, probe, arguments, tensors, known, device)
     if probe.gradients == "forward":
         draw_tangents(arguments, tensors, probe)
-    wide = copy.deepcopy(model).double()
-    again = copy.deepcopy(model) if is_noisy(probe) else None
+    wide = copied(model).double()
+    again = copied(model) if is_noisy(probe) else None
     start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
     with math_mode(accuracy):
         report, baseline = _reference_answer(problem, model, script, tensors, probe)
@@ -136,8 +145,9 @@ def expected(
     )
     if wide_report.error:
         raise problem.error(f"the float64 run of the reference fails: {wide_report.error}")
+    of_place = undefined if probe.has_zeros else disputed
     unjudged = {
-        n: mask for n, t in baseline.items() if (mask := disputed(t, oracle[n])) is not None
+        n: mask for n, t in baseline.items() if (mask := of_place(t, oracle[n])) is not None
     }
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
     _require_stable(problem, probe, errors)
@@ -154,6 +164,7 @@ def expected(
     return Expected(
         probe, Question(script, tensors), num_rows, oracle, errors, report, unjudged, momenta,
         start, {name: t.dtype for name, t in baseline.items()},
+        repeats=not probe.wants_same_bits or repeats(baseline, oracle),
         drawn=known["drawn"] if script.own_seed is not None else 0,
         may_refuse=refuses_layout(problem, model, probe, arguments[0]),
     )  # fmt: skip
@@ -210,13 +221,13 @@ def expected_of_call(
     probe = Probe("after timing", tells="is it right only while it is being checked?")
     arguments = list(arguments)
     with torch.no_grad(), math_mode(accuracy):
-        own = copy.deepcopy(model)
+        own = copied(model)
         again = problem.call(own, arguments)
         result = problem.result_of(own, arguments)
         first = outputs_of(result)
         is_stable = all(are_close(a, b) for a, b in zip(first, again, strict=True))
         del again  # the outputs of a large problem take gigabytes
-        wide = copy.deepcopy(model).double()
+        wide = copied(model).double()
         exact = problem.call(wide, [widened(value) for value in arguments])
     got = {f"call0.output{j}": y.detach() for j, y in enumerate(first)}
     oracle = {name: y.detach() for name, y in zip(got, exact, strict=True)}
@@ -261,7 +272,7 @@ def _reference_answer(
     leaves: list[dict[str, torch.Tensor]] = []
     arguments_of_calls: list[list[Any]] = []
     history = History(model, script, tensors, is_exact)
-    second = copy.deepcopy(model) if script.at_once == "two modules" else None
+    second = copied(model) if script.at_once == "two modules" else None
 
     def differentiate(k: int, call: int) -> None:
         edit_before_backward(script.edits, arguments_of_calls[call], earlier[call], history.model)

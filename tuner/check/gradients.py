@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OUTPUT_FACTORS",
+    "Kept",
     "accumulated",
     "differentiated",
     "edit_before_backward",
@@ -230,8 +231,31 @@ def differentiated(
     """
     if script.holds_grads:
         return _beside_grads(leaves, outputs, tensors, script.first_place, changes)
+    if script.keeps_gradients:  # else two of them may be the same
+        tensors = {n: t * (1 + k / 8) if n[:5] == "grad." else t for n, t in tensors.items()}
     found = gradients_of(leaves, outputs, tensors, script.gradient_layout)
     return {f"grad{k}.{name}": grad for name, grad in found.items()}
+
+
+class Kept:
+    """Gradients that somebody keeps: no later backward may write where they are."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[str, torch.Tensor, int]] = []
+
+    def keep(self, grads: Mapping[str, torch.Tensor]) -> None:
+        """Take what a backward returned."""
+        self._held += [(name, grad, checksum_of(grad)) for name, grad in grads.items()]
+
+    def rewritten(self) -> list[str]:
+        """Say which one is no longer what it was."""
+        found = [name for name, grad, before in self._held if checksum_of(grad) != before]
+        return [
+            f"the gradient of {name.partition('.')[2]} that backward "
+            f"{int(name.partition('.')[0][4:]) + 1} of {len(self._held)} gave was written again "
+            "by a later one"
+            for name in found[:1]
+        ]
 
 
 @contextlib.contextmanager

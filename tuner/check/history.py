@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import parts
-from tuner.check.belongings import lost, put_on
+from tuner.check.belongings import copied_inside, lost, put_on
 from tuner.check.crossing import Action, Dtype, Mode, Script
-from tuner.check.exercise import arguments_of, tensors_under
+from tuner.check.exercise import arguments_of, asked_through, tensors_under
 from tuner.check.handover import GIVEN, edit, edit_all, empty, replace
 from tuner.check.layouts import fitted, laid_out
 from tuner.check.loads import told_of_loads
@@ -58,10 +58,10 @@ class History:
     """A module in the course of a script.
 
     `model` is what is called; "copy" and "pickle" replace it. `make_another` is what "another"
-    does, and `make_new` makes what replaces it in "made anew". `tables` are of the module's file,
-    as they were before it. `refusals` are the actions that it refused aloud, which then went
-    undone. `changes` are what a copy shares with the original, or has lost; `loads` what loading
-    a wrong state_dict led to.
+    does, `make_others` what "others made" does, and `make_new` makes what replaces it in "made
+    anew". `tables` are of the module's file, as they were before it. `refusals` are the actions
+    that it refused aloud, which then went undone. `changes` are what a copy shares with the
+    original, or has lost; `loads` what loading a wrong state_dict led to.
     With `is_exact` it is the oracle, which stays in float64 when it is converted, but for what the
     weights lose.
     """
@@ -75,6 +75,7 @@ class History:
     ) -> None:
         self.model = model
         self.make_another: Callable[[], None] = lambda: None
+        self.make_others: Callable[[], Any] = lambda: None
         self.make_new: Callable[[], torch.nn.Module] | None = None
         self._arguments: Callable[[], list[Any]] = lambda: arguments_of(script, tensors, 0)
         self.tables: list[tuple[Any, list[Any]]] = []
@@ -102,7 +103,7 @@ class History:
             self._act(action)
         import torch
 
-        model: Callable[..., Any] = self.model
+        model = asked_through(self.model, self._script, call)
         lent = self._lent
         if lent is None:
             return model
@@ -161,8 +162,20 @@ class History:
             parts.tie(self.model, self._next)
         elif action == "mask":
             parts.mask(self.model, self._next, self._num_placed, self._masked)
+        elif action in ("zero", "zero part"):
+            parts.zero(self.model, self._next, action == "zero part", self._masked)
+        elif action.startswith("set "):
+            _, mode, *whose = action.split()
+            parts.set_training(self.model, self._next, "".join(whose), mode == "train")
+        elif action == "resize":
+            parts.resize(self.model, self._next(self._script.paths))
+        elif action == "copy inside":
+            self._go_on_with("copy in a container", lambda m: copied_inside(m, self.changes))
+        elif action == "others made":
+            with contextlib.suppress(Exception):  # a kernel may be of one size, and say so
+                self.make_others()
         elif action == "twin":
-            self._twin = copy.deepcopy(self.model)
+            self._twin = parts.copied(self.model)
         elif action == "swap":
             self.model, self._twin = self._twin, self.model
         elif action == "made anew":
@@ -227,12 +240,13 @@ class History:
     def _make_anew(self) -> None:
         """Forget the module, and go on with a new one: a graph may live longer than its module."""
         if self.make_new is None:
-            self.model = copy.deepcopy(self.model)
+            self.model = parts.copied(self.model)
             return
         held = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         values = {name: (t.detach().clone(), t.requires_grad) for name, t in held.items()}
         modes = {name: part.training for name, part in self.model.named_modules()}
         held.clear()
+        tied = parts.tied_as(self.model)
         self._places |= _places_of(self.model)
         last = weakref.ref(self.model)
         del self.model
@@ -247,6 +261,7 @@ class History:
         self.model = made[-1]
         for name, part in self.model.named_modules():
             part.training = modes.get(name, part.training)
+        parts.tie_as(self.model, tied)
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             if name in values:
                 value, wants_gradient = values[name]
@@ -265,6 +280,12 @@ class History:
             part.training = is_training
 
     def _freeze(self, action: Action) -> None:
+        if action in ("freeze whole", "freeze inside"):  # by methods, which a class may override
+            names = {n.partition(".")[0] for n in self._trained if "." in n}
+            inside = [n for n, _ in self.model.named_children() if n in names]
+            at = self._next(inside) if action == "freeze inside" else ""
+            self.model.get_submodule(at).requires_grad_(False)
+            return
         frozen = {"freeze": [], "thaw": [], "freeze all": self._trained}.get(action, [])
         if action == "freeze":
             frozen = [self._next(self._trained)]
@@ -281,7 +302,7 @@ class History:
         name = self._next([n for n, _ in self.model.named_children()])
         if not name:
             return
-        child = copy.deepcopy(getattr(self.model, name))
+        child = parts.copied(getattr(self.model, name))
         other = self._weights[1 - self._held]
         own = {n[len(name) + 1 :]: t for n, t in other.items() if n.startswith(f"{name}.")}
         edit(child, own)

@@ -34,6 +34,7 @@ def is_noisy(probe: Probe) -> bool:
     is_close = bool(probe.gradients) and has_few
     return (
         probe.layout in (*REORDERED, *ALIKE)
+        or probe.has_zeros  # after which normalisations divide by what rounding has left
         or (probe.distribution in UNUSUAL and is_unusual)
         or (probe.distribution in ("normal", "dyadic") and is_close)
     )

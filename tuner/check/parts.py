@@ -1,7 +1,8 @@
-"""What is done to the parts of a module: wrapped, parametrised, tied, masked, partly converted."""
+"""What is done to the parts of a module: wrapped, tied, masked, converted, zeroed, resized."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,9 +11,41 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["alike", "is_norm", "keep_norms", "mask", "parametrize", "tie", "vectors", "wrap"]
+__all__ = [
+    "alike",
+    "copied",
+    "is_norm",
+    "keep_norms",
+    "mask",
+    "parametrize",
+    "resize",
+    "set_training",
+    "tie",
+    "tie_as",
+    "tied_as",
+    "vectors",
+    "wrap",
+    "zero",
+]
 
+MORE_OUTPUTS = 3  # of a Linear that takes another's place
 Next = Callable[[list[str]], str]  # picks a name; "" where there is none
+
+
+def copied(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a deep copy, also of a module on which a call has left what autograd has made.
+
+    PyTorch copies only tensors that are no results; what is one becomes a number of the copy.
+    """
+    import torch
+
+    made = {
+        id(value): value.detach().clone()
+        for part in model.modules()
+        for value in vars(part).values()
+        if isinstance(value, torch.Tensor) and not value.is_leaf
+    }
+    return copy.deepcopy(model, made)
 
 
 def _child(
@@ -78,6 +111,28 @@ def tie(model: torch.nn.Module, pick: Next) -> None:
     setattr(model.get_submodule(place), name, model.get_parameter(one))
 
 
+def tied_as(model: torch.nn.Module) -> dict[str, str]:
+    """Return, for each name of a parameter, the first name that the same one has."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(parameter), name) for name, parameter in named}
+
+
+def tie_as(model: torch.nn.Module, tied: dict[str, str]) -> None:
+    """Tie parameters as they are in another module, of which `tied_as` tells; untie others."""
+    import torch
+
+    for name, first in tied.items():
+        now = tied_as(model)
+        if name not in now or now[name] == first:
+            continue
+        own = model.get_parameter(first)
+        if name == first:  # one of its own, no longer another's
+            own = torch.nn.Parameter(own.detach().clone(), own.requires_grad)
+        place, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(place), attribute, own)
+
+
 def vectors(model: torch.nn.Module) -> list[str]:
     """Return the names of biases; of other vectors where there are none."""
     found = [name for name, p in model.named_parameters() if p.ndim == 1 and len(p) > 1]
@@ -95,9 +150,7 @@ def mask(
         number: how many were masked before.
         before: holds the one that was and what it held, which is undone.
     """
-    while before:
-        old, values = before.pop()
-        old.data.copy_(values)
+    _put_back(before)
     name = pick(vectors(model))
     if not name:
         return
@@ -106,6 +159,70 @@ def mask(
     half = (len(vector) + 1) // 2
     start = (0, half // 2, len(vector) - half)[number % 3]
     vector.data[start : start + half] = float("-inf")
+
+
+def _put_back(before: list[tuple[torch.Tensor, Any]]) -> None:
+    while before:
+        old, values = before.pop()
+        old.data.copy_(values)
+
+
+def zero(
+    model: torch.nn.Module, pick: Next, is_part: bool, before: list[tuple[torch.Tensor, Any]]
+) -> None:
+    """Put zeros into the next parameter alone, or into a part of it.
+
+    Args:
+        model: the module.
+        pick: which parameter.
+        is_part: every second column, and the first row of a matrix; else all of it.
+        before: holds the one that was and what it held, which is undone.
+    """
+    _put_back(before)
+    name = pick([n for n, p in model.named_parameters() if p.is_floating_point() and p.numel()])
+    if not name:
+        return
+    parameter = model.get_parameter(name)
+    before.append((parameter, parameter.detach().clone()))
+    values = parameter.data
+    if not is_part or values.numel() == 1:
+        values.zero_()
+        return
+    values[..., 1::2] = 0.0
+    if values.ndim > 1:
+        values[0] = 0.0
+
+
+def set_training(model: torch.nn.Module, pick: Next, whose: str, is_on: bool) -> None:
+    """Set the attribute `training` itself, which `train` and `eval` are not told of.
+
+    Args:
+        model: the module.
+        pick: which part, by its path.
+        whose: "own" for the module's alone, "part" for the next part's, else each one's.
+        is_on: what it becomes.
+    """
+    parts = dict(model.named_modules())
+    inner = [name for name in parts if name]
+    chosen = {"own": [""], "part": [pick(inner)] if inner else []}.get(whose, list(parts))
+    for name in chosen:
+        parts[name].training = is_on
+
+
+def resize(model: torch.nn.Module, path: str) -> None:
+    """Put a Linear with more outputs in the place of one, as a new head is."""
+    import torch
+
+    if not path:
+        return
+    new: Any = copied(model.get_submodule(path))
+    more = min(MORE_OUTPUTS, new.out_features)
+    new.out_features += more
+    for name, old in list(new.named_parameters()):
+        values = torch.cat([old.detach(), -0.5 * old.detach()[:more]])
+        setattr(new, name, torch.nn.Parameter(values, requires_grad=old.requires_grad))
+    place, _, name = path.rpartition(".")
+    setattr(model.get_submodule(place), name, new)
 
 
 def is_norm(part: torch.nn.Module) -> bool:

@@ -105,7 +105,10 @@ class Probe:
     which it has served usual inputs before. With `holds_grads` every `.grad` is there before
     gradients are taken, of all and of some. `mapped` is what `torch.func.vmap` maps over. `wanted`
     are bits for each call: which inputs want gradients, by default all. With `keeps_graphs` those
-    of `more_calls` live on. With
+    of `more_calls` live on. With `mild_more` the usual inputs are NaN, in so many more rows. With
+    `keeps_gradients` all gradients are looked at again at the end, and with `spoils_outputs` each
+    output is edited once it was copied. `methods` are called in place of the module, `attributes`
+    read after each call; `paths` are what "resize" is of. With
     `other_arguments` numbers are others, or 0, and what has a default is given; `by_keyword`
     passes all by their names. `traces` lists PyTorch's operations that ran.
 
@@ -159,6 +162,12 @@ class Probe:
     mapped: Mapped = ""
     wanted: tuple[int, ...] = ()
     keeps_graphs: bool = False
+    keeps_gradients: bool = False
+    spoils_outputs: bool = False
+    mild_more: int = 0
+    methods: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False
@@ -180,6 +189,11 @@ class Probe:
         """Whether the module gets other weights between its calls."""
         is_given = any(action in GIVING for actions in self.before for action in actions)
         return is_given or self.mapped == "weights"
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether weights are zero, where some of a reference's own numbers are not defined."""
+        return any(a.startswith("zero") for actions in self.before for a in actions)
 
     @property
     def may_be_refused(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tuner.check.batches import Extent, batch_probes, odd_batch
 from tuner.check.combined import combined_probes
 from tuner.check.crossing import Action, Dtype, Mode
+from tuner.check.handling import handling_probes
 from tuner.check.lives import gradient_probes, history_probes
 from tuner.check.pairings import paired_probes
 from tuner.check.probe import OWN_WORK, Modes, Probe
@@ -113,6 +114,7 @@ def thorough_probes(
     probes += unusual_probes(reduced, modes, secret, has_cuda)
     probes += shortcut_probes(reduced, modes, secret)
     probes += combined_probes(reduced, modes, extent, traits, secret)
+    probes += handling_probes(reduced, modes, extent, traits, secret)
     probes += paired_probes(reduced, modes, extent, traits, secret)
     more = large_batch + secret.randrange(1, 33)
     if extent.num_rows is not None and large_batch > extent.num_rows and extent.holds(more):

@@ -22,6 +22,7 @@ from tuner.check.circumstances import (
     num_copies,
     poison,
     replaced_parameters,
+    spoil,
 )
 from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
@@ -39,6 +40,7 @@ from tuner.check.exercise import (
     tensors_under,
 )
 from tuner.check.gradients import (
+    Kept,
     accumulated,
     differentiated,
     edit_before_backward,
@@ -94,6 +96,7 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
             elif not question.script.at_once:
                 for k, call in enumerate(question.script.backward):
                     session.differentiate(k, call)
+            session.changes += session.kept.rewritten()
     except Halted as halt:
         return session.answer(halt.message, halt.stage)
     return session.answer()
@@ -127,6 +130,7 @@ class _Session:
         self.history: Any = None
         self.second: Any = None
         self.tables: list[tuple[Any, list[Any]]] = []
+        self.kept = Kept()  # gradients, where the script wants it
         self.graphs: list[Any] = []  # of calls that nobody looks at
         self.leaves: list[dict[str, torch.Tensor]] = []
         self.threads_before = set(threading.enumerate())
@@ -165,6 +169,7 @@ class _Session:
         self.history.tables = self.tables
         self.history.make_new = lambda: self._made(make_candidate)
         self.history.make_another = lambda: self._another(make_candidate)
+        self.history.make_others = lambda: make_candidate(**self.script.others)
         if not is_pytorchs(type(model).__call__):
             self.changes.append("it has a __call__ of its own: hooks on the module would not run")
 
@@ -239,6 +244,9 @@ class _Session:
         self.changes += changed_flags(own, flags(self.model, arguments))
         self.changes += replaced_parameters(parameters, dict(self.model.named_parameters()))
         self._keep(call, result, copies)
+        if self.script.spoils_outputs:
+            spoil(self.outputs[call], self.model, arguments)
+            self.outputs[call] = copies  # what is looked at again in the end
         if self.script.backward_at_once:
             self.differentiate(call, call)
 
@@ -362,6 +370,7 @@ class _Session:
                 leaves = self.leaves[call]
                 grads = differentiated(self.script, leaves, outputs, given, k, self.changes)
             self.tensors.update((n, snapshot(g)) for n, g in grads.items())
+            self.kept.keep(grads if self.script.keeps_gradients else {})
 
     def accumulate(self) -> None:
         """Let the calls add up their gradients in `.grad`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import inspect
 import random
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ from tuner.check.alterations import WEIGHTS
 from tuner.check.crossing import Script
 from tuner.check.exercise import checksum_of
 from tuner.check.history import set_mode
+from tuner.check.parts import copied
 from tuner.check.probe import Probe
 from tuner.errors import ProblemError
 from tuner.problem.draws import WeightKind
@@ -60,7 +61,7 @@ def weighted_model(
         problem.randomise(model, probe.seed_weights)
         tensors = {f"state.{n}": t.detach().clone() for n, t in model.state_dict().items()}
     else:
-        model = copy.deepcopy(models[held])
+        model = copied(models[held])
     set_mode(model, probe.mode)
     return model, tensors
 
@@ -78,7 +79,7 @@ def _randomised(
     """Return the key in `models` of a reference with these weights."""
     key = (kind, seed)
     if key not in models:
-        models[key] = problem.randomise(copy.deepcopy(models["initial"]), seed, kind)
+        models[key] = problem.randomise(copied(models["initial"]), seed, kind)
     return key
 
 
@@ -88,14 +89,15 @@ def _options_of(problem: Problem, kind: Options, models: dict[Any, Any]) -> dict
         return {}
     key = ("options", kind)
     if key not in models:
-        options = problem.options(kind)
-        try:
-            held = next(models["initial"].parameters(), None)
-            device = "cpu" if held is None else held.device
-            problem.make_model(0, device, options, is_quick=True)
-        except ProblemError:
-            options = {}
-        models[key] = options
+        held = next(models["initial"].parameters(), None)
+        device = "cpu" if held is None else held.device
+        models[key] = {}
+        usual: Options = "numbers"  # sizes that do not fit together are refused
+        for options in [problem.options(kind), *[problem.options(usual)] * (kind == "all")]:
+            with contextlib.suppress(ProblemError):
+                problem.make_model(0, device, options, is_quick=True)
+                models[key] = options
+                break
     found: dict[str, float] = models[key]
     return found
 
@@ -110,6 +112,28 @@ def _names_of(problem: Problem, number: int) -> tuple[str, ...]:
 def _makes_another(probe: Probe) -> bool:
     is_asked = any("another" in actions for actions in probe.before)
     return is_asked or probe.has_predecessor
+
+
+def _makes_others(probe: Probe) -> bool:
+    return any("others made" in actions for actions in probe.before)
+
+
+def _mild_inputs(problem: Problem, probe: Probe, device: Any) -> list[Any]:
+    """Return usual inputs; with `mild_more`, NaN in so many more rows than there are later."""
+    import torch
+
+    rows = probe.batch if probe.batch is not None else problem.num_rows()
+    more = None if rows is None else rows + probe.mild_more
+    batch = more if probe.mild_more else probe.batch
+    usual = problem.make_inputs(probe.seed_inputs + 3, batch=batch, device=device)
+    if not probe.mild_more:
+        return usual
+    return [
+        torch.full_like(x, float("nan"))
+        if isinstance(x, torch.Tensor) and x.is_floating_point()
+        else x
+        for x in usual
+    ]
 
 
 def _own_seed(probe: Probe) -> int:
@@ -130,7 +154,7 @@ def script_of(
 
     numbers: dict[str, Any] = {}
     if probe.mild:
-        usual = problem.make_inputs(probe.seed_inputs + 3, batch=probe.batch, device=device)
+        usual = _mild_inputs(problem, probe, device)
         given = {i: value for i, value in enumerate(usual) if isinstance(value, torch.Tensor)}
         tensors |= {f"mild.{i}": value for i, value in given.items()}
     for call, values in enumerate(arguments):
@@ -177,6 +201,12 @@ def script_of(
         mapped=probe.mapped,
         wanted=probe.wanted,
         keeps_graphs=probe.keeps_graphs,
+        keeps_gradients=probe.keeps_gradients,
+        spoils_outputs=probe.spoils_outputs,
+        methods=probe.methods,
+        attributes=probe.attributes,
+        paths=probe.paths,
+        others=_options_of(problem, "all" if _makes_others(probe) else "", models),
         has_side_stream=probe.has_side_stream,
         traces=probe.traces,
         own_seed=_own_seed(probe) if probe.weights == "own" else None,

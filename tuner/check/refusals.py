@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from tuner.check.batches import FEW_ROWS, Extent
 from tuner.check.crossing import Action, Script
 from tuner.check.exercise import num_elements
 from tuner.check.layouts import laid_out_where
+from tuner.check.parts import copied
 from tuner.check.probe import ROWS, Probe
 from tuner.errors import ProblemError
 from tuner.problem.reference import Problem
@@ -56,7 +56,7 @@ def refuses_layout(
     try:
         with torch.no_grad():
             laid = laid_out_where(values, Script(layout=probe.layout))
-            problem.call(copy.deepcopy(model), laid)
+            problem.call(copied(model), laid)
     except ProblemError:
         return True
     return False
@@ -77,7 +77,7 @@ def row_elements(
         try:
             values = problem.make_inputs(seed, batch=batch, device=device)
             with torch.no_grad():
-                counts.append(num_elements(problem, copy.deepcopy(model), values))
+                counts.append(num_elements(problem, copied(model), values))
         except ProblemError:
             return math.inf
     few, more = counts
@@ -119,6 +119,12 @@ def tamer(probe: Probe) -> Probe | None:
         return dataclasses.replace(probe, before=whole)
     if probe.may_be_refused or probe.dtype:
         return None
+    if probe.default_dtype:  # it makes tensors of the default one, which then do not fit
+        return dataclasses.replace(probe, default_dtype="")
+    if probe.has_zeros or probe.methods or probe.attributes or probe.paths:
+        return dataclasses.replace(probe, before=(), methods=(), attributes=(), paths=())
+    if probe.mild_more:
+        return dataclasses.replace(probe, mild=(), mild_more=0)
     if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:
         return dataclasses.replace(probe, is_drawn=True)
     if probe.distribution != "as_given":

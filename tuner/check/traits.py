@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tuner.check.offers import attributes_of, gives_itself, heads_of, methods_of
 from tuner.check.parts import alike, is_norm, vectors
 from tuner.errors import ProblemError
 from tuner.problem.reference import Problem
@@ -30,6 +31,12 @@ class Traits:
     has_norms: bool = True
     has_vectors: bool = True  # among the parameters
     has_like_weights: bool = True  # two parameters of one shape and type
+    num_parameters: int = 6
+    has_parts: bool = True
+    gives_itself: bool = False  # memory that later calls read
+    methods: tuple[str, ...] = ()  # beside `forward`, which take the same
+    attributes: tuple[str, ...] = ()  # tensors that a call leaves on the module
+    heads: tuple[str, ...] = ()  # parts that may have another size
 
 
 def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
@@ -52,4 +59,10 @@ def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
         has_norms=any(map(is_norm, model.modules())),
         has_vectors=bool(vectors(model)),
         has_like_weights=bool(alike(model)),
+        num_parameters=len(list(model.parameters())),
+        has_parts=any(True for _ in model.children()),
+        gives_itself=gives_itself(problem, model, given),
+        methods=methods_of(problem, model, given),
+        attributes=attributes_of(problem, model, given),
+        heads=heads_of(problem, model, given),
     )

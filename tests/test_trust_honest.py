@@ -1,0 +1,107 @@
+"""No honest module is rejected: odd references, put to the probes as their own candidates."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from handled_modules import REMEMBERS
+from test_check import load_reference, reasons
+from unusual_modules import reference
+
+from tuner.check.chance import modes_of
+from tuner.check.expected import expected
+from tuner.check.parts import copied, tie_as, tied_as
+from tuner.check.probes import thorough_probes
+from tuner.check.traits import traits_of
+from tuner.problem.accuracy import Accuracy
+
+FLOAT32 = Accuracy("float32")
+INIT = "    def __init__(self):\n        super().__init__()\n"
+COUNTS = reference(
+    "x: self.seen(x)", "torch.randn(40, 24)", "",
+    INIT + """        self.register_buffer("mean", torch.zeros(24))
+
+    def seen(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - self.mean
+
+""",
+)  # fmt: skip
+SLICE = reference("x: x[:, 3:9]", "torch.randn(40, 24)")
+OF_DEFAULT_TYPE = reference(
+    "x: (x + torch.ones(24)) @ self.w", "torch.randn(40, 24)", "",
+    INIT + "        self.w = nn.Parameter(torch.randn(24, 24))\n\n",
+)  # fmt: skip
+TIED = reference(
+    "x: self.b(torch.tanh(self.a(x)))", "torch.randn(40, 24)", "",
+    INIT + """        self.a, self.b = nn.Linear(24, 24), nn.Linear(24, 24)
+        self.b.weight = self.a.weight
+
+""",
+)  # fmt: skip
+INVERTED = reference(
+    "x: x @ torch.linalg.inv(self.w)", "torch.randn(40, 24)", "",
+    INIT + "        self.w = nn.Parameter(torch.eye(24))\n\n",
+)  # fmt: skip
+GIVEN_AWAY = reference(
+    "x: (x + self.table, self.table)", "torch.randn(40, 24)", "",
+    INIT + "        self.register_buffer('table', torch.randn(24), persistent=False)\n\n",
+)  # fmt: skip
+NOTED_IN_TRAINING = reference(
+    "x: self.noted(torch.tanh(x))", "torch.randn(40, 24)", "",
+    """    def noted(self, y):
+        self.seen = y if self.training else None
+        return y
+
+""",
+)  # fmt: skip
+# The reference, and the probes that once rejected it, or ended the judge.
+ODD = {
+    "what its calls change is read": (COUNTS, ("called twice",)),
+    "an output is a view of an input": (SLICE, ("expanded input", "rows expanded input")),
+    "tensors of the default type are made": (OF_DEFAULT_TYPE, ("default dtype",)),
+    "parameters are tied": (TIED, ("drawn", "graphs that outlive")),
+    "weights of 0 are refused": (INVERTED, ("parameters of zeros",)),
+    "an output is what later calls read": (GIVEN_AWAY, ("outputs edited",)),
+    "an attribute is set in one mode alone": (NOTED_IN_TRAINING, ("attributes that",)),
+    "a call leaves what autograd has made": (
+        REMEMBERS, ("transposed input", "graphs that outlive", "a copy beside", "drawn"),
+    ),
+}  # fmt: skip
+
+
+def found_in(folder, text, start, seeds):
+    """Return why probes whose names begin so reject a reference's own class, over some seeds."""
+    problem, models = load_reference(folder, text), {}
+    sys.modules[problem.module.__name__] = problem.module  # where pickling finds its class
+    modes, traits = modes_of(problem, "cpu"), traits_of(problem, problem.make_model(0), "cpu")
+    found = []
+    for seed in seeds:
+        probes = thorough_probes(seed, problem.num_rows(), modes=modes, traits=traits)
+        asked = [p for p in probes if p.name.startswith(start)]
+        expectations = [expected(problem, p, FLOAT32, models=models) for p in asked]
+        found += reasons(problem.module.Model, problem, expectations)
+    return found
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_reference_is_right_by_its_own_answers(name, tmp_path):
+    text, start = ODD[name]
+    assert found_in(tmp_path, text, start, range(4)) == []
+
+
+def test_a_new_module_has_the_ties_of_the_one_that_it_replaces(tmp_path):
+    model = load_reference(tmp_path, TIED).make_model(0)
+    whole = tied_as(model)
+    assert whole["b.weight"] == "a.weight"
+    other = copied(model)
+    other.a.weight = torch.nn.Parameter(torch.randn(24, 24))
+    apart = tied_as(other)
+    assert apart["b.weight"] == "b.weight"
+    tie_as(model, apart)
+    assert tied_as(model) == apart
+    tie_as(model, whole)
+    assert tied_as(model) == whole and model.a.weight is model.b.weight
