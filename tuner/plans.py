@@ -45,7 +45,8 @@ class Step:
     `at::<function>_out(out, *args)`. An argument is the name of a tensor (`x.t` is its
     transpose, for "aten" only), `null`, or an expression over sizes, numbers and parameters.
     An "aten" step with `gives` in place of `out` runs `at::<function>(*args)` and names its
-    fresh result; its arguments are as `kernel.operands` has them.
+    fresh result, of several the one that `pick` counts from 0; its arguments are as
+    `kernel.operands` has them.
     """
 
     kind: Literal["call", "aten"]
@@ -53,6 +54,7 @@ class Step:
     args: tuple[str, ...]
     out: str | None = None
     gives: str | None = None
+    pick: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

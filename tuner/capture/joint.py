@@ -15,7 +15,7 @@ from tuner.capture.calls import is_assertion
 from tuner.capture.graph import Graph, Node, Ref, Tensor
 from tuner.capture.index_space import ALIASES
 from tuner.capture.library import is_call
-from tuner.capture.lowering import Lowering
+from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
 from tuner.capture.tracing import decompositions, fake_module
 from tuner.errors import CaptureError
@@ -57,11 +57,14 @@ class Captured:
 def joint_of(problem: Problem, graph: Graph) -> Joint | None:
     """Record a step of a module whose forward was captured; None where that cannot be.
 
-    Buffers that forward updates, arguments that are no tensors, constants and operators with
-    several results are not taken yet.
+    Arguments that are no tensors, constants, and operators with several results other than the
+    backward of a convolution are not taken yet.
     """
-    has_more = graph.buffer_updates or graph.constants or graph.tied
-    if has_more or any(not argument.is_tensor for argument in graph.arguments):
+    if (
+        graph.constants
+        or graph.tied
+        or any(not argument.is_tensor for argument in graph.arguments)
+    ):
         return None
     try:
         return _Step(problem, graph).joint()
@@ -76,6 +79,7 @@ class _Step(Operators):
         super().__init__(problem, is_training=graph.is_training)
         self.graph = graph
         self.given = {t.name: t for t in (*graph.inputs, *graph.parameters)}
+        self.updated = [*graph.buffer_updates]
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
 
     def joint(self) -> Joint | None:
@@ -110,17 +114,43 @@ class _Step(Operators):
             return None  # one of several results, or written in place
         names = [None if r is None else _first(values_of[r.name]) for r in results]
         names = [same.get(name or "", name) for name in names]
-        if any(name is None for name in names[: len(outputs)]):
+        end, last = len(outputs), len(outputs) + len(self.updated)
+        if any(name is None for name in names[:last]):
             return None
-        own = [str(name) for name in names[: len(outputs)]]
+        own = [str(name) for name in names[:end]]
         if len(set(own)) < len(own):
             return None
         found = {
             given: name
-            for given, name in zip(self.wanted, names[len(outputs) :], strict=True)
+            for given, name in zip(self.wanted, names[last:], strict=True)
             if name is not None
         }
-        return self._split(nodes, own, found, incoming, grads)
+        updates = dict(zip(self.updated, map(str, names[end:last]), strict=True))
+        return self._split(nodes, own, updates, found, incoming, grads)
+
+    def lower(self, low: Lowering, node: Any, values: dict[str, Any]) -> Any:
+        """Write an operator's nodes; a convolution's gradients are a call each."""
+        if getattr(node.target, "_opname", "") != "convolution_backward":
+            return super().lower(low, node, values)
+        names = [a.name for a in node.target._schema.arguments]
+        given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        mask = given["output_mask"]
+        given = {n: values[x.name] if hasattr(x, "target") else x for n, x in given.items()}
+        made: list[Any] = []
+        for place, (is_wanted, value) in enumerate(zip(mask, node.meta["val"], strict=True)):
+            if not is_wanted:
+                made.append(None)
+                continue
+            low.move_to(value.shape, dtype_name(value.dtype), 0)
+            grad = given["grad_output"]
+            if place == 2:  # of the bias
+                axes: Any = [0, *range(2, len(low.shape_of(grad)))]
+                made.append(low.emit("sum", grad, axes=axes, keepdim=False))
+                continue
+            one = {**given, "output_mask": [place == 0, place == 1, False]}
+            made.append(low.call("convolution_backward", "default", one))
+            low.nodes[-1] = replace(low.nodes[-1], attrs=low.nodes[-1].attrs | {"pick": place})
+        return tuple(made)
 
     def recorded(self, model: torch.nn.Module, values: tuple[Any, ...]) -> Any:
         """Record forward and its gradients by inputs and parameters, buffers given beside them."""
@@ -139,12 +169,14 @@ class _Step(Operators):
         def step(given: list[torch.Tensor], grads: list[torch.Tensor]) -> Any:
             inputs, held = given[:num_inputs], given[num_inputs:]
             lent = dict(zip([*names, *buffers], held, strict=True))
+            lent |= {name: lent[name].clone() for name in self.updated}
             found = torch.func.functional_call(model, lent, tuple(inputs))
             outputs = [found] if isinstance(found, torch.Tensor) else [*found]
             numbers = [y for y in outputs if y.is_floating_point()]
             leaves = [x for x in given[: num_inputs + len(names)] if x.is_floating_point()]
             gradients = torch.autograd.grad(numbers, leaves, grads, allow_unused=True)
-            return [*(y.detach() for y in outputs), *gradients]
+            updates = [lent[name] for name in self.updated]
+            return [*(y.detach() for y in outputs), *updates, *gradients]
 
         fake = next(x for x in values if isinstance(x, torch.Tensor)).fake_mode
         with fake:
@@ -169,6 +201,7 @@ class _Step(Operators):
         self,
         nodes: list[Node],
         outputs: list[str],
+        updates: dict[str, str],
         gradient_of: Mapping[str, str],
         incoming: Sequence[Tensor | None],
         grads: Sequence[Tensor],
@@ -178,9 +211,9 @@ class _Step(Operators):
         for node in nodes:
             if behind & {*node.refs}:
                 behind.add(node.name)
-        if not set(gradient_of.values()) <= behind or behind & {*outputs}:
+        if not set(gradient_of.values()) <= behind or behind & {*outputs, *updates.values()}:
             return None
-        kept, needed = _divided(nodes, [*gradient_of.values()], {*outputs})
+        kept, needed = _divided(nodes, [*gradient_of.values()], {*outputs, *updates.values()})
         if not needed:
             return None
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
@@ -189,13 +222,15 @@ class _Step(Operators):
         return Joint(
             replace(
                 graph,
-                nodes=tuple(_live(nodes, {*outputs, *kept})),
+                nodes=tuple(_live(nodes, {*outputs, *kept, *updates.values()})),
+                buffer_updates=updates,
                 outputs=(*outputs, *(name for name in kept if name not in outputs)),
             ),
             replace(
                 graph,
                 inputs=(*graph.inputs, *saved, *grads),
                 nodes=tuple(n for n in nodes if n.name in needed),
+                buffer_updates={},
                 outputs=tuple(ends),
             ),
             tuple("" if t is None else t.name for t in incoming),

@@ -76,6 +76,7 @@ class Call:
     shape: tuple[int, ...]
     dtype: str
     flops: int
+    pick: int | None = None
 
     @property
     def has_layout(self) -> bool:
@@ -110,7 +111,9 @@ def call_of(graph: Graph, node: Node) -> Call:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
     function, args = _form(node)
     flops = _flops(node, values)
-    return Call(node.name, function, args, node.refs, node.shape, node.dtype, flops)
+    pick = node.attrs.get("pick")
+    which = pick if isinstance(pick, int) else None
+    return Call(node.name, function, args, node.refs, node.shape, node.dtype, flops, which)
 
 
 def _form(node: Node) -> tuple[str, tuple[str, ...]]:
@@ -157,7 +160,7 @@ def _opaque(node: Node) -> tuple[str, tuple[str, ...]]:
             return f"[{', '.join(map(written, value))}]"
         return _constant(value)
 
-    given = {name: value for name, value in node.attrs.items() if name != "overload"}
+    given = {n: value for n, value in node.attrs.items() if n not in ("overload", "pick")}
     has_defaults = not node.op.endswith("_backward")
     while has_defaults and given and list(given.values())[-1] in (None, False):
         given.popitem()  # a default, and PyTorch may take it by its name alone
@@ -186,6 +189,8 @@ def _flops(node: Node, values: list[Tensor | Node]) -> int:
     if node.op == "attention":
         query, key = values[0].shape, values[1].shape
         return 2 * math.prod(query) * key[-2] + 2 * count * key[-2]
+    if node.op == "aten.convolution_backward":
+        return 2 * math.prod(values[0].shape) * math.prod(values[2].shape[1:])
     if node.op.startswith("conv_transpose"):
         return 2 * math.prod(values[0].shape) * math.prod(values[1].shape[1:])
     if node.op.startswith("conv"):

@@ -75,6 +75,11 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
         for place, name in zip(returned, joint.incoming, strict=True)
         if not name
     ]
+    results += [f"        {known[b]}.add_({n})\n" for b, n in stages.counters.items()]
+    written = [o.name for o in results_of(stages)]
+    for buffer, name in stages.updates.items():
+        value = f"made[{written.index(name)}].view_as({known[buffer]})"
+        results.append(f"        {known[buffer]}.copy_({value})\n")
     kept = {name: f"result_{i}" for i, name in enumerate(joint.forward.outputs)}
     # What comes in has the shape in which the call gave its result.
     incoming = {
@@ -87,13 +92,16 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
     made = _made(joint.gradients, plan.gradients)
     found = []
     for place, tensor in enumerate(given, 1):
-        name = joint.gradient_of.get(tensor.name)
-        if name is None:
+        gradient = joint.gradient_of.get(tensor.name)
+        if gradient is None:
             found.append("None")
             continue
-        source = incoming.get(viewed(joint.gradients, name).name) or made[name]
+        source = incoming.get(viewed(joint.gradients, gradient).name) or made[gradient]
         value = result_of(tensor, source)
-        found.append(f"{value} if ctx.needs_input_grad[{place}] else None")
+        wanted = f"ctx.needs_input_grad[{place}]"
+        if len(joint.incoming) > 1:
+            wanted += f" and any(has_grad[i] for i in {_seen_by(forward, joint, tensor.name)})"
+        found.append(f"{value} if {wanted} else None")
     num_outputs = len(joint.incoming)
     return _STEP.format(
         names=names,
@@ -109,10 +117,25 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
         found="".join(f"            {line},\n" for line in found),
         num_inputs=len(graph.inputs),
         state=[t.name for t in given[len(graph.inputs) :]],
+        updated=sorted(graph.buffer_updates),
         # PyTorch computes no product for a gradient that is not wanted.
+        several="".join(f"        {line}\n" for line in _SEVERAL if num_outputs > 1),
+        kept="".join(f"        {line}\n" for line in _OF_SEVERAL if num_outputs > 1).format(
+            returned=", ".join(returned)
+        ),
         needed="all" if plan.gradients.calls or num_outputs > 1 else "any",
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
     )
+
+
+def _seen_by(forward: Graph, joint: Joint, name: str) -> list[int]:
+    """Return which outputs of forward depend on a tensor, by place."""
+    behind = {name}
+    for node in forward.nodes:
+        if behind & {*node.refs}:
+            behind.add(node.name)
+    own = forward.outputs[: len(joint.incoming)]
+    return [i for i, output in enumerate(own) if output in behind]
 
 
 def _arguments(
@@ -133,6 +156,20 @@ def _made(graph: Graph, stages: Stages) -> dict[str, str]:
         name: f"made[{written.index(real)}]"
         for name, real in zip(graph.outputs, stages.outputs, strict=True)
     }
+
+
+# Of several results some may have no gradient; who does not see the others has none either.
+_OF_SEVERAL = (
+    "ctx.set_materialize_grads(False)",
+    "ctx.made = [(y.shape, y.dtype, y.device) for y in ({returned},)]",
+)
+_SEVERAL = (
+    "has_grad = [grad is not None for grad in grads]",
+    "grads = [",
+    "    torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad",
+    "    for grad, (shape, dtype, device) in zip(grads, ctx.made)",
+    "]",
+)
 
 
 def without_steps(model_new: str) -> str:
@@ -174,15 +211,16 @@ class Step(torch.autograd.Function):
 {results}        ctx.module, ctx.given = module, ({names},)
         ctx.modes = [(part, part.training) for part in module.modules()]
         ctx.save_for_backward({read})
-        return ({returned},)  # no views, which could not be edited
+{kept}        return ({returned},)  # no views, which could not be edited
 
     @staticmethod
     def backward(ctx, *grads):
         {names}, = ctx.given
         {unpacked}
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(torch.device(fused_device).type):
+        is_cast = torch.is_autocast_enabled(torch.device(fused_device).type)
+        if torch.is_grad_enabled() or is_cast:
             return (None, *by_reference(ctx, grads))
-        made = fused_gradients({gradients})
+{several}        made = fused_gradients({gradients})
         return (
             None,
 {found}        )
@@ -194,6 +232,7 @@ def by_reference(ctx, grads):
     now = [(part, part.training) for part in ctx.module.modules()]
     inputs, state = ctx.given[:{num_inputs}], ctx.given[{num_inputs}:]
     lent = {{f"module.{{name}}": x for name, x in zip({state}, state)}}
+    lent |= {{f"module.{{name}}": lent[f"module.{{name}}"].clone() for name in {updated}}}
     wanted = [x for x, is_wanted in zip(ctx.given, ctx.needs_input_grad[1:]) if is_wanted]
     try:
         for part, is_training in ctx.modes:
@@ -201,7 +240,7 @@ def by_reference(ctx, grads):
         with torch.enable_grad():
             made = torch.func.functional_call(AsReference(ctx.module), lent, inputs)
             made = made if isinstance(made, (tuple, list)) else (made,)
-            pairs = [(y, grad) for y, grad in zip(made, grads) if y.requires_grad]
+            pairs = [(y, g) for y, g in zip(made, grads) if y.requires_grad and g is not None]
             pairs = [(y, grad.reshape(y.shape)) for y, grad in pairs]
             found = torch.autograd.grad(
                 [y for y, _ in pairs], wanted, [grad for _, grad in pairs],

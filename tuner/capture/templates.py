@@ -160,7 +160,8 @@ def _call_steps(stages: Stages, call: Call, names: Mapping[str, str]) -> list[st
         ends = dict.fromkeys(call.reads[:2], suffix)  # the image and its filters
         args = json.dumps(call.written(lambda n: _place(stages, names, n) + ends.get(n, "")))
         gives = _place(stages, names, call.name)
-        return f"  - {{aten: {call.function}, args: {args}, gives: {gives}{condition}}}"
+        pick = "" if call.pick is None else f", pick: {call.pick}"
+        return f"  - {{aten: {call.function}, args: {args}, gives: {gives}{pick}{condition}}}"
 
     if not call.has_layout:
         return [step("", "")]

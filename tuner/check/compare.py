@@ -259,7 +259,8 @@ def limits_of(
       that type say: four times PyTorch's own error, or an eighth of that unit. Sums in another
       order are rounded to another neighbour; statistics that are of 16 bits are not as near;
     - what is float64 in the reference, in the first two classes: 2^-38 of the largest value, or
-      twice PyTorch's own error where a part of it is float32. Where all is float64, as the oracle
+      twice PyTorch's own error where a part of it is float32; 32 * 2^-24 for buffers of a module
+      that was `converted` to it after calls in float32. Where all is float64, as the oracle
       is, PyTorch's own error is not known; float32 is not as near.
     """
     infinite = float("inf")
@@ -284,6 +285,9 @@ def limits_of(
     if dtype == "float64":
         limit = max(DOUBLE * baseline.largest, 2.0 * baseline.max_abs)
         why = f"2^-38 of {baseline.largest:.3g}, in float64"
+        if is_buffer and converted == "float64":  # it keeps what it was before
+            limit = max(limit, 2 * FLOOR_ULPS * ULP * baseline.largest)
+            why = f"{2 * FLOOR_ULPS} x 2^-24 of {baseline.largest:.3g}, from calls in float32"
         return Limits(limit, limit, why, is_relative=False)
     factor = rms_factor = 4.0 if num_rows < SMALL_BATCH else 2.0
     if accuracy.kind == "tf32":

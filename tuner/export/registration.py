@@ -248,6 +248,7 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
 def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_cuda: bool) -> str:
     if step.gives:
         made = f"at::{step.function}({', '.join(as_cpp(a) for a in step.args)})"
+        made = made if step.pick is None else f"std::get<{step.pick}>({made})"
         made = f"dense({made})" if step.gives in dense else made
         return f"const at::Tensor {step.gives} = {made};"
     if step.kind == "aten":
@@ -307,6 +308,7 @@ def _python_function(plan: Plan, namespace: str) -> str:
         if step.gives:
             words = [as_python(a) for a in step.args]
             call = f"torch.ops.aten.{step.function}({', '.join(words)})"
+            call += "" if step.pick is None else f"[{step.pick}]"
             call = f"{step.gives} = {f'_dense({call})' if step.gives in plan.dense else call}"
         elif step.kind == "aten":
             words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]

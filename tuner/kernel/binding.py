@@ -215,6 +215,7 @@ class BoundOp:
         plain = [value for keyword, value in operands if not keyword]
         named = {keyword: value for keyword, value in operands if keyword}
         made = getattr(torch.ops.aten, step.function)(*plain, **named)
+        made = made if step.pick is None else made[step.pick]
         return _dense(made) if step.gives in prepared.dense else made
 
 

@@ -116,6 +116,9 @@ def _written(tree: ast.expr, words: Mapping[str, str], bracket: str, infinity: s
             inside = ", ".join(_written(item, words, bracket, infinity) for item in items)
             if bracket == "[":
                 return f"[{inside}]"
+            values = [item.value for item in items if isinstance(item, ast.Constant)]
+            if values and all(isinstance(value, bool) for value in values):
+                return f"std::array<bool, {len(items)}>{{{{{inside}}}}}"
             kind = "TensorList" if names_in(ast.unparse(tree)) else "IntArrayRef"
             return f"at::{kind}{{{inside}}}"
     raise ValueError(ast.unparse(tree))

@@ -182,6 +182,7 @@ class Template:
                 args=tuple(str(a) if step.gives else argument(a) for a in step.args),
                 out=step.out,
                 gives=step.gives,
+                pick=step.pick,
             )
             for step in heads
         )
