@@ -15,6 +15,7 @@ from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
 from tuner.capture.from_module import made_from
 from tuner.capture.index_space import NothingToGenerate, NotOneNest
+from tuner.capture.joint import Captured
 from tuner.capture.settings import settings_of
 from tuner.check.chance import modes_of
 from tuner.check.probe import Modes
@@ -196,7 +197,9 @@ def derive(folder: Path, name: str, text: str):
     graph = capture(problem, with_sizes=False)
     settings = settings_of(problem.make_model(0), False)
     resized = with_another_batch(problem, graph)
-    return problem, derived(graph, text, name, settings, False, folder / "derived", resized)
+    forwards = [Captured(g) for g in (graph, resized) if g]
+    made = derived(forwards[0], text, name, settings, False, folder / "derived", *forwards[1:])
+    return problem, made
 
 
 def answers(value) -> list[torch.Tensor]:
@@ -375,9 +378,9 @@ def test_a_softmax_of_several_blocks_keeps_infinities(tmp_path):
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-30, equal_nan=True)
 
 
-def loops_of(name: str, folder: Path, **params):
+def loops_of(name: str, folder: Path, text: str = "", **params):
     """The operator of a module's loops, without the module around it."""
-    _, made = derive(folder, name, text_of(name))
+    _, made = derive(folder, name, text or text_of(name))
     family = load_family(made.name, [made.folder])
     candidate = family.render({"template": "nest", **params}, FACTS)
     return bind(candidate.plan, "cpp", compiled(candidate))
@@ -428,7 +431,6 @@ def loops_of_middle(folder: Path, x: torch.Tensor):
 
 
 def test_a_group_norm_of_large_numbers_keeps_its_digits(tmp_path):
-    _problem, _made = derive(tmp_path, "group_norm", text_of("group_norm"))
     operator = loops_of("group_norm", tmp_path)
     x = torch.randn(4, 12, 45) + 10000.0
     weight, bias = torch.randn(12), torch.randn(12)
@@ -436,6 +438,32 @@ def test_a_group_norm_of_large_numbers_keeps_its_digits(tmp_path):
     exact = torch.nn.functional.group_norm(x.double(), 3, weight.double(), bias.double())
     # Half the distance of neighbours at 10000 is what the mean may be off by.
     assert (got.view_as(x) - exact).abs().max() < 2.0**-10 * weight.abs().max()
+
+
+def test_a_softmax_of_large_products_is_of_rounded_ones(tmp_path):
+    text = text_of("softmax").replace("torch.softmax(x,", "torch.softmax(x * self.w,")
+    text = text.replace("        ...", "        self.w = nn.Parameter(torch.rand(100))")
+    operator = loops_of("scaled_softmax", tmp_path, text)
+    x, weight = 1e30 * torch.randn(37, 100), torch.rand(100)
+    (got,) = operator(x, weight)  # in the order of the nest's arguments
+    torch.testing.assert_close(got.view_as(x), torch.softmax(x * weight, -1))
+
+
+def test_labels_that_pytorch_refuses_take_the_references_way(tmp_path):
+    problem, made = derive(tmp_path, "cross_entropy", text_of("cross_entropy"))
+    module = module_of(load_family(made.name, [made.folder]).model_new)
+    calls = []
+    module |= {"fused_op": lambda *args: calls.append(args) or (torch.zeros(()),)}
+    module["fused_device"] = torch.device("cpu")
+    model, (x, y) = module["ModelNew"](), problem.make_inputs(1)
+    with torch.no_grad():
+        y[3] = -100  # which is left out
+        model(x, y)
+        for wrong in (-1, 100, -101):
+            y[3] = wrong
+            with pytest.raises(IndexError, match=f"Target {wrong} is out of bounds"):
+                model(x, y)
+    assert len(calls) == 1
 
 
 def test_what_is_not_usual_takes_the_references_way(tmp_path):

@@ -18,6 +18,7 @@ from test_operations import EXACT
 from tuner.capture.capture import capture
 from tuner.capture.derive import Derived, derived
 from tuner.capture.index_space import NotOneNest
+from tuner.capture.joint import Captured
 from tuner.capture.operations import OPERATIONS, converted, emit
 from tuner.capture.outline import outline_of
 from tuner.capture.settings import settings_of
@@ -268,7 +269,7 @@ def derive(folder: Path, text: str) -> tuple[Problem, Derived]:
     problem = load_problem(path)
     graph = capture(problem, with_sizes=False)
     settings = settings_of(problem.make_model(0), False)
-    return problem, derived(graph, text, "mine", settings, False, folder / "derived")
+    return problem, derived(Captured(graph), text, "mine", settings, False, folder / "derived")
 
 
 def answers(value) -> list[torch.Tensor]:

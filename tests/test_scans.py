@@ -18,6 +18,7 @@ from cpu_machine import FACTS, GPP, compiled
 
 from tuner.capture.capture import capture
 from tuner.capture.derive import derived
+from tuner.capture.joint import Captured
 from tuner.capture.nest import Nest
 from tuner.capture.settings import settings_of
 from tuner.capture.stages import stages_of
@@ -132,7 +133,7 @@ def all_forms(folder: Path, shape: tuple[int, ...]):
     problem = load_problem(path)
     graph = capture(problem, with_sizes=False)
     settings = settings_of(problem.make_model(0), False)
-    made = derived(graph, path.read_text(), "forms", settings, False, folder / "derived")
+    made = derived(Captured(graph), path.read_text(), "forms", settings, False, folder / "derived")
     return problem, load_family(made.name, [made.folder])
 
 

@@ -74,6 +74,22 @@ MATH_INLINE Floats of_bits(Bits x) { return reinterpret_cast<Floats>(x); }
 
 MATH_INLINE Floats splat(double x) { return x - Floats{}; }  // 0 + x would lose the sign of -0
 
+// Rounded before it is added to anything: what is subtracted from its own maximum has to be that
+// maximum.
+MATH_INLINE Floats product(Floats a, Floats b) {
+  Floats x = a * b;
+#if defined(__x86_64__)
+  asm("" : "+v"(x));
+#elif defined(__aarch64__)
+  for (int i = 0; i < kWidth; ++i) {
+    double lane = x[i];
+    asm("" : "+w"(lane));
+    x[i] = lane;
+  }
+#endif
+  return x;
+}
+
 MATH_INLINE Mask isnan(Floats x) { return x != x; }
 
 MATH_INLINE Mask is_true(Floats x) { return x != 0.0; }  // NaN is true, as in PyTorch

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tuner.capture.from_module import made_from
 from tuner.capture.graph import Graph, Node, Tensor
+from tuner.capture.index_space import viewed
 from tuner.capture.nest import Output
 from tuner.capture.scalars import numbers_of
 from tuner.capture.settings import settings_of
@@ -120,6 +121,7 @@ def model_new(
             for t in graph.inputs
             if t.name not in numbers
         ],
+        places=_places_of(graph, [t.name for t in graph.inputs if t.name not in numbers]),
         is_number=[not a.is_tensor for a in graph.arguments],
         state=_forms((*graph.parameters, *graph.buffers)),
         settings=dict(settings),
@@ -140,6 +142,27 @@ def model_new(
         updates="".join(f"        {line}\n" for line in updates),
         result=_tuple(results),
     )
+
+
+def _places_of(graph: Graph, inputs: Sequence[str]) -> dict[int, tuple[int, int | None]]:
+    """Return for inputs that pick places of something its size, and the number that picks none.
+
+    By their place among `inputs`. That number is a loss's `ignore_index`.
+    """
+    found: dict[int, tuple[int, int | None]] = {}
+    for node in graph.nodes:
+        if node.op != "gather":
+            continue
+        index, ignored = viewed(graph, node.refs[1]), None
+        if isinstance(index, Node) and index.op == "where":
+            asked, kept = (viewed(graph, name) for name in index.refs[:2])
+            if isinstance(asked, Node) and asked.op == "ne" and asked.refs == (kept.name,):
+                number = asked.args[1]
+                index, ignored = (kept, number) if type(number) is int else (index, None)
+        if index.name in inputs:
+            size = graph.value(node.refs[0]).shape[int(str(node.attrs["axis"]))]
+            found[inputs.index(index.name)] = (size, ignored)
+    return found
 
 
 def _tuple(values: Sequence[str]) -> str:
@@ -164,6 +187,7 @@ from typing import Any
 _HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
 _INPUTS = {inputs!r}
 _IS_NUMBER = {is_number!r}  # of each argument
+_PLACES = {places}  # inputs that pick one of so many, and the number that picks none
 _STATE = {state!r}
 _SETTINGS = {settings!r}
 
@@ -172,6 +196,14 @@ _SETTINGS = {settings!r}
 
 
 {made_from}
+
+
+def is_in_range(x, size, ignored):
+    # On a CPU PyTorch refuses other places; on a GPU nobody waits to know.
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    is_wrong = (x < 0) | (x >= size)
+    return not bool((is_wrong if ignored is None else is_wrong & (x != ignored)).any())
 
 
 def is_usual(module, inputs):
@@ -201,6 +233,8 @@ def is_usual(module, inputs):
         if shape[:1] == ["batch"]:
             batches.add(len(x))
     if len(batches) > 1:
+        return False
+    if device == "cpu" and not all(is_in_range(inputs[i], *form) for i, form in _PLACES.items()):
         return False
     forms = {{name: (str(t.dtype)[6:], list(t.shape)) for name, t in state.items()}}
     if forms != _STATE:

@@ -113,6 +113,10 @@ OPERATIONS: dict[str, Operation] = {
     "add": _infix("+"),
     "sub": _infix("-"),
     "mul": _infix("*"),
+    # Rounded by itself: no compiler may join it with an addition.
+    "product": Operation(
+        "math::product({0}, {1})", "__fmul_rn({0}, {1})", "({0} * {1})", 1, 0.5, takes=_TWO
+    ),
     "div": Operation("({0} / {1})", "({0} / {1})", "tl.div_rn({0}, {1})", 1, 0.5, takes=_TWO),
     "neg": Operation("(-{0})", "(-{0})", "(-{0})", 1),
     "abs": _function("abs", "fabsf({0})", "tl.abs({0})", 1),

@@ -16,6 +16,7 @@ from tuner.capture.library import Call, call_of, is_call
 from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of, real_name
 from tuner.capture.precision import FLOATS, stored_as
+from tuner.capture.products import with_products
 from tuner.capture.scans import with_scans
 from tuner.capture.windows import with_windows
 
@@ -58,7 +59,7 @@ def stages_of(graph: Graph) -> Stages:
         NotOneNest: it names the line of the user's file and the operation.
         NothingToGenerate: it is nothing but PyTorch's own operations.
     """
-    graph = with_scans(with_windows(graph))
+    graph = with_products(with_scans(with_windows(graph)))
     counters = _counters(graph)
     nodes = {n.name: n for n in graph.nodes}
     updates = {

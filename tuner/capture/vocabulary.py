@@ -49,6 +49,7 @@ _ROWS = [
     *_pointwise("x", "sign floor ceil round trunc"),
     *_pointwise("x", "isnan logical_not", is_comparison=True),
     *_pointwise("x, y", "add sub mul div pow maximum minimum"),
+    Operation("product", "pointwise", "x, y", (), "mul, rounded before anything is added"),
     *_pointwise("x, y", "lt le gt ge eq ne logical_and logical_or", is_comparison=True),
     Operation("gelu", "pointwise", "x", (), "x * (1 + erf(x / sqrt(2))) / 2"),
     Operation("gelu_tanh", "pointwise", "x", (), "gelu with the tanh approximation"),
