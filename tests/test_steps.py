@@ -73,7 +73,7 @@ def gradients(model, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 TAKEN = [
     "rms_norm_gate", "softmax", "layer_norm", "bias_gelu", "where", "softmax_of_middle",
     "two_results", "min_max", "group_norm", "cosine", "masks", "linear_relu_linear", "avg_pool",
-    "convolution_relu_scale", "pooled_batch_norm", "batch_norm",
+    "cross_entropy", "convolution_relu_scale", "pooled_batch_norm", "batch_norm",
 ]  # fmt: skip
 FOR_ONE_BATCH = {"cosine", "pooled_batch_norm", "batch_norm"}
 

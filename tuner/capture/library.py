@@ -52,7 +52,13 @@ _FORMS = {
 }
 # Calls that no arithmetic is done in.
 MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
-_OTHERS = {*OVER_COLUMNS, "gather", "cast", "tap"}  # what has loops and is no pointwise operation
+_OTHERS = {
+    *OVER_COLUMNS,
+    "gather",
+    "placed",
+    "cast",
+    "tap",
+}  # what has loops and is no pointwise operation
 
 
 @dataclass(frozen=True, slots=True)

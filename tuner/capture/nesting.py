@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
+from tuner.capture.mixtures import refuse_mixtures
 from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
 from tuner.capture.operations import OPERATIONS, Kind, operation_of
 from tuner.capture.precision import FLOATS, HALVES, computed_in, is_wider, rounding_of, stored_as
@@ -68,8 +69,7 @@ class _Builder:
         self.precision = computed_in(graph)
         self.taps: dict[str, Tap] = {}
         own = {n.name for n in nodes}
-        self._keep_taps_apart(own)
-        self._keep_scans_apart()
+        refuse_mixtures(nodes, lambda name: real_name(graph, name) in own)
         views: dict[str, Node] = {}
         left = [r for n in nodes if n.op != "tap" for r in n.refs]
         while left:
@@ -104,30 +104,6 @@ class _Builder:
                 self.varies[real] = dims
 
     # ---- nodes --------------------------------------------------------------------------------
-
-    def _keep_taps_apart(self, own: Container[str]) -> None:
-        """Refuse what taps cannot share a nest with: what makes their source, and reductions."""
-        for node in self.nodes:
-            if node.op == "tap" and real_name(self.graph, node.refs[0]) in own:
-                raise refusal(node, "windows of what is computed here")
-        if any(node.op == "tap" for node in self.nodes):
-            for node in self.nodes:
-                if node.op in REDUCTIONS or node.op == "gather":
-                    raise refusal(node, f"{node.op} beside windows")
-
-    def _keep_scans_apart(self) -> None:
-        """Refuse what scans cannot share a nest with: reductions, and scans the other way."""
-        first: str | None = None
-        for node in self.nodes:
-            if node.op == "scan":
-                kind = "backwards" if node.attrs["backwards"] else "forwards"
-            elif node.op in REDUCTIONS or node.op == "gather":
-                kind = "reducing"
-            else:
-                continue
-            first = first or kind
-            if kind != first:
-                raise refusal(node, f"{node.op} beside a scan")
 
     def build(self) -> Nest:
         own = {n.name for n in self.nodes}
@@ -185,6 +161,9 @@ class _Builder:
             return
         if node.op == "gather":
             self._gather(node)
+            return
+        if node.op == "placed":
+            self._place(node)
             return
         if node.op == "scan":
             self._scan(node)
@@ -291,17 +270,29 @@ class _Builder:
 
     def _gather(self, node: Node) -> None:
         """Of one place in each row: what lies there, with zeros elsewhere, summed."""
-        source, index = self._operand(node.args[0]), self._operand(node.args[1])
-        is_one = isinstance(index, str) and not self._is_inner(index)
-        if not isinstance(source, str) or not is_one or not self._is_inner(source):
+        source = self._operand(node.args[0])
+        if not isinstance(source, str) or not self._is_inner(source):
             raise refusal(node, "gather of several places a row")
-        axis = int(str(node.attrs["axis"]))
-        size = self.graph.value(name_of(node.args[0])).shape[axis]
-        if size != self.cols or node.shape[axis] != 1 or size > EXACT:
-            raise refusal(node, f"gather over {size} of {self.cols} columns")
-        self._add(f"{node.name}_is_it", "eq", (COLUMN, index))
+        self._is_at(node, node.args[1], self.graph.value(name_of(node.args[0])).shape)
+        if node.shape[int(str(node.attrs["axis"]))] != 1:
+            raise refusal(node, "gather of several places a row")
         self._add(f"{node.name}_picked", "where", (f"{node.name}_is_it", source, 0.0))
         self._fold(node.name, "sum", f"{node.name}_picked")
+
+    def _place(self, node: Node) -> None:
+        """Write one number of each row, with zeros elsewhere."""
+        self._is_at(node, node.args[0], node.shape)
+        number = float(str(node.attrs["value"]))
+        self._add(node.name, "where", (f"{node.name}_is_it", number, 0.0))
+
+    def _is_at(self, node: Node, place: Operand, shape: Sequence[int]) -> None:
+        """Compute whether a column is the place that a row asks for."""
+        index, size = self._operand(place), shape[int(str(node.attrs["axis"]))]
+        if not isinstance(index, str) or self._is_inner(index):
+            raise refusal(node, f"{node.op} of several places a row")
+        if size != self.cols or size > EXACT:
+            raise refusal(node, f"{node.op} over {size} of {self.cols} columns")
+        self._add(f"{node.name}_is_it", "eq", (COLUMN, index))
 
     def _scan(self, node: Node) -> None:
         scan = scan_of(node, self._operand(node.args[0]))

@@ -193,6 +193,18 @@ def _gather(low: Lowering, a: dict[str, Any]) -> Results:
     return low.emit("gather", a["self"], a["index"], axis=a["dim"] % len(low.shape))
 
 
+def _scatter(low: Lowering, a: dict[str, Any]) -> Results:
+    """Write one number of each row into zeros: the gradient of what was gathered."""
+    if not low.shape or isinstance(a.get("value"), Ref) or "value" not in a or "reduce" in a:
+        return None
+    axis = a["dim"] % len(low.shape)
+    zeros = next((n for n in low.nodes if n.name == a["self"].name), None)
+    is_one = low.shape_of(a["index"]) == (*low.shape[:axis], 1, *low.shape[axis + 1 :])
+    if zeros is None or zeros.op != "full" or zeros.args[0] != 0 or not is_one:
+        return None
+    return low.emit("placed", a["index"], axis=axis, value=float(a["value"]))
+
+
 def _pad(low: Lowering, a: dict[str, Any]) -> Results:
     rank, pairs = len(low.shape), list(a["pad"])
     ends: list[Sequence[int]] = [[0] * rank, [0] * rank]
@@ -311,6 +323,7 @@ _RULES: dict[str, Rule] = {
     "cat": _cat,
     "flip": _flip,
     "gather": _gather,
+    "scatter": _scatter,
     "constant_pad_nd": _pad,
     **dict.fromkeys(["full", "full_like", "new_full", "scalar_tensor"], _full()),
     **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], _full(0)),

@@ -82,6 +82,7 @@ _ROWS = [
     Operation("flip", "index", "x", ("axes",)),
     Operation("cat", "index", "x, ...", ("axis",)),
     Operation("gather", "index", "x, index", ("axis",)),
+    Operation("placed", "index", "index", ("axis", "value"), "value at that index, else 0"),
     Operation("pad", "index", "x, value", ("low", "high"), "more or fewer elements, by axis"),
     Operation("full", "create", "value"),
     Operation("arange", "create", "", ("start", "step"), "start + i * step"),
