@@ -244,6 +244,29 @@ def test_what_a_result_does_not_depend_on_has_no_gradient_of_it(tmp_path):
     assert taken.num_calls == 2
 
 
+@pytest.mark.parametrize("name", ["linear_relu_linear", "convolution_relu_scale"])
+def test_data_want_no_gradient_and_cost_none(name, tmp_path):
+    taken = Taken(tmp_path, name)
+    calls = []
+    real = taken.module["fused_weight_gradients"]
+    taken.module["fused_weight_gradients"] = lambda *args: calls.append(1) or real(*args)
+    inputs = taken.problem.make_inputs(1)
+    found = []
+    for model, given in (
+        (taken.mine, inputs),
+        (taken.own, inputs),
+        (taken.wide, in_float64(inputs)),
+    ):
+        torch.manual_seed(5)
+        answers(model(*given))[0].sin().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    assert_as_exact(*found)
+    assert len(calls) == 1 and not taken.num_calls
+    next(taken.mine.parameters()).requires_grad_(False)  # a frozen weight: PyTorch's own step
+    answers(taken.mine(*inputs))[0].sum().backward()
+    assert len(calls) == 1
+
+
 def test_steps_can_be_left_to_the_reference(gate):
     text = without_steps(gate.family.model_new)
     assert text != gate.family.model_new

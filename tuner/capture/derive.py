@@ -169,6 +169,10 @@ def _parts(graph: Graph, own: Stages, plan: StepPlan | None) -> list[Part]:
             parts.append(Part("kept", plan.joint.forward, plan.forward, names))
         names = _names(plan.gradients, given, "_grad")
         parts.append(Part("gradients", plan.joint.gradients, plan.gradients, names))
+        if plan.of_weights is not None:
+            less = plan.of_weights
+            names = _names(less.gradients, given, "_wgrad")
+            parts.append(Part("weight_gradients", less.joint.gradients, less.gradients, names))
     return parts
 
 

@@ -24,7 +24,7 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Captured", "Joint", "joint_of"]
+__all__ = ["Captured", "Joint", "joint_of", "of_weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,23 @@ class Captured:
 
     graph: Graph
     joint: Joint | None = None
+
+
+def of_weights(joint: Joint) -> Joint | None:
+    """Return a step whose inputs want no gradient, as data do not.
+
+    None where weights have none, or inputs have none as it is.
+    """
+    graph = joint.gradients
+    weights = {t.name for t in graph.parameters}
+    gradient_of = {name: g for name, g in joint.gradient_of.items() if name in weights}
+    outputs = tuple(name for name in graph.outputs if name in gradient_of.values())
+    if not outputs or gradient_of == joint.gradient_of:
+        return None
+    nodes = tuple(_live(graph.nodes, {*outputs}))
+    return replace(
+        joint, gradients=replace(graph, nodes=nodes, outputs=outputs), gradient_of=gradient_of
+    )
 
 
 def joint_of(problem: Problem, graph: Graph) -> Joint | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
 from tuner.capture.index_space import NothingToGenerate, NotOneNest, viewed
-from tuner.capture.joint import Joint
+from tuner.capture.joint import Joint, of_weights
 from tuner.capture.module_text import (
     argument_of,
     given_in_step,
@@ -23,11 +23,16 @@ __all__ = ["StepPlan", "planned", "step_text", "without_steps"]
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A joint record as tasks; `forward` is None where nothing is kept beside forward's own."""
+    """A joint record as tasks; `forward` is None where nothing is kept beside forward's own.
+
+    `of_weights` is the same for a step whose inputs want no gradient, where that spares a call of
+    PyTorch's own operation.
+    """
 
     joint: Joint
     forward: Stages | None
     gradients: Stages
+    of_weights: StepPlan | None = None
 
 
 def planned(joint: Joint | None) -> StepPlan | None:
@@ -46,7 +51,9 @@ def planned(joint: Joint | None) -> StepPlan | None:
     nests = (*(forward.nests if forward else ()), *gradients.nests)
     if len({nest.is_wide for nest in nests}) > 1:
         return None
-    return StepPlan(joint, forward, gradients)
+    fewer = of_weights(joint) if gradients.calls else None
+    of_data = planned(fewer) if fewer is not None else None
+    return StepPlan(joint, forward, gradients, of_data)
 
 
 def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> str:
@@ -89,19 +96,32 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
     }
     needed = given_of(joint.gradients, plan.gradients)
     read = [(known | kept)[t.name] for t in needed if t.name not in incoming]
-    made = _made(joint.gradients, plan.gradients)
-    found = []
-    for place, tensor in enumerate(given, 1):
-        gradient = joint.gradient_of.get(tensor.name)
-        if gradient is None:
-            found.append("None")
-            continue
-        source = incoming.get(viewed(joint.gradients, gradient).name) or made[gradient]
-        value = result_of(tensor, source)
-        wanted = f"ctx.needs_input_grad[{place}]"
-        if len(joint.incoming) > 1:
-            wanted += f" and any(has_grad[i] for i in {_seen_by(forward, joint, tensor.name)})"
-        found.append(f"{value} if {wanted} else None")
+
+    def back(plan: StepPlan, call: str, indent: str) -> str:
+        """Write the call of a backward, and what it returns."""
+        joint, found = plan.joint, ["None"]
+        made = _made(joint.gradients, plan.gradients)
+        values = known | kept | incoming
+        arguments = _arguments(graph, joint.gradients, plan.gradients, values, batch)
+        for place, tensor in enumerate(given, 1):
+            gradient = joint.gradient_of.get(tensor.name)
+            if gradient is None:
+                found.append("None")
+                continue
+            source = incoming.get(viewed(joint.gradients, gradient).name) or made[gradient]
+            wanted = f"ctx.needs_input_grad[{place}]"
+            if len(joint.incoming) > 1:
+                wanted += f" and any(has_grad[i] for i in {_seen_by(forward, joint, tensor.name)})"
+            found.append(f"{result_of(tensor, source)} if {wanted} else None")
+        lines = [f"made = {call}({arguments})", "return ("]
+        lines += [*(f"    {line}," for line in found), ")"]
+        return "".join(f"{indent}{line}\n" for line in lines)
+
+    backward = back(plan, "fused_gradients", "        ")
+    if plan.of_weights is not None:
+        less = back(plan.of_weights, "fused_weight_gradients", " " * 12)
+        inputs = f"ctx.needs_input_grad[1:{1 + len(graph.inputs)}]"
+        backward = f"        if not any({inputs}):\n{less}{backward}"
     num_outputs = len(joint.incoming)
     return _STEP.format(
         names=names,
@@ -111,10 +131,7 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
         returned=", ".join(returned),
         read=", ".join(read),
         unpacked=f"{', '.join(read)}, = ctx.saved_tensors" if read else "ctx.saved_tensors",
-        gradients=_arguments(
-            graph, joint.gradients, plan.gradients, known | kept | incoming, batch
-        ),
-        found="".join(f"            {line},\n" for line in found),
+        backward=backward,
         num_inputs=len(graph.inputs),
         state=[t.name for t in given[len(graph.inputs) :]],
         updated=sorted(graph.buffer_updates),
@@ -123,6 +140,8 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
         kept="".join(f"        {line}\n" for line in _OF_SEVERAL if num_outputs > 1).format(
             returned=", ".join(returned)
         ),
+        num_wanted=sum(t.name in joint.gradient_of for t in graph.inputs),
+        spares_inputs=plan.of_weights is not None,
         needed="all" if plan.gradients.calls or num_outputs > 1 else "any",
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
     )
@@ -180,6 +199,7 @@ def without_steps(model_new: str) -> str:
 _STEP = """\
 _TAKES_STEPS = True  # with kernels of its own
 _DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
+_NUM_INPUTS = {num_wanted}  # of these
 
 
 def can_step(given):
@@ -189,6 +209,8 @@ def can_step(given):
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     wanted = [given[place].requires_grad for place in _DIFFERENTIABLE]
+    if {spares_inputs} and not any(wanted[:_NUM_INPUTS]):  # as data
+        wanted = wanted[_NUM_INPUTS:]
     return {needed}(wanted)
 
 
@@ -220,11 +242,7 @@ class Step(torch.autograd.Function):
         is_cast = torch.is_autocast_enabled(torch.device(fused_device).type)
         if torch.is_grad_enabled() or is_cast:
             return (None, *by_reference(ctx, grads))
-{several}        made = fused_gradients({gradients})
-        return (
-            None,
-{found}        )
-
+{several}{backward}
 
 def by_reference(ctx, grads):
     # Gradients that are themselves differentiated, through the reference's own operations.
