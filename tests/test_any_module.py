@@ -418,7 +418,7 @@ def test_places_of_extremes_are_the_first_ones_and_of_nan_before_all(tmp_path):
     most, least = loops_of("argmax", tmp_path)(x)
     assert torch.equal(most, x.argmax(-1)) and torch.equal(least, x.argmin(-1))
     x = x.t().contiguous().repeat(3, 1, 1)
-    (most,) = loops_of_middle(tmp_path, x)(x.view(-1, x.shape[1]))
+    (most,) = loops_of_middle(tmp_path, x)(x.view(len(x), -1))
     assert torch.equal(most.view(3, -1), x.argmax(1))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_machine import FACTS, GPP, compiled
-from test_any_module import MODULES, answers, assert_as_exact, in_float64, text_of
+from test_any_module import answers, assert_as_exact, in_float64, text_of
 
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
@@ -295,15 +295,3 @@ def test_what_has_no_kernels_for_gradients_has_no_record_of_a_step(name, tmp_pat
     path.write_text(text_of(name))
     problem = load_problem(path)
     assert joint_of(problem, capture(problem, with_sizes=False)) is None
-
-
-def test_modules_of_the_other_tests_are_taken_or_left(tmp_path):
-    """At least two thirds of those that have gradients at all."""
-    found = 0
-    names = [n for n in MODULES if n not in ("argmax", "argmax_of_middle", "argmin_of_middle")]
-    for name in names:
-        path = tmp_path / f"{name}.py"
-        path.write_text(text_of(name))
-        problem = load_problem(path)
-        found += joint_of(problem, capture(problem, with_sizes=False)) is not None
-    assert found >= 2 * len(names) / 3
