@@ -11,12 +11,10 @@ A sampler of our own is one more `Proposer` and one more line in `SAMPLERS`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -114,17 +112,9 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
 # ---- the samplers by name -------------------------------------------------------------------
 
 
-def _tpe(space: SearchSpace, seed: int) -> Proposer:
-    # constant_liar: several trials run at once, and TPE should not propose beside them again.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        inner = TPESampler(seed=seed, multivariate=True, constant_liar=True)
-    return Inner(space, inner, seed)
-
-
 SAMPLERS: Mapping[str, Callable[[SearchSpace, int], Proposer]] = {
     "surrogate": Bayesian,
-    "tpe": _tpe,
+    "tpe": lambda space, seed: Inner(space, TPESampler(seed=seed), seed),  # Optuna's defaults
     "random": Random,
     "grid": lambda space, seed: Grid(space),
 }
@@ -148,6 +138,6 @@ def make_sampler(
         hint = did_you_mean(name, list(SAMPLERS))
         known = f"unknown sampler {name!r}\n  known: {', '.join(SAMPLERS)}"
         raise InputError(known + (f"\n  {hint}" if hint else ""))
-    if sources and name == "surrogate":
-        return FeasibleSampler(space, Bayesian(space, seed, sources))
-    return FeasibleSampler(space, SAMPLERS[name](space, seed))
+    warm = sources and name == "surrogate"
+    proposer = Bayesian(space, seed, sources) if warm else SAMPLERS[name](space, seed)
+    return FeasibleSampler(space, proposer)
