@@ -179,6 +179,21 @@ def test_a_number_is_nearer_to_one_of_its_own_odd_part():
     assert odd[0] == odd[1] and odd[2] - odd[0] > 0.5
 
 
+def test_where_many_are_next_to_the_best_the_slow_ones_count_less():
+    """The fast ones' order fills the model's range then; a best one far ahead changes nothing."""
+    model, codes = model_on_a_line()
+    at = list(range(0, 64, 3)) + list(range(1, 64, 3))
+    logs = np.where(np.array(at) < 32, 0.0005 * np.array(at), 0.5 + 0.02 * np.array(at))
+    expected = []
+    for ahead in (0.0, 0.02):  # the first time is this much less
+        logs[0] -= ahead
+        model, codes = model_on_a_line()
+        model.observe(at, codes[at], [Known.TIME] * len(at), logs.tolist())
+        expected.append(model.expected())
+    assert expected[0][62] < 0.2 < 1.0 < expected[1][62]
+    assert stats.spearmanr(expected[0][2:30:3], np.arange(10)).statistic > 0.95
+
+
 def test_incremental_rows_give_what_a_fresh_model_gives():
     """The same hyperparameters: rows appended one by one equal all rows at once."""
     rng = np.random.default_rng(0)

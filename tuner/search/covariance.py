@@ -40,8 +40,7 @@ class Kernel:
         self._digits = np.repeat(np.arange(len(encoding.sizes)), encoding.sizes)
         self._ends = len(self._lengths), len(self._lengths) + len(self._digits)
         parts = [
-            (len(encoding.sizes), 1.0, 0.8),
-            (len(widths) - len(encoding.sizes), 2.0, 1.0),
+            (len(widths), 1.0, 0.8),  # the whole range: smooth until shown otherwise
             (len(encoding.sizes), 0.3, 1.0),
             (1, 1.0, 1.0),
             (1, 0.3, 1.0),
@@ -52,7 +51,7 @@ class Kernel:
         self.spread = np.concatenate([np.full(n, sd) for n, _, sd in parts])
         self.theta = self.mean.copy()
         self.log_probability = 0.0
-        self._splits = np.cumsum([n for n, _, _ in parts])[1:-1]  # odd parts are places, too
+        self._splits = np.cumsum([n for n, _, _ in parts])[:-1]
 
     def split(self, theta: Array) -> list[Array]:
         """Return inverse squared lengths, weights, variances: Matern, Hamming, priors, noise."""

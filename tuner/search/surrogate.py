@@ -37,6 +37,11 @@ MAX_FIT_ROWS = 250  # rows that hyperparameters are fitted to; a likelihood take
 MAX_ELEMENTS = 60_000_000  # of V, in float32: 240 MB
 MAX_ROWS = 800  # of V, however few the columns
 CLIP_QUANTILE = 0.7  # of the times seen; without clipping the score is worse
+CROWDED = 0.1  # share of the times that are next to the best; then slower ones are bent instead
+CROWDED_FROM = 40  # times; fewer do not show it
+NEXT_TO = 0.01  # from the best, in the logarithm
+BEND_QUANTILE = 0.3  # of the times seen; what is slower is bent
+BEND = 0.3  # slope where the bend begins; ever less beyond
 EARLY = 12  # times that a wide clip is taken from
 DOUBT = 2.0  # times the deviation that the model claims, when it looks further away
 MAX_JOINT = 300  # columns whose posterior is drawn jointly; all others are worth less
@@ -187,14 +192,18 @@ class Surrogate:
         return self._rows
 
     def _scaled_targets(self, kind: Array, log: Array, is_wide: bool) -> Array:
-        """Return targets of mean 0 and variance 1, clipped; failures are the slowest."""
+        """Return targets of mean 0 and variance 1, clipped or bent; failures are the slowest."""
         is_timed, is_known = kind == Known.TIME, kind != Known.PENDING
         if not is_timed.any():
             raise ValueError("nothing has a time yet")
         times = log[is_timed]
         cap = float(np.quantile(times, CLIP_QUANTILE))
-        if is_wide:
+        near = np.count_nonzero(times <= times.min() + NEXT_TO)
+        if not is_wide and len(times) >= CROWDED_FROM and near >= CROWDED * len(times):
+            log, cap = _bent(log, times), math.inf
+        elif is_wide:
             cap = max(cap, float(np.quantile(times[:EARLY], CLIP_QUANTILE)))
+        cap = min(cap, float(log[is_timed].max()))
         target = np.where(is_timed | (kind == Known.BOUND), np.minimum(log, cap), cap)
         self._shift = float(target[is_known].mean())
         self._scale = float(target[is_known].std()) + 1e-6
@@ -296,6 +305,17 @@ class Surrogate:
         gain = np.maximum(self._best - least, 0.0) * self._scale  # of the logarithm
         within = {share: float(np.mean(gain <= math.log1p(share))) for share in shares}
         return Remaining(float(np.mean(-np.expm1(-gain))), within)
+
+
+def _bent(log: Array, times: Array) -> Array:
+    """Return `log` with what is above a quantile of `times` ever less far above it.
+
+    Where many are next to the best, what is left to learn is their order.
+    """
+    bend = float(np.quantile(times, BEND_QUANTILE))
+    width = bend - float(times.min()) + 1e-9
+    beyond = np.maximum(log - bend, 0.0)
+    return np.asarray(np.minimum(log, bend) + BEND * width * np.log1p(beyond / width))
 
 
 def _imputed(own: Array, kind: Array, target: Array, unsure: Array) -> Array:
