@@ -16,10 +16,12 @@ from tuner.errors import InputError
 from tuner.search.bayesian import JUDGE_EVERY
 from tuner.search.drawn import CENSORED, distributions, encoded, params_of
 from tuner.search.encoding import Encoding
+from tuner.search.levels import Known
 from tuner.search.recorded import read_recording
+from tuner.search.rows import Rows
 from tuner.search.samplers import FeasibleSampler, make_sampler
 from tuner.search.score import Yardstick
-from tuner.search.surrogate import Known, Surrogate
+from tuner.search.surrogate import Surrogate
 from tuner.search.transfer import Expectation, Source
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
@@ -209,7 +211,7 @@ def test_incremental_rows_give_what_a_fresh_model_gives():
         some = order[:count]
         model.observe(some, codes[some], [Known.TIME] * count, [logs[i] for i in some])
     grown = model.log_improvement()
-    model._rebuild(order, codes[order])
+    model._rows = Rows(model._kernel, model._columns, order, model._points(codes[order]))
     model.observe(order, codes[order], [Known.TIME] * 20, [logs[i] for i in order])
     untried = np.setdiff1d(np.arange(len(codes)), order)
     fresh = model.log_improvement()[untried]

@@ -13,10 +13,11 @@ from threadpoolctl import ThreadpoolController
 
 from tuner.search.drawn import CENSORED, decoded
 from tuner.search.encoding import Encoding
-from tuner.search.firsts import first_columns
+from tuner.search.firsts import Opening, first_columns
+from tuner.search.levels import Known
 from tuner.search.pools import Pool
 from tuner.search.proposers import Random
-from tuner.search.surrogate import Known, Remaining, Surrogate
+from tuner.search.surrogate import Remaining, Surrogate
 from tuner.search.transfer import Expectation, Informed, Source
 from tuner.space.search_space import SearchSpace
 
@@ -24,8 +25,6 @@ __all__ = ["JUDGE_EVERY", "Bayesian"]
 
 NUM_FIRST = 12  # trials that are spread over the space before the model is asked
 NUM_WARM = 5  # the fastest elsewhere, tried first
-NUM_AGAINST = 2  # merely spread, tried between the first of them, to see whether these are fast
-NUM_CONTEST = 3  # of the fastest elsewhere that must beat the spread ones
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
 NUM_JUDGED = 2  # judgements that must agree; one was right in 78 % where it said 90 %
 PATIENCE = 8  # trials without a better one, after which every second one looks wider
@@ -68,9 +67,7 @@ class Bayesian:
         )
         self._pool = Pool(space, self._rng)
         self._model: Surrogate | Informed | None = None  # made at the first question
-        self._first: list[int] = []
-        self._spread: list[int] = []  # what comes first where the sources mislead
-        self._contest: tuple[list[int], list[int]] | None = None  # the sources' best, the others
+        self._opening = Opening([])
         self._is_told = False  # whether the model knows anything
         self._seen: dict[int, int] = {}  # position and number of its trial, as first seen
         self._known: list[tuple[Known, float]] = []  # of each of them: what, the logarithm
@@ -87,8 +84,10 @@ class Bayesian:
             self._model = self._made(tried)
         model, pool = self._model, self._pool
         is_known = self._observed(study, trial)
-        self._judge_sources()
-        for position in self._first:
+        if self._opening.is_misled(dict(zip(self._seen, self._known, strict=True))):
+            assert isinstance(model, Informed)
+            model.distrust()
+        for position in self._opening.positions:
             if position not in tried:
                 return position
         if not is_known:
@@ -114,43 +113,18 @@ class Bayesian:
         positions = self._pool.positions
         codes = self._codes(positions)
         before = self._codes(np.array(sorted(tried), dtype=np.int64))
-        cold = Surrogate(self._encoding, codes)
         first = first_columns(codes, self._encoding, NUM_FIRST, self._rng, before)
         spread = [int(positions[i]) for i in first]
         if not self._sources:
-            self._first = spread
-            return cold
+            self._opening = Opening(spread)
+            return Surrogate(self._encoding, codes)
         expectation = Expectation(self._space, self._encoding, self._sources)
         best = [int(positions[i]) for i in expectation.best(codes, NUM_WARM)]
-        others = [position for position in spread if position not in best]
-        rivals = others[:NUM_AGAINST]
-        # By turns: where the sources mislead, the first spread one is known after two trials.
-        pairs = [*zip(best, rivals, strict=False)]
-        self._first = [position for pair in pairs for position in pair] + best[len(pairs) :]
-        self._spread = others[NUM_AGAINST:]  # then as many as without sources
-        self._contest = best[:NUM_CONTEST], rivals
+        self._opening = Opening(spread, best)
         return Informed(self._encoding, codes, expectation)
 
     def _codes(self, positions: np.ndarray) -> np.ndarray:
         return self._encoding.codes(self._space.rows(positions))
-
-    def _judge_sources(self) -> None:
-        """Start as if without sources where their best are slower here than the spread ones."""
-        if self._contest is None:
-            return
-        known = dict(zip(self._seen, self._known, strict=True))
-        sides = [[known.get(p, (Known.PENDING, 0.0)) for p in side] for side in self._contest]
-        if any(kind is Known.PENDING for side in sides for kind, _ in side):
-            return
-        self._contest = None
-        best, rival = (
-            min((log for kind, log in side if kind is not Known.FAILED), default=math.inf)
-            for side in sides
-        )
-        if best > rival:
-            assert isinstance(self._model, Informed)
-            self._model.distrust()
-            self._first = self._spread
 
     def _logs(self) -> np.ndarray:
         """Return the logarithms of times, infinite where there is none."""

@@ -9,15 +9,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tuner.trial import Value
 
-__all__ = ["Array", "Encoding"]
+__all__ = ["Array", "Encoding", "Prior"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Prior(Protocol):
+    """What is expected of configurations before anything is known.
+
+    Attributes:
+        num_features: how many features there are.
+        spread: deviation of the logarithm of latency, clipped as targets are.
+    """
+
+    num_features: int
+    spread: float
+
+    def features(self, codes: Array) -> Array:
+        """Return [features, configurations], each about N(0, 1); the first is the expectation."""
 
 
 class Encoding:

@@ -1,15 +1,65 @@
-"""Which configurations to try first: aligned ones, far apart."""
+"""Which configurations to try first: aligned ones, far apart, and what is fast elsewhere."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from tuner.search.encoding import Array, Encoding
+from tuner.search.levels import Known
 
-__all__ = ["first_columns"]
+__all__ = ["Opening", "first_columns"]
 
+NUM_AGAINST = (
+    2  # merely spread, tried between the fastest elsewhere, to see whether these are fast
+)
+NUM_CONTEST = 3  # of the fastest elsewhere that must beat the spread ones
 MAX_FIRST = 2000  # columns among which the first are chosen
 ALIGNED = 0.2  # share of the columns, those nearest to powers of two
+
+
+class Opening:
+    """What is tried before the model is asked.
+
+    Args:
+        spread: configurations that are merely spread.
+        best: those that are fastest elsewhere; the search begins with them.
+
+    Attributes:
+        positions: what to try, in order.
+    """
+
+    def __init__(self, spread: Sequence[int], best: Sequence[int] = ()) -> None:
+        others = [position for position in spread if position not in best]
+        rivals = others[:NUM_AGAINST] if best else []
+        # By turns: where the sources mislead, the first spread one is known after two trials.
+        pairs = [*zip(best, rivals, strict=False)]
+        self.positions = [p for pair in pairs for p in pair] + [*best[len(pairs) :]]
+        self._rest = others[len(rivals) :]  # as many as without sources
+        self._contest = (best[:NUM_CONTEST], rivals) if best else None
+        if not best:
+            self.positions = self._rest
+
+    def is_misled(self, known: Mapping[int, tuple[Known, float]]) -> bool:
+        """Whether it shows now that the best elsewhere are slower here than the spread ones.
+
+        The search then goes on as if there were no sources.
+        """
+        if self._contest is None:
+            return False
+        sides = [[known.get(p, (Known.PENDING, 0.0)) for p in side] for side in self._contest]
+        if any(kind is Known.PENDING for side in sides for kind, _ in side):
+            return False
+        self._contest = None
+        best, rival = (
+            min((log for kind, log in side if kind is not Known.FAILED), default=math.inf)
+            for side in sides
+        )
+        if best > rival:
+            self.positions = self._rest
+        return best > rival
 
 
 def first_columns(

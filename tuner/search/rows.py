@@ -98,3 +98,19 @@ class Rows:
         self.explained += row.astype(float) ** 2
         self.names.append(name)
         self.points = np.concatenate([self.points, point])
+
+    def imputed(self, targets: Array, unsure: Array, bound: Array) -> Array:
+        """Return what the sure rows let expect of each row, above `bound`, where it is unsure."""
+        from scipy.linalg import solve_triangular
+        from scipy.special import log_ndtr
+
+        own, sure = self.lower @ self.lower.T, ~unsure
+        factor = np.linalg.cholesky(own[np.ix_(sure, sure)])
+        cross = solve_triangular(factor, own[np.ix_(sure, unsure)], lower=True)
+        mean = cross.T @ solve_triangular(factor, targets[sure], lower=True)
+        deviation = np.sqrt(np.maximum(np.diag(own)[unsure] - (cross**2).sum(axis=0), 1e-8))
+        z = np.clip((bound[unsure] - mean) / deviation, -30.0, 30.0)
+        hazard = np.exp(-0.5 * z * z - 0.5 * math.log(2.0 * math.pi) - log_ndtr(-z))
+        found = targets.copy()
+        found[unsure] = np.maximum(mean + deviation * hazard, bound[unsure])
+        return found

@@ -94,18 +94,15 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
         raise InputError(f"{param_name} is not a parameter of the search space")
 
     def _tried(self, study: Study, current: FrozenTrial) -> set[int]:
-        tried = set()
+        tried: set[int | None] = set()
         for trial in study.get_trials(deepcopy=False):
-            if trial.number == current.number:
-                continue
-            if trial.number not in self._positions:
+            position = self._positions.get(trial.number)
+            if position is None and trial.number != current.number:
                 drawn = trial.params or trial.system_attrs.get("fixed_params", {})  # enqueued
                 position = self._space.index(decoded(drawn, self._space))
-                if not trial.state.is_finished():  # it may yet get its parameters
-                    tried.add(position)
-                    continue
-                self._positions[trial.number] = position
-            tried.add(self._positions[trial.number])
+                if trial.state.is_finished():  # or it may yet get its parameters
+                    self._positions[trial.number] = position
+            tried.add(position)
         return {position for position in tried if position is not None}
 
 
@@ -136,8 +133,12 @@ def make_sampler(
     """
     if name not in SAMPLERS:
         hint = did_you_mean(name, list(SAMPLERS))
-        known = f"unknown sampler {name!r}\n  known: {', '.join(SAMPLERS)}"
-        raise InputError(known + (f"\n  {hint}" if hint else ""))
+        lines = [
+            f"unknown sampler {name!r}",
+            f"known: {', '.join(SAMPLERS)}",
+            *([hint] if hint else []),
+        ]
+        raise InputError("\n  ".join(lines))
     warm = sources and name == "surrogate"
     proposer = Bayesian(space, seed, sources) if warm else SAMPLERS[name](space, seed)
     return FeasibleSampler(space, proposer)

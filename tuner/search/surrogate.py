@@ -3,9 +3,8 @@
     Surrogate    observe(what is known of some) -> log_improvement() of each
                                                 -> remaining() of the search
 
-Times are modelled as the logarithm of the latency, clipped at a quantile of what was seen: how
-slow the slow ones are teaches nothing about the fast ones, and spends the model's flexibility.
-How alike two configurations are says `covariance`.
+Times are modelled as the logarithm of the latency, with the slow ones brought near the others
+(`levels`). How alike two configurations are says `covariance`.
 
 A configuration that failed is as good as the slowest, and lowers the probability that similar
 ones work. One that was stopped early is known to be slower than a bound, and one in flight is
@@ -22,44 +21,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Protocol
 
 import numpy as np
 
 from tuner.search.covariance import Kernel
-from tuner.search.encoding import Array, Encoding
+from tuner.search.encoding import Array, Encoding, Prior
+from tuner.search.levels import Known, levelled
 from tuner.search.rows import ROOM, Rows
 
-__all__ = ["Known", "Prior", "Remaining", "Surrogate"]
+__all__ = ["Remaining", "Surrogate"]
 
 MAX_FIT_ROWS = 250  # rows that hyperparameters are fitted to; a likelihood takes 5 ms there
 MAX_ELEMENTS = 60_000_000  # of V, in float32: 240 MB
 MAX_ROWS = 800  # of V, however few the columns
-CLIP_QUANTILE = 0.7  # of the times seen; without clipping the score is worse
-CROWDED = 0.1  # share of the times that are next to the best; then slower ones are bent instead
-CROWDED_FROM = 40  # times; fewer do not show it
-NEXT_TO = 0.01  # from the best, in the logarithm
-BEND_QUANTILE = 0.3  # of the times seen; what is slower is bent
-BEND = 0.3  # slope where the bend begins; ever less beyond
-EARLY = 12  # times that a wide clip is taken from
 DOUBT = 2.0  # times the deviation that the model claims, when it looks further away
 MAX_JOINT = 300  # columns whose posterior is drawn jointly; all others are worth less
 NUM_DRAWS = 400
 CAUTION = 1.22  # times the posterior's deviation: with 1.16, right in 86 % where 90 % was said
 PRIOR_TRIALS = 20  # that the spread of a prior counts for
-
-
-class Known(IntEnum):
-    """What is known of a column."""
-
-    TIME = 0  # its latency
-    BOUND = 1  # it is slower than this
-    FAILED = 2  # it gives no latency
-    PENDING = 3  # nothing yet, or never (it was dropped)
-
-
-# ---- the process ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +52,6 @@ class Remaining:
 
     improvement: float
     within: dict[float, float]
-
-
-class Prior(Protocol):
-    """What is expected before anything is known.
-
-    Attributes:
-        num_features: how many features there are.
-        spread: deviation of the logarithm of latency, clipped as targets are.
-    """
-
-    num_features: int
-    spread: float
-
-    def features(self, codes: Array) -> Array:
-        """Return [features, configurations], each about N(0, 1); the first is the expectation."""
 
 
 class Surrogate:
@@ -160,24 +124,19 @@ class Surrogate:
             codes: [configurations, parameters].
             kinds: what is known of each; there is a time among them.
             logs: natural logarithm of latency or bound; ignored for the other kinds.
-            is_wide: look further away: with larger deviations, and clipped no lower than at the
-                quantile of the first times. A search that stays in one family otherwise soon
-                clips all others to the level of that family's own slow ones, and forgets which
-                of them were nearly as good.
+            is_wide: look further away: with larger deviations, and with times clipped no lower
+                than the first ones were. A search that stays in one family otherwise clips all
+                others to that family's own slow ones, and forgets which were nearly as good.
         """
         kind = np.array(kinds)
         target = self._scaled_targets(kind, np.array(logs, dtype=float), is_wide)
         self._doubt = DOUBT if is_wide else 1.0
         if self.is_fit_due(len(names)):
-            known = np.flatnonzero(kind != Known.PENDING)
-            some = known[_spread_of(target[known], MAX_FIT_ROWS)]
-            points = self._points(codes[some])
-            self._kernel.fit(points, target[some] - self._mean_of(points))
-            self.log_evidence = self._kernel.log_probability - len(some) * math.log(self._scale)
-            self._next_fit = max(len(names) + 1, int(len(names) * ROOM))
+            self._fit(codes, target, kind == Known.PENDING)
             rows = _spread_of(np.where(kind == Known.PENDING, -np.inf, target), self._max_rows)
             self._dropped = len(names) - len(rows)
-            self._rebuild([names[i] for i in rows], codes[rows])
+            points = self._points(codes[rows])
+            self._rows = Rows(self._kernel, self._columns, [names[i] for i in rows], points)
         held = self._held
         for i in range(len(held.names) + self._dropped, len(names)):
             if names[i] not in held.names:
@@ -186,6 +145,14 @@ class Surrogate:
         inside = np.array([at[name] for name in held.names])
         self._solve(kind[inside], target[inside] - self._mean_of(held.points))
 
+    def _fit(self, codes: Array, target: Array, is_pending: Array) -> None:
+        known = np.flatnonzero(~is_pending)
+        some = known[_spread_of(target[known], MAX_FIT_ROWS)]
+        points = self._points(codes[some])
+        self._kernel.fit(points, target[some] - self._mean_of(points))
+        self.log_evidence = self._kernel.log_probability - len(some) * math.log(self._scale)
+        self._next_fit = max(len(codes) + 1, int(len(codes) * ROOM))
+
     @property
     def _held(self) -> Rows:
         assert self._rows is not None  # something was observed
@@ -193,18 +160,7 @@ class Surrogate:
 
     def _scaled_targets(self, kind: Array, log: Array, is_wide: bool) -> Array:
         """Return targets of mean 0 and variance 1, clipped or bent; failures are the slowest."""
-        is_timed, is_known = kind == Known.TIME, kind != Known.PENDING
-        if not is_timed.any():
-            raise ValueError("nothing has a time yet")
-        times = log[is_timed]
-        cap = float(np.quantile(times, CLIP_QUANTILE))
-        near = np.count_nonzero(times <= times.min() + NEXT_TO)
-        if not is_wide and len(times) >= CROWDED_FROM and near >= CROWDED * len(times):
-            log, cap = _bent(log, times), math.inf
-        elif is_wide:
-            cap = max(cap, float(np.quantile(times[:EARLY], CLIP_QUANTILE)))
-        cap = min(cap, float(log[is_timed].max()))
-        target = np.where(is_timed | (kind == Known.BOUND), np.minimum(log, cap), cap)
+        target, is_known = levelled(kind, log, is_wide), kind != Known.PENDING
         self._shift = float(target[is_known].mean())
         self._scale = float(target[is_known].std()) + 1e-6
         if self._prior is not None:  # the first trials are all among the best: of little spread
@@ -212,20 +168,16 @@ class Surrogate:
             mixed = trust * self._prior.spread**2 + num * self._scale**2
             self._scale = math.sqrt(mixed / (trust + num))
         target = (target - self._shift) / self._scale
-        self._best = float(target[is_timed].min())
+        self._best = float(target[kind == Known.TIME].min())
         return target
-
-    def _rebuild(self, rows: list[int], codes: Array) -> None:
-        """Take these rows under the hyperparameters of now."""
-        self._rows = Rows(self._kernel, self._columns, rows, self._points(codes))
 
     def _solve(self, kind: Array, target: Array) -> None:
         """Compute the weights of the rows of V in the mean and in the share that fails."""
         held = self._held
         unsure = (kind == Known.PENDING) | (kind == Known.BOUND)
         if unsure.any():
-            target = target.copy()
-            target[unsure] = _imputed(held.lower @ held.lower.T, kind, target, unsure)
+            bound = np.where(kind == Known.BOUND, target, -np.inf)
+            target = held.imputed(target, unsure, bound)
         self._weights = held.solved(target)
         self._fail_weights = None
         if (kind == Known.FAILED).any():
@@ -305,33 +257,6 @@ class Surrogate:
         gain = np.maximum(self._best - least, 0.0) * self._scale  # of the logarithm
         within = {share: float(np.mean(gain <= math.log1p(share))) for share in shares}
         return Remaining(float(np.mean(-np.expm1(-gain))), within)
-
-
-def _bent(log: Array, times: Array) -> Array:
-    """Return `log` with what is above a quantile of `times` ever less far above it.
-
-    Where many are next to the best, what is left to learn is their order.
-    """
-    bend = float(np.quantile(times, BEND_QUANTILE))
-    width = bend - float(times.min()) + 1e-9
-    beyond = np.maximum(log - bend, 0.0)
-    return np.asarray(np.minimum(log, bend) + BEND * width * np.log1p(beyond / width))
-
-
-def _imputed(own: Array, kind: Array, target: Array, unsure: Array) -> Array:
-    """Return what is expected at the unsure rows given the sure ones; a bound lies below it."""
-    from scipy.linalg import solve_triangular
-    from scipy.special import log_ndtr
-
-    sure = ~unsure
-    factor = np.linalg.cholesky(own[np.ix_(sure, sure)])
-    cross = solve_triangular(factor, own[np.ix_(sure, unsure)], lower=True)
-    mean = cross.T @ solve_triangular(factor, target[sure], lower=True)
-    deviation = np.sqrt(np.maximum(np.diag(own)[unsure] - (cross**2).sum(axis=0), 1e-8))
-    bound = np.where(kind[unsure] == Known.BOUND, target[unsure], -np.inf)
-    z = np.clip((bound - mean) / deviation, -30.0, 30.0)
-    hazard = np.exp(-0.5 * z * z - 0.5 * math.log(2.0 * math.pi) - log_ndtr(-z))
-    return np.asarray(np.maximum(mean + deviation * hazard, bound))
 
 
 def _spread_of(target: Array, count: int) -> Array:

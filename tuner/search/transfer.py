@@ -21,7 +21,8 @@ import numpy as np
 
 from tuner.errors import InputError
 from tuner.search.encoding import Array, Encoding
-from tuner.search.surrogate import Known, Remaining, Surrogate
+from tuner.search.levels import Known
+from tuner.search.surrogate import Remaining, Surrogate
 from tuner.space.search_space import SearchSpace
 
 __all__ = ["Expectation", "Informed", "Source"]
@@ -102,6 +103,7 @@ class Informed:
         self._with = Surrogate(encoding, pool, expectation)
         self._without = Surrogate(encoding, pool)
         self._distrust = 0.0
+        self._is_wide = False
 
     def distrust(self) -> None:
         """Believe less in the sources: their best were no better than any others."""
@@ -125,6 +127,7 @@ class Informed:
         is_wide: bool = False,
     ) -> None:
         """Take what is known now; see `Surrogate.observe`."""
+        self._is_wide = is_wide
         for model in (self._with, self._without):
             model.observe(names, codes, kinds, logs, is_wide)
 
@@ -136,7 +139,7 @@ class Informed:
 
     def log_improvement(self, codes: Array | None = None) -> Array:
         """Return the logarithm of the expected improvement; see `Surrogate.log_improvement`."""
-        trust = self.trust
+        trust = min(self.trust, 0.5) if self._is_wide else self.trust  # what the sources hide
         found: Array = np.logaddexp(
             math.log(trust) + self._with.log_improvement(codes),
             math.log(max(1.0 - trust, 1e-13)) + self._without.log_improvement(codes),
