@@ -27,6 +27,7 @@ NUM_FIRST = 12  # trials that are spread over the space before the model is aske
 NUM_WARM = 5  # the fastest elsewhere, tried first
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
 NUM_JUDGED = 4  # judgements that must agree; two were right in 75 % where they said 90 %
+FEWEST_JUDGED = 2  # while there are no more
 PATIENCE = 8  # trials without a better one, after which every second one looks wider
 PROGRESS = 0.002  # by which the logarithm of a time must be less to be better
 NUM_CENTRES = 3  # fastest trials that a pool is drawn near
@@ -159,7 +160,7 @@ class Bayesian:
         if not self._judged or len(tried) >= self._judged[-1][0] + JUDGE_EVERY:
             self._judged.append((len(tried), now))
         last = [judgement for _, judgement in self._judged[-NUM_JUDGED:]]
-        if len(last) < NUM_JUDGED:
+        if len(last) < FEWEST_JUDGED:
             return None
         last.append(now)
         within = {share: min(j.within.get(share, 0.0) for j in last) for share in shares}

@@ -76,8 +76,8 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
             shares: 0.01 for the probability that the best is within 1 % of the optimum.
 
         Returns:
-            None where the sampler has no model, or was not asked four times yet, some ten trials
-            apart: the least of four probabilities is given.
+            None where the sampler has no model, or was not asked twice yet, some ten trials apart:
+            the least of the last four probabilities is given.
         """
         if isinstance(self._proposer, Bayesian):
             return self._proposer.remaining(study, shares)
