@@ -14,12 +14,14 @@ from scipy import stats
 
 from tuner.errors import InputError
 from tuner.search.bayesian import JUDGE_EVERY
-from tuner.search.covariance import Encoding
 from tuner.search.drawn import CENSORED, distributions, encoded, params_of
+from tuner.search.encoding import Encoding
+from tuner.search.levels import Known
 from tuner.search.recorded import read_recording
+from tuner.search.rows import Rows
 from tuner.search.samplers import FeasibleSampler, make_sampler
 from tuner.search.score import Yardstick
-from tuner.search.surrogate import Known, Surrogate
+from tuner.search.surrogate import Surrogate
 from tuner.search.transfer import Expectation, Source
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
@@ -154,6 +156,31 @@ def test_what_is_in_flight_is_worth_less_to_try_beside():
     assert merits[1] < merits[0]
 
 
+def test_numbers_of_powers_of_two_are_tried_first():
+    space = SearchSpace.build(
+        [Parameter("width", tuple(range(8, 257, 8))), Parameter("tile", tuple(range(1, 9)))],
+        [],
+        {},
+    )
+    study, tried = study_of(space), []
+    for _ in range(12):
+        trial, params = ask(study, space)
+        tried.append(params)
+        study.tell(trial, float(params["width"]))
+    powers = [2**i for i in range(9)]
+    aligned = [params["width"] in powers or params["tile"] in powers for params in tried]
+    assert sum(aligned) >= 11
+    assert {min(p["width"] for p in tried), max(p["width"] for p in tried)} == {8, 256}
+
+
+def test_a_number_is_nearer_to_one_of_its_own_odd_part():
+    encoding = Encoding([tuple(range(1, 257))], [False])
+    points = encoding.points(encoding.codes(np.array([[95], [191], [96]])))  # 96, 192, 97
+    near, odd = points[:, 0], points[:, 2]
+    assert abs(near[0] - near[2]) < abs(near[0] - near[1])
+    assert odd[0] == odd[1] and odd[2] - odd[0] > 0.5
+
+
 def test_where_many_are_next_to_the_best_the_slow_ones_count_less():
     """The fast ones' order fills the model's range then; a best one far ahead changes nothing."""
     model, codes = model_on_a_line()
@@ -166,7 +193,7 @@ def test_where_many_are_next_to_the_best_the_slow_ones_count_less():
         model.observe(at, codes[at], [Known.TIME] * len(at), logs.tolist())
         expected.append(model.expected())
     assert expected[0][62] < 0.2 < 1.0 < expected[1][62]
-    assert np.argsort(expected[0][2:30:3]).tolist() == list(range(10))
+    assert stats.spearmanr(expected[0][2:30:3], np.arange(10)).statistic > 0.95
 
 
 def test_incremental_rows_give_what_a_fresh_model_gives():
@@ -184,7 +211,7 @@ def test_incremental_rows_give_what_a_fresh_model_gives():
         some = order[:count]
         model.observe(some, codes[some], [Known.TIME] * count, [logs[i] for i in some])
     grown = model.log_improvement()
-    model._rebuild(order, codes[order])
+    model._rows = Rows(model._kernel, model._columns, order, model._points(codes[order]))
     model.observe(order, codes[order], [Known.TIME] * 20, [logs[i] for i in order])
     untried = np.setdiff1d(np.arange(len(codes)), order)
     fresh = model.log_improvement()[untried]

@@ -1,63 +1,97 @@
-"""Which configurations to try first: those that tell most of all others, and those far apart."""
+"""Which configurations to try first: aligned ones, far apart, and what is fast elsewhere."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
-from tuner.search.covariance import Array, Encoding, Kernel
+from tuner.search.encoding import Array, Encoding
+from tuner.search.levels import Known
 
-__all__ = ["first_columns"]
+__all__ = ["Opening", "first_columns"]
 
-MAX_FIRST = 1000  # columns among which the first are chosen
-FIRST_NOISE = 1e-2  # of a first trial: model error rather than noise
+NUM_AGAINST = (
+    2  # merely spread, tried between the fastest elsewhere, to see whether these are fast
+)
+NUM_CONTEST = 3  # of the fastest elsewhere that must beat the spread ones
+MAX_FIRST = 2000  # columns among which the first are chosen
+ALIGNED = 0.2  # share of the columns, those nearest to powers of two
+
+
+class Opening:
+    """What is tried before the model is asked.
+
+    Args:
+        spread: configurations that are merely spread.
+        best: those that are fastest elsewhere; the search begins with them.
+
+    Attributes:
+        positions: what to try, in order.
+    """
+
+    def __init__(self, spread: Sequence[int], best: Sequence[int] = ()) -> None:
+        others = [position for position in spread if position not in best]
+        rivals = others[:NUM_AGAINST] if best else []
+        # By turns: where the sources mislead, the first spread one is known after two trials.
+        pairs = [*zip(best, rivals, strict=False)]
+        self.positions = [p for pair in pairs for p in pair] + [*best[len(pairs) :]]
+        self._rest = others[len(rivals) :]  # as many as without sources
+        self._contest = (best[:NUM_CONTEST], rivals) if best else None
+        if not best:
+            self.positions = self._rest
+
+    def is_misled(self, known: Mapping[int, tuple[Known, float]]) -> bool:
+        """Whether it shows now that the best elsewhere are slower here than the spread ones.
+
+        The search then goes on as if there were no sources.
+        """
+        if self._contest is None:
+            return False
+        sides = [[known.get(p, (Known.PENDING, 0.0)) for p in side] for side in self._contest]
+        if any(kind is Known.PENDING for side in sides for kind, _ in side):
+            return False
+        self._contest = None
+        best, rival = (
+            min((log for kind, log in side if kind is not Known.FAILED), default=math.inf)
+            for side in sides
+        )
+        if best > rival:
+            self.positions = self._rest
+        return best > rival
 
 
 def first_columns(
-    pool: tuple[Array, Array],
-    encoding: Encoding,
-    kernel: Kernel,
-    count: int,
-    rng: np.random.Generator,
-    before: Array,
+    columns: Array, encoding: Encoding, count: int, rng: np.random.Generator, before: Array
 ) -> list[int]:
-    """Return columns to try first: every third tells most of all others, the rest are far.
+    """Return columns to try first, each the farthest from those before it.
 
-    One that tells most (that lowers the variance of all columns most) is mid-field, one that
-    is far from those before it (maximin) at the rim; which kind is better differs from space
-    to space, and both together never were far from the better one. After them come as many
-    more, at most `count`, as it takes to have every value of every parameter without an
-    order: no distance tells whether a word is good, and some occur in few configurations.
+    They are chosen among the fifth whose numbers are nearest to powers of two. Devices work by
+    these: on some, all else is ten times slower, and tells nothing of what is fast. After them
+    come as many more, at most `count`, as it takes to have every value of every parameter without
+    an order: no distance tells whether a word is good, and some occur in few configurations.
 
     Args:
-        pool: codes [columns, parameters] and priors [priors, columns].
+        columns: codes [columns, parameters].
         encoding: of the space.
-        kernel: says how alike two of them are.
         count: with those tried before.
         rng: where to look among many columns.
         before: [configurations, parameters], the codes of what was tried already.
     """
-    columns, pool_priors = pool
-    half = max(count, len(columns) // 2)  # so that another seed starts elsewhere
-    some = np.sort(rng.permutation(len(columns))[: min(MAX_FIRST, half)])
-    places = encoding.places(columns[some])
-    priors = pool_priors[:, some]
-    codes = columns[some]
-    own = kernel.covariance(codes, codes, (priors, priors)).astype(float)
+    some = rng.permutation(len(columns))
+    by_oddness = np.argsort(encoding.oddness(columns[some]), kind="stable")
+    aligned = by_oddness[: max(2 * count, int(ALIGNED * len(columns)))]
+    some = some[np.sort(aligned)][:MAX_FIRST]
     nearest = np.full(len(some), np.inf)
-    for place in encoding.places(before):
-        nearest = np.minimum(nearest, ((places - place) ** 2).sum(axis=1))
-    chosen: list[int] = []
-    while len(chosen) < min(count - len(before), len(some)):
-        if len(chosen) % 3 == 0:
-            merit = (own**2).sum(axis=0) / (np.diag(own) + FIRST_NOISE)
-        else:
-            merit = nearest.copy()
-        merit[chosen] = -np.inf
-        best = int(np.argmax(merit))
-        chosen.append(best)
-        own -= np.outer(own[:, best], own[:, best]) / (own[best, best] + FIRST_NOISE)
-        nearest = np.minimum(nearest, ((places - places[best]) ** 2).sum(axis=1))
-    found = [int(some[column]) for column in chosen]
+    for code in before:
+        nearest = np.minimum(nearest, encoding.apart(columns[some], code))
+    found: list[int] = []
+    while len(found) < min(count - len(before), len(some)):
+        best = int(np.argmax(nearest))
+        found.append(int(some[best]))
+        nearest = np.minimum(nearest, encoding.apart(columns[some], columns[some[best]]))
+        nearest[best] = -np.inf
     before = np.concatenate([before, columns[found]])
     return found + _covering(columns, encoding, before, count, rng)
 
@@ -69,8 +103,10 @@ def _covering(
     unseen = np.zeros(len(columns), dtype=int)  # how many of them a column has
     lacking = [
         (j, value)
-        for j, (points, size) in enumerate(zip(encoding.points, encoding.sizes, strict=True))
-        if points is None
+        for j, (is_ordered, size) in enumerate(
+            zip(encoding.is_ordered, encoding.sizes, strict=True)
+        )
+        if not is_ordered
         for value in np.setdiff1d(np.arange(size - 1), before[:, j])
     ]
     for j, value in lacking:

@@ -8,11 +8,13 @@ level of these.
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 
-from tuner.search.covariance import Array
+from tuner.search.encoding import Array
 
-__all__ = ["levelled"]
+__all__ = ["Known", "levelled"]
 
 CLIP_QUANTILE = 0.7  # of the times seen; from 0.5 to 0.9 the score is flat, without clipping worse
 CROWDED = 0.1  # share of the times seen that are next to the best; then slower ones are bent, too
@@ -23,33 +25,39 @@ BEND = 0.3  # slope where the bend begins; ever less beyond
 EARLY = 12  # times that a wide clip is taken from
 
 
-def levelled(log: Array, is_timed: Array, is_wide: bool) -> tuple[Array, float]:
-    """Return logarithms of latencies, bent where that helps, and where to clip them.
+class Known(IntEnum):
+    """What is known of a configuration."""
+
+    TIME = 0  # its latency
+    BOUND = 1  # it is slower than this
+    FAILED = 2  # it gives no latency
+    PENDING = 3  # nothing yet, or never (it was dropped)
+
+
+def levelled(kind: Array, log: Array, is_wide: bool) -> Array:
+    """Return logarithms of latencies, clipped or bent; what has none is as good as the slowest.
 
     Args:
-        log: of what is known, in the order of asking; some may mean nothing.
-        is_timed: which of them were measured to the end, at least one.
+        kind: what is known of each, in the order of asking; of one at least its time.
+        log: of latencies and bounds; the others mean nothing.
         is_wide: clip no lower than at the quantile of the first times.
     """
-    times = log[is_timed]
+    log, cap = _bent(log, log[kind == Known.TIME], is_wide)
+    return np.where((kind == Known.TIME) | (kind == Known.BOUND), np.minimum(log, cap), cap)
+
+
+def _bent(log: Array, times: Array, is_wide: bool) -> tuple[Array, float]:
+    """Return logarithms, bent where that helps, and where to clip them."""
+    cap = float(np.quantile(times, CLIP_QUANTILE))
     if is_wide:
-        early = float(np.quantile(times[:EARLY], CLIP_QUANTILE))
-        return log, max(float(np.quantile(times, CLIP_QUANTILE)), early)
-    if _is_crowded(times):
-        bent = _bent(log, times)
-        return bent, float(bent[is_timed].max())
-    return log, float(np.quantile(times, CLIP_QUANTILE))
-
-
-def _is_crowded(times: Array) -> bool:
-    """Whether many of these logarithms are next to the least."""
+        return log, max(cap, float(np.quantile(times[:EARLY], CLIP_QUANTILE)))
     near = np.count_nonzero(times <= times.min() + NEXT_TO)
-    return len(times) >= CROWDED_FROM and bool(near >= CROWDED * len(times))
-
-
-def _bent(log: Array, times: Array) -> Array:
-    """Return `log` with what is above a quantile of `times` ever less far above it."""
+    if len(times) < CROWDED_FROM or near < CROWDED * len(times):
+        return log, cap
     bend = float(np.quantile(times, BEND_QUANTILE))
     width = bend - float(times.min()) + 1e-9
-    beyond = np.maximum(log - bend, 0.0)
-    return np.asarray(np.minimum(log, bend) + BEND * width * np.log1p(beyond / width))
+
+    def bent(x: Array) -> Array:
+        return np.minimum(x, bend) + BEND * width * np.log1p(np.maximum(x - bend, 0.0) / width)
+
+    return bent(log), float(bent(times).max())

@@ -97,7 +97,10 @@ class Inner:
 
     def _nearest(self, drawn: Mapping[str, Value], tried: Set[int]) -> int:
         """Return the untried position with the smallest Hamming distance from `drawn`."""
-        positions, rows = self._candidates()
+        if self._near is None:
+            positions = np.sort(self._space.sample(MAX_NEAR, self._rng))
+            self._near = positions, self._space.rows(positions)
+        positions, rows = self._near
         is_untried = ~np.isin(positions, list(tried))
         if not is_untried.any():  # all that is looked at is tried, but not all there is
             return next(i for i in range(self._space.num_feasible) if i not in tried)
@@ -108,10 +111,3 @@ class Inner:
         distances = np.where(is_untried, (rows != np.array(point)).sum(axis=1), len(point) + 1)
         nearest = np.flatnonzero(distances == distances.min())
         return int(positions[nearest[int(self._rng.integers(len(nearest)))]])
-
-    def _candidates(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions and, a row each, the coordinates of their configurations."""
-        if self._near is None:
-            positions = np.sort(self._space.sample(MAX_NEAR, self._rng))
-            self._near = positions, self._space.rows(positions)
-        return self._near

@@ -11,12 +11,10 @@ A sampler of our own is one more `Proposer` and one more line in `SAMPLERS`.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -78,8 +76,8 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
             shares: 0.01 for the probability that the best is within 1 % of the optimum.
 
         Returns:
-            None where the sampler has no model, or was not asked twice yet, some ten trials
-            apart: the lesser of two probabilities is given.
+            None where the sampler has no model, or was not asked twice yet, some ten trials apart:
+            the least of the last four probabilities is given.
         """
         if isinstance(self._proposer, Bayesian):
             return self._proposer.remaining(study, shares)
@@ -96,35 +94,24 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
         raise InputError(f"{param_name} is not a parameter of the search space")
 
     def _tried(self, study: Study, current: FrozenTrial) -> set[int]:
-        tried = set()
+        tried: set[int | None] = set()
         for trial in study.get_trials(deepcopy=False):
-            if trial.number == current.number:
-                continue
-            if trial.number not in self._positions:
+            position = self._positions.get(trial.number)
+            if position is None and trial.number != current.number:
                 drawn = trial.params or trial.system_attrs.get("fixed_params", {})  # enqueued
                 position = self._space.index(decoded(drawn, self._space))
-                if not trial.state.is_finished():  # it may yet get its parameters
-                    tried.add(position)
-                    continue
-                self._positions[trial.number] = position
-            tried.add(self._positions[trial.number])
+                if trial.state.is_finished():  # or it may yet get its parameters
+                    self._positions[trial.number] = position
+            tried.add(position)
         return {position for position in tried if position is not None}
 
 
 # ---- the samplers by name -------------------------------------------------------------------
 
 
-def _tpe(space: SearchSpace, seed: int) -> Proposer:
-    # constant_liar: several trials run at once, and TPE should not propose beside them again.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        inner = TPESampler(seed=seed, multivariate=True, constant_liar=True)
-    return Inner(space, inner, seed)
-
-
 SAMPLERS: Mapping[str, Callable[[SearchSpace, int], Proposer]] = {
     "surrogate": Bayesian,
-    "tpe": _tpe,
+    "tpe": lambda space, seed: Inner(space, TPESampler(seed=seed), seed),  # Optuna's defaults
     "random": Random,
     "grid": lambda space, seed: Grid(space),
 }
@@ -146,8 +133,12 @@ def make_sampler(
     """
     if name not in SAMPLERS:
         hint = did_you_mean(name, list(SAMPLERS))
-        known = f"unknown sampler {name!r}\n  known: {', '.join(SAMPLERS)}"
-        raise InputError(known + (f"\n  {hint}" if hint else ""))
-    if sources and name == "surrogate":
-        return FeasibleSampler(space, Bayesian(space, seed, sources))
-    return FeasibleSampler(space, SAMPLERS[name](space, seed))
+        lines = [
+            f"unknown sampler {name!r}",
+            f"known: {', '.join(SAMPLERS)}",
+            *([hint] if hint else []),
+        ]
+        raise InputError("\n  ".join(lines))
+    warm = sources and name == "surrogate"
+    proposer = Bayesian(space, seed, sources) if warm else SAMPLERS[name](space, seed)
+    return FeasibleSampler(space, proposer)

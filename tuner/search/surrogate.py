@@ -10,10 +10,6 @@ A configuration that failed is as good as the slowest, and lowers the probabilit
 ones work. One that was stopped early is known to be slower than a bound, and one in flight is
 believed to be what is expected of it, so that a second suggestion goes elsewhere.
 
-Everything that grows with the space is kept from one suggestion to the next: with L the Cholesky
-factor of the rows' covariance, `V = L^-1 K(rows, columns)` gets one row more at each trial, and is
-made anew when the hyperparameters are fitted again, which happens ever more rarely.
-
 Sources: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapters 2 and 5;
 Jones, Schonlau and Welch, "Efficient global optimization of expensive black-box functions", 1998
 (expected improvement); Ginsbourger et al., "Kriging is well-suited to parallelize optimization",
@@ -25,37 +21,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Protocol
 
 import numpy as np
 
-from tuner.search.covariance import DENSE_UNTIL, Array, Encoding, Kernel
-from tuner.search.firsts import first_columns
-from tuner.search.levels import levelled
+from tuner.search.covariance import Kernel
+from tuner.search.encoding import Array, Encoding, Prior
+from tuner.search.levels import Known, levelled
+from tuner.search.rows import ROOM, Rows
 
-__all__ = ["Known", "Prior", "Remaining", "Surrogate"]
+__all__ = ["Remaining", "Surrogate"]
 
 MAX_FIT_ROWS = 250  # rows that hyperparameters are fitted to; a likelihood takes 5 ms there
 MAX_ELEMENTS = 60_000_000  # of V, in float32: 240 MB
 MAX_ROWS = 800  # of V, however few the columns
-REFIT_GROWTH = 1.15  # after that, when there are so many times more
+DOUBT = 2.0  # times the deviation that the model claims, when it looks further away
 MAX_JOINT = 300  # columns whose posterior is drawn jointly; all others are worth less
 NUM_DRAWS = 400
-CAUTION = 1.22  # times the posterior's deviation: with 1.16, right in 86 % where 90 % was said
+CAUTION = 1.3  # times the deviation: with 1.22, right in 89 % where 90 % was said
 PRIOR_TRIALS = 20  # that the spread of a prior counts for
-
-
-class Known(IntEnum):
-    """What is known of a column."""
-
-    TIME = 0  # its latency
-    BOUND = 1  # it is slower than this
-    FAILED = 2  # it gives no latency
-    PENDING = 3  # nothing yet, or never (it was dropped)
-
-
-# ---- the process ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +54,6 @@ class Remaining:
     within: dict[float, float]
 
 
-class Prior(Protocol):
-    """What is expected before anything is known.
-
-    Attributes:
-        num_features: how many features there are.
-        spread: deviation of the logarithm of latency, clipped as targets are.
-    """
-
-    num_features: int
-    spread: float
-
-    def features(self, codes: Array) -> Array:
-        """Return [features, configurations], each about N(0, 1); the first is the expectation."""
-
-
 class Surrogate:
     """What is believed of every column of a pool, given what is known of some configurations.
 
@@ -93,76 +61,61 @@ class Surrogate:
         encoding: of the space.
         pool: [columns, parameters] codes of the configurations to choose from.
         prior: expectations from elsewhere; small is fast.
-        is_wide: clip no lower than at the quantile of the first times. A search that stays in
-            one family otherwise soon clips all others to the level of that family's own slow
-            ones, and forgets which of them were nearly as good.
 
     Attributes:
         log_evidence: logarithm of how probable the latencies seen are, at the most probable
             hyperparameters, up to a constant that is the same for any prior.
     """
 
-    def __init__(
-        self,
-        encoding: Encoding,
-        pool: Array,
-        prior: Prior | None = None,
-        is_wide: bool = False,
-    ) -> None:
-        self._is_wide = is_wide
-        self.pool = pool
+    def __init__(self, encoding: Encoding, pool: Array, prior: Prior | None = None) -> None:
         self._encoding = encoding
         self._prior = prior
-        self._pool_priors = self._features(pool)
-        self._kernel = Kernel(encoding, len(self._pool_priors))
-        self._max_rows = int(np.clip(MAX_ELEMENTS // len(pool), 300, MAX_ROWS))
-        self._rows: list[int] = []  # what names the configurations that L and V have, in order
-        self._codes = pool[:0]
-        self._priors = self._pool_priors[:, :0]
-        self._lower = np.zeros((0, 0))
-        self._v = np.zeros((0, len(pool)), dtype=np.float32)
-        self._explained = np.zeros(len(pool))  # of each column's variance
-        self.log_evidence = 0.0
-        self._next_fit = 0
+        self._kernel = Kernel(encoding, 0 if prior is None else prior.num_features + 1)
+        self._rows: Rows | None = None  # until something is observed
+        self._doubt = 1.0  # times the deviation
         self._dropped = 0  # how many of those observed are no rows
+        self.log_evidence = 0.0
         self._shift, self._scale, self._best = 0.0, 1.0, 0.0
         self._weights = np.zeros(0)  # of the rows of V in the mean
         self._fail_weights: Array | None = None
         self._fail_share = 0.0
+        self.look_at(pool)
 
     def is_fit_due(self, num: int) -> bool:
         """Whether everything is computed anew when `num` configurations are observed."""
-        return num >= self._next_fit or num - self._dropped > len(self._v)
+        if self._rows is None or num >= self._next_fit:
+            return True
+        return num - self._dropped > self._rows.capacity
 
     def look_at(self, pool: Array) -> None:
         """Take other columns to choose from; all is computed anew at the next `observe`."""
-        self.pool, self._pool_priors = pool, self._features(pool)
+        self._columns = self._points(pool).astype(np.float32)
+        self._max_rows = int(np.clip(MAX_ELEMENTS // len(pool), 300, MAX_ROWS))
         self._next_fit = 0
 
-    def _features(self, codes: Array) -> Array:
-        """Return [priors, configurations]; with a prior the last is 1, for the level."""
+    def _points(self, codes: Array) -> Array:
+        """Return what the kernel compares; with a prior the last column is 1, for the level."""
+        points = self._encoding.points(codes)
         if self._prior is None:
-            return np.zeros((0, len(codes)))
-        return np.concatenate([self._prior.features(codes), np.ones((1, len(codes)))])
+            return points
+        return np.column_stack([points, self._prior.features(codes).T, np.ones(len(codes))])
 
-    def first(
-        self, count: int, rng: np.random.Generator, before: Array | None = None
-    ) -> list[int]:
-        """Return columns to try first, as `firsts` chooses them.
-
-        Args:
-            count: with those tried before.
-            rng: where to look among many columns.
-            before: [configurations, parameters], the codes of what was tried already.
-        """
-        before = self.pool[:0] if before is None else before
-        pool = self.pool, self._pool_priors
-        return first_columns(pool, self._encoding, self._kernel, count, rng, before)
+    def _mean_of(self, points: Array) -> Array | float:
+        """Return the mean before anything is known: the first prior, if any."""
+        if self._prior is None:
+            return 0.0
+        first: Array = points[:, -1 - self._prior.num_features]
+        return first
 
     # ---- learning -------------------------------------------------------------------------------
 
     def observe(
-        self, names: Sequence[int], codes: Array, kinds: Sequence[Known], logs: Sequence[float]
+        self,
+        names: Sequence[int],
+        codes: Array,
+        kinds: Sequence[Known],
+        logs: Sequence[float],
+        is_wide: bool = False,
     ) -> None:
         """Take what is known now; it may only grow, and a pending one may become known.
 
@@ -171,36 +124,43 @@ class Surrogate:
             codes: [configurations, parameters].
             kinds: what is known of each; there is a time among them.
             logs: natural logarithm of latency or bound; ignored for the other kinds.
+            is_wide: look further away: with larger deviations, and with times clipped no lower
+                than the first ones were. A search that stays in one family otherwise clips all
+                others to that family's own slow ones, and forgets which were nearly as good.
         """
         kind = np.array(kinds)
-        target = self._scaled_targets(kind, np.array(logs, dtype=float))
+        target = self._scaled_targets(kind, np.array(logs, dtype=float), is_wide)
+        self._doubt = DOUBT if is_wide else 1.0
         if self.is_fit_due(len(names)):
-            known = np.flatnonzero(kind != Known.PENDING)
-            some = known[_spread_of(target[known], MAX_FIT_ROWS)]
-            features = self._features(codes[some])
-            self._kernel.fit(codes[some], features, target[some] - _mean_of(features))
-            self.log_evidence = self._kernel.log_probability - len(some) * math.log(self._scale)
-            grown = math.ceil(len(names) * REFIT_GROWTH)
-            self._next_fit = len(names) + 1 if len(names) < DENSE_UNTIL else grown
+            self._fit(codes, target, kind == Known.PENDING)
             rows = _spread_of(np.where(kind == Known.PENDING, -np.inf, target), self._max_rows)
             self._dropped = len(names) - len(rows)
-            self._rebuild([names[i] for i in rows], codes[rows])
-        held = set(self._rows)
+            points = self._points(codes[rows])
+            self._rows = Rows(self._kernel, self._columns, [names[i] for i in rows], points)
+        held = self._held
+        for i in range(len(held.names) + self._dropped, len(names)):
+            if names[i] not in held.names:
+                held.add(names[i], self._points(codes[i : i + 1]))
         at = {name: i for i, name in enumerate(names)}
-        newest = names[len(self._rows) + self._dropped :]
-        for name in newest:
-            if name not in held:
-                self._add(name, codes[at[name]])
-        inside = np.array([at[name] for name in self._rows])
-        self._solve(kind[inside], target[inside] - _mean_of(self._priors))
+        inside = np.array([at[name] for name in held.names])
+        self._solve(kind[inside], target[inside] - self._mean_of(held.points))
 
-    def _scaled_targets(self, kind: Array, log: Array) -> Array:
+    def _fit(self, codes: Array, target: Array, is_pending: Array) -> None:
+        known = np.flatnonzero(~is_pending)
+        some = known[_spread_of(target[known], MAX_FIT_ROWS)]
+        points = self._points(codes[some])
+        self._kernel.fit(points, target[some] - self._mean_of(points))
+        self.log_evidence = self._kernel.log_probability - len(some) * math.log(self._scale)
+        self._next_fit = max(len(codes) + 1, int(len(codes) * ROOM))
+
+    @property
+    def _held(self) -> Rows:
+        assert self._rows is not None  # something was observed
+        return self._rows
+
+    def _scaled_targets(self, kind: Array, log: Array, is_wide: bool) -> Array:
         """Return targets of mean 0 and variance 1, clipped or bent; failures are the slowest."""
-        is_timed, is_known = kind == Known.TIME, kind != Known.PENDING
-        if not is_timed.any():
-            raise ValueError("nothing has a time yet")
-        log, cap = levelled(log, is_timed, self._is_wide)
-        target = np.where(is_timed | (kind == Known.BOUND), np.minimum(log, cap), cap)
+        target, is_known = levelled(kind, log, is_wide), kind != Known.PENDING
         self._shift = float(target[is_known].mean())
         self._scale = float(target[is_known].std()) + 1e-6
         if self._prior is not None:  # the first trials are all among the best: of little spread
@@ -208,95 +168,37 @@ class Surrogate:
             mixed = trust * self._prior.spread**2 + num * self._scale**2
             self._scale = math.sqrt(mixed / (trust + num))
         target = (target - self._shift) / self._scale
-        self._best = float(target[is_timed].min())
+        self._best = float(target[kind == Known.TIME].min())
         return target
-
-    def _rebuild(self, rows: list[int], codes: Array) -> None:
-        """Factorise the rows' covariance under the hyperparameters of now."""
-        from scipy.linalg import solve_triangular
-
-        count = len(rows)
-        capacity = math.ceil(count * REFIT_GROWTH) + 64
-        self._rows, self._codes, self._priors = list(rows), codes, self._features(codes)
-        own = self._kernel.covariance(codes, codes, (self._priors, self._priors)).astype(float)
-        own[np.arange(count), np.arange(count)] += self._nugget
-        self._lower = np.zeros((capacity, capacity))
-        self._lower[:count, :count] = np.linalg.cholesky(own)
-        self._v = np.zeros((capacity, len(self.pool)), dtype=np.float32)
-        factor = self._lower[:count, :count].astype(np.float32)
-        step = max(1, 4_000_000 // count)  # columns at a time: 16 MB
-        for start in range(0, len(self.pool), step):
-            part = slice(start, start + step)
-            cross = self._kernel.covariance(
-                self.pool[part], codes, (self._pool_priors[:, part], self._priors)
-            )
-            self._v[:count, part] = solve_triangular(
-                factor, cross.T, lower=True, check_finite=False
-            )
-        self._explained = np.einsum("rc,rc->c", self._v[:count], self._v[:count]).astype(float)
-
-    @property
-    def _nugget(self) -> float:
-        return self._kernel.noise + 1e-5  # covariances are float32
-
-    def _along(self, codes: Array, priors: Array) -> Array:
-        """Return `L^-1 K(rows, codes)`, float64."""
-        from scipy.linalg import solve_triangular
-
-        count = len(self._rows)
-        cross = self._kernel.covariance(self._codes, codes, (self._priors, priors))
-        found: Array = solve_triangular(
-            self._lower[:count, :count], cross.astype(float), lower=True, check_finite=False
-        )
-        return found
-
-    def _add(self, name: int, code: Array) -> None:
-        """Append a row."""
-        codes, t = code[None], len(self._rows)
-        priors = self._features(codes)
-        along = self._along(codes, priors)[:, 0]
-        own = float(self._kernel.variance(priors)[0] + self._nugget - along @ along)
-        pivot = math.sqrt(max(own, self._nugget / 2))
-        cross = self._kernel.covariance(codes, self.pool, (priors, self._pool_priors))[0]
-        row = (cross - along.astype(np.float32) @ self._v[:t]) / np.float32(pivot)
-        self._v[t] = row
-        self._lower[t, :t], self._lower[t, t] = along, pivot
-        self._explained += row.astype(float) ** 2
-        self._rows.append(name)
-        self._codes = np.concatenate([self._codes, codes])
-        self._priors = np.concatenate([self._priors, priors], axis=1)
 
     def _solve(self, kind: Array, target: Array) -> None:
         """Compute the weights of the rows of V in the mean and in the share that fails."""
-        from scipy.linalg import solve_triangular
-
-        count = len(self._rows)
-        lower = self._lower[:count, :count]
+        held = self._held
         unsure = (kind == Known.PENDING) | (kind == Known.BOUND)
         if unsure.any():
-            target = target.copy()
-            target[unsure] = _imputed(lower @ lower.T, kind, target, unsure)
-        self._weights = solve_triangular(lower, target, lower=True, check_finite=False)
+            bound = np.where(kind == Known.BOUND, target, -np.inf)
+            target = held.imputed(target, unsure, bound)
+        self._weights = held.solved(target)
         self._fail_weights = None
         if (kind == Known.FAILED).any():
             failed = (kind == Known.FAILED).astype(float)
             self._fail_share = float(failed[kind != Known.PENDING].mean())
-            label = np.where(kind == Known.PENDING, 0.0, failed - self._fail_share)
-            self._fail_weights = solve_triangular(lower, label, lower=True, check_finite=False)
+            self._fail_weights = held.solved(
+                np.where(kind == Known.PENDING, 0.0, failed - self._fail_share)
+            )
 
     # ---- asking ---------------------------------------------------------------------------------
 
-    def log_improvement(self, codes: Array | None = None, doubt: float = 1.0) -> Array:
+    def log_improvement(self, codes: Array | None = None) -> Array:
         """Return the logarithm of the expected improvement, which is in logarithms of latency.
 
         Args:
             codes: of which configurations; None for the columns of the pool.
-            doubt: by what deviations are multiplied; above 1 it leads further away.
         """
         from scipy.special import ndtr
 
         mean, deviation, fails = self._belief(codes)
-        deviation = deviation * doubt
+        deviation *= self._doubt
         z = (self._best - mean) / deviation
         density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
         gain = deviation * (z * ndtr(z) + density)
@@ -314,14 +216,13 @@ class Surrogate:
     def _belief(self, codes: Array | None) -> tuple[Array, Array, Array]:
         """Return mean, deviation and probability of failing."""
         if codes is None:
-            v: Array = self._v[: len(self._rows)]
-            priors = self._pool_priors
-            variance = self._kernel.variance(self._pool_priors) - self._explained
+            points, v, explained = self._columns, self._held.v, self._held.explained
         else:
-            priors = self._features(codes)
-            v = self._along(codes, priors)
-            variance = self._kernel.variance(priors) - (v**2).sum(axis=0)
-        mean = (self._weights.astype(v.dtype) @ v).astype(float) + _mean_of(priors)
+            points = self._points(codes)
+            v = self._held.along(points)
+            explained = (v**2).sum(axis=0)
+        variance = self._kernel.variance(points) - explained
+        mean = (self._weights.astype(v.dtype) @ v).astype(float) + self._mean_of(points)
         fails = np.zeros(len(mean))
         if self._fail_weights is not None:
             share = self._fail_share + (self._fail_weights.astype(v.dtype) @ v).astype(float)
@@ -345,11 +246,8 @@ class Surrogate:
         if few == 0:
             return Remaining(0.0, dict.fromkeys(shares, 1.0))
         top = np.argpartition(-hope, few - 1)[:few]
-        priors = self._pool_priors[:, top]
-        v = self._v[: len(self._rows), top].astype(float)
-        own = self._kernel.covariance(self.pool[top], self.pool[top], (priors, priors)).astype(
-            float
-        )
+        v, points = self._held.v[:, top].astype(float), self._columns[top].astype(float)
+        own = self._kernel.covariance(points, points)
         own -= v.T @ v
         own[np.arange(few), np.arange(few)] += self._kernel.noise + 1e-4
         factor = np.linalg.cholesky(own)
@@ -359,28 +257,6 @@ class Surrogate:
         gain = np.maximum(self._best - least, 0.0) * self._scale  # of the logarithm
         within = {share: float(np.mean(gain <= math.log1p(share))) for share in shares}
         return Remaining(float(np.mean(-np.expm1(-gain))), within)
-
-
-def _mean_of(priors: Array) -> Array | float:
-    """Return the mean of the process before anything is known: the first prior, if any."""
-    found: Array | float = priors[0] if len(priors) else 0.0
-    return found
-
-
-def _imputed(own: Array, kind: Array, target: Array, unsure: Array) -> Array:
-    """Return what is expected at the unsure rows given the sure ones; a bound lies below it."""
-    from scipy.linalg import solve_triangular
-    from scipy.special import log_ndtr
-
-    sure = ~unsure
-    factor = np.linalg.cholesky(own[np.ix_(sure, sure)])
-    cross = solve_triangular(factor, own[np.ix_(sure, unsure)], lower=True)
-    mean = cross.T @ solve_triangular(factor, target[sure], lower=True)
-    deviation = np.sqrt(np.maximum(np.diag(own)[unsure] - (cross**2).sum(axis=0), 1e-8))
-    bound = np.where(kind[unsure] == Known.BOUND, target[unsure], -np.inf)
-    z = np.clip((bound - mean) / deviation, -30.0, 30.0)
-    hazard = np.exp(-0.5 * z * z - 0.5 * math.log(2.0 * math.pi) - log_ndtr(-z))
-    return np.asarray(np.maximum(mean + deviation * hazard, bound))
 
 
 def _spread_of(target: Array, count: int) -> Array:

@@ -16,18 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tuner.errors import InputError
-from tuner.search.covariance import Encoding
-from tuner.search.surrogate import Known, Remaining, Surrogate
+from tuner.search.encoding import Array, Encoding
+from tuner.search.levels import Known
+from tuner.search.surrogate import Remaining, Surrogate
 from tuner.space.search_space import SearchSpace
 
 __all__ = ["Expectation", "Informed", "Source"]
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 CLIPS = (0.7, 0.1)  # quantiles: the whole of a source, and its best configurations by themselves
 MAX_SOURCES = 4  # with a feature of their own; all have part in the mean
@@ -105,6 +103,7 @@ class Informed:
         self._with = Surrogate(encoding, pool, expectation)
         self._without = Surrogate(encoding, pool)
         self._distrust = 0.0
+        self._is_wide = False
 
     def distrust(self) -> None:
         """Believe less in the sources: their best were no better than any others."""
@@ -120,11 +119,17 @@ class Informed:
         self._without.look_at(pool)
 
     def observe(
-        self, names: Sequence[int], codes: Array, kinds: Sequence[Known], logs: Sequence[float]
+        self,
+        names: Sequence[int],
+        codes: Array,
+        kinds: Sequence[Known],
+        logs: Sequence[float],
+        is_wide: bool = False,
     ) -> None:
         """Take what is known now; see `Surrogate.observe`."""
-        self._with.observe(names, codes, kinds, logs)
-        self._without.observe(names, codes, kinds, logs)
+        self._is_wide = is_wide
+        for model in (self._with, self._without):
+            model.observe(names, codes, kinds, logs, is_wide)
 
     @property
     def trust(self) -> float:
@@ -132,12 +137,12 @@ class Informed:
         lead = self._with.log_evidence - self._without.log_evidence - self._distrust
         return 1.0 / (1.0 + math.exp(-min(max(lead, -30.0), 30.0)))
 
-    def log_improvement(self, codes: Array | None = None, doubt: float = 1.0) -> Array:
+    def log_improvement(self, codes: Array | None = None) -> Array:
         """Return the logarithm of the expected improvement; see `Surrogate.log_improvement`."""
-        trust = self.trust
+        trust = min(self.trust, 0.5) if self._is_wide else self.trust  # what the sources hide
         found: Array = np.logaddexp(
-            math.log(trust) + self._with.log_improvement(codes, doubt),
-            math.log(max(1.0 - trust, 1e-13)) + self._without.log_improvement(codes, doubt),
+            math.log(trust) + self._with.log_improvement(codes),
+            math.log(max(1.0 - trust, 1e-13)) + self._without.log_improvement(codes),
         )
         return found
 
@@ -195,7 +200,7 @@ class _Table:
         rows = np.concatenate([order[:half], even])
         found = []
         for values in self._values:
-            model = Surrogate(self._encoding, codes, is_wide=True)  # scaled already: never bent
+            model = Surrogate(self._encoding, codes)
             model.observe(
                 list(range(len(rows))),
                 self._codes[rows],
