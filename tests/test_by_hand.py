@@ -84,6 +84,7 @@ def test_it_is_tuned_as_it_was_written(folder):
     assert {t for t, n in planned.space.count_by("template").items() if n} == {"cumsum"}
     said = tune("--config", "mine_by_hand/mine_forward.yaml", "--dry-run", cwd=folder)
     assert said.code == 0 and "task cumsum: one nest" in said.out, said.err
+    assert "a step of training takes kernels of its own for gradients" in said.out
 
 
 def test_the_tasks_are_those_that_a_dry_run_shows(folder):

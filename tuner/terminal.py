@@ -124,8 +124,11 @@ def print_plan(
     if planned.outline is not None and gain is not None:
         from tuner.review.gain import gain_lines, graph_lines
 
+        has_gradients = candidate.plan.also.get("gradients") is not None
+        steps = "kernels of its own" if has_gradients else "PyTorch's own operations"
         for line in [*graph_lines(planned.outline), *gain_lines(gain)]:
             out.print(line, markup=False)
+        out.print(f"a step of training takes {steps} for gradients", markup=False)
     if sources:
         for name, path in sources.items():
             out.print(f"source of {name}, with its defaults: {path}", markup=False)
