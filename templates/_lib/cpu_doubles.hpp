@@ -78,12 +78,12 @@ MATH_INLINE Floats splat(double x) { return x - Floats{}; }  // 0 + x would lose
 // maximum.
 MATH_INLINE Floats product(Floats a, Floats b) {
   Floats x = a * b;
-#if defined(__x86_64__)
-  asm("" : "+v"(x));
-#elif defined(__aarch64__)
+{% set registers = {16: "__SSE__", 32: "__AVX__", 64: "__AVX512F__"} %}
+#if defined(__x86_64__) && defined({{ registers.get(8 * width, "none") }})
+  asm("" : "+v"(x));  // in one register
+#else
   for (int i = 0; i < kWidth; ++i) {
-    double lane = x[i];
-    asm("" : "+w"(lane));
+    volatile double lane = x[i];
     x[i] = lane;
   }
 #endif

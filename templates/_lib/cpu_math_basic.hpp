@@ -27,12 +27,12 @@ MATH_INLINE Floats splat(float x) { return x - Floats{}; }  // 0 + x would lose 
 // maximum.
 MATH_INLINE Floats product(Floats a, Floats b) {
   Floats x = a * b;
-#if defined(__x86_64__)
-  asm("" : "+v"(x));
-#elif defined(__aarch64__)
+{% set registers = {16: "__SSE__", 32: "__AVX__", 64: "__AVX512F__"} %}
+#if defined(__x86_64__) && defined({{ registers.get(4 * width, "none") }})
+  asm("" : "+v"(x));  // in one register
+#else
   for (int i = 0; i < kWidth; ++i) {
-    float lane = x[i];
-    asm("" : "+w"(lane));
+    volatile float lane = x[i];
     x[i] = lane;
   }
 #endif
