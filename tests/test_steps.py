@@ -15,7 +15,7 @@ from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
 from tuner.capture.joint import Captured, joint_of
 from tuner.capture.settings import settings_of
-from tuner.capture.step_text import without_steps
+from tuner.capture.step_text import planned, without_steps
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
@@ -72,10 +72,10 @@ def gradients(model, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 TAKEN = [
     "rms_norm_gate", "softmax", "layer_norm", "bias_gelu", "where", "softmax_of_middle",
-    "two_results", "min_max", "group_norm", "cosine", "masks", "linear_relu_linear", "avg_pool",
-    "cross_entropy", "convolution_relu_scale", "pooled_batch_norm", "batch_norm",
+    "two_results", "min_max", "group_norm", "cosine", "linear_relu_linear", "avg_pool",
+    "cross_entropy", "convolution_relu_scale", "batch_norm",
 ]  # fmt: skip
-FOR_ONE_BATCH = {"cosine", "pooled_batch_norm", "batch_norm"}
+FOR_ONE_BATCH = {"cosine", "batch_norm"}
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -228,20 +228,25 @@ def test_threads_take_steps_at_once(gate):
         assert all(torch.equal(a, b) for a, b in zip(each, found[0], strict=True))
 
 
-def test_what_a_result_does_not_depend_on_has_no_gradient_of_it(tmp_path):
-    taken = Taken(tmp_path, "pooled_batch_norm")
-    inputs = taken.problem.make_inputs(1)
-    for place in (0, 1):
-        found = []
-        for model in (taken.mine, taken.own):
-            model.zero_grad()
-            leaves = leaves_of(inputs)
-            model(*leaves)[place].sum().backward()
-            found.append({n: p.grad for n, p in model.named_parameters()})
-        assert [n for n, g in found[0].items() if g is None] == [
-            n for n, g in found[1].items() if g is None
-        ]
-    assert taken.num_calls == 2
+def test_hooks_of_what_has_no_gradient_are_not_called(tmp_path):
+    text = text_of("bias_gelu").replace(
+        "        self.b =", "        self.unused = nn.Parameter(torch.ones(3))\n        self.b ="
+    )
+    assert "unused" in text
+    taken = Taken(tmp_path, "unused", text)
+    calls = []
+    taken.mine.unused.register_hook(calls.append)
+    answers(taken.mine(*taken.problem.make_inputs(1)))[0].sum().backward()
+    assert taken.num_calls == 1 and not calls and taken.mine.unused.grad is None
+    assert taken.mine.b.grad is not None
+
+
+def test_results_that_depend_on_different_weights_leave_steps_to_the_reference(tmp_path):
+    path = tmp_path / "pooled.py"
+    path.write_text(text_of("pooled_batch_norm"))
+    problem = load_problem(path)
+    joint = joint_of(problem, capture(problem, with_sizes=False))
+    assert joint is not None and planned(joint) is None
 
 
 @pytest.mark.parametrize("name", ["linear_relu_linear", "convolution_relu_scale"])

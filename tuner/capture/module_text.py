@@ -275,6 +275,8 @@ def backward(ctx, *grads):
 
 _STEPPED = """\
         if wants_gradients(given):
+            # What has no gradient stays out of the graph: its hooks would be called with None.
+            given = [x if i in _DIFFERENTIABLE else x.detach() for i, x in enumerate(given)]
             made = Step.apply(self, *given)
             return {result}
 """

@@ -82,6 +82,15 @@ def _elu(low: Lowering, a: dict[str, Any]) -> Results:
     return low.pointwise("elu", a["self"], a["alpha"])
 
 
+def _bitwise(op: str) -> Rule:
+    """Of truths they are the logical ones; of numbers no rule knows them."""
+
+    def rule(low: Lowering, a: dict[str, Any]) -> Results:
+        return low.pointwise(op, *list(a.values())[:2]) if low.dtype == "bool" else None
+
+    return rule
+
+
 def _masked_fill(low: Lowering, a: dict[str, Any]) -> Results:
     return low.pointwise("where", a["mask"], a["value"], a["self"])
 
@@ -322,6 +331,9 @@ _RULES: dict[str, Rule] = {
     "unbind": _unbind,
     "cat": _cat,
     "flip": _flip,
+    "bitwise_not": _bitwise("logical_not"),
+    "bitwise_and": _bitwise("logical_and"),
+    "bitwise_or": _bitwise("logical_or"),
     "gather": _gather,
     "scatter": _scatter,
     "constant_pad_nd": _pad,

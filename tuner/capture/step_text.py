@@ -42,6 +42,8 @@ def planned(joint: Joint | None) -> StepPlan | None:
     arguments = {a.name for a in joint.forward.arguments}
     if arguments & {"ctx", "module", "made", "grads"}:  # names of the text below
         return None
+    if not _is_seen_by_all(joint):
+        return None
     try:
         is_own = len(joint.forward.outputs) == len(joint.incoming)
         forward = None if is_own else stages_of(joint.forward)
@@ -109,10 +111,8 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
                 found.append("None")
                 continue
             source = incoming.get(viewed(joint.gradients, gradient).name) or made[gradient]
-            wanted = f"ctx.needs_input_grad[{place}]"
-            if len(joint.incoming) > 1:
-                wanted += f" and any(has_grad[i] for i in {_seen_by(forward, joint, tensor.name)})"
-            found.append(f"{result_of(tensor, source)} if {wanted} else None")
+            value = result_of(tensor, source)
+            found.append(f"{value} if ctx.needs_input_grad[{place}] else None")
         lines = [f"made = {call}({arguments})", "return ("]
         lines += [*(f"    {line}," for line in found), ")"]
         return "".join(f"{indent}{line}\n" for line in lines)
@@ -136,25 +136,27 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
         state=[t.name for t in given[len(graph.inputs) :]],
         updated=sorted(graph.buffer_updates),
         # PyTorch computes no product for a gradient that is not wanted.
-        several="".join(f"        {line}\n" for line in _SEVERAL if num_outputs > 1),
-        kept="".join(f"        {line}\n" for line in _OF_SEVERAL if num_outputs > 1).format(
-            returned=", ".join(returned)
-        ),
         num_wanted=sum(t.name in joint.gradient_of for t in graph.inputs),
         spares_inputs=plan.of_weights is not None,
-        needed="all" if plan.gradients.calls or num_outputs > 1 else "any",
+        needed="all" if plan.gradients.calls else "any",
         differentiable=[i for i, t in enumerate(given) if t.name in joint.gradient_of],
     )
 
 
-def _seen_by(forward: Graph, joint: Joint, name: str) -> list[int]:
-    """Return which outputs of forward depend on a tensor, by place."""
-    behind = {name}
-    for node in forward.nodes:
-        if behind & {*node.refs}:
-            behind.add(node.name)
-    own = forward.outputs[: len(joint.incoming)]
-    return [i for i, output in enumerate(own) if output in behind]
+def _is_seen_by_all(joint: Joint) -> bool:
+    """Whether each result depends on everything that has a gradient.
+
+    Else a result may have no gradient where another has one, and an autograd function cannot tell.
+    """
+    own = {o for o, name in zip(joint.forward.outputs, joint.incoming, strict=False) if name}
+    for given in joint.gradient_of if len(own) > 1 else ():
+        behind = {given}
+        for node in joint.forward.nodes:
+            if behind & {*node.refs}:
+                behind.add(node.name)
+        if not own <= behind:
+            return False
+    return True
 
 
 def _arguments(
@@ -175,20 +177,6 @@ def _made(graph: Graph, stages: Stages) -> dict[str, str]:
         name: f"made[{written.index(real)}]"
         for name, real in zip(graph.outputs, stages.outputs, strict=True)
     }
-
-
-# Of several results some may have no gradient; who does not see the others has none either.
-_OF_SEVERAL = (
-    "ctx.set_materialize_grads(False)",
-    "ctx.made = [(y.shape, y.dtype, y.device) for y in ({returned},)]",
-)
-_SEVERAL = (
-    "has_grad = [grad is not None for grad in grads]",
-    "grads = [",
-    "    torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad",
-    "    for grad, (shape, dtype, device) in zip(grads, ctx.made)",
-    "]",
-)
 
 
 def without_steps(model_new: str) -> str:
@@ -233,7 +221,7 @@ class Step(torch.autograd.Function):
 {results}        ctx.module, ctx.given = module, ({names},)
         ctx.modes = [(part, part.training) for part in module.modules()]
         ctx.save_for_backward({read})
-{kept}        return ({returned},)  # no views, which could not be edited
+        return ({returned},)  # no views, which could not be edited
 
     @staticmethod
     def backward(ctx, *grads):
@@ -242,7 +230,7 @@ class Step(torch.autograd.Function):
         is_cast = torch.is_autocast_enabled(torch.device(fused_device).type)
         if torch.is_grad_enabled() or is_cast:
             return (None, *by_reference(ctx, grads))
-{several}{backward}
+{backward}
 
 def by_reference(ctx, grads):
     # Gradients that are themselves differentiated, through the reference's own operations.
