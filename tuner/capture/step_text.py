@@ -122,7 +122,6 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
         less = back(plan.of_weights, "fused_weight_gradients", " " * 12)
         inputs = f"ctx.needs_input_grad[1:{1 + len(graph.inputs)}]"
         backward = f"        if not any({inputs}):\n{less}{backward}"
-    num_outputs = len(joint.incoming)
     return _STEP.format(
         names=names,
         call="fused_op" if plan.forward is None else "fused_kept",
