@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.any_batch import another_batch
 from tuner.capture.calls import is_assertion, is_flat
-from tuner.capture.graph import MAX_CONSTANT, Argument, Graph, Node, Operand, Ref, Tensor
+from tuner.capture.graph import MAX_CONSTANT, Argument, Graph, Operand, Ref, Tensor, live
 from tuner.capture.lowering import Lowering, dtype_name, plain
 from tuner.capture.operators import Operators
 from tuner.capture.tracing import Traced, traced
@@ -102,7 +101,7 @@ class _Reader(Operators):
                 )
         names = tuple(self.result_name(low, values, name) for name in outputs)
         written = {buffer: self.result_name(low, values, name) for buffer, name in updates.items()}
-        nodes = _live(low.nodes, {*names, *written.values()})
+        nodes = live(low.nodes, {*names, *written.values()})
         notes = (self.found.note,) if self.found.note else ()
         kinds = state.tensors
         used = {name for node in nodes for name in node.refs} | {*names, *written.values()}
@@ -271,16 +270,3 @@ class _Reader(Operators):
 
 def _tensor(name: str, value: torch.Tensor) -> Tensor:
     return Tensor(name, tuple(int(n) for n in value.shape), dtype_name(value.dtype))
-
-
-def _live(nodes: list[Node], wanted: set[str]) -> tuple[Node, ...]:
-    """Return the nodes that `wanted` depends on, in their order."""
-
-    def backwards() -> Iterator[Node]:
-        needed = set(wanted)
-        for node in reversed(nodes):
-            if node.name in needed:
-                needed.update(node.refs)
-                yield node
-
-    return tuple(reversed(list(backwards())))

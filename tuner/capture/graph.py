@@ -8,7 +8,7 @@ parameter's or buffer's its name in the state_dict.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from typing import Annotated, TypeVar
@@ -18,7 +18,17 @@ from pydantic import JsonValue, PlainSerializer
 from tuner.capture.vocabulary import Kind, kind_of
 from tuner.trial import content_key
 
-__all__ = ["GRAPH_FILE", "MAX_CONSTANT", "Argument", "Graph", "Node", "Operand", "Ref", "Tensor"]
+__all__ = [
+    "GRAPH_FILE",
+    "MAX_CONSTANT",
+    "Argument",
+    "Graph",
+    "Node",
+    "Operand",
+    "Ref",
+    "Tensor",
+    "live",
+]
 
 MAX_CONSTANT = 64  # elements up to which a graph holds the values of a constant
 
@@ -214,6 +224,15 @@ class Graph:
         yield ["outputs", *(numbers[name] for name in self.outputs)]
         pairs = sorted((numbers[b], numbers[name]) for b, name in self.buffer_updates.items())
         yield ["updates", *(f"{buffer} {value}" for buffer, value in pairs)]
+
+
+def live(nodes: Sequence[Node], wanted: set[str]) -> tuple[Node, ...]:
+    """Return the nodes that `wanted` depends on, in their order."""
+    needed = set(wanted)
+    for node in reversed(nodes):
+        if node.name in needed:
+            needed.update(node.refs)
+    return tuple(node for node in nodes if node.name in needed)
 
 
 def _updates_in_order(graph: Graph) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.calls import is_assertion
-from tuner.capture.graph import Graph, Node, Ref, Tensor
+from tuner.capture.graph import Graph, Node, Ref, Tensor, live
 from tuner.capture.index_space import ALIASES
 from tuner.capture.library import is_call
 from tuner.capture.lowering import Lowering, dtype_name
@@ -64,7 +64,7 @@ def of_weights(joint: Joint) -> Joint | None:
     outputs = tuple(name for name in graph.outputs if name in gradient_of.values())
     if not outputs or gradient_of == joint.gradient_of:
         return None
-    nodes = tuple(_live(graph.nodes, {*outputs}))
+    nodes = live(graph.nodes, {*outputs})
     return replace(
         joint, gradients=replace(graph, nodes=nodes, outputs=outputs), gradient_of=gradient_of
     )
@@ -238,7 +238,7 @@ class _Step(Operators):
         return Joint(
             replace(
                 graph,
-                nodes=tuple(_live(nodes, {*outputs, *kept, *updates.values()})),
+                nodes=live(nodes, {*outputs, *kept, *updates.values()}),
                 buffer_updates=updates,
                 outputs=(*outputs, *(name for name in kept if name not in outputs)),
             ),
@@ -355,12 +355,3 @@ def _without_turns(nodes: Sequence[Node]) -> tuple[list[Node], dict[str, str]]:
             turned[node.name] = node
         found.append(node)
     return found, source
-
-
-def _live(nodes: Sequence[Node], wanted: set[str]) -> Iterator[Node]:
-    """Yield the nodes that `wanted` depends on, in their order."""
-    needed = set(wanted)
-    for node in reversed(nodes):
-        if node.name in needed:
-            needed.update(node.refs)
-    return (node for node in nodes if node.name in needed)

@@ -52,13 +52,8 @@ _FORMS = {
 }
 # Calls that no arithmetic is done in.
 MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
-_OTHERS = {
-    *OVER_COLUMNS,
-    "gather",
-    "placed",
-    "cast",
-    "tap",
-}  # what has loops and is no pointwise operation
+# What has loops and is no pointwise operation.
+_OTHERS = {*OVER_COLUMNS, "gather", "placed", "cast", "tap"}
 
 
 @dataclass(frozen=True, slots=True)
