@@ -13,6 +13,7 @@ from collections.abc import Iterator
 __all__ = ["another_batch", "any_batch"]
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
+_AS_GIVEN = ("sizes: ", "_TUNED_ROWS = ")
 _ESTIMATES = ("flops: ", "bytes: ")  # of which a part may not grow
 _VIEWS = tuple(f"- {{aten: {name}, " for name in ("view", "reshape", "expand"))
 _PLAN = ("- {call: ", "- {aten: ", "outputs: ", "also: ")
@@ -44,7 +45,7 @@ def any_batch(one: str, other: str, batches: tuple[int, int], *, name: str) -> s
 
 
 def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | None:
-    if one == other or one.startswith("sizes: "):  # the sizes as given
+    if one == other or one.startswith(_AS_GIVEN):
         return one
     step = one.lstrip()
     is_view = step.startswith(_VIEWS)

@@ -46,7 +46,7 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "piece": [16384, 65536, 262144],
     "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
 }  # fmt: skip
-FORMAT = 11  # of what is written; part of the key
+FORMAT = 12  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
