@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
+from tuner.capture.half_products import CHUNK, INCLUDE, step_of, takes_halves
 from tuner.capture.indexing import is_split
 from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import kept_values, loops_text
@@ -190,17 +191,24 @@ def _rounds(stages: Stages) -> bool:
     return any(s.op.startswith("as_") for part in parts for some in part for s in some)
 
 
-def triton_template(part: Part, op: str) -> str:
+def triton_template(part: Part, op: str, *, by_halves: bool = False) -> str:
     """Return the template of Triton kernels, its head included.
 
     Args:
         part: the operator's own call.
         op: the operator's name.
+        by_halves: make large products of float32 by those of float16.
     """
     stages, names = part.stages, part.names
     steps, workspace = [], _between(stages, names)
+    results = {*stages.outputs, *stages.updates.values()}
     texts: list[str] = []
     for task in stages.tasks:
+        if isinstance(task, Call) and by_halves and takes_halves(part.graph, task):
+            step, room = step_of(part.graph, task, lambda name: _place(stages, names, name))
+            steps.append(step)
+            workspace += [room] * (task.name not in results)
+            continue
         if isinstance(task, Call):
             steps += _call_steps(stages, task, names)
             continue
@@ -225,7 +233,8 @@ def triton_template(part: Part, op: str) -> str:
     splits = any(is_split(nest) for nest in stages.nests)
     default_rows, default_columns, default_warps = first_blocks(first)
     head = _TRITON_HEAD.format(
-        title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)",
+        title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)"
+        + ", products of float16" * by_halves,
         steps="\n".join(steps),
         work=_work(stages),
         kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
@@ -235,10 +244,14 @@ def triton_template(part: Part, op: str) -> str:
         default_rows=default_rows,
         default_columns=default_columns,
         default_warps=default_warps,
-        more=(_STAGES if has_loops else "") + (_SPLIT if splits else "") + _layout(stages),
+        more=(_STAGES if has_loops else "")
+        + (_SPLIT if splits else "")
+        + (CHUNK if by_halves else "")
+        + _layout(stages),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
-    return head + (_DIVIDED if first.is_wide else "") + "".join(texts)
+    products = INCLUDE if by_halves else ""
+    return head + products + (_DIVIDED if first.is_wide else "") + "".join(texts)
 
 
 def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
