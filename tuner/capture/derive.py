@@ -21,7 +21,7 @@ from pathlib import Path
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.graph import GRAPH_FILE, Graph
-from tuner.capture.half_products import has_halves
+from tuner.capture.half_products import HALVES_TEMPLATE, has_halves
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
@@ -96,16 +96,16 @@ def derived(
         own, plan = stages_of(graph), planned(joint)
         parts = _parts(graph, own, plan)
         step = "" if plan is None else step_text(graph, own, plan, batch)
-        by_halves = {}
-        if has_halves(graph, own.calls):
-            text = triton_template(parts[0], op, by_halves=True)
-            by_halves["nest_fp16x3.triton.py.j2"] = text
-        return by_halves | {
+        made = {
             "op.yaml": _op_yaml(graph, parts, op, batch),
             "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
-            "nest_triton.triton.py.j2": triton_template(parts[0], op),
-            "nest.cpp.j2": cpp_template(parts, op),
         }
+        if has_halves(graph, own.calls):
+            made[f"{HALVES_TEMPLATE}.triton.py.j2"] = triton_template(parts[0], op, by_halves=True)
+        if own.nests:
+            made["nest_triton.triton.py.j2"] = triton_template(parts[0], op)
+            made["nest.cpp.j2"] = cpp_template(parts, op)
+        return made
 
     mine = replace(captured, graph=graph)
     texts = None if other is None else _for_any_batch(mine, other, written)
@@ -126,7 +126,7 @@ def derived(
     space: dict[str, object] = {
         "template": sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     }
-    varied = {**_VALUES, **blocks_of(main_of(stages))}
+    varied = {**_VALUES, **(blocks_of(main_of(stages)) if stages.nests else {})}
     space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
     mode = "train" if graph.is_training else "eval"
     # Eager as its user has it: on a GPU convolutions take TF32 unless told otherwise.

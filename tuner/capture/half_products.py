@@ -6,13 +6,14 @@ The kernels are `templates/_lib/triton_products.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 
-__all__ = ["CHUNK", "INCLUDE", "has_halves", "step_of", "takes_halves"]
+__all__ = ["CHUNK", "HALVES_TEMPLATE", "INCLUDE", "has_halves", "step_of", "takes_halves"]
 
+HALVES_TEMPLATE = "nest_fp16x3"
 INCLUDE = '{% include "_lib/triton_products.py" %}\n'
 CHUNK = (
     '  chunk: {about: "columns whose float16 products the tensor cores add up by themselves, '
@@ -32,7 +33,7 @@ def takes_halves(graph: Graph, call: Call) -> bool:
     return min(math.prod(x.shape[:-1]), call.shape[-1], x.shape[-1]) >= FEWEST
 
 
-def has_halves(graph: Graph, calls: tuple[Call, ...]) -> bool:
+def has_halves(graph: Graph, calls: Sequence[Call]) -> bool:
     """Whether any of the calls is such a product."""
     return any(takes_halves(graph, call) for call in calls)
 

@@ -103,7 +103,7 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
     except (NotOneNest, NothingToGenerate):
         return ()
     names = [node.name for node in graph.nodes]
-    if len(tasks) == 1:
+    if len(tasks) == 1 and not isinstance(tasks[0], Call):
         return (KernelTask("nest", tuple(names), tasks[0].name),)
     return tuple(
         KernelTask("library", (task.name,), task.name)

@@ -28,16 +28,8 @@ language: triton
 requires:
   - {{expr: "device.kind == 'cuda'", why: "Triton needs a GPU"}}
   - {{expr: "device.has_triton", why: "Triton is installed"}}
-  - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
-holds fits in its registers"}}
-  - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
-{of_scans}parameters:
-  block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
-  block_columns: {{about: "columns at a time; a row that is no longer is read once",
-    default: {default_columns}, values: {block_columns}}}
-  num_warps: {{about: "warps of a program", default: {default_warps},
-    values: [1, 2, 4, 8, 16, 32]}}
-{more}{workspace}steps:
+{of_blocks}{of_scans}parameters:
+{blocks}{more}{workspace}steps:
 {steps}
 optimisations:
   - {{text: "{work} in {kernels}: nothing else is stored"}}
@@ -46,6 +38,18 @@ deterministic: true
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+"""
+_OF_BLOCKS = """\
+  - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
+holds fits in its registers"}}
+  - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
+"""
+_BLOCKS = """\
+  block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
+  block_columns: {{about: "columns at a time; a row that is no longer is read once",
+    default: {default_columns}, values: {block_columns}}}
+  num_warps: {{about: "warps of a program", default: {default_warps},
+    values: [1, 2, 4, 8, 16, 32]}}
 """
 # As the correctly rounded division of float32 is called.
 _DIVIDED = """
@@ -227,31 +231,40 @@ def triton_template(part: Part, op: str, *, by_halves: bool = False) -> str:
         text = writer(nest, function, names).text()
         texts.append(in_float64(text) if nest.is_wide else text)
         steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
-    first = main_of(stages)
-    num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
+    first = main_of(stages) if stages.nests else None
     has_loops = any(nest.reductions or nest.scans for nest in stages.nests)
     splits = any(is_split(nest) for nest in stages.nests)
-    default_rows, default_columns, default_warps = first_blocks(first)
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)"
         + ", products of float16" * by_halves,
         steps="\n".join(steps),
         work=_work(stages),
         kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
-        per_lane=max(16, 256 // num_whole),
+        of_blocks="" if first is None else _OF_BLOCKS.format(per_lane=_per_lane(first)),
         of_scans=_OF_SCANS if any(nest.scans for nest in stages.nests) else "",
-        **blocks_of(first),
-        default_rows=default_rows,
-        default_columns=default_columns,
-        default_warps=default_warps,
+        blocks="" if first is None else _blocks(first),
         more=(_STAGES if has_loops else "")
         + (_SPLIT if splits else "")
         + (CHUNK if by_halves else "")
         + _layout(stages),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
-    products = INCLUDE if by_halves else ""
-    return head + products + (_DIVIDED if first.is_wide else "") + "".join(texts)
+    divided = _DIVIDED if first is not None and first.is_wide else ""
+    return head + (INCLUDE if by_halves else "") + divided + "".join(texts)
+
+
+def _per_lane(nest: Nest) -> int:
+    """Return how many values of a block a lane may hold."""
+    num_whole = sum(nest.is_dense(t.name) for t in nest.arguments) + 2
+    return max(16, 256 // num_whole)
+
+
+def _blocks(nest: Nest) -> str:
+    """Return the parameters of blocks, with what to begin with."""
+    rows, columns, warps = first_blocks(nest)
+    return _BLOCKS.format(
+        **blocks_of(nest), default_rows=rows, default_columns=columns, default_warps=warps
+    )
 
 
 def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
