@@ -105,7 +105,7 @@ def filled(x: torch.Tensor, what: str) -> torch.Tensor:
         "positive": normal.abs(),
         "offset": normal + 1000,
         "tiny": normal * 1e-38,
-        "huge": normal * 1e36,
+        "huge": normal * 1e35,
         "one large column": torch.cat([normal[..., :1] * 100, normal[..., 1:]], -1),
     }[what]
 
@@ -132,6 +132,20 @@ def test_halves_are_as_exact_as_float32(name, what, tmp_path):
     scale = exact[finite].abs().max()
     error, limit = ((y.double() - exact)[finite].abs().max() for y in (mine, own))
     assert error <= 2 * limit + 2.0**-23 * scale, (float(error / scale), float(limit / scale))
+
+
+@pytest.mark.gpu
+def test_sums_of_rows_beyond_float32_are_no_infinities(tmp_path):
+    """Denormal inputs by weights whose sums overflow, of which the products are usual numbers."""
+    problem, made = made_of(tmp_path, MODULES["alone"])
+    model, wide, x = on_gpu(problem, made, tmp_path)
+    with torch.no_grad():
+        for m in (model, wide):
+            m.a.weight.copy_(torch.full_like(m.a.weight, 2.0**125))
+            m.a.bias.zero_()
+        x = torch.rand_like(x) * 2.0**-127
+        mine, exact = model(x), wide(x.double())
+    torch.testing.assert_close(mine.double(), exact, rtol=1e-6, atol=0)
 
 
 @pytest.mark.gpu

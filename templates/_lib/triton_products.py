@@ -66,10 +66,13 @@ def product_split_kernel(
     mean = tl.zeros([ROWS], dtype=tl.float32)
     if means is not None:
         mean = (total / num_columns).to(tl.float32)
-        tl.store(means + rows, mean, mask=rows < num_rows)
-    if sums is not None:
-        tl.store(sums + rows, total.to(tl.float32), mask=rows < num_rows)
     factor = product_factor(largest, total, mean, unit, rows, num_rows)
+    # Scaled as the row is, so that no sum of large numbers is beyond float32.
+    if means is not None:
+        tl.store(means + rows, mean * factor, mask=rows < num_rows)
+    if sums is not None:
+        sum_of_row = (total * factor.to(tl.float64)).to(tl.float32)
+        tl.store(sums + rows, sum_of_row, mask=rows < num_rows)
     if IS_ONE_BLOCK:
         product_store(
             values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
@@ -124,11 +127,11 @@ def product_join_kernel(
     for piece in tl.static_range(NUM_PIECES):
         first = main + piece * num_rows.to(tl.int64) * num_columns
         total += tl.load(first + place, mask=inside, other=0.0)
+    mean = tl.load(x_mean + rows, mask=is_row, other=0.0)
+    total += mean[:, None] * tl.load(weight_sum + columns, mask=is_column, other=0.0)[None, :]
     one = tl.load(x_unit + rows, mask=is_row, other=0.0)[:, None]
     other = tl.load(weight_unit + columns, mask=is_column, other=0.0)[None, :]
     total = product_scaled(total, one, other)
-    mean = tl.load(x_mean + rows, mask=is_row, other=0.0)
-    total += mean[:, None] * tl.load(weight_sum + columns, mask=is_column, other=0.0)[None, :]
     if bias is not None:
         total += tl.load(bias + columns, mask=is_column, other=0.0)[None, :]
     tl.store(out + place, total, mask=inside)
