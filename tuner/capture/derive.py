@@ -28,7 +28,8 @@ from tuner.capture.precision import num_bytes_of
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_text import StepPlan, planned, step_text
-from tuner.capture.templates import Part, blocks_of, cpp_template, main_of, triton_template
+from tuner.capture.templates import Part, cpp_template, main_of, triton_template
+from tuner.capture.triton_blocks import blocks_of
 from tuner.capture.triton_loops import RESERVED
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
@@ -46,7 +47,7 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "piece": [16384, 65536, 262144],
     "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
 }  # fmt: skip
-FORMAT = 11  # of what is written; part of the key
+FORMAT = 12  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -97,7 +98,7 @@ def derived(
         return {
             "op.yaml": _op_yaml(graph, parts, op, batch),
             "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
-            "nest_triton.triton.py.j2": triton_template(parts[0], op),
+            "nest_triton.triton.py.j2": triton_template(parts, op),
             "nest.cpp.j2": cpp_template(parts, op),
         }
 

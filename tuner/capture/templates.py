@@ -14,11 +14,18 @@ from tuner.capture.loops_across import across_text
 from tuner.capture.nest import Nest
 from tuner.capture.precision import FLOATS, HALVES, in_float64, num_bytes_of
 from tuner.capture.stages import Stages
+from tuner.capture.triton_blocks import (
+    SEARCHED,
+    blocks_of,
+    chosen,
+    first_blocks,
+    is_split_across,
+)
 from tuner.capture.triton_loops import Writer
 from tuner.capture.triton_scans import ScanWriter
-from tuner.capture.triton_split import SplitWriter
+from tuner.capture.triton_split import AcrossWriter, SplitWriter
 
-__all__ = ["Part", "blocks_of", "cpp_template", "function_of", "main_of", "triton_template"]
+__all__ = ["Part", "cpp_template", "function_of", "main_of", "triton_template"]
 
 _TRITON_HEAD = """\
 ---
@@ -38,7 +45,7 @@ holds fits in its registers"}}
     values: [1, 2, 4, 8, 16, 32]}}
 {more}{workspace}steps:
 {steps}
-optimisations:
+{further}optimisations:
   - {{text: "{work} in {kernels}: nothing else is stored"}}
 deterministic: true
 ---
@@ -69,6 +76,10 @@ _SPLIT = (
     '  split: {about: "blocks of a long row that one program takes", default: 8, '
     "values: [1, 2, 4, 8, 16, 32, 64]}\n"
 )
+_PROGRAMS = (
+    '  programs: {about: "programs that sums over the batch are split between, at least one for '
+    'each block of them", default: {expr: "4 * device.num_sms"}}\n'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,35 +95,10 @@ class Part:
     stages: Stages
     names: Mapping[str, str]
 
-
-def blocks_of(nest: Nest) -> dict[str, list[int]]:
-    """Return the sizes of blocks that are worth trying: long where memory is contiguous."""
-    if not nest.space.is_across:
-        return {
-            "block_rows": [1] if is_split(nest) else [1, 2, 4, 8, 16],
-            "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
-        }
-    return {
-        "block_rows": [16, 32, 64, 128, 256, 512, 1024],
-        "block_columns": [1, 2, 4, 8, 16, 32, 64, 128],
-    }
-
-
-def first_blocks(nest: Nest) -> tuple[int, int, int]:
-    """Return rows, columns and warps to begin with: a row in one block, some 16 values a lane.
-
-    Where columns lie apart in memory, and where a row is too long for a block, warps are few and
-    read what lies together.
-    """
-    whole = 1 << (nest.space.cols - 1).bit_length()
-    if nest.space.is_across:
-        columns = min(128, whole)
-        return min(256, max(16, 2048 // columns)), columns, 4
-    if not nest.reductions or is_split(nest) or whole > 16384:
-        return 1, 1024, 4
-    columns = max(128, whole)
-    rows = max(1, 1024 // columns)
-    return rows, columns, max(1, rows * columns // 512)
+    @property
+    def is_forward(self) -> bool:
+        """Whether it computes what a forward gives, also where more of that is kept."""
+        return self.name in ("", "kept")
 
 
 def function_of(op: str, number: int) -> str:
@@ -190,55 +176,90 @@ def _rounds(stages: Stages) -> bool:
     return any(s.op.startswith("as_") for part in parts for some in part for s in some)
 
 
-def triton_template(part: Part, op: str) -> str:
-    """Return the template of Triton kernels, its head included.
-
-    Args:
-        part: the operator's own call.
-        op: the operator's name.
-    """
+def _triton_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], list[str]]:
+    """Add the functions of a call to `texts`; return its steps, and its workspace."""
+    steps: list[str] = []
     stages, names = part.stages, part.names
-    steps, workspace = [], _between(stages, names)
-    texts: list[str] = []
+    workspace = _between(stages, names)
     for task in stages.tasks:
         if isinstance(task, Call):
             steps += _call_steps(stages, task, names)
             continue
         nest, number = task, len(texts)
-        function = function_of(op, number)
+        blocks = SEARCHED if part.is_forward else chosen(nest)
+        writer = SplitWriter if is_split(nest) else ScanWriter if nest.scans else Writer
         arguments = _arguments(stages, nest, names)
-        rows, cols = str(nest.space.rows), str(nest.space.cols)
+        rows, cols = nest.space.rows, nest.space.cols
+        more = [str(rows), str(cols)]
+        pieces = ""
         if is_split(nest):
-            pieces = f"{rows} * cdiv({cols}, block_rows * block_columns * split)"
+            block = "block_rows * block_columns * split"
+            if not part.is_forward:
+                block = f"{blocks.rows} * {blocks.columns} * {blocks.split}"
+            pieces = f"cdiv({cols}, {block})"
+        elif is_split_across(nest) and not part.is_forward:
+            writer = AcrossWriter
+            pieces = f"max(1, programs // cdiv({rows}, {blocks.rows}))"
+            pieces = f"min(cdiv({cols}, {blocks.columns}), {pieces})"
+            more.append(f'"{pieces}"')
+        if pieces:
             count, dtype = len(nest.reductions), nest.precision
-            for what, size in (("partial", pieces), ("totals", rows)):
+            for what, size in (("partial", f"{rows} * {pieces}"), ("totals", f"{rows}")):
                 form = f'shape: ["{count} * {size}"], dtype: {dtype}'
                 workspace.append(f"  {what}_{number}: {{{form}}}")
             arguments += [f"partial_{number}", f"totals_{number}"]
-        writer = SplitWriter if is_split(nest) else ScanWriter if nest.scans else Writer
-        text = writer(nest, function, names).text()
+        function = function_of(op, number)
+        text = writer(nest, function, names, blocks).text()
         texts.append(in_float64(text) if nest.is_wide else text)
-        steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
+        steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, *more])}]}}")
+    return steps, workspace
+
+
+def triton_template(parts: Sequence[Part], op: str) -> str:
+    """Return the template of Triton kernels, its head included.
+
+    Args:
+        parts: the calls that it offers, the operator's own first.
+        op: the operator's name.
+    """
+    stages = parts[0].stages
+    texts: list[str] = []
+    found = [_triton_steps(part, op, texts) for part in parts]
+    workspace = [line for _, lines in found for line in lines]
+    searched = [nest for part in parts if part.is_forward for nest in part.stages.nests]
+    others = [nest for part in parts if not part.is_forward for nest in part.stages.nests]
     first = main_of(stages)
     num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
-    has_loops = any(nest.reductions or nest.scans for nest in stages.nests)
-    splits = any(is_split(nest) for nest in stages.nests)
     default_rows, default_columns, default_warps = first_blocks(first)
+    is_one = len(stages.nests) == 1 and not is_split(first)
+    more = _STAGES if any(nest.reductions or nest.scans for nest in searched) else ""
+    more += _SPLIT if any(map(is_split, searched)) else ""
+    more += _PROGRAMS if any(map(is_split_across, others)) else ""
+    more += next(filter(None, (_layout(part.stages) for part in parts)), "")
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)",
-        steps="\n".join(steps),
+        steps="\n".join(found[0][0]),
+        further=_further(parts, [steps for steps, _ in found]),
         work=_work(stages),
-        kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
+        kernels="one kernel" if is_one else "a few kernels",
         per_lane=max(16, 256 // num_whole),
-        of_scans=_OF_SCANS if any(nest.scans for nest in stages.nests) else "",
+        of_scans=_OF_SCANS if any(nest.scans for nest in searched) else "",
         **blocks_of(first),
         default_rows=default_rows,
         default_columns=default_columns,
         default_warps=default_warps,
-        more=(_STAGES if has_loops else "") + (_SPLIT if splits else "") + _layout(stages),
+        more=more,
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
     return head + (_DIVIDED if first.is_wide else "") + "".join(texts)
+
+
+def _further(parts: Sequence[Part], steps: Sequence[list[str]]) -> str:
+    """Return what a head says of the calls beside the operator's own; all lines of a template."""
+    lines = ["also:"] if len(parts) > 1 else []
+    for part, own in zip(parts[1:], steps[1:], strict=True):
+        lines += [f"  {part.name}:", "    steps:", *(f"    {step}" for step in own)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
@@ -309,9 +330,6 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
         )
     parameters += _layout(stages).splitlines()
     workspace = [line for part in parts for line in _between(part.stages, part.names)]
-    further: list[str] = ["also:"] if len(parts) > 1 else []
-    for part, (own, _) in zip(parts[1:], found[1:], strict=True):
-        further += [f"  {part.name}:", "    steps:", *(f"    {step}" for step in own)]
     head = [
         "---",
         f"title: Sweeps over each row ({sum(len(n.passes) for n in stages.nests)}), in C++",
@@ -325,7 +343,7 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
         *(["workspace:", *workspace] if workspace else []),
         "steps:",
         *steps,
-        *further,
+        *_further(parts, [own for own, _ in found]).splitlines(),
         "optimisations:",
         f'  - {{text: "{_work(stages)} in loops over rows: hardly anything is stored between"}}',
         '  - {text: "outputs are written past the caches", when: "stream_output"}',

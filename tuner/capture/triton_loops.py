@@ -15,6 +15,7 @@ from tuner.capture.merged import Merged, merged_sweeps
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
 from tuner.capture.operations import converted, emit, literal, operation_of
 from tuner.capture.precision import HALVES
+from tuner.capture.triton_blocks import SEARCHED, Blocks
 from tuner.capture.triton_folds import JOINED, START, fold_functions
 from tuner.capture.triton_merged import begun, joined, lane_counts, stepped
 from tuner.capture.windows import triton_tap
@@ -25,7 +26,8 @@ __all__ = ["RESERVED", "Writer"]
 RESERVED = {
     "col_ids", "first_col", "is_col", "is_row", "num_columns", "num_rows", "present", "row_ids",
     "tl", "libdevice", "triton", "block", "blocks", "column_index", "partial", "totals", "piece",
-    "pieces", "program", "last_col",
+    "pieces", "program", "last_col", "first_piece", "more",
+    "block_rows", "programs",
 }  # fmt: skip
 _WHOLE = {"int64": "tl.int64", "bool": "tl.uint8"}
 
@@ -37,10 +39,13 @@ class Writer:
         nest: what to compute.
         function: its name.
         names: of values, none of `RESERVED`.
+        blocks: how large they are.
     """
 
-    def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
-        self.nest, self.function = nest, function
+    def __init__(
+        self, nest: Nest, function: str, names: Mapping[str, str], blocks: Blocks = SEARCHED
+    ) -> None:
+        self.nest, self.function, self.blocks = nest, function, blocks
         self.names = {**names, COLUMN: "column_index"}
         self.space = nest.space
         self.rows, self.columns = row_dims(self.space), sorted(self.space.columns)
@@ -107,9 +112,14 @@ class Writer:
         return "col_ids + tl.zeros([ROWS, COLUMNS], tl.int32)"
 
     def _sweep(
-        self, each: Pass, first: str, last: str, merged: Merged | None = None
+        self,
+        each: Pass,
+        first: str,
+        last: str,
+        merged: Merged | None = None,
+        step: str = "COLUMNS",
     ) -> Iterator[str]:
-        """Go over some columns and keep one partial result a lane."""
+        """Go over some columns and keep one partial result a lane; blocks are a step apart."""
         if merged is not None:
             yield from begun(merged, self.names)
         for reduction in each.reductions if merged is None else ():
@@ -119,7 +129,7 @@ class Writer:
             if reduction.is_index:
                 yield f"{name}_place = tl.zeros([ROWS, COLUMNS], tl.int32)"
         yield "for first_col in tl.range("
-        yield f"    {first}, {last}, COLUMNS, num_stages={{{{ stages }}}}"
+        yield f"    {first}, {last}, {step}, num_stages={self.blocks.stages}"
         yield "):"
         yield from (f"    {line}" for line in self._block("first_col + ", each, set()))
         if merged is not None:
@@ -214,8 +224,9 @@ class Writer:
         known |= read | {s.name for s in each.statements}
         for output in each.writes:
             value = self._stored(output.name, output.dtype, is_block=True)
-            at = f"{self.names[output.name]}_out + {self._at(output.name)}"
-            yield f"tl.store({at}, {value}, mask=present)"
+            at = self._at(output.name)
+            at = at if self.rows else f"0 * row_ids[:, None] + {at}"  # of the mask's shape
+            yield f"tl.store({self.names[output.name]}_out + {at}, {value}, mask=present)"
 
     def _in(self, name: str, is_block: bool) -> str:
         """Return a value as it is used in a block: one for each row is spread over its columns."""
@@ -296,10 +307,11 @@ class Writer:
         given = ", ".join([*self.inputs, *outputs, "rows", "cols"])
         yield from ("", "", f"def {self.function}({given}):")
         yield "    # A row that is shorter than the block is done by a block of its own length."
-        yield "    block = min({{ block_columns }}, triton.next_power_of_2(cols))"
+        yield f"    block = min({self.blocks.columns}, triton.next_power_of_2(cols))"
         yield "    if cols + block >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
-        grid = "triton.cdiv(rows, {{ block_rows }})"
+        yield f"    block_rows = {self.blocks.rows}"
+        grid = "triton.cdiv(rows, block_rows)"
         if not self.has_own_rows:
             grid = f"{grid} * triton.cdiv(cols, block)"
         yield f"    blocks = {grid}"
@@ -308,8 +320,8 @@ class Writer:
         yield f"    {self.function}_kernel[(blocks,)]("
         yield f"        {given},"
         more = " IS_ONE_BLOCK=cols <= block," if self.folds else ""
-        yield "        ROWS={{ block_rows }}, COLUMNS=block," + more
-        yield "        num_warps={{ num_warps }},"
+        yield f"        ROWS=block_rows, COLUMNS=block,{more}"
+        yield f"        num_warps={self.blocks.num_warps},"
         yield "    )"
 
 

@@ -1,0 +1,106 @@
+"""How large the blocks of Triton kernels are: searched for the forward, chosen for gradients.
+
+A search times the forward alone, so that its values say little of the nests of a step of training.
+Those get theirs from shapes, without the batch, at which a step may be another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tuner.capture.indexing import is_split
+from tuner.capture.nest import Nest
+from tuner.capture.precision import HALVES
+
+__all__ = ["SEARCHED", "Blocks", "blocks_of", "chosen", "first_blocks", "is_split_across"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What a nest's kernels are started with: numbers, a template's parameters in braces, or text.
+
+    The text may name `block`, the columns of a block that is cut to a short row, and `block_rows`.
+
+    Attributes:
+        rows: of one program at a time.
+        columns: of one program at a time.
+        num_warps: of one program.
+        stages: blocks on their way at a time.
+        split: blocks of a long row that one program takes.
+    """
+
+    rows: int | str
+    columns: int | str
+    num_warps: int | str
+    stages: int | str = 2
+    split: int | str = 8
+
+
+SEARCHED = Blocks(
+    "{{ block_rows }}", "{{ block_columns }}", "{{ num_warps }}", "{{ stages }}", "{{ split }}"
+)
+
+
+def is_split_across(nest: Nest) -> bool:
+    """Whether the columns of a gradient's nest are split, of rows that are adjacent in memory.
+
+    That is a reduction over the batch: a weight alone has too few elements to keep a GPU busy.
+    """
+    if not nest.reductions or not nest.space.is_across:
+        return False
+    return 0 in nest.space.columns and not any(r.is_index for r in nest.reductions)
+
+
+def blocks_of(nest: Nest) -> dict[str, list[int]]:
+    """Return the sizes of blocks that are worth trying: long where memory is contiguous."""
+    if not nest.space.is_across:
+        return {
+            "block_rows": [1] if is_split(nest) else [1, 2, 4, 8, 16],
+            "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
+        }
+    return {
+        "block_rows": [16, 32, 64, 128, 256, 512, 1024],
+        "block_columns": [1, 2, 4, 8, 16, 32, 64, 128],
+    }
+
+
+def first_blocks(nest: Nest) -> tuple[int, int, int]:
+    """Return rows, columns and warps to begin with: a row in one block, some 16 values a lane.
+
+    Where columns lie apart in memory, and where a row is too long for a block, warps are few and
+    read what lies together.
+    """
+    whole = _power_of_2(nest.space.cols)
+    if nest.space.is_across:
+        columns = min(128, whole)
+        return min(256, max(16, 2048 // columns)), columns, 4
+    if not nest.reductions or is_split(nest) or whole > 16384:
+        return 1, 1024, 4
+    columns = max(128, whole)
+    rows = max(1, 1024 // columns)
+    return rows, columns, max(1, rows * columns // 512)
+
+
+def chosen(nest: Nest) -> Blocks:
+    """Return the blocks of a gradient's nest: at most 16 values of a tensor a lane.
+
+    A row that is shorter than `columns` is a block of its own, and more of them are taken at a
+    time. Rows that are adjacent in memory are read 128 bytes or more at a time.
+    """
+    if is_split_across(nest):
+        dtypes = {t.dtype for t in nest.arguments if nest.is_dense(t.name)}
+        rows = min(256 if dtypes & HALVES else 128, _power_of_2(nest.space.rows))
+        return Blocks(rows, max(1, 2048 // rows), 4)
+    if nest.space.is_across:
+        return Blocks("max(32, 1024 // block)", 128, _WARPS)
+    if nest.scans or is_split(nest):
+        return Blocks(1, 1024, 4)
+    return Blocks("max(1, 1024 // block)", 8192 if nest.reductions else 1024, _WARPS)
+
+
+_WARPS = "max(4, block_rows * block // 512)"  # of 32 lanes
+
+
+def _power_of_2(number: int) -> int:
+    """Return the least power of 2 that is no less."""
+    return 1 << (number - 1).bit_length()
