@@ -19,7 +19,8 @@ __all__ = ["SEARCHED", "Blocks", "blocks_of", "chosen", "first_blocks", "is_spli
 class Blocks:
     """What a nest's kernels are started with: numbers, a template's parameters in braces, or text.
 
-    The text may name `block`, the columns of a block that is cut to a short row, and `block_rows`.
+    The text may name `cols`, `block`, the columns of a block that is cut to a short row, and
+    `block_rows`.
 
     Attributes:
         rows: of one program at a time.
@@ -27,6 +28,7 @@ class Blocks:
         num_warps: of one program.
         stages: blocks on their way at a time.
         split: blocks of a long row that one program takes.
+        max_registers: of a lane, so that another program fits beside one; None for any number.
     """
 
     rows: int | str
@@ -34,6 +36,7 @@ class Blocks:
     num_warps: int | str
     stages: int | str = 2
     split: int | str = 8
+    max_registers: int | None = None
 
 
 SEARCHED = Blocks(
@@ -82,23 +85,30 @@ def first_blocks(nest: Nest) -> tuple[int, int, int]:
 
 
 def chosen(nest: Nest) -> Blocks:
-    """Return the blocks of a gradient's nest: at most 16 values of a tensor a lane.
+    """Return the blocks of a gradient's nest.
 
-    A row that is shorter than `columns` is a block of its own, and more of them are taken at a
-    time. Rows that are adjacent in memory are read 128 bytes or more at a time.
+    A lane holds 16 values of each tensor, 8 where those are many. A row that is shorter than
+    `columns` is a block of its own, and more of them are taken at a time. Rows that are adjacent
+    in memory are read 128 bytes or more at a time. Of rows that no block holds few are on their
+    way, so that the L2 cache has them when they are read again.
     """
+    given = [t.dtype for t in nest.arguments if nest.is_dense(t.name)]
+    dense = given + [o.dtype for o in nest.outputs if nest.is_dense(o.name)]
     if is_split_across(nest):
-        dtypes = {t.dtype for t in nest.arguments if nest.is_dense(t.name)}
-        rows = min(256 if dtypes & HALVES else 128, _power_of_2(nest.space.rows))
+        rows = min(256 if HALVES & {*given} else 128, _power_of_2(nest.space.rows))
         return Blocks(rows, max(1, 2048 // rows), 4)
-    if nest.space.is_across:
-        return Blocks("max(32, 1024 // block)", 128, _WARPS)
-    if nest.scans or is_split(nest):
+    if nest.scans:
+        return Blocks(32, 32, 4) if nest.space.is_across else Blocks(1, 1024, 4)
+    if is_split(nest):
         return Blocks(1, 1024, 4)
-    return Blocks("max(1, 1024 // block)", 8192 if nest.reductions else 1024, _WARPS)
-
-
-_WARPS = "max(4, block_rows * block // 512)"  # of 32 lanes
+    lanes = "block_rows * block // 512" if len(dense) <= 4 else "block_rows * block // 256"
+    warps, registers = f"max(4, {lanes})", None if len(dense) <= 4 else 64
+    if nest.space.is_across:
+        return Blocks("max(32, 1024 // block)", 128, warps)
+    if not nest.reductions:
+        return Blocks("max(1, 1024 // block)", 1024, warps)
+    warps = f"32 if cols > block else {warps}"
+    return Blocks("max(1, 1024 // block)", 8192, warps, max_registers=registers)
 
 
 def _power_of_2(number: int) -> int:

@@ -321,7 +321,9 @@ class Writer:
         yield f"        {given},"
         more = " IS_ONE_BLOCK=cols <= block," if self.folds else ""
         yield f"        ROWS=block_rows, COLUMNS=block,{more}"
-        yield f"        num_warps={self.blocks.num_warps},"
+        registers = self.blocks.max_registers
+        limit = "" if registers is None else f" maxnreg={registers},"
+        yield f"        num_warps={self.blocks.num_warps},{limit}"
         yield "    )"
 
 
