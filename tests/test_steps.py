@@ -166,6 +166,17 @@ def test_gradients_of_bfloat16_are_as_exact_as_pytorchs(tmp_path):
         assert (got - true).abs().max() <= 2.0 * (theirs - true).abs().max()
 
 
+def test_sums_over_the_batch_are_of_the_kernel_that_computes_what_is_summed(tmp_path, gate):
+    """A norm's backward reads each tensor once on a GPU, and stores nothing between."""
+    for taken in (gate, Taken(tmp_path, "layer_norm")):
+        candidate = taken.family.render({"template": "nest_triton"}, known_device("H200").facts())
+        call = candidate.plan.also["gradients"]
+        assert call is not None and len(call.steps) == 1
+        assert {tensor.name.rpartition("_")[0] for tensor in call.workspace} == {
+            "partial", "totals"
+        }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory) -> Taken:
     return Taken(tmp_path_factory.mktemp("gate"), "rms_norm_gate")

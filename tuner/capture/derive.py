@@ -28,9 +28,10 @@ from tuner.capture.precision import num_bytes_of
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_text import StepPlan, planned, step_text
-from tuner.capture.templates import Part, cpp_template, main_of, triton_template
+from tuner.capture.templates import Part, cpp_template, main_of
 from tuner.capture.triton_blocks import blocks_of
 from tuner.capture.triton_loops import RESERVED
+from tuner.capture.triton_template import triton_template
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
 

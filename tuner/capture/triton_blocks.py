@@ -10,9 +10,13 @@ from dataclasses import dataclass
 
 from tuner.capture.indexing import is_split
 from tuner.capture.nest import Nest
-from tuner.capture.precision import HALVES
+from tuner.capture.precision import HALVES, num_bytes_of
 
-__all__ = ["SEARCHED", "Blocks", "blocks_of", "chosen", "first_blocks", "is_split_across"]
+__all__ = [
+    "SEARCHED", "Blocks", "blocks_of", "chosen", "first_blocks", "is_split_across", "with_sums_of",
+]  # fmt: skip
+
+STAGED_BYTES = 80 * 1024  # a block of any GPU since Ampere has as much shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,22 @@ def chosen(nest: Nest) -> Blocks:
     if not nest.reductions:
         return Blocks("max(1, 1024 // block)", 1024, warps)
     warps = f"32 if cols > block else {warps}"
-    return Blocks("max(1, 1024 // block)", 8192, warps, max_registers=registers)
+    stages = _stages(nest, 8192)
+    return Blocks("max(1, 1024 // block)", 8192, warps, stages, max_registers=registers)
+
+
+def with_sums_of(nest: Nest) -> Blocks:
+    """Return the blocks of a nest whose programs keep sums of its rows: 4 values a lane."""
+    columns = _power_of_2(nest.space.cols)
+    rows = max(1, 1024 // columns)
+    warps = min(32, max(4, rows * columns // 128))
+    return Blocks(rows, columns, warps, _stages(nest, rows * columns), max_registers=64)
+
+
+def _stages(nest: Nest, size: int) -> int:
+    """Return how many blocks of so many elements are on their way: what shared memory holds."""
+    num_bytes = sum(num_bytes_of(t.dtype) for t in nest.arguments if nest.is_inner(t.name))
+    return 2 if num_bytes * size <= STAGED_BYTES else 1
 
 
 def _power_of_2(number: int) -> int:

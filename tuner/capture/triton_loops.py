@@ -56,6 +56,11 @@ class Writer:
         self.folds = {r.fold for r in nest.reductions}
         self.has_own_rows = bool(self.folds)  # a program has all columns of its rows
         self.pointers = [f"{n}_all" for n in self.inputs] + [f"{n}_out" for n in self.outputs]
+        # Between how many programs columns are split, as an expression over sizes and parameters;
+        # "" where they are not. What each finds lies between kernels, of what `split` reduces.
+        self.pieces = ""
+        self.is_given_pieces = False
+        self.split = nest
 
     def text(self) -> str:
         """Return the kernels and what starts them."""
@@ -86,16 +91,7 @@ class Writer:
         """All columns of its rows in each program."""
         yield from self._begin("tl.program_id(0)")
         yield "    if IS_ONE_BLOCK:"
-        known: set[str] = set()
-        for number, each in enumerate(self.nest.passes):
-            for line in self._block("" if not number else None, each, known):
-                yield f"        {line}"
-            for reduction in each.reductions:
-                name, value = self.names[reduction.name], self._masked(reduction)
-                whole = f"{self._reduced(reduction, value, self._places())}{_scaled(reduction)}"
-                whole = f"({whole}).to(tl.float32)" if reduction.is_wide else whole
-                yield f"        {name} = {whole}"
-            yield from (f"        {self._statement(s)}" for s in each.after)
+        yield from (f"    {line}" for line in self._one_block())
         yield "    else:"
         for number, each in enumerate(self.nest.passes):
             merged = self.merged.get(number)
@@ -107,6 +103,19 @@ class Writer:
                 yield from (f"        {line}" for line in found)
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield from self._row_outputs()
+
+    def _one_block(self) -> Iterator[str]:
+        """All passes over rows that one block holds: it is read once."""
+        known: set[str] = set()
+        for number, each in enumerate(self.nest.passes):
+            for line in self._block("" if not number else None, each, known):
+                yield f"    {line}"
+            for reduction in each.reductions:
+                name, value = self.names[reduction.name], self._masked(reduction)
+                whole = f"{self._reduced(reduction, value, self._places())}{_scaled(reduction)}"
+                whole = f"({whole}).to(tl.float32)" if reduction.is_wide else whole
+                yield f"    {name} = {whole}"
+            yield from (f"    {self._statement(s)}" for s in each.after)
 
     def _places(self) -> str:
         return "col_ids + tl.zeros([ROWS, COLUMNS], tl.int32)"

@@ -27,6 +27,10 @@ class SplitWriter(Writer):
     ) -> None:
         super().__init__(nest, function, names, blocks)
         self.moments = {n: m for n, m in self.merged.items() if m.kind == "moments"}
+        taken = " * ".join(
+            str(n).strip("{} ") for n in (blocks.rows, blocks.columns, blocks.split)
+        )
+        self.pieces = f"cdiv({self.space.cols}, {taken})"
 
     def text(self) -> str:
         """Return the kernels and what starts them."""
@@ -129,8 +133,16 @@ class AcrossWriter(Writer):
     """The text of one nest whose rows are adjacent in memory, and their columns split.
 
     Programs hold blocks of rows, and take blocks of columns in turns: at any time they read what
-    lies together.
+    lies together. There are `programs` of them, a parameter, or one for each block of rows.
     """
+
+    def __init__(
+        self, nest: Nest, function: str, names: Mapping[str, str], blocks: Blocks
+    ) -> None:
+        super().__init__(nest, function, names, blocks)
+        most = f"max(1, programs // cdiv({self.space.rows}, {blocks.rows}))"
+        self.pieces = f"min(cdiv({self.space.cols}, {blocks.columns}), {most})"
+        self.is_given_pieces = True
 
     def text(self) -> str:
         """Return the kernels and what starts them."""
@@ -152,12 +164,12 @@ class AcrossWriter(Writer):
             yield f"    {line}"
         yield from (f"    {line}" for line in self._found(each, None, "", is_all=False))
         for reduction in each.reductions:
-            at = f"({self._place_of(reduction)} * pieces + piece) * num_rows + row_ids"
+            at = f"({self.place_of(reduction)} * pieces + piece) * num_rows + row_ids"
             yield f"    tl.store(partial + {at}, {self.names[reduction.name]}, mask=is_row)"
         if each.reductions:
-            yield from self._together(number)
+            yield from self.together(number)
 
-    def _together(self, number: int) -> Iterator[str]:
+    def together(self, number: int) -> Iterator[str]:
         """Put together what the programs of a pass found; write what that is of a row."""
         each = self.nest.passes[number]
         yield from ("", "", '@triton.jit(do_not_specialize=["pieces"])')
@@ -168,7 +180,7 @@ class AcrossWriter(Writer):
         yield from self._known("tl.program_id(0)", number)
         for reduction in each.reductions:
             name, start = self.names[reduction.name], START[reduction.fold]
-            place = self._place_of(reduction)
+            place = self.place_of(reduction)
             yield f"    {name}_part = tl.full([PIECES, ROWS], {start}, tl.float64)"
             yield "    for first_piece in range(0, pieces, PIECES):"
             yield "        piece = (first_piece + tl.arange(0, PIECES))[:, None]"
@@ -195,7 +207,7 @@ class AcrossWriter(Writer):
         yield from self._begin(program)
         for each in self.nest.passes[:number]:
             for reduction in each.reductions:
-                at = f"totals + {self._place_of(reduction)} * num_rows + row_ids"
+                at = f"totals + {self.place_of(reduction)} * num_rows + row_ids"
                 loaded = f"tl.load({at}, mask=is_row, other=0.0)"
                 yield f"    {self.names[reduction.name]} = {loaded}"
             yield from (f"    {self._statement(s)}" for s in each.after)
@@ -204,7 +216,8 @@ class AcrossWriter(Writer):
         """Return the last pass that reduces; whatever a row has is known behind it."""
         return max(n for n, each in enumerate(self.nest.passes) if each.reductions)
 
-    def _place_of(self, reduction: Reduction) -> int:
+    def place_of(self, reduction: Reduction) -> int:
+        """Return where its parts lie among those of others."""
         return self.nest.reductions.index(reduction)
 
     def _launch(self) -> Iterator[str]:
@@ -220,7 +233,12 @@ class AcrossWriter(Writer):
             yield f"        num_warps={self.blocks.num_warps},"
             yield "    )"
             if each.reductions:
-                yield f"    {self.function}_together_{number}[(triton.cdiv(rows, 32),)]("
-                yield f"        {given}, partial, totals, rows, pieces,"
-                yield "        ROWS=32, PIECES=32,"
-                yield "    )"
+                yield from self.launch_together(number, "rows")
+
+    def launch_together(self, number: int, rows: str) -> Iterator[str]:
+        """Start the kernel of `together`; `rows` says how many there are."""
+        given = ", ".join([*self.inputs, *(f"{name}_out" for name in self.outputs)])
+        yield f"    {self.function}_together_{number}[(triton.cdiv({rows}, 32),)]("
+        yield f"        {given}, partial, totals, {rows}, pieces,"
+        yield "        ROWS=32, PIECES=128, num_warps=8,"
+        yield "    )"
