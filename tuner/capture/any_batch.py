@@ -44,7 +44,7 @@ def any_batch(one: str, other: str, batches: tuple[int, int], *, name: str) -> s
 
 
 def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | None:
-    if one == other or one.startswith("sizes: "):  # the sizes as given
+    if one == other or one.startswith(("sizes: ", "also_sizes: ")):  # the sizes as given
         return one
     step = one.lstrip()
     is_view = step.startswith(_VIEWS)

@@ -48,7 +48,7 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "piece": [16384, 65536, 262144],
     "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
 }  # fmt: skip
-FORMAT = 12  # of what is written; part of the key
+FORMAT = 13  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -229,8 +229,11 @@ def _op_yaml(graph: Graph, parts: Sequence[Part], op: str, batch: int | None) ->
         f"bytes: {json.dumps(str(num_bytes))}",
     ]
     if len(parts) > 1:
-        further = {p.name: _declared(p, batch)[0] for p in parts[1:]}
-        lines.append(f"also: {json.dumps(further)}")
+        further = {p.name: _declared(p, batch) for p in parts[1:]}
+        lines.append(f"also: {json.dumps({name: call for name, (call, _) in further.items()})}")
+        more = {name: size for _, found in further.values() for name, size in found.items()}
+        more = {name: size for name, size in more.items() if name not in sizes}
+        lines.append(f"also_sizes: {json.dumps(more)}")
     return "\n".join([*lines, ""])
 
 
