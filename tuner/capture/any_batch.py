@@ -13,7 +13,7 @@ from collections.abc import Iterator
 __all__ = ["another_batch", "any_batch"]
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
-_AS_GIVEN = ("sizes: ", "_TUNED_ROWS = ")
+_AS_GIVEN = ("sizes: ", "also_sizes: ", "_TUNED_ROWS = ")
 _ESTIMATES = ("flops: ", "bytes: ")  # of which a part may not grow
 _VIEWS = tuple(f"- {{aten: {name}, " for name in ("view", "reshape", "expand"))
 _PLAN = ("- {call: ", "- {aten: ", "outputs: ", "also: ")
