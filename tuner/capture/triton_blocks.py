@@ -125,7 +125,7 @@ def with_sums_of(nest: Nest) -> Blocks:
 
 
 def _stages(nest: Nest, size: int) -> int:
-    """Return how many blocks of so many elements are on their way; shared memory has all but one."""
+    """Return how many blocks of so many elements are on their way: what shared memory holds."""
     num_bytes = sum(num_bytes_of(t.dtype) for t in nest.arguments if nest.is_inner(t.name))
     return 1 + min(2, STAGED_BYTES // max(1, num_bytes * size))
 
