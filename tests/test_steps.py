@@ -389,6 +389,7 @@ LARGE_MODULES = {
         "self.w = nn.Parameter(torch.randn(1000))", "3001, 1000",
     ),
     "layer_norm": ("self.n(x) * y", "self.n = nn.LayerNorm(9000)", "700, 9000"),
+    "bias": ("F.gelu(x + self.b) * y", "self.b = nn.Parameter(torch.randn(300))", "3001, 300"),
     "few_long_rows": ("torch.softmax(x * self.w, -1) * y",
                       "self.w = nn.Parameter(torch.randn(70001))", "3, 70001"),
     "channels": ("F.gelu(x + self.b[:, None]) * torch.softmax(y, 1)",
@@ -422,10 +423,11 @@ def test_triton_gradients_of_large_modules_are_exact_and_always_the_same(name, d
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("programs", [1, 40, 100_000])
-def test_sums_over_the_batch_are_right_whatever_the_number_of_programs(programs, tmp_path):
-    forward, init, shape = LARGE_MODULES["rms_norm_gate"]
+@pytest.mark.parametrize("name", ["rms_norm_gate", "bias"])
+def test_sums_over_the_batch_are_right_whatever_the_number_of_programs(name, programs, tmp_path):
+    forward, init, shape = LARGE_MODULES[name]
     text = LARGE.format(forward=forward, init=init, shape=shape, dtype="float32")
-    taken = Taken(tmp_path, "gate", text, "cuda", programs=programs)
+    taken = Taken(tmp_path, name, text, "cuda", programs=programs)
     for batch in (None, 1, 17):
         inputs = taken.inputs(1, batch)
         mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)

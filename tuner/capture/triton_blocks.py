@@ -16,7 +16,7 @@ __all__ = [
     "SEARCHED", "Blocks", "blocks_of", "chosen", "first_blocks", "is_split_across", "with_sums_of",
 ]  # fmt: skip
 
-STAGED_BYTES = 80 * 1024  # a block of any GPU since Ampere has as much shared memory
+STAGED_BYTES = 80 * 1024  # of shared memory, which a program has on any GPU since Ampere
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def with_sums_of(nest: Nest) -> Blocks:
 def _stages(nest: Nest, size: int) -> int:
     """Return how many blocks of so many elements are on their way: what shared memory holds."""
     num_bytes = sum(num_bytes_of(t.dtype) for t in nest.arguments if nest.is_inner(t.name))
-    return 2 if num_bytes * size <= STAGED_BYTES else 1
+    return 1 + min(2, STAGED_BYTES // max(1, num_bytes * size))
 
 
 def _power_of_2(number: int) -> int:
