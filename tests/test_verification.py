@@ -314,7 +314,7 @@ def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification)
 
 
 def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification):
-    accidents = ["...", "x = x + 1.0", "..."]
+    accidents = ["...", "x = x + 1.0", "...", "..."]
     files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
     measured = Measurement(10.0, 0.01, (10.0,), is_cold=True)
     outcome = Outcome(Status.CORRECT, measurement=measured)
@@ -323,10 +323,12 @@ def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification
     verification.observer.on_probe = seen.append
     with ThreadPoolExecutor(3) as verification.checks_ahead:
         entries: dict[int, Finalist] = {}
-        assert verification._checked(trials, files, entries) == [0, 2]
-    assert [entries[n].check.is_accepted for n in files] == [True, False, True]
+        assert sorted(verification._checked(trials, files, entries)) == [0, 2, 3]
+    # The spare one was begun when the second was rejected, and nothing else is on its way.
+    assert verification.spares == [] and verification.ahead == {}
+    assert [entries[n].check.is_accepted for n in files] == [True, False, True, True]
     assert entries[1].check.reason.startswith("as given: output of call 1")
-    assert len({len(entries[n].check.probes) for n in (0, 2)}) == 1 and seen
+    assert len({len(entries[n].check.probes) for n in (0, 2, 3)}) == 1 and seen
     assert "REJECTED: as given" in first_line(files[1].rejected_path)
 
 
