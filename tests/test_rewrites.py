@@ -1,0 +1,164 @@
+"""Exact rewrites of captured graphs: named, on structure alone, right for Inf and NaN as well."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import graph_interpreter
+import pytest
+import torch
+from cpu_machine import FACTS, GPP, compiled
+from test_any_module import answers, assert_as_exact, in_float64
+from test_capture import HEAD, captured, model_text
+
+from tuner.capture.capture import capture, with_another_batch
+from tuner.capture.derive import derived
+from tuner.capture.joint import Captured
+from tuner.capture.merging import constant_outputs
+from tuner.capture.rewriting import RULES, rewritten
+from tuner.capture.settings import settings_of
+from tuner.evaluate.modules import fused, module_of
+from tuner.kernel.binding import bind
+from tuner.kernel.family import load_family
+from tuner.problem.reference import load_problem
+
+X, IMAGE = "torch.randn(5, 6)", "torch.randn(3, 4, 5, 6)"
+# The constructor, the forward, the inputs, and the steps that are taken, in their order.
+TAKEN: dict[str, tuple[str, str, str, list[str]]] = {
+    "bias before BatchNorm": (
+        "self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4)",
+        "return self.n(self.l(x))", X, ["shift-cancelled"],
+    ),
+    "bias, scale and a parameter before BatchNorm": (
+        "self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4); self.s = nn.Parameter(torch.ones(4));"
+        "self.b = nn.Parameter(torch.ones(4))",
+        "return torch.relu(self.n((self.l(x) * self.s - self.b) * 3.0 + 2.0))", X,
+        ["shift-cancelled"],
+    ),
+    "bias of a convolution before BatchNorm": (
+        "self.c, self.n = nn.Conv2d(4, 3, 2), nn.BatchNorm2d(3, momentum=0.3)",
+        "return self.n(self.c(x))", IMAGE, ["shift-cancelled"],
+    ),
+    "bias of a transposed convolution before InstanceNorm": (
+        "self.c, self.n = nn.ConvTranspose2d(4, 3, 2), nn.InstanceNorm2d(3, affine=True)",
+        "return self.n(self.c(x))", IMAGE, ["shift-cancelled"],
+    ),
+    "a parameter and a number before LayerNorm": (
+        "self.n = nn.LayerNorm(6); self.b = nn.Parameter(torch.ones(1))",
+        "return self.n(x + self.b + 3.0)", X, ["shift-cancelled"],
+    ),
+    "a mean without its dimension": (
+        "self.b = nn.Parameter(torch.ones(5, 1))",
+        "m = (x + self.b).mean(1); return (x + self.b) - m[:, None], m", X, [],
+    ),
+    "one value less its mean": (
+        "self.b = nn.Parameter(torch.ones(5, 1))",
+        "h = x + self.b; m = h.mean(1); return h - m[:, None], m", X, ["shift-cancelled"],
+    ),
+    "factors": ("pass", "return torch.tanh(2.0 * x * 3) / 0.5 / 0.25", X,
+                ["factors-merged", "factors-merged"]),
+    "factors and divisors": ("pass", "return torch.exp(x * 0.5 / 3 * -0.1)", X,
+                             ["factors-merged", "factors-merged"]),
+    "twice": ("pass", "y = x.tanh() * 2; return y + y", X, ["factors-merged"] * 2),
+    "terms": ("pass", "return torch.sin(x + 2 + 0.5 - -4)", X, ["terms-merged", "terms-merged"]),
+    "bounds": ("pass", "return torch.relu(x).clamp(max=6).clamp(0.5, 9), "
+               "torch.clamp(x.clamp(min=-1), max=-3.0)", X, ["bounds-merged"] * 3),
+    "a bound that holds already": ("pass", "y = torch.relu(x); "
+                                   "return y.exp(), F.leaky_relu(y, 0.1) * 0.5", X,
+                                   ["step-without-effect"]),
+    "times 1": ("pass", "return (x.exp() * 1 / 1.0 - 0).sin()", X, ["step-without-effect"] * 3),
+    "logsumexp of one": ("pass", "y = x.sum(1, keepdim=True); "
+                         "return torch.logsumexp(y, 1, keepdim=True)", X, ["logsumexp-of-one"]),
+    "sum of a Linear": ("self.l = nn.Linear(6, 4)", "return self.l(x).sum(1)", X,
+                        ["sum-of-linear"]),
+    "scaled mean of a Linear": (
+        "self.l = nn.Linear(6, 4); self.b = nn.Parameter(torch.ones(4))",
+        "return ((self.l(x) * -3 - self.b + 2.0) / 7 + x[:, :1] + x[:, 2:]).mean(-1, keepdim=True)",
+        "torch.randn(2, 5, 6)[0]", ["sum-of-linear"],
+    ),
+    "sum of a product": ("self.w = nn.Parameter(torch.ones(4, 6))",
+                         "return (x @ self.w.t()).sum(-1), (x @ y).mean(-1)",
+                         f"torch.randn(2, 5, 6), {X.replace('5', '6')}", ["sum-of-linear"] * 2),
+}  # fmt: skip
+
+
+def seen(tmp_path: Path, init: str, forward: str, inputs: str) -> tuple:
+    """Return a module's file and what was captured of it, which computes what the module does."""
+    names = "x, y" if "y" in forward and "y =" not in forward else "x"
+    graph = captured(tmp_path, init, forward, inputs, names)
+    return load_problem(tmp_path / "module.py"), graph
+
+
+def in_real_numbers(graph, problem, inputs) -> tuple[list, list, list, list]:
+    """Run a graph and its module in float64; return outputs and buffers of both."""
+    model = problem.make_model(0)
+    problem.randomise(model, 1)
+    model = model.double()
+    state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    given = [graph_interpreter.wide(x) for x in inputs]
+    found, updates = graph_interpreter.run(graph, given, state)
+    with torch.no_grad():
+        own = answers(model(*given))
+    buffers = dict(model.named_buffers())
+    return found, own, [updates[name] for name in updates], [buffers[name] for name in updates]
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_rewritten_graph_computes_the_same_for_every_kind_of_value(name, tmp_path):
+    init, forward, inputs, steps = TAKEN[name]
+    problem, graph = seen(tmp_path, init, forward, inputs)
+    after = rewritten(graph)
+    assert [step.name for step in after.rewrites] == steps
+    assert all(step.line and step.text for step in after.rewrites)
+    assert rewritten(after) == after and (after.key == graph.key) == (not steps)
+    for value in (None, math.inf, -math.inf, math.nan, 0.0, 1e-310, 1e15):
+        given = problem.make_inputs(2)
+        for x in given[:1] if value is not None else []:
+            x.view(-1)[[0, 3]] = torch.tensor([value, -value if value == 1e15 else value])
+        found, own, buffers, kept = in_real_numbers(after, problem, given)
+        for one, other in [*zip(found, own, strict=True), *zip(buffers, kept, strict=True)]:
+            atol = 1e-10 if value != 1e15 else 1e2
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=atol, equal_nan=True)
+
+
+LEFT = {
+    "an overflow in between": ("pass", "return (x * 1e30 * 1e-30).exp() + (x / 2 * 2)", X),
+    "a product that is no normal number": ("pass", "return (x * 1e-30 * 1e-30).exp()", X),
+    "no exact sum": ("pass", "return torch.sin(x + 0.1 + 0.2) + torch.cos(x + 1 - 1)", X),
+    "what is used elsewhere": ("pass", "y = x * 2; return y * 3, y.exp()", X),
+    "a zero that is added": ("pass", "return 1 / (x.round() + 0)", X),
+    "BatchNorm in eval mode": ("self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4); self.eval()",
+                               "return self.n(self.l(x))", X),
+    "a bias along the mean's dimension": ("self.l, self.n = nn.Linear(6, 4), nn.LayerNorm(4)",
+                                          "return self.n(self.l(x))", X),
+    "a bias that is needed behind": ("self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4)",
+                                     "h = self.l(x); return h + self.n(h)", X),
+    "a sum of what is not linear": ("self.l = nn.Linear(6, 4)", "return self.l(x).relu().sum(1)",
+                                    X),
+    "a sum over rows": ("self.l = nn.Linear(6, 4)", "return self.l(x).sum(0)", X),
+    "an output beside the same": ("pass", "y = x.exp(); return y, y / 1", X),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_might_differ_or_gains_nothing_is_left(name, tmp_path):
+    _, graph = seen(tmp_path, *LEFT[name])
+    assert rewritten(graph) == graph and not graph.rewrites
+
+
+@pytest.mark.parametrize("weight", [math.inf, -math.inf, math.nan, 0.0])
+def test_weights_that_are_no_numbers_show_as_in_the_module(weight, tmp_path):
+    init = "self.l, self.n, self.m = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(6, 3)"
+    forward = "return self.n(self.l(x)), self.m(x).mean(1)"
+    problem, graph = seen(tmp_path, init, forward, X)
+    after = rewritten(graph)
+    assert [step.name for step in after.rewrites] == ["shift-cancelled", "sum-of-linear"]
+    inputs = in_float64(problem.make_inputs(1))
+    for parameter in ("l.bias", "l.weight", "m.weight", "m.bias"):
+        for x in (inputs[0], inputs[0].clone().index_fill_(1, torch.tensor([0]), math.inf)):
+            model = problem.make_model(0).double()
+            dict(model.named_parameters())[parameter].data.view(-1)[0] = weight
+            state = {k: v.detach().clone() for k, v in model.state_dict().items()}
+            found, _ = graph_interpreter.run(after, [x], state)
+            torch.testing.assert_close(found, list(model(x)), equal_nan=True)
