@@ -568,7 +568,8 @@ def test_where_all_is_pytorchs_own_nothing_is_generated(forward, words, tmp_path
 
 def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "my_gate.py").write_text(text_of("rms_norm_gate"))
+    text = text_of("rms_norm_gate").replace("silu(y)", "silu(y * 1.5 * 2)")
+    (tmp_path / "my_gate.py").write_text(text)
     said = tune("my_gate.py", "--trials", "1", "--effort", "quick", cwd=tmp_path)
     assert said.code == 0, said.out + said.err
     (path,) = (tmp_path / "runs").iterdir()
@@ -590,7 +591,13 @@ def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     with torch.no_grad():
         live.w.copy_(torch.rand(100))
         torch.testing.assert_close(mine(*inputs), live(*inputs))
-    assert read_certificate(run.export_path).num_probes == len(check.probes)
+    certificate = read_certificate(run.export_path)
+    assert certificate.num_probes == len(check.probes)
+    (step,) = record.outline.rewrites
+    assert (step.name, step.line) == ("factors-merged", 12) and summary(run).rewrites
+    if not result.is_fallback:
+        assert certificate.rewrites == (step.words,)
+        assert f"exact rewrite: {step.words}" in run.export_path.read_text()
 
 
 DROPS = "x + self.drop(F.gelu(self.norm(x)))"

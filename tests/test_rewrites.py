@@ -8,20 +8,25 @@ from pathlib import Path
 import graph_interpreter
 import pytest
 import torch
+from command_line import tune
 from cpu_machine import FACTS, GPP, compiled
 from test_any_module import answers, assert_as_exact, in_float64
-from test_capture import HEAD, captured, model_text
+from test_capture import HEAD, model_text
 
-from tuner.capture.capture import capture, with_another_batch
+from tuner.capture.capture import capture
 from tuner.capture.derive import derived
+from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.joint import Captured
 from tuner.capture.merging import constant_outputs
 from tuner.capture.rewriting import RULES, rewritten
 from tuner.capture.settings import settings_of
+from tuner.deriving import derive_config, derive_operator
+from tuner.errors import InputError
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
-from tuner.problem.reference import load_problem
+from tuner.problem.reference import Problem, load_problem
+from tuner.trial import to_json
 
 X, IMAGE = "torch.randn(5, 6)", "torch.randn(3, 4, 5, 6)"
 # The constructor, the forward, the inputs, and the steps that are taken, in their order.
@@ -31,8 +36,8 @@ TAKEN: dict[str, tuple[str, str, str, list[str]]] = {
         "return self.n(self.l(x))", X, ["shift-cancelled"],
     ),
     "bias, scale and a parameter before BatchNorm": (
-        "self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4); self.s = nn.Parameter(torch.ones(4));"
-        "self.b = nn.Parameter(torch.ones(4))",
+        "self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4); "
+        "self.s, self.b = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))",
         "return torch.relu(self.n((self.l(x) * self.s - self.b) * 3.0 + 2.0))", X,
         ["shift-cancelled"],
     ),
@@ -74,7 +79,8 @@ TAKEN: dict[str, tuple[str, str, str, list[str]]] = {
                         ["sum-of-linear"]),
     "scaled mean of a Linear": (
         "self.l = nn.Linear(6, 4); self.b = nn.Parameter(torch.ones(4))",
-        "return ((self.l(x) * -3 - self.b + 2.0) / 7 + x[:, :1] + x[:, 2:]).mean(-1, keepdim=True)",
+        "h = (self.l(x) * -3 - self.b + 2.0) / 7; "
+        "return (h + x[:, :1] + x[:, 2:]).mean(-1, keepdim=True)",
         "torch.randn(2, 5, 6)[0]", ["sum-of-linear"],
     ),
     "sum of a product": ("self.w = nn.Parameter(torch.ones(4, 6))",
@@ -83,11 +89,13 @@ TAKEN: dict[str, tuple[str, str, str, list[str]]] = {
 }  # fmt: skip
 
 
-def seen(tmp_path: Path, init: str, forward: str, inputs: str) -> tuple:
-    """Return a module's file and what was captured of it, which computes what the module does."""
+def seen(tmp_path: Path, init: str, forward: str, inputs: str) -> tuple[Problem, Graph]:
+    """Return a module's file, and what was captured of it."""
     names = "x, y" if "y" in forward and "y =" not in forward else "x"
-    graph = captured(tmp_path, init, forward, inputs, names)
-    return load_problem(tmp_path / "module.py"), graph
+    path = tmp_path / "module.py"
+    path.write_text(HEAD + model_text(init, forward, inputs, names))
+    problem = load_problem(path)
+    return problem, capture(problem, with_sizes=False)
 
 
 def in_real_numbers(graph, problem, inputs) -> tuple[list, list, list, list]:
@@ -127,7 +135,7 @@ LEFT = {
     "a product that is no normal number": ("pass", "return (x * 1e-30 * 1e-30).exp()", X),
     "no exact sum": ("pass", "return torch.sin(x + 0.1 + 0.2) + torch.cos(x + 1 - 1)", X),
     "what is used elsewhere": ("pass", "y = x * 2; return y * 3, y.exp()", X),
-    "a zero that is added": ("pass", "return 1 / (x.round() + 0)", X),
+    "a zero that is added": ("pass", "return torch.reciprocal(x.round() + 0)", X),
     "BatchNorm in eval mode": ("self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4); self.eval()",
                                "return self.n(self.l(x))", X),
     "a bias along the mean's dimension": ("self.l, self.n = nn.Linear(6, 4), nn.LayerNorm(4)",
@@ -162,3 +170,102 @@ def test_weights_that_are_no_numbers_show_as_in_the_module(weight, tmp_path):
             state = {k: v.detach().clone() for k, v in model.state_dict().items()}
             found, _ = graph_interpreter.run(after, [x], state)
             torch.testing.assert_close(found, list(model(x)), equal_nan=True)
+
+
+CONSTANT = {
+    "h = x.amax(1, keepdim=True); return F.gelu(h - h.mean(1, keepdim=True)), x": ["gelu"],
+    "return torch.softmax(x.sum(1, keepdim=True), 1)": ["div"],
+    "return torch.min(x, torch.tensor(0.0)).clamp(0.0, 1.0)": ["clamp"],
+    "return x - x.flip(1), x - x.reshape(6, 5).reshape(5, 6).clone()": ["sub_1"],
+    "return x[:, :1] - x[:1, :5]": [],
+}
+
+
+@pytest.mark.parametrize("forward", CONSTANT)
+def test_outputs_that_are_the_same_for_all_finite_inputs_are_named(forward, tmp_path):
+    problem, graph = seen(tmp_path, "pass", forward, X)
+    assert list(constant_outputs(graph)) == CONSTANT[forward]
+    for found in (graph, rewritten(graph)):
+        runs = [
+            graph_interpreter.run(found, in_float64(problem.make_inputs(seed)), {})[0]
+            for seed in (1, 2)
+        ]
+        for name, one, other in zip(found.outputs, *runs, strict=True):
+            assert torch.equal(one, other) == (name in constant_outputs(found))
+
+
+BOTH = (
+    "self.l, self.n = nn.Linear(9, 7), nn.BatchNorm1d(7, momentum=0.3); "
+    "self.m, self.b = nn.Linear(9, 70), nn.Parameter(torch.randn(70))",
+    "h = torch.relu(self.n(self.l(x) * 2.0)); p = (self.m(x) / 3 - self.b).mean(1, keepdim=True); "
+    "return h, torch.logsumexp(p, 1), torch.tanh(x * 2 * 3 + 1 + 2).clamp(-0.5).clamp(max=0.25)",
+    "torch.randn(40, 9)",
+)
+
+
+@pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+def test_the_operator_computes_the_same_and_leaves_gradients_to_the_reference(tmp_path):
+    problem, graph = seen(tmp_path, *BOTH)
+    after = rewritten(graph)
+    assert {step.name for step in after.rewrites} == RULES.keys() - {"step-without-effect"}
+    module = tmp_path / "module.py"
+    settings = settings_of(problem.make_model(0), False)
+    made = derived(Captured(after), module.read_text(), "both", settings, False, tmp_path / "made")
+    family = load_family(made.name, [made.folder])
+    candidate = family.render({"template": "nest"}, FACTS)
+    operator = bind(candidate.plan, "cpp", compiled(candidate))
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        return operator(*args)
+
+    text = module_of(family.model_new)
+    text |= {**fused(operator), "fused_op": counted}
+    mine, own, wide = text["ModelNew"](), problem.make_model(0), problem.make_model(0).double()
+    for model in (mine, wide):
+        model.load_state_dict(own.state_dict())
+    for number, value in enumerate((None, 0.0, 1e4, math.inf, -math.inf, math.nan)):
+        (x,) = problem.make_inputs(number)
+        if value is not None:
+            x[3, 2] = x[5, 0] = value
+        with torch.no_grad():
+            found, theirs, exact = mine(x), own(x), wide(x.double())
+        buffers = [dict(m.named_buffers()).values() for m in (mine, own, wide)]
+        if value is None or math.isfinite(value):
+            assert_as_exact(found, theirs, exact)
+            assert_as_exact(*buffers)
+            continue
+        for got, true in zip((*found, *buffers[0]), (*exact, *buffers[2]), strict=True):
+            torch.testing.assert_close(got.double(), true.double(), equal_nan=True, rtol=1e-4,
+                                       atol=1e-5)  # fmt: skip
+        for model in (mine, own, wide):
+            model.n.reset_running_stats()
+    assert len(calls) == 6, "a call took the reference's way"
+    x = torch.randn(40, 9, requires_grad=True)
+    wanted = [g for m in (mine, own) for g in torch.autograd.grad(m(x)[0].sum(), (x, m.l.weight))]
+    assert len(calls) == 6
+    torch.testing.assert_close(wanted[:2], wanted[2:])
+
+
+def test_none_leaves_the_graph_as_it_was_captured(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    _, graph = seen(tmp_path, *TAKEN["sum of a Linear"][:3])
+    config, module = tmp_path / "module.yaml", tmp_path / "module.py"
+    config.write_text("problem: {module: module.py, rewrites: none}\n")
+    with pytest.raises(InputError, match="rewrites: expected exact or none, got 'some'"):
+        derive_operator(module, rewrites="some")
+
+    def graph_of(folder: Path) -> str:
+        (path,) = folder.glob(f"*/{GRAPH_FILE}")
+        return path.read_text().strip()
+
+    assert graph_of(derive_config(config).parent) == to_json(graph)
+    found = graph_of(derive_config(config, rewrites="exact").parent)
+    assert found == to_json(rewritten(graph)) != to_json(graph)
+    config.write_text("problem: {op: layer_norm}\n")
+    assert derive_config(config) == config
+    with pytest.raises(InputError, match="--rewrites: expected a config of a module"):
+        derive_config(config, rewrites="none")
+    said = tune("--resume", "somewhere", "--rewrites", "none", cwd=tmp_path)
+    assert said.code == 2 and "--rewrites goes with --config" in said.err

@@ -273,25 +273,38 @@ def logsumexp_of_one(graph: Graph) -> Found:
 
 
 def _of_one(edit: Edit, node: Node) -> str | None:
+    def seen(operand: Operand) -> Operand:
+        while (found := edit.node(operand)) is not None and found.op == "view":
+            operand = found.args[0]
+        return operand
+
     def operands(operand: Operand, op: str) -> tuple[Operand, ...]:
-        found = edit.node(operand)
-        return found.args if found is not None and found.op == op else (None, None, None)  # type: ignore[return-value]
+        found = edit.node(seen(operand))
+        return tuple(map(seen, found.args)) if found is not None and found.op == op else ()
 
     if node.op != "add":
         return None
-    log, most = node.args
-    x, less = operands(operands(operands(log, "log")[0], "exp")[0], "sub")[:2]
-    is_infinite, zero, finite = operands(most, "where")
-    size, limit = operands(is_infinite, "eq")[:2]
-    if not isinstance(x, Ref) or less != most or finite != x or number_of(limit) != math.inf:
-        return None
-    if operands(size, "abs")[:1] != (x,) or _plain(edit.graph, zero) != 0:
-        return None
-    before = edit.node(x)
-    if before is None or not _can_stand_for(edit, before, node):
-        return None
-    edit.drop(node, x)
-    return f"the logarithm of the sum of one exponential is the value itself ({node.name})"
+    log, most = map(seen, node.args)
+    chosen, size = operands(most, "where"), math.prod(node.shape)
+    for x in chosen[2:]:  # what is chosen where the value is finite
+        exp = [e for one in operands(log, "log") for e in operands(one, "exp")]
+        is_apart = [operands(one, "sub") for one in exp] == [(x, most)]
+        is_infinite = operands(chosen[0], "eq")
+        before = edit.node(x)
+        if not is_apart or len(is_infinite) != 2 or number_of(is_infinite[1]) != math.inf:
+            return None
+        if operands(is_infinite[0], "abs") != (x,) or _plain(edit.graph, chosen[1]) != 0:
+            return None
+        if before is None or before.dtype != node.dtype or math.prod(before.shape) != size:
+            return None
+        if before.shape != node.shape and not edit.is_result(before.name):
+            edit.become(node, "view", Ref(before.name))
+        elif _can_stand_for(edit, before, node):
+            edit.drop(node, Ref(before.name))
+        else:
+            return None
+        return f"the logarithm of the sum of one exponential is the value itself ({node.name})"
+    return None
 
 
 # ---- constants ------------------------------------------------------------------------------
