@@ -85,7 +85,8 @@ def derive_operator(
 
     try:
         if is_exact:
-            with suppress(NotOneNest):  # of what it was rewritten to: then as it is
+            # Where nothing is generated for what it was rewritten to, it stays as it is.
+            with suppress(NotOneNest, NothingToGenerate):
                 return written(*(replace(f, graph=rewritten(f.graph)) for f in forwards))
         return written(*forwards)
     except NothingToGenerate as error:

@@ -23,12 +23,14 @@ from tuner.capture.index_space import axes_of
 
 __all__ = ["sum_of_linear"]
 
+LARGEST = 3.4e38  # about the largest float32: a number beyond it is Inf there
+
 
 def sum_of_linear(graph: Graph) -> tuple[Graph, int, str] | None:
     """Return the graph without one such product, its line, and a sentence."""
     for node in graph.nodes:
-        if node.op not in ("sum", "mean") or not node.dtype.startswith(("float", "bfloat")):
-            continue
+        if node.op not in ("sum", "mean") or node.dtype not in ("float32", "float64"):
+            continue  # in float16 the sums of weights, which are stored, might be too large
         edit = Edit(graph)
         whole = edit.node(node.args[0])
         if whole is None or axes_of(node, len(whole.shape)) != (len(whole.shape) - 1,):
@@ -86,7 +88,8 @@ class _Total:
             self._number = kept[1]
         number = number_of(operand)
         if number is not None:
-            self._number += self.count * scale * number
+            single = number if abs(number) < LARGEST else number * math.inf
+            self._number += self.count * scale * single
         elif isinstance(operand, Ref) and self.edit.shape(operand)[-1:] == (self.count,):
             self._terms.append(self._scaled(self._summed(operand, self._keeps), scale))
         elif isinstance(operand, Ref):
@@ -119,7 +122,10 @@ class _Total:
         sign = math.copysign(1.0, scale)
         below = add("lt", high, 0.0, like=product)
         above = add("gt", low, 0.0, like=product)
-        of_infinite = add("where", below, -sign, math.nan, like=product)
+        neither = add(
+            "mul", low, math.nan, like=product
+        )  # a tensor: no operation of numbers alone
+        of_infinite = add("where", below, -sign, neither, like=product)
         of_infinite = add("where", above, sign, of_infinite, like=product)
         finite = self._scaled(summed, scale)
         is_infinite = add("eq", add("abs", x, like=product), math.inf, like=product)
