@@ -13,11 +13,13 @@ from cpu_machine import FACTS, GPP, compiled
 from test_any_module import answers, assert_as_exact, in_float64
 from test_capture import HEAD, model_text
 
+from benchmarks.kernelbench_suite import in_short, is_apart, line_of
 from tuner.capture.capture import capture
 from tuner.capture.derive import derived
 from tuner.capture.graph import GRAPH_FILE, Argument, Graph, Node, Ref, Tensor
 from tuner.capture.joint import Captured
 from tuner.capture.merging import constant_outputs
+from tuner.capture.outline import outline_of
 from tuner.capture.rewriting import RULES, rewritten
 from tuner.capture.settings import settings_of
 from tuner.deriving import derive_config, derive_operator
@@ -26,6 +28,7 @@ from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.problem.reference import Problem, load_problem
+from tuner.review.gain import MODULE_FILE, Gain, ModuleRecord, graph_lines
 from tuner.trial import to_json
 
 X, IMAGE = "torch.randn(5, 6)", "torch.randn(3, 4, 5, 6)"
@@ -302,3 +305,19 @@ def test_none_leaves_the_graph_as_it_was_captured(tmp_path, monkeypatch):
         derive_config(config, rewrites="none")
     said = tune("--resume", "somewhere", "--rewrites", "none", cwd=tmp_path)
     assert said.code == 2 and "--rewrites goes with --config" in said.err
+
+
+def test_a_suite_keeps_collapsed_and_constant_problems_apart(tmp_path):
+    linear = "self.l = nn.Linear(6, 4)"
+    forwards = {"return self.l(x).sum(1)": "collapsed", "return self.l(x) * 2 * 3": "",
+                "y = self.l(x).amax(1); return F.gelu(y - y)": "constant"}  # fmt: skip
+    for forward, said in forwards.items():
+        outline = outline_of(rewritten(seen(tmp_path, linear, forward, X)[1]))
+        gain = Gain("cpu", False, outline.read_bytes, outline.written_bytes, outline.flops, None)
+        (tmp_path / MODULE_FILE).write_text(to_json(ModuleRecord(outline, gain)))
+        entry = {"seconds": 1.0, **in_short({"kind": "faster", "path": str(tmp_path)})}
+        assert is_apart(entry) == bool(said) and said in line_of("file", entry)
+        assert entry["rewrites"] == [step.name for step in outline.rewrites]
+        lines = "\n".join(graph_lines(outline))
+        assert all(f"rewritten: {step.words}" in lines for step in outline.rewrites)
+        assert ("constant for all finite" in lines) == (said == "constant")

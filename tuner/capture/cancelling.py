@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tuner.capture.edits import Edit, broadcast, number_of
-from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.graph import Node, Operand, Ref
 from tuner.capture.index_space import axes_of
 
 __all__ = ["shift_cancelled"]
@@ -24,13 +24,13 @@ Axes = frozenset[int]  # of a value, those that mean and variance are over
 Parts = tuple[Operand | None, Operand | None]  # what varies over these axes, and what does not
 
 
-def shift_cancelled(graph: Graph) -> tuple[Graph, int, str] | None:
-    """Return the graph without one such c, its line, and a sentence; None where there is none."""
-    means = (node for node in graph.nodes if node.op == "mean")
-    return next((found for m in means if (found := _without_shift(Edit(graph), m))), None)
+def shift_cancelled(edit: Edit) -> tuple[int, str] | None:
+    """Take one such c out; return its line and a sentence, None where there is none."""
+    means = (node for node in edit.graph.nodes if node.op == "mean")
+    return next((found for mean in means if (found := _without_shift(edit, mean))), None)
 
 
-def _without_shift(edit: Edit, first: Node) -> tuple[Graph, int, str] | None:
+def _without_shift(edit: Edit, first: Node) -> tuple[int, str] | None:
     whole = edit.node(first.args[0])
     if whole is None or whole.dtype not in ("float32", "float64", "bfloat16"):
         return None  # in float16 a product may be too large without what is added
@@ -62,26 +62,18 @@ def _without_shift(edit: Edit, first: Node) -> tuple[Graph, int, str] | None:
         plain = edit.add("var", rest, like=var, shape=var.shape, **var.attrs)
         edit.become(var, "add", plain, _reduced(edit, nothing, var, axes))
     for node in apart:
-        its_mean = of_rest[_seen(edit, node.args[1]).name]
+        its_mean = of_rest[edit.seen(node.args[1]).name]
         less = edit.view(its_mean, edit.shape(node.args[1]), node)
         edit.become(node, "sub", rest, less)
     names = [*dict.fromkeys(_named(edit, shift))]
     cancel = f"{' and '.join(names)} cancel{'s' if len(names) == 1 else ''}"
     is_kept = any(_is_used_beside(edit, mean, apart) for mean in means)
     kept = "; the mean that is kept has it still" if is_kept else ""
-    return edit.done(), whole.line, f"{cancel} where the mean is subtracted{kept}"
+    return whole.line, f"{cancel} where the mean is subtracted{kept}"
 
 
 def _axes(node: Node, whole: Node) -> Axes:
     return frozenset(axes_of(node, len(whole.shape)))
-
-
-def _seen(edit: Edit, operand: Operand) -> Tensor | Node:
-    """Return the value of which an operand is a view."""
-    value = edit.value(operand)
-    while isinstance(value, Node) and value.op == "view":
-        value = edit.value(value.args[0])
-    return value
 
 
 def _is_used_beside(edit: Edit, value: Node, users: Sequence[Node]) -> bool:
@@ -97,7 +89,7 @@ def _subtracts(edit: Edit, node: Node, whole: Node, means: Sequence[Node]) -> bo
     one, other = node.args
     if one != Ref(whole.name) or not isinstance(other, Ref) or node.shape != whole.shape:
         return False
-    mean = next((m for m in means if m == _seen(edit, other)), None)
+    mean = next((m for m in means if m == edit.seen(other)), None)
     if mean is None:
         return False
     axes = _axes(mean, whole)

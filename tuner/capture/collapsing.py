@@ -18,7 +18,7 @@ import math
 from pydantic import JsonValue
 
 from tuner.capture.edits import Edit, number_of
-from tuner.capture.graph import Graph, Node, Operand, Ref
+from tuner.capture.graph import Node, Operand, Ref
 from tuner.capture.index_space import axes_of
 
 __all__ = ["sum_of_linear"]
@@ -26,12 +26,11 @@ __all__ = ["sum_of_linear"]
 LARGEST = 3.4e38  # about the largest float32: a number beyond it is Inf there
 
 
-def sum_of_linear(graph: Graph) -> tuple[Graph, int, str] | None:
-    """Return the graph without one such product, its line, and a sentence."""
-    for node in graph.nodes:
+def sum_of_linear(edit: Edit) -> tuple[int, str] | None:
+    """Replace one such sum; return its line and a sentence, None where there is none."""
+    for node in edit.graph.nodes:
         if node.op not in ("sum", "mean") or node.dtype not in ("float32", "float64"):
             continue  # in float16 the sums of weights, which are stored, might be too large
-        edit = Edit(graph)
         whole = edit.node(node.args[0])
         if whole is None or axes_of(node, len(whole.shape)) != (len(whole.shape) - 1,):
             continue
@@ -42,7 +41,7 @@ def sum_of_linear(graph: Graph) -> tuple[Graph, int, str] | None:
             total.finish()
             names = " and ".join(dict.fromkeys(total.products))
             text = f"a {node.op} of the outputs of {names} is one product with summed weights"
-            return edit.done(), node.line, text
+            return node.line, text
     return None
 
 

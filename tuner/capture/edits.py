@@ -38,6 +38,13 @@ class Edit:
         value = self._values[operand.name] if isinstance(operand, Ref) else None
         return value if isinstance(value, Node) else None
 
+    def seen(self, operand: Operand) -> Tensor | Node:
+        """Return the value that an operand is, or is a reshaped one of."""
+        value = self.value(operand)
+        while isinstance(value, Node) and value.op == "view":
+            value = self.value(value.args[0])
+        return value
+
     def shape(self, operand: Operand) -> tuple[int, ...]:
         """Return an operand's shape in elements; () for a number."""
         return self._values[operand.name].shape if isinstance(operand, Ref) else ()
@@ -105,12 +112,14 @@ class Edit:
             if name in nodes or name not in self._nodes:
                 continue
             node = self._nodes[name]
-            args = tuple(Ref(meant(a.name)) if isinstance(a, Ref) else a for a in node.args)
+            if any(ref in self._instead for ref in node.refs):
+                args = (Ref(meant(a.name)) if isinstance(a, Ref) else a for a in node.args)
+                node = self._nodes[name] = replace(node, args=tuple(args))
             if is_ready:
-                nodes[name] = replace(node, args=args)
+                nodes[name] = node
                 continue
             pending.append((name, True))
-            pending += [(a.name, False) for a in reversed(args) if isinstance(a, Ref)]
+            pending += [(ref, False) for ref in reversed(node.refs)]
         outputs = tuple(map(meant, self.graph.outputs))
         updates = {b: meant(name) for b, name in self.graph.buffer_updates.items()}
         left = live(list(nodes.values()), {*outputs, *updates.values()})

@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping
 
 from tuner.capture.edits import Edit, number_of
 from tuner.capture.graph import Graph, Node, Operand, Ref
-from tuner.capture.index_space import viewed
 
 __all__ = [
     "bounds_merged", "constant_outputs", "factors_merged", "logsumexp_of_one", "terms_merged",
     "without_effect_dropped",
 ]  # fmt: skip
 
-Found = tuple[Graph, int, str] | None
+Found = tuple[int, str] | None  # the line, and a sentence
 Step = Callable[[Edit, Node], str | None]  # makes a change and says which, or leaves all as it is
 Bounds = tuple[float, float]
 # The smallest and the largest normal number; what is float16 or bfloat16 is computed in float32.
@@ -27,24 +26,23 @@ _NORMAL = {"float32": (2.0**-126, 3.4028234663852886e38), "float64": (2.0**-1022
 _NORMAL |= {"float16": _NORMAL["float32"], "bfloat16": _NORMAL["float32"]}
 
 
-def _first(graph: Graph, step: Step) -> Found:
-    edit = Edit(graph)
-    for node in graph.nodes:
+def _first(edit: Edit, step: Step) -> Found:
+    for node in edit.graph.nodes:
         if node.dtype in _NORMAL and (text := step(edit, node)) is not None:
-            return edit.done(), node.line, text
+            return node.line, text
     return None
 
 
 # ---- numbers of Python ----------------------------------------------------------------------
 
 
-def factors_merged(graph: Graph) -> Found:
+def factors_merged(edit: Edit) -> Found:
     """Merge two steps that scale by numbers, as in `x * 2 / 3`; `x + x` is `x * 2`.
 
     Both factors are at least 1 or both at most 1 in magnitude: then the product overflows, or
     rounds to 0, where one of the two steps does; and it is a normal number.
     """
-    return _first(graph, _merge_factors)
+    return _first(edit, _merge_factors)
 
 
 def _merge_factors(edit: Edit, node: Node) -> str | None:
@@ -107,13 +105,13 @@ def _factor(node: Node) -> tuple[Ref, float] | None:
     return one, number
 
 
-def terms_merged(graph: Graph) -> Found:
+def terms_merged(edit: Edit) -> Found:
     """Merge two steps that add numbers, as in `x + 2 + 3`.
 
     The numbers have one sign, so that the sum overflows where one of the two steps does; and their
     sum is exact in the tensor's dtype, so that nothing is lost where x is near to its opposite.
     """
-    return _first(graph, _merge_terms)
+    return _first(edit, _merge_terms)
 
 
 def _merge_terms(edit: Edit, node: Node) -> str | None:
@@ -155,15 +153,15 @@ def _single(number: float) -> float:
 # ---- bounds ---------------------------------------------------------------------------------
 
 
-def bounds_merged(graph: Graph) -> Found:
+def bounds_merged(edit: Edit) -> Found:
     """Merge two steps that bound a value, such as `relu(x).clamp(max=6)`; NaN stays NaN."""
-    return _first(graph, _merge_bounds)
+    return _first(edit, _merge_bounds)
 
 
 def _merge_bounds(edit: Edit, node: Node) -> str | None:
-    outer = _bounds(edit.graph, node)
+    outer = _bounds(edit, node)
     before = edit.node(outer[0]) if outer is not None else None
-    inner = _bounds(edit.graph, before) if before is not None else None
+    inner = _bounds(edit, before) if before is not None else None
     if outer is None or before is None or inner is None:
         return None
     if before.dtype != node.dtype or not edit.is_only_for(before, node):
@@ -178,14 +176,14 @@ def _merge_bounds(edit: Edit, node: Node) -> str | None:
     return f"{before.op} and {node.op} are bounds from {low:g} to {high:g} ({node.name})"
 
 
-def _bounds(graph: Graph, node: Node) -> tuple[Ref, Bounds] | None:
+def _bounds(edit: Edit, node: Node) -> tuple[Ref, Bounds] | None:
     """Return what a step bounds, and by what."""
     if node.op not in ("relu", "clamp", "maximum", "minimum"):
         return None
     first, *others = node.args
-    if others and _plain(graph, first) is not None:
+    if others and _plain(edit, first) is not None:
         first, others = others[0], [first, *others[1:]]
-    numbers = [_plain(graph, other) for other in others]
+    numbers = [_plain(edit, other) for other in others]
     if not isinstance(first, Ref) or None in numbers or any(n != n for n in numbers):
         return None
     known = [float(n) for n in numbers if n is not None]
@@ -196,11 +194,11 @@ def _bounds(graph: Graph, node: Node) -> tuple[Ref, Bounds] | None:
     return (first, (low, high)) if low <= high else None
 
 
-def _plain(graph: Graph, operand: Operand) -> float | None:
+def _plain(edit: Edit, operand: Operand) -> float | None:
     """Return an operand that is one number everywhere; None where it is not known to be."""
     if not isinstance(operand, Ref):
         return number_of(operand)
-    value = viewed(graph, operand.name)
+    value = edit.seen(operand)
     if isinstance(value, Node):
         return number_of(value.args[0]) if value.op == "full" else None
     return float(value.value) if isinstance(value.value, int | float) else None
@@ -209,19 +207,19 @@ def _plain(graph: Graph, operand: Operand) -> float | None:
 # ---- what changes nothing -------------------------------------------------------------------
 
 
-def without_effect_dropped(graph: Graph) -> Found:
+def without_effect_dropped(edit: Edit) -> Found:
     """Drop a step that returns its operand for every value that this may have, as `x / 1`."""
-    ranges = _ranges(graph)
+    ranges = _ranges(edit)
 
     def drop(edit: Edit, node: Node) -> str | None:
-        operand = _unchanged(graph, node, ranges)
+        operand = _unchanged(edit, node, ranges)
         before = edit.node(operand) if operand is not None else None
         if before is None or not _can_stand_for(edit, before, node):
             return None
         edit.drop(node, Ref(before.name))
         return f"{node.op} changes nothing here ({node.name})"
 
-    return _first(graph, drop)
+    return _first(edit, drop)
 
 
 def _can_stand_for(edit: Edit, value: Node, node: Node) -> bool:
@@ -231,13 +229,13 @@ def _can_stand_for(edit: Edit, value: Node, node: Node) -> bool:
     return is_alike and (is_own or not edit.is_result(node.name))
 
 
-def _unchanged(graph: Graph, node: Node, ranges: Mapping[str, Bounds]) -> Operand | None:
+def _unchanged(edit: Edit, node: Node, ranges: Mapping[str, Bounds]) -> Operand | None:
     scaled, moved = _factor(node), _term(node)
     if scaled is not None and scaled[1] == 1:
         return scaled[0]
     if moved is not None and moved[1] == 0 and math.copysign(1, moved[1]) < 0:
         return moved[0]  # -0, or less 0: to add 0 would turn -0 into 0
-    bounds = _bounds(graph, node)
+    bounds = _bounds(edit, node)
     if bounds is not None:
         low, high = ranges.get(bounds[0].name, (-math.inf, math.inf))
         return bounds[0] if bounds[1][0] <= low and high <= bounds[1][1] else None
@@ -245,14 +243,14 @@ def _unchanged(graph: Graph, node: Node, ranges: Mapping[str, Bounds]) -> Operan
     return node.args[0] if is_lower and ranges.get(node.refs[0], (-1, 0))[0] >= 0 else None
 
 
-def _ranges(graph: Graph) -> dict[str, Bounds]:
+def _ranges(edit: Edit) -> dict[str, Bounds]:
     """Return between which numbers values are, whatever is given, unless they are NaN.
 
     Only what holds in floating point as well: rounding keeps an order.
     """
     found: dict[str, Bounds] = {}
-    for node in graph.nodes:
-        bounds, everything = _bounds(graph, node), (-math.inf, math.inf)
+    for node in edit.graph.nodes:
+        bounds, everything = _bounds(edit, node), (-math.inf, math.inf)
         if bounds is not None:
             ends = found.get(bounds[0].name, everything)
             low, high = (min(max(end, bounds[1][0]), bounds[1][1]) for end in ends)
@@ -264,23 +262,22 @@ def _ranges(graph: Graph) -> dict[str, Bounds]:
     return found
 
 
-def logsumexp_of_one(graph: Graph) -> Found:
+def logsumexp_of_one(edit: Edit) -> Found:
     """Replace log(exp(x - m)) + m by x, with m = x, or 0 where x is infinite.
 
     So PyTorch writes `logsumexp` over a dimension of size 1.
     """
-    return _first(graph, _of_one)
+    return _first(edit, _of_one)
 
 
 def _of_one(edit: Edit, node: Node) -> str | None:
     def seen(operand: Operand) -> Operand:
-        while (found := edit.node(operand)) is not None and found.op == "view":
-            operand = found.args[0]
-        return operand
+        return Ref(edit.seen(operand).name) if isinstance(operand, Ref) else operand
 
     def operands(operand: Operand, op: str) -> tuple[Operand, ...]:
-        found = edit.node(seen(operand))
-        return tuple(map(seen, found.args)) if found is not None and found.op == op else ()
+        found = edit.seen(operand) if isinstance(operand, Ref) else None
+        is_it = isinstance(found, Node) and found.op == op
+        return tuple(map(seen, found.args)) if isinstance(found, Node) and is_it else ()
 
     if node.op != "add":
         return None
@@ -293,7 +290,7 @@ def _of_one(edit: Edit, node: Node) -> str | None:
         before = edit.node(x)
         if not is_apart or len(is_infinite) != 2 or number_of(is_infinite[1]) != math.inf:
             return None
-        if operands(is_infinite[0], "abs") != (x,) or _plain(edit.graph, chosen[1]) != 0:
+        if operands(is_infinite[0], "abs") != (x,) or _plain(edit, chosen[1]) != 0:
             return None
         if before is None or before.dtype != node.dtype or math.prod(before.shape) != size:
             return None
@@ -315,7 +312,8 @@ def constant_outputs(graph: Graph) -> tuple[str, ...]:
 
     They are computed all the same: Inf and NaN show in them.
     """
-    ranges = _ranges(graph)
+    edit = Edit(graph)
+    ranges = _ranges(edit)
     constant = {t.name for t in graph.constants}
 
     def is_constant(node: Node) -> bool:
@@ -323,8 +321,9 @@ def constant_outputs(graph: Graph) -> tuple[str, ...]:
         if low == high or node.kind == "create":
             return True
         if node.op == "sub" and len(node.refs) == 2:
-            (one, size), (other, again) = (_reshaped(graph, name) for name in node.refs)
-            if one == other and size == again == _packed(node.shape):
+            one, other = (edit.seen(Ref(name)) for name in node.refs)
+            shapes = {_packed(edit.shape(arg)) for arg in node.args} | {_packed(node.shape)}
+            if one == other and len(shapes) == 1:
                 return True
         is_plain = node.kind in ("pointwise", "reduction", "scan") or node.op in _MOVES
         return is_plain and all(name in constant for name in node.refs)
@@ -336,14 +335,6 @@ def constant_outputs(graph: Graph) -> tuple[str, ...]:
 
 
 _MOVES = {"view", "permute", "expand", "slice", "flip", "cat", "pad"}
-
-
-def _reshaped(graph: Graph, name: str) -> tuple[str, tuple[int, ...]]:
-    """Return the value that a value is a reshaped one of, and its own shape without ones."""
-    shape = _packed(graph.value(name).shape)
-    while isinstance(value := graph.value(name), Node) and value.op == "view":
-        name = value.refs[0]
-    return name, shape
 
 
 def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from tuner.capture.cancelling import shift_cancelled
 from tuner.capture.collapsing import sum_of_linear
+from tuner.capture.edits import Edit
 from tuner.capture.graph import Graph, Rewrite
 from tuner.capture.merging import (
     bounds_merged,
@@ -28,11 +29,11 @@ __all__ = ["RULES", "Rule", "rewritten"]
 class Rule:
     """One kind of step: what it needs, and why the result is the same.
 
-    `apply` returns a graph in which it was taken once, the line, and a sentence; None where it
-    does not fit. `collapses` as for a `Rewrite`.
+    `apply` takes it once, and returns the line of the file and a sentence; where it does not fit
+    it changes nothing, and returns None. `collapses` as for a `Rewrite`.
     """
 
-    apply: Callable[[Graph], tuple[Graph, int, str] | None]
+    apply: Callable[[Edit], tuple[int, str] | None]
     needs: str
     why: str
     collapses: bool = False
@@ -85,15 +86,12 @@ RULES: Mapping[str, Rule] = {
 
 def rewritten(graph: Graph) -> Graph:
     """Return the graph after every step that fits; its `rewrites` list them in their order."""
-    while (found := _next(graph)) is not None:
-        graph = found
+    edit, before = Edit(graph), -1
+    while before < len(graph.rewrites):
+        before = len(graph.rewrites)
+        for name, rule in RULES.items():
+            while (found := rule.apply(edit)) is not None:
+                step = Rewrite(name, *found, rule.collapses)
+                graph = replace(edit.done(), rewrites=(*graph.rewrites, step))
+                edit = Edit(graph)
     return graph
-
-
-def _next(graph: Graph) -> Graph | None:
-    for name, rule in RULES.items():
-        if (found := rule.apply(graph)) is not None:
-            after, line, text = found
-            step = Rewrite(name, line, text, rule.collapses)
-            return replace(after, rewrites=(*graph.rewrites, step))
-    return None
