@@ -52,6 +52,11 @@ TAKEN: dict[str, tuple[str, str, str, list[str]]] = {
         "self.c, self.n = nn.ConvTranspose2d(4, 3, 2), nn.InstanceNorm2d(3, affine=True)",
         "return self.n(self.c(x))", IMAGE, ["shift-cancelled"],
     ),
+    "a scaled bias before InstanceNorm": (
+        "self.c, self.n = nn.Conv1d(6, 3, 2), nn.InstanceNorm1d(3); "
+        "self.s = nn.Parameter(torch.ones(3, 1))",
+        "return self.n(self.c(x) * self.s)", "torch.randn(4, 6, 9)", ["shift-cancelled"],
+    ),
     "a parameter and a number before LayerNorm": (
         "self.n = nn.LayerNorm(6); self.b = nn.Parameter(torch.ones(1))",
         "return self.n(x + self.b + 3.0)", X, ["shift-cancelled"],
@@ -137,6 +142,10 @@ def test_a_rewritten_graph_computes_the_same_for_every_kind_of_value(name, tmp_p
 
 
 LEFT = {
+    "a scale that may be infinite before BatchNorm": (
+        "self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4); self.s = nn.Parameter(torch.ones(4))",
+        "return self.n(self.l(x) * self.s)", X,
+    ),
     "pointwise": (
         "pass",
         "y, z, u = x * 2, x.exp(), torch.reciprocal(x.round() + 0); "
@@ -173,8 +182,12 @@ def test_weights_that_are_no_numbers_show_as_in_the_module(tmp_path):
                 model = problem.make_model(0).double()
                 dict(model.named_parameters())[parameter].data.view(-1)[0] = weight
                 state = {k: v.detach().clone() for k, v in model.state_dict().items()}
-                found, _ = graph_interpreter.run(after, [x], state)
+                found, updates = graph_interpreter.run(after, [x], state)
                 torch.testing.assert_close(found, list(model(x)), equal_nan=True)
+                for name, buffer in model.named_buffers():
+                    torch.testing.assert_close(
+                        updates[name], buffer, rtol=1e-6, atol=1e-8, equal_nan=True
+                    )
 
 
 NUMBERS = [1.0, 2.0, 3.0, 0.1, 0.5, -7.0, 16777217.0, 1e30, 1e-30, 1e-40, 3e38, 2.0**-126, 1e300]

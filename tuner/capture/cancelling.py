@@ -40,7 +40,8 @@ def _without_shift(edit: Edit, first: Node) -> tuple[int, str] | None:
     apart = [n for n in uses if n.op == "sub" and _subtracts(edit, n, whole, means)]
     if not apart or len(means) + len(variances) + len(apart) < len(uses):
         return None
-    rest, shift = _Shifts(edit, axes).apart(whole)
+    is_kept = any(_is_used_beside(edit, mean, apart) for mean in means)
+    rest, shift = _Shifts(edit, axes, is_kept).apart(whole)
     if not isinstance(rest, Ref) or shift is None or edit.is_result(whole.name):
         return None
     number = number_of(shift)
@@ -67,7 +68,6 @@ def _without_shift(edit: Edit, first: Node) -> tuple[int, str] | None:
         edit.become(node, "sub", rest, less)
     names = [*dict.fromkeys(_named(edit, shift))]
     cancel = f"{' and '.join(names)} cancel{'s' if len(names) == 1 else ''}"
-    is_kept = any(_is_used_beside(edit, mean, apart) for mean in means)
     kept = "; the mean that is kept has it still" if is_kept else ""
     return whole.line, f"{cancel} where the mean is subtracted{kept}"
 
@@ -121,10 +121,15 @@ def _named(edit: Edit, shift: Operand) -> list[str]:
 
 
 class _Shifts:
-    """Takes values apart: into what varies over some axes, and what is added to it."""
+    """Takes values apart: into what varies over some axes, and what is added to it.
 
-    def __init__(self, edit: Edit, axes: Axes) -> None:
-        self.edit, self.axes = edit, axes
+    Where the mean `is_kept`, not through a product with a tensor: where that is infinite, the mean
+    is infinite or NaN by the signs of the whole, which its parts do not tell. All that is less its
+    mean is NaN then in any case.
+    """
+
+    def __init__(self, edit: Edit, axes: Axes, is_kept: bool) -> None:
+        self.edit, self.axes, self.is_kept = edit, axes, is_kept
 
     def apart(self, node: Node) -> Parts:
         """Return the two parts, of which it is the sum; either may be missing."""
@@ -184,12 +189,16 @@ class _Shifts:
             x, factor = factor, x
         if not self._is_same(self.edit.shape(factor), node.shape):
             return None
+        number = number_of(factor)
+        if self.is_kept if number is None else not 1 / LARGEST < abs(number) < LARGEST:
+            return None
         u, c = self._operand(x, node)
         if u is None or c is None:
             return None
-        first, second = number_of(c), number_of(factor)
-        if first is not None and second is not None:
-            return None  # their product might be no number
+        if number is not None and (shift := number_of(c)) is not None:
+            return self.edit.add(node.op, u, factor, like=node), (
+                shift * number if node.op == "mul" else shift / number
+            )
         return self.edit.add(node.op, u, factor, like=node), self.edit.add(
             node.op, c, factor, like=node
         )
@@ -221,7 +230,7 @@ class _Shifts:
             old |= {*own} if kinds == {True} else set()
         if not old:
             return None
-        u, c = _Shifts(self.edit, frozenset(old)).apart(before)
+        u, c = _Shifts(self.edit, frozenset(old), self.is_kept).apart(before)
         if u is None or c is None or not isinstance(u, Ref):
             return None
         rest = self.edit.view(u, node.shape, node)

@@ -70,7 +70,8 @@ RULES: Mapping[str, Rule] = {
         shift_cancelled,
         "a value that is needed for nothing but its mean, its variance and the difference from "
         "its mean, and in it something added that does not vary along the mean's dimensions, "
-        "computed of what is given, such as the bias of a Linear before BatchNorm in training",
+        "computed of what is given, such as the bias of a Linear before BatchNorm in training; "
+        "scaled by numbers behind it, and by tensors where the mean itself is not kept",
         "u + c - mean(u + c) = u - mean(u), var(u + c) = var(u); the mean has c added back, and "
         "c - c, which is NaN where c is Inf or NaN, is added to mean and variance",
     ),
