@@ -143,7 +143,7 @@ def test_a_rewritten_graph_computes_the_same_for_every_kind_of_value(name, tmp_p
 
 LEFT = {
     "a scale that may be infinite before BatchNorm": (
-        "self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4); self.s = nn.Parameter(torch.ones(4))",
+        "self.l, self.n, self.s = nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Parameter(torch.ones(4))",
         "return self.n(self.l(x) * self.s)", X,
     ),
     "pointwise": (
