@@ -449,6 +449,14 @@ def test_a_softmax_of_large_products_is_of_rounded_ones(tmp_path):
     torch.testing.assert_close(got.view_as(x), torch.softmax(x * weight, -1))
 
 
+def test_a_norm_of_equal_products_leaves_nothing(tmp_path):
+    text = text_of("softmax").replace("torch.softmax(x,", f"{F}.layer_norm(x * 3.0, (100,)")
+    operator = loops_of("norm_of_products", tmp_path, text.replace("(100,) -1)", "(100,))"))
+    x = torch.randn(37, 1).expand(37, 100).contiguous()
+    (got,) = operator(x)
+    assert (got == 0).all()
+
+
 def test_labels_that_pytorch_refuses_take_the_references_way(tmp_path):
     problem, made = derive(tmp_path, "cross_entropy", text_of("cross_entropy"))
     module = module_of(load_family(made.name, [made.folder]).model_new)
