@@ -92,7 +92,7 @@ class ModuleRecord:
 
 
 def graph_lines(outline: Outline) -> list[str]:
-    """Return a graph as lines: what is given, the steps in order with their shapes, the tasks.
+    """Return a graph as lines: what is given, steps in order with shapes, rewrites, tasks.
 
     A dtype is named where it is not float32.
     """
@@ -107,6 +107,9 @@ def graph_lines(outline: Outline) -> list[str]:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
         lines.append("  " + "  ".join([*cells, row[3]]).rstrip())
     lines.append(f"  returns {', '.join(outline.outputs)}")
+    lines += [f"rewritten: {step.words}" for step in outline.rewrites]
+    if outline.constants:
+        lines.append(f"constant for all finite inputs and weights: {', '.join(outline.constants)}")
     for number, task in enumerate(outline.tasks, 1):
         name = task.name or number
         lines.append(f"task {name}: one {task.kind}, {count_words(len(task.steps), 'step')}")
