@@ -153,6 +153,8 @@ LEFT = {
     ),
     "BatchNorm in eval mode": ("self.l, self.n = nn.Linear(6, 4), nn.BatchNorm1d(4); self.eval()",
                                "return self.n(self.l(x))", X),
+    "what makes a value larger": ("self.b = nn.Parameter(torch.ones(5, 1))",
+                                  "h = self.b - x[:1]; return h - h.mean(1, keepdim=True)", X),
     "biases that are needed": (
         "self.l, self.n, self.m = nn.Linear(6, 4), nn.LayerNorm(4), nn.BatchNorm1d(4)",
         "h = self.l(x); return self.n(self.l(x)), h + self.m(h)", X,

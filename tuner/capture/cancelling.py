@@ -44,6 +44,8 @@ def _without_shift(edit: Edit, first: Node) -> tuple[int, str] | None:
     rest, shift = _Shifts(edit, axes, is_kept).apart(whole)
     if not isinstance(rest, Ref) or shift is None or edit.is_result(whole.name):
         return None
+    if edit.shape(rest) != whole.shape:
+        return None  # what is added is what makes it that large
     number = number_of(shift)
     if number is not None and not abs(number) < LARGEST:
         return None
@@ -231,7 +233,7 @@ class _Shifts:
         if not old:
             return None
         u, c = _Shifts(self.edit, frozenset(old), self.is_kept).apart(before)
-        if u is None or c is None or not isinstance(u, Ref):
+        if c is None or not isinstance(u, Ref) or self.edit.shape(u) != before.shape:
             return None
         rest = self.edit.view(u, node.shape, node)
         if not isinstance(c, Ref):
