@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import json
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -21,6 +26,7 @@ from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 from tuner.problem.reference import Problem, load_problem
+from tuner.trial import to_json
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 
@@ -400,6 +406,31 @@ LARGE_MODULES = {
     "scan": ("x.cumsum(-1) * self.w + y.cumsum(1)", "self.w = nn.Parameter(torch.randn(2500))",
              "40, 2500"),
 }  # fmt: skip
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.parametrize("name", ["layer_norm", "bias_gelu", "convolution_relu_scale"])
+def test_triton_compiles_all_calls_ahead_without_a_gpu(name, tmp_path):
+    family = Taken(tmp_path, name).family
+    candidate = family.render({"template": "nest_triton"}, known_device("H200").facts())
+    source, plan = tmp_path / "source.py", tmp_path / "plan.json"
+    source.write_text(candidate.source)
+    plan.write_text(to_json(candidate.plan))
+    sizes = json.dumps({**family.also_sizes, **family.sizes})
+    ran = subprocess.run(
+        [sys.executable, "-m", "tuner.kernel.triton_build", str(source), str(plan),
+         str(tmp_path), "--arch", "90", "--sizes", sizes],
+        capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found = json.loads(ran.stdout)
+    assert not found["error"] and not found["note"], found
+    functions = {
+        s.function for call in candidate.plan.calls for s in call.steps if s.kind == "call"
+    }
+    compiled_names = [kernel["name"] for kernel in found["kernels"]]
+    assert all(any(name.startswith(f) for name in compiled_names) for f in functions)
 
 
 @pytest.mark.gpu
