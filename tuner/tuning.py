@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tuner.capture.outline import MODULE_FILE
 from tuner.config.run_config import RunConfig
 from tuner.deriving import derive_config, derive_operator, start_by_hand, write_sources
 from tuner.errors import InputError, StorageError
@@ -29,7 +30,7 @@ from tuner.planning import (
     plan,
     toolchain_of,
 )
-from tuner.review.gain import MODULE_FILE, Gain
+from tuner.review.gain import Gain
 from tuner.run import Run, create_run, is_locked, open_run
 from tuner.session import Session
 from tuner.storage import write_whole

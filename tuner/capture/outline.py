@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.identity import keys_of
 from tuner.capture.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
 from tuner.capture.library import Call
+from tuner.capture.nest import Nest
+from tuner.capture.precision import num_bytes_of
 from tuner.capture.stages import stages_of
 
-__all__ = ["Given", "KernelTask", "Outline", "Step", "outline_of"]
+__all__ = ["MODULE_FILE", "Given", "KernelTask", "Outline", "Step", "outline_of"]
+
+MODULE_FILE = "module.json"  # in a run's folder: an outline, and what could be gained
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +46,22 @@ class Step:
 class KernelTask:
     """Steps that become one kernel; `kind` says which: a nest is one loop over rows.
 
-    Its `name` is that of the last value that it gives; empty in records of older runs.
+    Its `name` is that of the last value that it gives. `key` is equal for the same work in any
+    module, `form_key` also where sizes and numbers differ (`identity`); `num_bytes` are those that
+    it reads and writes. All of these are empty in records of older runs.
     """
 
     kind: str
     steps: tuple[str, ...]
     name: str = ""
+    key: str = ""
+    form_key: str = ""
+    num_bytes: int = 0
+
+    @property
+    def label(self) -> str:
+        """Its kind and the beginning of its key, for people: nest-3fa2c1."""
+        return f"{self.kind}-{self.key[:6]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +119,26 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
     except (NotOneNest, NothingToGenerate):
         return ()
     names = [node.name for node in graph.nodes]
-    if len(tasks) == 1:
-        return (KernelTask("nest", tuple(names), tasks[0].name),)
-    return tuple(
-        KernelTask("library", (task.name,), task.name)
+    steps = [
+        names
+        if len(tasks) == 1
+        else [task.name]
         if isinstance(task, Call)
-        else KernelTask("nest", tuple(n for n in names if n in task.computed), task.name)
+        else [n for n in names if n in task.computed]
         for task in tasks
-    )
+    ]
+    return tuple(_task(task, own) for task, own in zip(tasks, steps, strict=True))
+
+
+def _task(task: Nest | Call, steps: Sequence[str]) -> KernelTask:
+    if isinstance(task, Call):
+        kind, forms = "library", [*task.forms, (task.shape, task.dtype)]
+        num_bytes = sum(math.prod(shape) * num_bytes_of(dtype) for shape, dtype in forms)
+    else:
+        kind, num_bytes = "nest", sum(tensor.num_bytes for tensor in task.arguments)
+        num_bytes += sum(o.count * num_bytes_of(o.dtype) for o in task.outputs)
+    keys = keys_of(task)
+    return KernelTask(kind, tuple(steps), task.name, keys.whole, keys.form, num_bytes)
 
 
 def _step(node: Node) -> Step:
