@@ -48,7 +48,8 @@ class KernelTask:
 
     Its `name` is that of the last value that it gives. `key` is equal for the same work in any
     module, `form_key` also where sizes and numbers differ (`identity`); `num_bytes` are those that
-    it reads and writes. All of these are empty in records of older runs.
+    it reads and writes. All of these are empty in records of older runs. `has_layout`: it is a
+    convolution whose images may lie with their channels last.
     """
 
     kind: str
@@ -57,6 +58,7 @@ class KernelTask:
     key: str = ""
     form_key: str = ""
     num_bytes: int = 0
+    has_layout: bool = False
 
     @property
     def label(self) -> str:
@@ -138,7 +140,8 @@ def _task(task: Nest | Call, steps: Sequence[str]) -> KernelTask:
         kind, num_bytes = "nest", sum(tensor.num_bytes for tensor in task.arguments)
         num_bytes += sum(o.count * num_bytes_of(o.dtype) for o in task.outputs)
     keys = keys_of(task)
-    return KernelTask(kind, tuple(steps), task.name, keys.whole, keys.form, num_bytes)
+    has_layout = isinstance(task, Call) and task.has_layout
+    return KernelTask(kind, tuple(steps), task.name, keys.whole, keys.form, num_bytes, has_layout)
 
 
 def _step(node: Node) -> Step:
