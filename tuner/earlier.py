@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from tuner.capture.outline import KernelTask
+from tuner.capture.own_parameters import canonical
 from tuner.errors import TunerError
 from tuner.planning import Planned, first_of_each
 from tuner.run import open_run
@@ -187,10 +188,18 @@ class _Match:
             theirs = chosen[task.name].run.params
             if task.kind != "library" and theirs.get("template") != template:
                 continue
-            fresh = {n: v for n, v in _own(task, theirs).items() if n not in wanted}
+            claimed = self._here(task, _own(chosen[task.name].task, theirs))
+            fresh = {n: v for n, v in claimed.items() if n not in wanted}
             wanted |= fresh
             used += [chosen[task.name]] if fresh or task is shaping else []
         return self._feasible(str(template), wanted), used
+
+    def _here(self, task: KernelTask, params: Params) -> Params:
+        """Return a task's parameters, by their plain names, as this search calls them."""
+        if not task.suffix:
+            return params
+        own = {name + task.suffix: value for name, value in params.items()}
+        return {name: value for name, value in own.items() if name in self._values}
 
     def _feasible(self, template: str, wanted: Params) -> Params | None:
         """Return the defaults with other values, as far as this space has them."""
@@ -209,8 +218,11 @@ class _Match:
 
     def source(self, run: KnownRun, path: Path) -> Source | None:
         """Return all that a run tried, in terms of this search's parameters."""
-        tasks = [
-            t for t in self._tasks if any(c.run.name == run.name for c in self._claims[t.name])
+        pairs = [
+            (task, claim.task)
+            for task in self._tasks
+            for claim in self._claims[task.name]
+            if claim.run.name == run.name
         ]
         try:
             trials = open_run(path).trials()
@@ -222,8 +234,8 @@ class _Match:
             if template not in self._defaults:
                 continue
             wanted: Params = {}
-            for task in tasks:
-                wanted = {**_own(task, trial.params), **wanted}
+            for task, there in pairs:
+                wanted = {**self._here(task, _own(there, trial.params)), **wanted}
             is_known = all(v in self._values[n] for n, v in wanted.items() if n in self._values)
             params = self._feasible(str(template), wanted) if is_known else None
             position = None if params is None else self._space.index(params)
@@ -245,16 +257,18 @@ class _Match:
 
 def _share(task: KernelTask, among: Sequence[KernelTask]) -> float:
     """Return a task's share of the bytes of those that have the same parameters."""
-    total = sum(t.num_bytes for t in among if t.kind == task.kind)
+    total = sum(t.num_bytes for t in among if (t.kind, t.suffix) == (task.kind, task.suffix))
     return task.num_bytes / total if total else 1.0
 
 
 def _own(task: KernelTask, params: Params) -> Params:
-    """Return the parameters that are a task's: of a call the layout, of a nest all the others."""
+    """Return the parameters that are a task's, by their plain names: of a call the layout."""
     if task.kind == "library":
         return {name: value for name, value in params.items() if name == _LAYOUT}
-    other = {"template"} if task.kind == "operator" else {"template", _LAYOUT}
-    return {name: value for name, value in params.items() if name not in other}
+    if task.kind == "operator":
+        return {name: value for name, value in params.items() if name != "template"}
+    own = canonical(params, task.suffix)
+    return {name: value for name, value in own.items() if name not in ("template", _LAYOUT)}
 
 
 def _words(claims: Sequence[_Claim]) -> str:

@@ -16,6 +16,8 @@ _NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
 _ESTIMATES = ("flops: ", "bytes: ")  # of which a part may not grow
 _VIEWS = tuple(f"- {{aten: {name}, " for name in ("view", "reshape", "expand"))
 _PLAN = ("- {call: ", "- {aten: ", "outputs: ", "also: ")
+# The sizes as given, and the defaults of blocks: any of these is right for any batch.
+_AS_GIVEN = re.compile(r"sizes: |  (block_|num_warps)\w*: |    default: ")
 _TENSOR = re.compile(r"  \w+: \{shape: ")
 
 
@@ -44,7 +46,7 @@ def any_batch(one: str, other: str, batches: tuple[int, int], *, name: str) -> s
 
 
 def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | None:
-    if one == other or one.startswith("sizes: "):  # the sizes as given
+    if one == other or _AS_GIVEN.match(one):
         return one
     step = one.lstrip()
     is_view = step.startswith(_VIEWS)

@@ -13,6 +13,7 @@ from tuner.capture.identity import keys_of
 from tuner.capture.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
 from tuner.capture.library import Call
 from tuner.capture.nest import Nest
+from tuner.capture.own_parameters import suffixes_of
 from tuner.capture.precision import num_bytes_of
 from tuner.capture.stages import stages_of
 
@@ -49,7 +50,8 @@ class KernelTask:
     Its `name` is that of the last value that it gives. `key` is equal for the same work in any
     module, `form_key` also where sizes and numbers differ (`identity`); `num_bytes` are those that
     it reads and writes. All of these are empty in records of older runs. `has_layout`: it is a
-    convolution whose images may lie with their channels last.
+    convolution whose images may lie with their channels last. What the names of its parameters
+    end in is `suffix`, empty where they are plain (`own_parameters`).
     """
 
     kind: str
@@ -59,6 +61,7 @@ class KernelTask:
     form_key: str = ""
     num_bytes: int = 0
     has_layout: bool = False
+    suffix: str = ""
 
     @property
     def label(self) -> str:
@@ -129,10 +132,14 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
         else [n for n in names if n in task.computed]
         for task in tasks
     ]
-    return tuple(_task(task, own) for task, own in zip(tasks, steps, strict=True))
+    suffixes = suffixes_of([task for task in tasks if isinstance(task, Nest)])
+    return tuple(
+        _task(task, own, suffixes.get(task.name, ""))
+        for task, own in zip(tasks, steps, strict=True)
+    )
 
 
-def _task(task: Nest | Call, steps: Sequence[str]) -> KernelTask:
+def _task(task: Nest | Call, steps: Sequence[str], suffix: str) -> KernelTask:
     if isinstance(task, Call):
         kind, forms = "library", [*task.forms, (task.shape, task.dtype)]
         num_bytes = sum(math.prod(shape) * num_bytes_of(dtype) for shape, dtype in forms)
@@ -141,7 +148,9 @@ def _task(task: Nest | Call, steps: Sequence[str]) -> KernelTask:
         num_bytes += sum(o.count * num_bytes_of(o.dtype) for o in task.outputs)
     keys = keys_of(task)
     has_layout = isinstance(task, Call) and task.has_layout
-    return KernelTask(kind, tuple(steps), task.name, keys.whole, keys.form, num_bytes, has_layout)
+    return KernelTask(
+        kind, tuple(steps), task.name, keys.whole, keys.form, num_bytes, has_layout, suffix
+    )
 
 
 def _step(node: Node) -> Step:

@@ -12,6 +12,7 @@ from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import kept_values, loops_text
 from tuner.capture.loops_across import across_text
 from tuner.capture.nest import Nest
+from tuner.capture.own_parameters import SECOND, declared, groups_of, named, renamed, suffixes_of
 from tuner.capture.precision import FLOATS, HALVES, in_float64, num_bytes_of
 from tuner.capture.stages import Stages
 from tuner.capture.triton_loops import Writer
@@ -27,16 +28,8 @@ language: triton
 requires:
   - {{expr: "device.kind == 'cuda'", why: "Triton needs a GPU"}}
   - {{expr: "device.has_triton", why: "Triton is installed"}}
-  - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
-holds fits in its registers"}}
-  - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
-{of_scans}parameters:
-  block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
-  block_columns: {{about: "columns at a time; a row that is no longer is read once",
-    default: {default_columns}, values: {block_columns}}}
-  num_warps: {{about: "warps of a program", default: {default_warps},
-    values: [1, 2, 4, 8, 16, 32]}}
-{more}{workspace}steps:
+{requires}parameters:
+{parameters}{workspace}steps:
 {steps}
 optimisations:
   - {{text: "{work} in {kernels}: nothing else is stored"}}
@@ -46,6 +39,23 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
+_REQUIRES = """\
+  - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
+holds fits in its registers"}}
+  - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
+"""
+_BLOCKS = """\
+  block_rows: {{about: "rows of one program", default: {rows}, values: {block_rows}}}
+  block_columns: {{about: "columns at a time; a row that is no longer is read once",
+    default: {columns}, values: {block_columns}}}
+  num_warps: {{about: "warps of a program", default: {warps},
+    values: [1, 2, 4, 8, 16, 32]}}
+"""
+_UNROLL = '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}'
+_KEEP = (
+    '  keep: {about: "keep what is costly from one sweep over a row to the next", '
+    "default: true, values: [true, false]}"
+)
 # As the correctly rounded division of float32 is called.
 _DIVIDED = """
 
@@ -199,6 +209,7 @@ def triton_template(part: Part, op: str) -> str:
     """
     stages, names = part.stages, part.names
     steps, workspace = [], _between(stages, names)
+    suffixes = suffixes_of(stages.nests)
     texts: list[str] = []
     for task in stages.tasks:
         if isinstance(task, Call):
@@ -209,7 +220,8 @@ def triton_template(part: Part, op: str) -> str:
         arguments = _arguments(stages, nest, names)
         rows, cols = str(nest.space.rows), str(nest.space.cols)
         if is_split(nest):
-            pieces = f"{rows} * cdiv({cols}, block_rows * block_columns * split)"
+            block = named("block_rows * block_columns * split", suffixes[nest.name])
+            pieces = f"{rows} * cdiv({cols}, {block})"
             count, dtype = len(nest.reductions), nest.precision
             for what, size in (("partial", pieces), ("totals", rows)):
                 form = f'shape: ["{count} * {size}"], dtype: {dtype}'
@@ -217,28 +229,34 @@ def triton_template(part: Part, op: str) -> str:
             arguments += [f"partial_{number}", f"totals_{number}"]
         writer = SplitWriter if is_split(nest) else ScanWriter if nest.scans else Writer
         text = writer(nest, function, names).text()
+        text = renamed(text, suffixes[nest.name])
         texts.append(in_float64(text) if nest.is_wide else text)
         steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
-    first = main_of(stages)
-    num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
-    has_loops = any(nest.reductions or nest.scans for nest in stages.nests)
     splits = any(is_split(nest) for nest in stages.nests)
-    default_rows, default_columns, default_warps = first_blocks(first)
+    own = [_triton_own(nests, suffix) for suffix, nests in groups_of(stages.nests).items()]
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)",
         steps="\n".join(steps),
         work=_work(stages),
         kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
-        per_lane=max(16, 256 // num_whole),
-        of_scans=_OF_SCANS if any(nest.scans for nest in stages.nests) else "",
-        **blocks_of(first),
-        default_rows=default_rows,
-        default_columns=default_columns,
-        default_warps=default_warps,
-        more=(_STAGES if has_loops else "") + (_SPLIT if splits else "") + _layout(stages),
+        requires="".join(requires for requires, _ in own),
+        parameters="".join(parameters for _, parameters in own) + _layout(stages),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
-    return head + (_DIVIDED if first.is_wide else "") + "".join(texts)
+    return head + (_DIVIDED if main_of(stages).is_wide else "") + "".join(texts)
+
+
+def _triton_own(nests: Sequence[Nest], suffix: str) -> tuple[str, str]:
+    """Return what must hold of the parameters that nests share, and the parameters, as text."""
+    first = nests[0]
+    num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
+    requires = _REQUIRES.format(per_lane=max(16, 256 // num_whole))
+    requires += _OF_SCANS if any(nest.scans for nest in nests) else ""
+    rows, columns, warps = first_blocks(first)
+    blocks = _BLOCKS.format(rows=rows, columns=columns, warps=warps, **blocks_of(first))
+    blocks += _STAGES if any(nest.reductions or nest.scans for nest in nests) else ""
+    blocks += _SPLIT if any(is_split(nest) for nest in nests) else ""
+    return named(requires, suffix), declared(blocks, first, suffix)
 
 
 def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
@@ -246,6 +264,7 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
     steps: list[str] = []
     large: list[str] = []
     stages, names = part.stages, part.names
+    suffixes = {} if part.name else suffixes_of(stages.nests)
     for task in stages.tasks:
         if isinstance(task, Call):
             steps += _call_steps(stages, task, names)
@@ -255,7 +274,7 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
         arguments = ", ".join([*_arguments(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
         write = across_text if nest.space.is_across else loops_text
-        texts.append(write(nest, function, names))
+        texts.append(renamed(write(nest, function, names), suffixes.get(nest.name, "")))
         for output in nest.outputs:
             if output.dtype in FLOATS and nest.is_inner(output.name):
                 place, size = _place(stages, names, output.name), num_bytes_of(output.dtype)
@@ -273,7 +292,7 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     """
     stages = parts[0].stages
     nests = [nest for part in parts for nest in part.stages.nests]
-    kept = [value for nest in nests for value in kept_values(nest)]
+    second = groups_of(stages.nests).get(SECOND, [])
     splits = any(is_split(nest) for nest in nests)
     texts: list[str] = []
     found = [_cpp_steps(part, op, texts) for part in parts]
@@ -286,7 +305,7 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     parameters = [
         '  width: {about: "numbers in a vector", '
         f'default: {{expr: "device.simd_bits // {bits}"}}, values: {widths}}}',
-        '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}',
+        _UNROLL,
         '  max_threads: {about: "threads at most; 0 is as many as PyTorch uses", default: 0, '
         "values: [0]}",
         '  stream_output: {about: "write outputs past the caches, where the machine can", '
@@ -297,11 +316,11 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
             '  huge_pages: {about: "ask Linux for 2 MB pages under outputs, which are fresh at '
             'every call", default: true, values: [true, false]}'
         )
-    if kept:
-        parameters.append(
-            '  keep: {about: "keep what is costly from one sweep over a row to the next", '
-            "default: true, values: [true, false]}"
-        )
+    if any(kept_values(nest) for nest in nests if nest not in second):
+        parameters.append(_KEEP)
+    for nest in second:
+        own = [_UNROLL, *([_KEEP] if kept_values(nest) else [])]
+        parameters += [declared(line, nest, SECOND) for line in own]
     if splits:
         parameters.append(
             '  piece: {about: "columns of a long row that one thread takes at a time", '
@@ -309,9 +328,9 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
         )
     parameters += _layout(stages).splitlines()
     workspace = [line for part in parts for line in _between(part.stages, part.names)]
-    further: list[str] = ["also:"] if len(parts) > 1 else []
-    for part, (own, _) in zip(parts[1:], found[1:], strict=True):
-        further += [f"  {part.name}:", "    steps:", *(f"    {step}" for step in own)]
+    further = ["also:"] if len(parts) > 1 else []
+    for part, (mine, _) in zip(parts[1:], found[1:], strict=True):
+        further += [f"  {part.name}:", "    steps:", *(f"    {step}" for step in mine)]
     head = [
         "---",
         f"title: Sweeps over each row ({sum(len(n.passes) for n in stages.nests)}), in C++",
@@ -355,6 +374,7 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     head += [
         "constexpr int64_t kThreads = {{ max_threads }};",
         "constexpr int kUnroll = {{ unroll }};",
+        *([f"constexpr int kUnroll{SECOND} = {{{{ unroll{SECOND} }}}};"] if second else []),
     ]
     if splits:
         head.append("constexpr int64_t kSplit = {{ piece }};")

@@ -110,7 +110,8 @@ def graph_lines(outline: Outline) -> list[str]:
         name = task.name or number
         same = f", {task.label}" if task.key else ""
         steps = count_words(len(task.steps), "step")
-        lines.append(f"task {name}: one {task.kind}, {steps}{same}")
+        own = f", with parameters of its own (...{task.suffix})" if task.suffix else ""
+        lines.append(f"task {name}: one {task.kind}, {steps}{same}{own}")
     return lines
 
 

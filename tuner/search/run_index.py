@@ -72,7 +72,7 @@ def known_runs(folder: Path) -> list[KnownRun]:
         if files and entry is not None:
             now[name] = entry
     if is_changed or now.keys() != before.keys():
-        with suppress(TunerError, OSError):  # a cache that cannot be written is none
+        with suppress(TunerError, OSError, ValueError):  # what cannot be written is no cache
             write_whole(path, to_json(_Index(FORMAT, now)))
     return [entry.found for entry in now.values() if entry.found is not None]
 
@@ -124,8 +124,7 @@ def _read_index(path: Path) -> dict[str, _Entry]:
 
 def _names(folder: Path) -> list[str]:
     try:
-        with os.scandir(folder) as entries:
-            return [entry.name for entry in entries if entry.is_dir()]
+        return os.listdir(folder)
     except OSError:
         return []
 
