@@ -29,7 +29,7 @@ __all__ = ["Earlier", "Suggestion", "earlier_of", "sources_from"]
 
 MAX_FIRST = 3  # configurations of earlier runs that a search tries first
 MAX_RANKS = 50  # claims on a task that are looked at: many have the same configuration
-LEAST_SHARE = 0.1  # of the bytes of a module's nests: below it, a nest has no say
+LEAST_SHARE = 0.1  # of the bytes of the largest task of its kind: below it, a task has no say
 _LAYOUT = "layout"  # the parameter of convolutions; all others are of nests
 
 
@@ -76,6 +76,8 @@ def sources_from(planned: Planned, runs: Sequence[str], runs_dir: Path) -> list[
 
     One that has gone since, or has too few configurations that mean something here, is left out.
     """
+    if not runs:
+        return []
     known = [run for run in known_runs(runs_dir) if run.name in runs]
     match = _Match(planned, "", known)
     found = []
@@ -124,14 +126,19 @@ class _Match:
         self._values = {p.name: p.values for p in self._space.parameters}
         firsts = first_of_each(planned.space, planned.family, planned.facts)
         self._defaults = {params["template"]: params for params in firsts}
-        self._tasks = [t for t in own if self._has_say(t, own)]
-        self._tasks.sort(key=lambda task: -task.num_bytes)
-        self._claims = {task.name: self._claims_on(task, known) for task in self._tasks}
+        self._tasks = self._with_say(own)
+        usable = [run for run in known if run.params.get("template") in self._defaults]
+        self._claims = {task.name: self._claims_on(task, usable) for task in self._tasks}
 
-    def _has_say(self, task: KernelTask, own: Sequence[KernelTask]) -> bool:
-        if task.kind == "library" and not (task.has_layout and _LAYOUT in self._values):
-            return False
-        return _share(task, own) >= LEAST_SHARE
+    def _with_say(self, tasks: Sequence[KernelTask]) -> list[KernelTask]:
+        """Return the tasks that have parameters and are not small, the largest first."""
+        has_layout = _LAYOUT in self._values
+        shaped = [t for t in tasks if t.kind != "library" or (t.has_layout and has_layout)]
+        shaped.sort(key=lambda task: -task.num_bytes)
+        most: dict[tuple[str, str], int] = {}
+        for task in shaped:
+            most.setdefault((task.kind, task.suffix), task.num_bytes)
+        return [t for t in shaped if t.num_bytes >= LEAST_SHARE * most[t.kind, t.suffix]]
 
     def _claims_on(self, task: KernelTask, known: Sequence[KnownRun]) -> list[_Claim]:
         """Return the claims on a task, one of each run at most, the strongest first."""
@@ -177,17 +184,15 @@ class _Match:
         """Return a configuration in which each task is as chosen, and whose choices it has."""
         tasks = [task for task in self._tasks if task.name in chosen]
         shaping = next((t for t in tasks if t.kind != "library"), None)
-        template: Value = next(iter(self._defaults), "")
+        template: Value = next(iter(self._defaults))
         if shaping is not None:
-            template = chosen[shaping.name].run.params.get("template", "")
-        if template not in self._defaults:
-            return None, []
+            template = chosen[shaping.name].run.params["template"]
         wanted: Params = {}
         used = []
         for task in tasks:
             theirs = chosen[task.name].run.params
             if task.kind != "library" and theirs.get("template") != template:
-                continue
+                return None, []
             claimed = self._here(task, _own(chosen[task.name].task, theirs))
             fresh = {n: v for n, v in claimed.items() if n not in wanted}
             wanted |= fresh
@@ -257,7 +262,8 @@ class _Match:
 
 def _share(task: KernelTask, among: Sequence[KernelTask]) -> float:
     """Return a task's share of the bytes of those that have the same parameters."""
-    total = sum(t.num_bytes for t in among if (t.kind, t.suffix) == (task.kind, task.suffix))
+    same = (task.kind, task.suffix, task.has_layout)
+    total = sum(t.num_bytes for t in among if (t.kind, t.suffix, t.has_layout) == same)
     return task.num_bytes / total if total else 1.0
 
 
