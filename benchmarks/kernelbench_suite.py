@@ -76,7 +76,7 @@ def tuned(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     try:
         summary = json.loads(answer)
     except json.JSONDecodeError:
-        lines = [line for line in said.splitlines() if line.strip()]
+        lines = [line for line in said.splitlines() if line.strip() and line[:1] != "{"]
         return {**entry, "kind": "refused" if process.returncode == 2 else "failed",
                 "reason": "\n".join(lines[-6:])[-1500:]}  # fmt: skip
     return {**entry, **in_short(summary)}
@@ -86,7 +86,8 @@ def in_short(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a summary that the table needs, ratios as they were measured."""
     names = ("kind", "verdict", "device", "latency_us", "baseline_us", "bound", "num_trials")
     found = {name: summary.get(name) for name in names}
-    found["kind"] = found["kind"] or ("nothing to gain" if summary.get("outlook") else "failed")
+    nothing = summary.get("verdict") == "nothing to gain"
+    found["kind"] = found["kind"] or ("nothing to gain" if nothing else "failed")
     found["interval"] = summary.get("interval")
     found["compiled"] = summary.get("compiled")
     result = Path(summary.get("path") or ".") / "result.json"

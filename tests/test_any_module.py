@@ -488,6 +488,17 @@ def test_what_is_not_usual_takes_the_references_way(tmp_path):
             model(x, x)
 
 
+@pytest.mark.gpu
+def test_more_columns_than_32_bits_count_take_the_references_way(tmp_path):
+    _, made = derive(tmp_path, "rms_norm_gate", text_of("rms_norm_gate"))
+    module = module_of(load_family(made.name, [made.folder]).model_new)
+    module["fused_device"] = torch.device("cuda")
+    model, row = module["ModelNew"]().cuda(), torch.zeros(1, 100, device="cuda")
+    numbers = (37, 38, 2**31 // 100)
+    usual = [module["is_usual"](model, [row.expand(n, 100)] * 2) for n in numbers]
+    assert usual == [True, True, False]
+
+
 def test_a_live_modules_weights_are_taken_and_shared(tmp_path):
     problem, made = derive(tmp_path, "rms_norm_gate", text_of("rms_norm_gate"))
     family = load_family(made.name, [made.folder])

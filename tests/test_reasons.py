@@ -108,3 +108,38 @@ def test_who_ends_between_two_turns_of_a_race_is_named(task, place, reason, monk
 
     with pytest.raises(WorkerError, match=reason):
         Racer(task).race([contender()], num_processes=1, seconds=0.01, on_round=on_round)
+
+
+HUNGRY = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        if len(x) > 512:
+            torch.empty(2**60, dtype=torch.int8)
+        return torch.tanh(x)
+
+
+def get_inputs():
+    return [torch.randn(16, 12)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_what_the_judge_has_no_memory_for_is_asked_with_fewer_rows(tmp_path):
+    reference, sated = tmp_path / "reference.py", tmp_path / "sated.py"
+    reference.write_text(HUNGRY)
+    of_no_memory = "            torch.empty(2**60, dtype=torch.int8)\n"
+    text = HUNGRY.replace("class Model(", "class ModelNew(")
+    sated.write_text(text.replace(of_no_memory, "            pass\n"))
+    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    with Verifier(task, seed=3) as verifier:
+        check = verifier.check(Contender.of_file(sated, is_deterministic=True))
+    assert check.is_accepted, check.reason
+    [note] = [note for note in check.notes if "memory ran out" in note]
+    assert "which were asked with fewer rows: " in note and "whole tiles, many (" in note

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.capture.half_products import HALVES_TEMPLATE
 from tuner.capture.outline import Outline
 from tuner.errors import NothingToGainError
 from tuner.evaluate.contender import QUIET
@@ -23,6 +24,7 @@ from tuner.review.gain import Gain, ModuleRecord
 __all__ = ["bound_of", "measured", "nothing", "worth_searching"]
 
 PRECISION = "fp32"  # a nest has no products for tensor cores
+PRODUCTS = "fp16x3"  # products by halves have
 FIRST_SAMPLES = 3
 TIMED_S = 0.5  # of samples, of PyTorch and of the copy each
 FEWEST, MOST = 5, 100  # samples
@@ -50,13 +52,14 @@ def get_init_inputs():
 
 def bound_of(planned: Planned, outline: Outline) -> Gain:
     """Return traffic and bound of a derived operator on a device, with nothing timed."""
+    precision = PRODUCTS if HALVES_TEMPLATE in planned.family.templates else PRECISION
     return Gain(
         device=planned.device.name,
         is_gpu=planned.device.kind == "cuda",
         read_bytes=outline.read_bytes,
         written_bytes=outline.written_bytes,
         flops=outline.flops,
-        bound_us=bound_us(outline.flops, outline.num_bytes, planned.device, PRECISION),
+        bound_us=bound_us(outline.flops, outline.num_bytes, planned.device, precision),
     )
 
 

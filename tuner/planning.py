@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 
 from tuner.capture.graph import GRAPH_FILE, Graph
+from tuner.capture.half_products import HALVES_TEMPLATE
 from tuner.capture.outline import Outline, outline_of
 from tuner.config.names import check_names, unknown_values
 from tuner.config.run_config import RunConfig, load_config
 from tuner.errors import (
     ConfigError,
     DeviceError,
+    NothingToGainError,
     TemplateError,
     did_you_mean,
 )
@@ -126,6 +128,7 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
 
     Raises:
         InputError: the config, a template or the reference is wrong, or nothing is feasible.
+        NothingToGainError: a module's operator has no kernels for this kind of device.
         DeviceError: the device does not exist here.
     """
     family = load_family(config.problem.op, config.problem.templates)
@@ -133,6 +136,7 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     varied = {p.name: p.values for p in config.space if p.name != "template"}
     reference = config.problem.reference or family.reference
     device, is_assumed, machine, screening = _describe(config, family, reference, may_assume)
+    _require_kernels(family, names, device)
     sizes = screening[0]
     facts: dict[str, Value] = dict(device.facts())
     used = {name for t in names for name in family.templates[t].parameters}
@@ -155,6 +159,17 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
         config, family, device, is_assumed, sizes, facts, machine, space, reference, screening,
         warnings, _outline(config, family),
     )  # fmt: skip
+
+
+def _require_kernels(family: Family, names: Sequence[str], device: Device) -> None:
+    """Refuse a module of PyTorch's own products where these are not made on a GPU."""
+    is_derived = (family.model_file.parent / GRAPH_FILE).is_file()
+    if is_derived and names == [HALVES_TEMPLATE] and device.kind != "cuda":
+        raise NothingToGainError(
+            "nothing to generate: the forward is PyTorch's own operations; products have kernels "
+            "of ours on a GPU alone",
+            {},
+        )
 
 
 def _outline(config: RunConfig, family: Family) -> Outline | None:

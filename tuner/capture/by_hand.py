@@ -93,6 +93,11 @@ def _chosen(stages: Stages, task: str | None, module: Path) -> tuple[int, Nest]:
         if nest.name == task:
             return number, nest
     known = [nest.name for nest in stages.nests]
+    if not known:
+        raise InputError(
+            f"{module}: its forward is PyTorch's own products alone, and a stub stands beside a "
+            "loop nest\n  next: write an operator's folder (docs/architecture.md)"
+        )
     listed = f"expected one of {', '.join(known)}"
     if task is None:
         raise InputError(f"{module}: no task is named; {listed}\n  next: --task {known[-1]}")

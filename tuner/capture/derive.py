@@ -21,6 +21,7 @@ from pathlib import Path
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.graph import GRAPH_FILE, Graph
+from tuner.capture.half_products import HALVES_TEMPLATE, has_halves
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
@@ -45,13 +46,14 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "num_warps": [1, 2, 4, 8, 16, 32],
     "stages": [1, 2, 3, 4],
     "piece": [16384, 65536, 262144],
+    "chunk": [512, 1024, 2048],
     "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
 }  # fmt: skip
-FORMAT = 12  # of what is written; part of the key
+FORMAT = 14  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
-    "batch", *RESERVED,
+    "batch", "chunk", *RESERVED,
 }  # fmt: skip
 
 
@@ -95,12 +97,16 @@ def derived(
         own, plan = stages_of(graph), planned(joint)
         parts = _parts(graph, own, plan)
         step = "" if plan is None else step_text(graph, own, plan, batch)
-        return {
+        made = {
             "op.yaml": _op_yaml(graph, parts, op, batch),
             "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
-            "nest_triton.triton.py.j2": triton_template(parts[0], op),
-            "nest.cpp.j2": cpp_template(parts, op),
         }
+        if has_halves(graph, own.calls):
+            made[f"{HALVES_TEMPLATE}.triton.py.j2"] = triton_template(parts[0], op, by_halves=True)
+        if own.nests:
+            made["nest_triton.triton.py.j2"] = triton_template(parts[0], op)
+            made["nest.cpp.j2"] = cpp_template(parts, op)
+        return made
 
     mine = replace(captured, graph=graph)
     texts = None if other is None else _for_any_batch(mine, other, written)

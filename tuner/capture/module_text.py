@@ -123,6 +123,7 @@ def model_new(
         ],
         places=_places_of(graph, [t.name for t in graph.inputs if t.name not in numbers]),
         is_number=[not a.is_tensor for a in graph.arguments],
+        tuned_rows=batch,
         state=_forms((*graph.parameters, *graph.buffers)),
         settings=dict(settings),
         has_modes=has_modes,
@@ -187,6 +188,7 @@ from typing import Any
 _HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
 _INPUTS = {inputs!r}
 _IS_NUMBER = {is_number!r}  # of each argument
+_TUNED_ROWS = {tuned_rows}  # with more of them, columns of a kernel may no longer fit in 32 bits
 _PLACES = {places}  # inputs that pick one of so many, and the number that picks none
 _STATE = {state!r}
 _SETTINGS = {settings!r}
@@ -234,6 +236,9 @@ def is_usual(module, inputs):
             batches.add(len(x))
     if len(batches) > 1:
         return False
+    if device != "cpu" and any(n > _TUNED_ROWS for n in batches):
+        if any(x.numel() >= 2**31 - 2**20 for x in inputs):
+            return False
     if device == "cpu" and not all(is_in_range(inputs[i], *form) for i, form in _PLACES.items()):
         return False
     forms = {{name: (str(t.dtype)[6:], list(t.shape)) for name, t in state.items()}}

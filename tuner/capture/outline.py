@@ -126,7 +126,7 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
     names = [node.name for node in graph.nodes]
     steps = [
         names
-        if len(tasks) == 1
+        if len(tasks) == 1 and not isinstance(task, Call)
         else [task.name]
         if isinstance(task, Call)
         else [n for n in names if n in task.computed]

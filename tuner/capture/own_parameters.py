@@ -33,8 +33,10 @@ _TAG = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 
 def suffixes_of(nests: Sequence[Nest]) -> Mapping[str, str]:
     """Return, by nest, what the names of its parameters end in; nothing where they are plain."""
-    largest, *others = sorted(nests, key=_elements, reverse=True)
-    second = others[0] if others and SMALL * _elements(others[0]) > _elements(largest) else None
+    first, *others = [*sorted(nests, key=_elements, reverse=True), None, None]
+    second = others[0]
+    if first is None or second is None or SMALL * _elements(second) <= _elements(first):
+        second = None
     return {nest.name: SECOND if nest is second else "" for nest in nests}
 
 

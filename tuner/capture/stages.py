@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tuner.capture.graph import Graph, Node, Ref
 from tuner.capture.grouping import grouped
+from tuner.capture.half_products import has_halves
 from tuner.capture.index_space import NothingToGenerate, NotOneNest, refusal, viewed
 from tuner.capture.library import Call, call_of, is_call
 from tuner.capture.nest import DTYPES, Nest
@@ -57,7 +58,8 @@ def stages_of(graph: Graph) -> Stages:
 
     Raises:
         NotOneNest: it names the line of the user's file and the operation.
-        NothingToGenerate: it is nothing but PyTorch's own operations.
+        NothingToGenerate: it is nothing but PyTorch's own operations, and none is a product that
+            a kernel of ours takes on a GPU.
     """
     graph = with_products(with_scans(with_windows(graph)))
     counters = _counters(graph)
@@ -100,7 +102,8 @@ def stages_of(graph: Graph) -> Stages:
             group = later
     if not tasks:
         raise refusal(None, "nothing is computed")
-    if all(isinstance(task, Call) for task in tasks):
+    calls = [task for task in tasks if isinstance(task, Call)]
+    if len(calls) == len(tasks) and not has_halves(graph, calls):
         done = dict.fromkeys(n.op.removeprefix("aten.") for n in left)
         what = " and ".join(done)
         number_words = "one call" if len(left) == 1 else f"{len(left)} calls"

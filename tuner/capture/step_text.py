@@ -51,7 +51,7 @@ def planned(joint: Joint | None) -> StepPlan | None:
     except (NotOneNest, NothingToGenerate):
         return None
     nests = (*(forward.nests if forward else ()), *gradients.nests)
-    if len({nest.is_wide for nest in nests}) > 1:
+    if len({nest.is_wide for nest in nests}) != 1:  # none, or of two precisions
         return None
     fewer = of_weights(joint) if gradients.calls else None
     of_data = planned(fewer) if fewer is not None else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
+from tuner.capture.half_products import CHUNK, INCLUDE, step_of, takes_halves
 from tuner.capture.indexing import is_split
 from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import kept_values, loops_text
@@ -200,18 +201,25 @@ def _rounds(stages: Stages) -> bool:
     return any(s.op.startswith("as_") for part in parts for some in part for s in some)
 
 
-def triton_template(part: Part, op: str) -> str:
+def triton_template(part: Part, op: str, *, by_halves: bool = False) -> str:
     """Return the template of Triton kernels, its head included.
 
     Args:
         part: the operator's own call.
         op: the operator's name.
+        by_halves: make large products of float32 by those of float16.
     """
     stages, names = part.stages, part.names
     steps, workspace = [], _between(stages, names)
     suffixes = suffixes_of(stages.nests)
+    results = {*stages.outputs, *stages.updates.values()}
     texts: list[str] = []
     for task in stages.tasks:
+        if isinstance(task, Call) and by_halves and takes_halves(part.graph, task):
+            step, room = step_of(part.graph, task, lambda name: _place(stages, names, name))
+            steps.append(step)
+            workspace += [room] * (task.name not in results)
+            continue
         if isinstance(task, Call):
             steps += _call_steps(stages, task, names)
             continue
@@ -235,15 +243,19 @@ def triton_template(part: Part, op: str) -> str:
     splits = any(is_split(nest) for nest in stages.nests)
     own = [_triton_own(nests, suffix) for suffix, nests in groups_of(stages.nests).items()]
     head = _TRITON_HEAD.format(
-        title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)",
+        title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)"
+        + ", products of float16" * by_halves,
         steps="\n".join(steps),
         work=_work(stages),
         kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
         requires="".join(requires for requires, _ in own),
-        parameters="".join(parameters for _, parameters in own) + _layout(stages),
+        parameters="".join(parameters for _, parameters in own)
+        + (CHUNK if by_halves else "")
+        + _layout(stages),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
-    return head + (_DIVIDED if main_of(stages).is_wide else "") + "".join(texts)
+    divided = _DIVIDED if stages.nests and main_of(stages).is_wide else ""
+    return head + (INCLUDE if by_halves else "") + divided + "".join(texts)
 
 
 def _triton_own(nests: Sequence[Nest], suffix: str) -> tuple[str, str]:

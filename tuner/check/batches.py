@@ -47,6 +47,10 @@ class Extent:
         """How many rows there is room for at another batch than the problem's own."""
         return max(FEW_ROWS, self.rows_within(HELD_ELEMENTS[self.device]))
 
+    def rows_each(self, num_calls: int) -> int:
+        """Return how many rows there is room for where so many calls are held, 2 at least."""
+        return max(2, self.rows_within(MOST_ELEMENTS[self.device]) // num_calls)
+
     def holds(self, rows: int) -> bool:
         """Whether there is room for so many rows at another batch than the problem's own."""
         return rows <= self.most_rows
@@ -113,7 +117,9 @@ def batch_probes(
     odd = odd_batch(extent)
     if num_rows > 80:
         odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
-    longer = num_rows + secret.randrange(1, 65, 2)
+    # An eighth more at most, where rows are heavy.
+    most_more = 65 if extent.full is None else min(65, max(2, num_rows // 8))
+    longer = num_rows + secret.randrange(1, most_more, 2)
     # Once, where all of them take gigabytes.
     more_rows = wide if extent.full is None else {"distribution": "normal", **fields}
     # Whole tiles of any kernel, and where the problem is small as many as fill a device.

@@ -47,7 +47,10 @@ def combined_probes(
 
     twice: dict[str, Any] = {**modes.in_turn, "backward": (0, 1)}
     place = secret.randrange(64)
-    few = None if extent.num_rows is None else secret.randrange(*CHAIN_ROWS)
+    chained = secret.randrange(*CHAIN)
+    few = None
+    if extent.num_rows is not None:
+        few = min(secret.randrange(*CHAIN_ROWS), extent.rows_each(chained))
     power = None if extent.num_rows is None else 2 ** min(6, extent.num_rows.bit_length() - 1)
     order = secret.sample(range(4), 4)
     return [
@@ -64,7 +67,7 @@ def combined_probes(
         ),
         *_changes(graded, traits, secret),
         graded(
-            "a chain of calls", "chain", calls=2, more_calls=secret.randrange(*CHAIN), batch=few,
+            "a chain of calls", "chain", calls=2, more_calls=chained, batch=few,
             backward=(1, 0), keeps_graphs=few is not None,
         ),
         graded(

@@ -45,7 +45,7 @@ from tuner.check.noise import is_noisy, noise
 from tuner.check.parts import copied
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
-from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, tamer
+from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, says_no_memory, tamer
 from tuner.check.sharing import aliases_of
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -117,6 +117,8 @@ def expected(
     start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
     with math_mode(accuracy):
         report, baseline = _reference_answer(problem, model, script, tensors, probe)
+    if says_no_memory(report.error):  # the judge's own: with fewer rows it can tell
+        raise ProblemError(report.error)
     num_rows = _rows_of(arguments[0])
     if report.stage == "gradients" and probe.edits:
         return _without_edits(problem, probe, accuracy, device, known)

@@ -27,9 +27,12 @@ __all__ = [
     "is_odd",
     "refuses_layout",
     "row_elements",
+    "says_no_memory",
     "tamer",
 ]
 
+# How PyTorch and Python say that memory ran out, on a GPU and elsewhere.
+NO_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError")
 FEWER_ROWS = 321  # in place of 65,537 where these would cost too much
 MOST_ELEMENTS = 5 * 10**7  # of all steps: some 0.2 s
 TALL_ROWS = 64  # where what grows faster than the rows shows
@@ -60,6 +63,11 @@ def refuses_layout(
     except ProblemError:
         return True
     return False
+
+
+def says_no_memory(text: str) -> bool:
+    """Whether an error is that memory ran out, which no module means by it."""
+    return any(words in text for words in NO_MEMORY)
 
 
 def row_elements(

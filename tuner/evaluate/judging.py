@@ -117,9 +117,10 @@ class Judge(Giver):
         return {"result": json.loads(to_json(result))}, ()
 
     def free(self) -> Answer:
-        """Give up what is kept for later contenders; return what memory is still held."""
+        """Give up what is kept for later contenders; return what memory is held, and is free."""
         self._kept.clear()
-        return {"held_bytes": lending.free_all_unused(self._oracle.device)}, ()
+        held_bytes = lending.free_all_unused(self._oracle.device)
+        return {"held_bytes": held_bytes, "free_bytes": _free_bytes(self._oracle.device)}, ()
 
 
 def _free_bytes(device: str) -> int:

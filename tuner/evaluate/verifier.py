@@ -19,6 +19,7 @@ from typing import Any
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
+from tuner.check.refusals import says_no_memory
 from tuner.check.traits import Traits
 from tuner.check.verdict import merge
 from tuner.errors import TunerError, WorkerError
@@ -38,8 +39,7 @@ class JudgeEnded(WorkerError):
     """The judge's process ended in the middle of a check, whose module is not to blame."""
 
 
-# How PyTorch and Python say that memory ran out, on a GPU and elsewhere.
-NO_MEMORY = ("OutOfMemoryError", "out of memory", "can't allocate memory", "MemoryError")
+ENOUGH_BYTES = 2**34  # of a GPU, beside which a contender cannot say that none is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class Verifier:
         self._about: dict[str, Any] = {}
         self._lock = threading.Lock()  # several contenders may be checked at a time
         self._seconds: dict[str, float] = {}  # that each probe took, the last time
+        self._fewer_rows: dict[str, int] = {}  # probes for whose own number memory ran out
 
     def __enter__(self) -> Verifier:
         return self
@@ -138,8 +139,8 @@ class Verifier:
         if edited:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
         verdict = merge(results, self._accuracy, is_thorough=True)
-        unjudged = _unjudged(probes) if verdict.is_accepted else []
-        return replace(verdict, notes=(*notes, *verdict.notes, *unjudged))
+        unasked = [*_unjudged(probes), *self._shrunk(probes)] if verdict.is_accepted else []
+        return replace(verdict, notes=(*notes, *verdict.notes, *unasked))
 
     def _probes(self, is_deterministic: bool) -> list[Probe]:
         probes = thorough_probes(
@@ -213,24 +214,66 @@ class Verifier:
         generation: int,
         lends: bool,
     ) -> ProbeResult:
-        """Ask once more where memory ran out, after the judge has freed what it can.
+        """Ask again where memory ran out, after the judge has freed what it can.
 
-        The judge holds memory of the same machine: what ran out may be its doing.
+        The judge holds memory of the same machine: what ran out may be its doing. What does not
+        fit then is asked with half as many rows, and so on, unless memory is free: then the
+        contender only says so.
         """
-        freed = self._of_judge(generation, "free", {})
-        question = self._question(probe, generation, lends)
-        result = self._answered(producer, probe, question, known, most_s, generation, lends)
-        if result.is_accepted or not _lacks_memory(result):
-            return result
-        held = float(freed.data["held_bytes"]) / 2**30
+        self._of_judge(generation, "free", {})
+        while True:
+            question = self._question(probe, generation, lends)
+            result = self._answered(producer, probe, question, known, most_s, generation, lends)
+            if result.is_accepted or not _lacks_memory(result):
+                return result
+            freed = self._of_judge(generation, "free", {})
+            is_full = freed.data["free_bytes"] < ENOUGH_BYTES and lends
+            if not is_full or not self._halved(probe):
+                break
+        held, free = (freed.data[name] / 2**30 for name in ("held_bytes", "free_bytes"))
         told = (
-            f"{result.reason}; memory ran out twice, the second time after the judge had freed "
-            f"what it could and held {held:.1f} GiB: no wrong answer, but this check has no more"
+            f"{result.reason}; memory ran out again after the judge had freed what it could: it "
+            f"holds {held:.1f} GiB, {free:.1f} GiB are free. No wrong answer, but not one either"
         )
         return replace(result, reason=told)
 
     def _question(self, probe: Probe, generation: int, lends: bool) -> Reply:
-        return self._of_judge(generation, "ask", {"probe": to_json(probe), "lends": lends})
+        """Return a probe's question; where the judge has no memory for it, one of fewer rows."""
+        has_freed = False
+        while True:
+            rows = self._fewer_rows.get(probe.name, probe.batch)
+            asks = {"probe": to_json(replace(probe, batch=rows)), "lends": lends}
+            try:
+                return self._of_judge(generation, "ask", asks)
+            except JudgeEnded:
+                raise
+            except TunerError as error:
+                if not says_no_memory(f"{error} {error.__cause__}"):
+                    raise
+                if has_freed and not self._halved(probe):
+                    raise
+            if not has_freed:
+                self._of_judge(generation, "free", {})
+            has_freed = True
+
+    def _halved(self, probe: Probe) -> bool:
+        """Ask a probe with half as many rows from now on; False where it has one, or none."""
+        own = probe.batch if probe.batch is not None else self._about["num_rows"]
+        rows = self._fewer_rows.get(probe.name, own)
+        if rows is None or rows < 2:
+            return False
+        self._fewer_rows[probe.name] = rows // 2
+        return True
+
+    def _shrunk(self, probes: Sequence[Probe]) -> list[str]:
+        """Name the probes that were asked with fewer rows than they should be."""
+        fewer = {p.name: self._fewer_rows[p.name] for p in probes if p.name in self._fewer_rows}
+        if not fewer:
+            return []
+        told = ", ".join(f"{name} ({rows})" for name, rows in fewer.items())
+        return [
+            f"memory ran out for {len(fewer)} probes, which were asked with fewer rows: {told}"
+        ]
 
     def _of_judge(
         self,
@@ -303,7 +346,7 @@ class Verifier:
 
 
 def _lacks_memory(result: ProbeResult) -> bool:
-    return not result.is_accepted and any(words in result.reason for words in NO_MEMORY)
+    return not result.is_accepted and says_no_memory(result.reason)
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:

@@ -1,0 +1,166 @@
+"""Products of float32 as three of float16: which calls they are, and on a GPU how exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_any_module import derive
+
+from tuner.capture.by_hand import written_by_hand
+from tuner.capture.half_products import HALVES_TEMPLATE
+from tuner.config.run_config import load_config
+from tuner.errors import InputError, NothingToGainError
+from tuner.evaluate.modules import fused, module_of
+from tuner.kernel.binding import bind
+from tuner.kernel.family import load_family
+from tuner.machine.datasheets import known_device
+from tuner.planning import plan
+
+TEXT = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+
+    def forward(self, x):
+        return {forward}
+
+
+def get_inputs():
+    return [torch.randn({shape})]
+
+
+def get_init_inputs():
+    return []
+"""
+LAYER = "self.a = nn.Linear(136, 260)"
+MODULES = {
+    "alone": (LAYER, "self.a(x)", "200, 136"),
+    "epilogue": (LAYER, "F.gelu(self.a(x)) * 2", "200, 136"),
+    "chain": (
+        LAYER + "; self.b = nn.Linear(260, 136, bias=False)",
+        "x + self.b(torch.relu(self.a(x)))",
+        "200, 136",
+    ),
+    "in_rows": (LAYER, "torch.softmax(self.a(x), -1)", "5, 40, 136"),
+    "turned": ("self.w = nn.Parameter(torch.randn(136, 260))", "x @ self.w", "200, 136"),
+    "a_view": ("self.w = nn.Parameter(torch.randn(260, 136))", "x @ self.w.T", "200, 136"),
+}
+NOT_TAKEN = {
+    "few rows": (LAYER, "F.gelu(self.a(x))", "100, 136"),
+    "few columns": ("self.a = nn.Linear(136, 100)", "F.gelu(self.a(x))", "200, 136"),
+    "short sums": ("self.a = nn.Linear(64, 260)", "F.gelu(self.a(x))", "200, 64"),
+    "batches": ("...", "F.gelu(x @ x.transpose(1, 2))", "3, 200, 136"),
+    "float64": (LAYER + "; self.double()", "F.gelu(self.a(x))", "200, 136, dtype=torch.float64"),
+}
+
+
+def made_of(folder: Path, module: tuple[str, str, str]):
+    init, forward, shape = module
+    return derive(folder, "product", TEXT.format(init=init, forward=forward, shape=shape))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_large_products_have_a_template_of_their_own(name, tmp_path):
+    _, made = made_of(tmp_path, MODULES[name])
+    family = load_family(made.name, [made.folder])
+    assert HALVES_TEMPLATE in family.templates
+    candidate = family.render({"template": HALVES_TEMPLATE}, known_device("H200").facts())
+    steps = [step.function for step in candidate.plan.steps]
+    assert steps.count("product_of_halves") == (2 if name == "chain" else 1)
+    assert not {"linear", "matmul"} & set(steps)
+
+
+@pytest.mark.parametrize("name", NOT_TAKEN)
+def test_where_halves_would_not_pay_or_be_exact_pytorchs_own_are_taken(name, tmp_path):
+    _, made = made_of(tmp_path, NOT_TAKEN[name])
+    assert HALVES_TEMPLATE not in load_family(made.name, [made.folder]).templates
+
+
+def test_on_a_cpu_there_is_nothing_to_generate_for_products_alone(tmp_path):
+    _, made = made_of(tmp_path, MODULES["alone"])
+    with pytest.raises(NothingToGainError, match=r"nothing to generate: .* on a GPU alone"):
+        plan(load_config(made.config, {"device": "cpu"}))
+
+
+def test_a_module_of_products_alone_has_no_task_to_write_by_hand(tmp_path):
+    _, made = made_of(tmp_path, MODULES["alone"])
+    with pytest.raises(InputError, match="products alone"):
+        written_by_hand(made, tmp_path / "mine.py", None, tmp_path / "by_hand")
+
+
+def filled(x: torch.Tensor, what: str) -> torch.Tensor:
+    """Values of the same shape: what makes sums of halves go wrong."""
+    generator = torch.Generator(x.device).manual_seed(len(what))
+    normal = torch.randn(x.shape, generator=generator, device=x.device)
+    return {
+        "normal": normal,
+        "positive": normal.abs(),
+        "offset": normal + 1000,
+        "tiny": normal * 1e-38,
+        "huge": normal * 1e36,
+        "one large column": torch.cat([normal[..., :1] * 100, normal[..., 1:]], -1),
+    }[what]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "what", ["normal", "positive", "offset", "tiny", "huge", "one large column"]
+)
+@pytest.mark.parametrize("name", ["alone", "turned", "in_rows", "chain"])
+def test_halves_are_as_exact_as_float32(name, what, tmp_path):
+    problem, made = made_of(tmp_path, MODULES[name])
+    model, wide, x = on_gpu(problem, made, tmp_path)
+    reference = problem.make_model(0).cuda()
+    for m in (model, reference, wide):
+        for i, p in enumerate(m.parameters()):
+            p.data.copy_(
+                filled(torch.empty_like(p, dtype=torch.float32), "positive" if i else "normal")
+            )
+    x = filled(x, what)
+    with torch.no_grad():
+        mine, own, exact = model(x), reference(x), wide(x.double())
+    finite = own.isfinite() & exact.isfinite()
+    assert torch.equal(mine.isnan(), own.isnan()) and torch.equal(mine.isinf(), own.isinf())
+    scale = exact[finite].abs().max()
+    error, limit = ((y.double() - exact)[finite].abs().max() for y in (mine, own))
+    assert error <= 2 * limit + 2.0**-23 * scale, (float(error / scale), float(limit / scale))
+
+
+@pytest.mark.gpu
+def test_infinities_and_nan_go_where_pytorchs_products_let_them(tmp_path):
+    problem, made = made_of(tmp_path, MODULES["alone"])
+    model, _, x = on_gpu(problem, made, tmp_path)
+    reference = problem.make_model(0).cuda()
+    reference.load_state_dict(model.state_dict())
+    x[3, 5], x[100, 7], x[150, 0] = float("inf"), -float("inf"), float("nan")
+    for m in (model, reference):
+        m.a.weight.data[17, 9] = float("inf")
+    with torch.no_grad():
+        mine, own = model(x), reference(x)
+    assert torch.equal(mine.isnan(), own.isnan())
+    assert torch.equal(mine.isposinf(), own.isposinf())
+    assert torch.equal(mine.isneginf(), own.isneginf())
+    torch.testing.assert_close(mine, own, equal_nan=True, atol=1e-5, rtol=1e-5)
+
+
+def on_gpu(problem, made, folder: Path):
+    """The module by float16 halves, the same in float64, and its input."""
+    family = load_family(made.name, [made.folder])
+    params = {"template": HALVES_TEMPLATE, "chunk": 512}
+    candidate = family.render(params, known_device("H200").facts())
+    path = folder / "source.py"
+    path.write_text(candidate.source)
+    module = module_of(family.model_new)
+    module |= {**fused(bind(candidate.plan, "triton", path)), "fused_device": "cuda"}
+    model = module["ModelNew"]().cuda()
+    wide = problem.make_model(0).double().cuda()
+    wide.load_state_dict(model.state_dict())
+    return model, wide, problem.make_inputs(1)[0].cuda()
