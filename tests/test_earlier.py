@@ -219,10 +219,14 @@ def test_the_model_starts_from_all_that_another_module_tried(folder, around, run
 
 
 def test_a_configuration_that_is_not_feasible_here_is_not_tried(folder, around, runs):
+    real = only(runs).path
     changed(runs, "1-odd", {"template": "nest", "unroll": 3, "stream_output": True})
-    changed(runs, "2-other", {"template": "by_hand", "unroll": 4})
-    shutil.rmtree(max(runs.iterdir()))
-    for suggestion in told(around, runs).first:
+    changed(runs, "2-by-hand", {"template": "by_hand", "unroll": 4, "stream_output": True})
+    changed(runs, "3-alien", {"template": "nest_triton", "num_warps": 4})
+    shutil.rmtree(real)
+    found = told(around, runs).first
+    assert len(found) == 2 and {s.params["template"] for s in found} == {"nest"}
+    for suggestion in found:
         assert around.space.index(suggestion.params) is not None
         assert suggestion.params["stream_output"] and suggestion.params["unroll"] != 3
 

@@ -23,14 +23,14 @@ from tuner.run import open_run
 from tuner.search.run_index import KnownRun, known_runs, operator_task
 from tuner.search.transfer import MAX_SOURCES, MIN_SHARED, Source
 from tuner.space.search_space import SearchSpace
-from tuner.trial import Params, Value
+from tuner.trial import Params
 
 __all__ = ["Earlier", "Suggestion", "earlier_of", "sources_from"]
 
 MAX_FIRST = 3  # configurations of earlier runs that a search tries first
 MAX_RANKS = 50  # claims on a task that are looked at: many have the same configuration
 LEAST_SHARE = 0.1  # of the bytes of the largest task of its kind: below it, a task has no say
-_LAYOUT = "layout"  # the parameter of convolutions; all others are of nests
+_OF_CALLS = {"layout", "chunk"}  # parameters of convolutions and products; all others are of nests
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,19 +126,20 @@ class _Match:
         self._values = {p.name: p.values for p in self._space.parameters}
         firsts = first_of_each(planned.space, planned.family, planned.facts)
         self._defaults = {params["template"]: params for params in firsts}
+        # Of what can run here: a GPU's search has the parameters of C++ as well.
+        self._varied = {name for params in firsts for name in params if name != "template"}
         self._tasks = self._with_say(own)
-        usable = [run for run in known if run.params.get("template") in self._defaults]
-        self._claims = {task.name: self._claims_on(task, usable) for task in self._tasks}
+        self._claims = {task.name: self._claims_on(task, known) for task in self._tasks}
 
     def _with_say(self, tasks: Sequence[KernelTask]) -> list[KernelTask]:
         """Return the tasks that have parameters and are not small, the largest first."""
-        has_layout = _LAYOUT in self._values
-        shaped = [t for t in tasks if t.kind != "library" or (t.has_layout and has_layout)]
+        names = self._varied
+        shaped = [t for t in tasks if t.kind != "library" or names & {*t.parameters}]
         shaped.sort(key=lambda task: -task.num_bytes)
-        most: dict[tuple[str, str], int] = {}
+        most: dict[tuple[object, ...], int] = {}
         for task in shaped:
-            most.setdefault((task.kind, task.suffix), task.num_bytes)
-        return [t for t in shaped if t.num_bytes >= LEAST_SHARE * most[t.kind, t.suffix]]
+            most.setdefault(_same(task), task.num_bytes)
+        return [t for t in shaped if t.num_bytes >= LEAST_SHARE * most[_same(t)]]
 
     def _claims_on(self, task: KernelTask, known: Sequence[KnownRun]) -> list[_Claim]:
         """Return the claims on a task, one of each run at most, the strongest first."""
@@ -148,6 +149,11 @@ class _Match:
             if not alike:
                 continue
             there = max(alike, key=lambda t: (t.key == task.key, t.num_bytes))
+            own = self._here(task, _own(there, run.params)).keys() & self._varied
+            if run.params.get("template") not in self._defaults and (
+                task.kind == "operator" or not own
+            ):
+                continue  # it tells nothing of what can run here
             tier = 0 if run.versions == self._versions else 1
             if run.device != self._device:
                 tier = 2
@@ -183,21 +189,24 @@ class _Match:
     def _composed(self, chosen: Mapping[str, _Claim]) -> tuple[Params | None, list[_Claim]]:
         """Return a configuration in which each task is as chosen, and whose choices it has."""
         tasks = [task for task in self._tasks if task.name in chosen]
-        shaping = next((t for t in tasks if t.kind != "library"), None)
-        template: Value = next(iter(self._defaults))
-        if shaping is not None:
-            template = chosen[shaping.name].run.params["template"]
+        # A product's own kernel is a template; loops have the same parameters in any.
+        by_call = sorted(tasks, key=lambda task: task.kind != "library")
+        template = self._template(*(chosen[task.name].run.params for task in by_call))
         wanted: Params = {}
         used = []
         for task in tasks:
-            theirs = chosen[task.name].run.params
-            if task.kind != "library" and theirs.get("template") != template:
-                return None, []
-            claimed = self._here(task, _own(chosen[task.name].task, theirs))
+            claim = chosen[task.name]
+            claimed = self._here(task, _own(claim.task, claim.run.params))
             fresh = {n: v for n, v in claimed.items() if n not in wanted}
             wanted |= fresh
-            used += [chosen[task.name]] if fresh or task is shaping else []
-        return self._feasible(str(template), wanted), used
+            decides = task.kind == "library" and claim.run.params.get("template") == template
+            used += [claim] if fresh or decides else []
+        return self._feasible(template, wanted), used
+
+    def _template(self, *theirs: Params) -> str:
+        """Return the first template that can run here, of those that other runs had."""
+        names = [params.get("template") for params in theirs]
+        return str(next((n for n in names if n in self._defaults), next(iter(self._defaults))))
 
     def _here(self, task: KernelTask, params: Params) -> Params:
         """Return a task's parameters, by their plain names, as this search calls them."""
@@ -235,14 +244,12 @@ class _Match:
             return None
         known: dict[int, tuple[float, bool]] = {}
         for trial in trials:
-            template = trial.params.get("template")
-            if template not in self._defaults:
-                continue
             wanted: Params = {}
             for task, there in pairs:
                 wanted = {**self._here(task, _own(there, trial.params)), **wanted}
             is_known = all(v in self._values[n] for n, v in wanted.items() if n in self._values)
-            params = self._feasible(str(template), wanted) if is_known else None
+            template = self._template(trial.params)
+            params = self._feasible(template, wanted) if is_known else None
             position = None if params is None else self._space.index(params)
             if position is not None:
                 outcome = trial.outcome
@@ -262,19 +269,23 @@ class _Match:
 
 def _share(task: KernelTask, among: Sequence[KernelTask]) -> float:
     """Return a task's share of the bytes of those that have the same parameters."""
-    same = (task.kind, task.suffix, task.has_layout)
-    total = sum(t.num_bytes for t in among if (t.kind, t.suffix, t.has_layout) == same)
+    total = sum(t.num_bytes for t in among if _same(t) == _same(task))
     return task.num_bytes / total if total else 1.0
 
 
+def _same(task: KernelTask) -> tuple[object, ...]:
+    """Return what is equal for tasks of a module that share their parameters."""
+    return task.kind, task.suffix, task.parameters
+
+
 def _own(task: KernelTask, params: Params) -> Params:
-    """Return the parameters that are a task's, by their plain names: of a call the layout."""
+    """Return the parameters that are a task's, by their plain names."""
     if task.kind == "library":
-        return {name: value for name, value in params.items() if name == _LAYOUT}
+        return {name: value for name, value in params.items() if name in task.parameters}
     if task.kind == "operator":
         return {name: value for name, value in params.items() if name != "template"}
     own = canonical(params, task.suffix)
-    return {name: value for name, value in own.items() if name not in ("template", _LAYOUT)}
+    return {name: value for name, value in own.items() if name not in {"template", *_OF_CALLS}}
 
 
 def _words(claims: Sequence[_Claim]) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.half_products import takes_halves
 from tuner.capture.identity import keys_of
 from tuner.capture.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
 from tuner.capture.library import Call
@@ -49,9 +50,9 @@ class KernelTask:
 
     Its `name` is that of the last value that it gives. `key` is equal for the same work in any
     module, `form_key` also where sizes and numbers differ (`identity`); `num_bytes` are those that
-    it reads and writes. All of these are empty in records of older runs. `has_layout`: it is a
-    convolution whose images may lie with their channels last. What the names of its parameters
-    end in is `suffix`, empty where they are plain (`own_parameters`).
+    it reads and writes. All of these are empty in records of older runs. `parameters` are those
+    that a call is made by; a nest has all the others, and their names end in its `suffix`, which
+    is empty where they are plain (`own_parameters`).
     """
 
     kind: str
@@ -60,7 +61,7 @@ class KernelTask:
     key: str = ""
     form_key: str = ""
     num_bytes: int = 0
-    has_layout: bool = False
+    parameters: tuple[str, ...] = ()
     suffix: str = ""
 
     @property
@@ -134,22 +135,23 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
     ]
     suffixes = suffixes_of([task for task in tasks if isinstance(task, Nest)])
     return tuple(
-        _task(task, own, suffixes.get(task.name, ""))
+        _task(graph, task, own, suffixes.get(task.name, ""))
         for task, own in zip(tasks, steps, strict=True)
     )
 
 
-def _task(task: Nest | Call, steps: Sequence[str], suffix: str) -> KernelTask:
+def _task(graph: Graph, task: Nest | Call, steps: Sequence[str], suffix: str) -> KernelTask:
+    parameters: list[str] = []
     if isinstance(task, Call):
+        parameters += ["layout"] * task.has_layout + ["chunk"] * takes_halves(graph, task)
         kind, forms = "library", [*task.forms, (task.shape, task.dtype)]
         num_bytes = sum(math.prod(shape) * num_bytes_of(dtype) for shape, dtype in forms)
     else:
         kind, num_bytes = "nest", sum(tensor.num_bytes for tensor in task.arguments)
         num_bytes += sum(o.count * num_bytes_of(o.dtype) for o in task.outputs)
     keys = keys_of(task)
-    has_layout = isinstance(task, Call) and task.has_layout
     return KernelTask(
-        kind, tuple(steps), task.name, keys.whole, keys.form, num_bytes, has_layout, suffix
+        kind, tuple(steps), task.name, keys.whole, keys.form, num_bytes, tuple(parameters), suffix
     )
 
 

@@ -10,10 +10,10 @@ from tuner.capture.graph import Graph
 from tuner.capture.half_products import CHUNK, INCLUDE, step_of, takes_halves
 from tuner.capture.indexing import is_split
 from tuner.capture.library import MOVES, Call
-from tuner.capture.loops import kept_values, loops_text
+from tuner.capture.loops import loops_text, parameters_of
 from tuner.capture.loops_across import across_text
 from tuner.capture.nest import Nest
-from tuner.capture.own_parameters import SECOND, declared, groups_of, named, renamed, suffixes_of
+from tuner.capture.own_parameters import declared, groups_of, named, renamed, suffixes_of
 from tuner.capture.precision import FLOATS, HALVES, in_float64, num_bytes_of
 from tuner.capture.stages import Stages
 from tuner.capture.triton_loops import Writer
@@ -52,11 +52,6 @@ _BLOCKS = """\
   num_warps: {{about: "warps of a program", default: {warps},
     values: [1, 2, 4, 8, 16, 32]}}
 """
-_UNROLL = '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}'
-_KEEP = (
-    '  keep: {about: "keep what is costly from one sweep over a row to the next", '
-    "default: true, values: [true, false]}"
-)
 # As the correctly rounded division of float32 is called.
 _DIVIDED = """
 
@@ -304,7 +299,8 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     """
     stages = parts[0].stages
     nests = [nest for part in parts for nest in part.stages.nests]
-    second = groups_of(stages.nests).get(SECOND, [])
+    _, *second = groups_of(stages.nests).items()  # what has parameters of its own
+    others = [nest for nest in nests if not any(nest in own for _, own in second)]
     splits = any(is_split(nest) for nest in nests)
     texts: list[str] = []
     found = [_cpp_steps(part, op, texts) for part in parts]
@@ -317,7 +313,7 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     parameters = [
         '  width: {about: "numbers in a vector", '
         f'default: {{expr: "device.simd_bits // {bits}"}}, values: {widths}}}',
-        _UNROLL,
+        *parameters_of(others),
         '  max_threads: {about: "threads at most; 0 is as many as PyTorch uses", default: 0, '
         "values: [0]}",
         '  stream_output: {about: "write outputs past the caches, where the machine can", '
@@ -328,11 +324,8 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
             '  huge_pages: {about: "ask Linux for 2 MB pages under outputs, which are fresh at '
             'every call", default: true, values: [true, false]}'
         )
-    if any(kept_values(nest) for nest in nests if nest not in second):
-        parameters.append(_KEEP)
-    for nest in second:
-        own = [_UNROLL, *([_KEEP] if kept_values(nest) else [])]
-        parameters += [declared(line, nest, SECOND) for line in own]
+    for suffix, own in second:
+        parameters += [declared(line, own[0], suffix) for line in parameters_of(own)]
     if splits:
         parameters.append(
             '  piece: {about: "columns of a long row that one thread takes at a time", '
@@ -386,7 +379,7 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     head += [
         "constexpr int64_t kThreads = {{ max_threads }};",
         "constexpr int kUnroll = {{ unroll }};",
-        *([f"constexpr int kUnroll{SECOND} = {{{{ unroll{SECOND} }}}};"] if second else []),
+        *(f"constexpr int kUnroll{suffix} = {{{{ unroll{suffix} }}}};" for suffix, _ in second),
     ]
     if splits:
         head.append("constexpr int64_t kSplit = {{ piece }};")
