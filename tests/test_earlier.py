@@ -15,6 +15,7 @@ from command_line import environment
 from cpu_machine import GPP
 
 import tuner
+from tuner.capture.half_products import HALVES_TEMPLATE
 from tuner.deriving import derive_config
 from tuner.earlier import Earlier, earlier_of, sources_from
 from tuner.kernel.cache import default_cache_dir
@@ -71,13 +72,13 @@ class Lines(Observer):
 
 def config_of(
     folder: Path, name: str, forward: str, names: str = "x, y", rows: int = 40, cols: int = 96,
-    trials: int = 1, effort: str = "normal",
+    trials: int = 1, device: str = "cpu",
 ) -> tuner.RunConfig:  # fmt: skip
     text = MODULE.format(forward=forward, names=names, rows=rows, cols=cols)
     (folder / f"{name}.py").write_text(text)
     config = folder / f"{name}.yaml"
     config.write_text(
-        f"problem: {{module: {name}.py}}\neffort: {effort}\nsearch: {{trials: {trials}}}\n"
+        f"problem: {{module: {name}.py}}\ndevice: {device}\nsearch: {{trials: {trials}}}\n"
     )
     return tuner.load_config(derive_config(config))
 
@@ -176,8 +177,8 @@ def test_each_nest_is_first_as_where_it_was_fastest(folder, around, runs):
     assert wanted.items() <= suggestion.params.items() and suggestion.is_same
     assert both.space.index(suggestion.params) is not None
     assert suggestion.words == (
-        f"from run {one}, whose task {first.label} is the same "
-        f"and from run {two}, whose task {second.label} is the same"
+        f"from run {one}, whose task {first.label} is the same; "
+        f"from run {two}, whose task {second.label} is the same"
     )
     # And back: of the module with both, each of the others takes what is its own.
     shutil.rmtree(runs / one)
@@ -229,6 +230,21 @@ def test_a_configuration_that_is_not_feasible_here_is_not_tried(folder, around, 
     for suggestion in found:
         assert around.space.index(suggestion.params) is not None
         assert suggestion.params["stream_output"] and suggestion.params["unroll"] != 3
+
+
+def test_of_a_product_the_template_and_its_parameter_are_found_again(folder, runs):
+    size = {"rows": 128, "cols": 128, "device": "cuda"}
+    alone, followed = (
+        plan(config_of(folder, name, forward, **size), may_assume=True)
+        for name, forward in (("product", "return x @ y"), ("relu", "return torch.relu(x @ y)"))
+    )
+    best = {"template": HALVES_TEMPLATE, "chunk": 2048, "block_rows": 2, "block_columns": 256}
+    changed(runs, "1-relu", best, followed, device_name=alone.device.name)
+    (suggestion,) = told(alone, runs).first
+    assert suggestion.is_same and alone.space.num_feasible > 1
+    assert suggestion.params == {"template": HALVES_TEMPLATE, "chunk": 2048}
+    ((again, *_), found) = (told(followed, runs).first, told(followed, runs).runs)
+    assert best.items() <= again.params.items() and found == ("1-relu",)
 
 
 # ---- the index --------------------------------------------------------------------------------

@@ -292,4 +292,5 @@ def _words(claims: Sequence[_Claim]) -> str:
     by_run: dict[str, list[str]] = {}
     for claim in claims:
         by_run.setdefault(claim.run.name, []).append(claim.words)
-    return " and ".join(f"from run {name}, {', '.join(words)}" for name, words in by_run.items())
+    runs = [f"from run {name}, {' and '.join(words)}" for name, words in by_run.items()]
+    return "; ".join(runs)

@@ -127,8 +127,8 @@ def derived(
     space: dict[str, object] = {
         "template": sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     }
-    for suffix, nests in groups_of(stages.nests).items():
-        varied = {**_VALUES, **blocks_of(nests[0])}
+    for suffix, nests in (groups_of(stages.nests) or {"": []}).items():
+        varied = {**_VALUES, **(blocks_of(nests[0]) if nests else {})}
         own = {name + suffix: values for name, values in varied.items()}
         space |= {name: values for name, values in own.items() if f"  {name}:" in heads}
     mode = "train" if graph.is_training else "eval"
