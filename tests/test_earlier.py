@@ -230,6 +230,7 @@ def test_a_configuration_that_is_not_feasible_here_is_not_tried(folder, around, 
     for suggestion in found:
         assert around.space.index(suggestion.params) is not None
         assert suggestion.params["stream_output"] and suggestion.params["unroll"] != 3
+        assert not suggestion.is_same  # neither is what was tried there
 
 
 def test_of_a_product_the_template_and_its_parameter_are_found_again(folder, runs):

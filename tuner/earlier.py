@@ -176,18 +176,21 @@ class _Match:
                 for name, claims in self._claims.items()
                 if claims
             }
-            params, used = self._composed(chosen)
+            template, wanted, used = self._composed(chosen)
+            params = self._feasible(template, wanted)
             position = None if params is None else self._space.index(params)
             if params is None or position is None or position in found:
                 continue
             is_same = all(n in chosen and chosen[n].tier < 2 for n in self._claims)
+            is_same &= all(c.run.params.get("template") in self._defaults for c in chosen.values())
+            is_same &= all(params.get(n, value) == value for n, value in wanted.items())
             found[position] = Suggestion(params, _words(used), is_same)
             if len(found) == MAX_FIRST:
                 break
         return list(found.values())
 
-    def _composed(self, chosen: Mapping[str, _Claim]) -> tuple[Params | None, list[_Claim]]:
-        """Return a configuration in which each task is as chosen, and whose choices it has."""
+    def _composed(self, chosen: Mapping[str, _Claim]) -> tuple[str, Params, list[_Claim]]:
+        """Return a template, what each task has as it was chosen, and whose choices those are."""
         tasks = [task for task in self._tasks if task.name in chosen]
         # A product's own kernel is a template; loops have the same parameters in any.
         by_call = sorted(tasks, key=lambda task: task.kind != "library")
@@ -201,7 +204,7 @@ class _Match:
             wanted |= fresh
             decides = task.kind == "library" and claim.run.params.get("template") == template
             used += [claim] if fresh or decides else []
-        return self._feasible(template, wanted), used
+        return template, wanted, used
 
     def _template(self, *theirs: Params) -> str:
         """Return the first template that can run here, of those that other runs had."""
