@@ -74,7 +74,7 @@ def test_a_stub_is_what_was_generated_with_what_the_task_is(folder):
         assert lines[end].startswith(('extern "C" const char* fused_mine', "@triton.jit"))
         function = next(line for line in lines[end:] if "fused_mine" in line)
         assert "_rows_1" not in function
-        assert any("_rows_1" in line for line in lines[end:]) == (stub == "cumsum")
+        assert any("_rows_1" in line for line in lines[end:])
 
 
 def test_it_is_tuned_as_it_was_written(folder):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_any_module import derive
+from test_any_module import assert_as_exact, derive, in_float64
+from test_steps import Taken, gradients
 
 from tuner.capture.by_hand import written_by_hand
 from tuner.capture.half_products import HALVES_TEMPLATE
@@ -90,6 +91,30 @@ def test_on_a_cpu_there_is_nothing_to_generate_for_products_alone(tmp_path):
         plan(load_config(made.config, {"device": "cpu"}))
 
 
+def step_of_training(folder: Path, device: str):
+    init, forward, shape = MODULES["chain"]
+    text = TEXT.format(init=init, forward=forward, shape=shape)
+    more = {} if device == "cpu" else {"template": HALVES_TEMPLATE, "chunk": 512}
+    return Taken(folder, "chain", text, device, **more)
+
+
+def test_products_of_gradients_are_by_halves_as_well(tmp_path):
+    family = step_of_training(tmp_path, "cpu").family
+    plan = family.render({"template": HALVES_TEMPLATE}, known_device("H200").facts()).plan
+    steps = [step.function for further in plan.also.values() for step in further.steps]
+    assert steps.count("product_of_halves") >= 4 and not {"linear", "matmul"} & set(steps)
+
+
+@pytest.mark.gpu
+def test_gradients_by_halves_are_as_exact_as_float32(tmp_path):
+    taken = step_of_training(tmp_path, "cuda")
+    for batch in (None, 300):
+        inputs = taken.inputs(3, batch)
+        mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+        assert_as_exact(mine, own, gradients(taken.wide, in_float64(inputs)))
+    assert taken.num_calls == 2
+
+
 def test_a_module_of_products_alone_has_no_task_to_write_by_hand(tmp_path):
     _, made = made_of(tmp_path, MODULES["alone"])
     with pytest.raises(InputError, match="products alone"):
@@ -105,7 +130,7 @@ def filled(x: torch.Tensor, what: str) -> torch.Tensor:
         "positive": normal.abs(),
         "offset": normal + 1000,
         "tiny": normal * 1e-38,
-        "huge": normal * 1e36,
+        "huge": normal * 1e35,
         "one large column": torch.cat([normal[..., :1] * 100, normal[..., 1:]], -1),
     }[what]
 
@@ -132,6 +157,20 @@ def test_halves_are_as_exact_as_float32(name, what, tmp_path):
     scale = exact[finite].abs().max()
     error, limit = ((y.double() - exact)[finite].abs().max() for y in (mine, own))
     assert error <= 2 * limit + 2.0**-23 * scale, (float(error / scale), float(limit / scale))
+
+
+@pytest.mark.gpu
+def test_sums_of_rows_beyond_float32_are_no_infinities(tmp_path):
+    """Denormal inputs by weights whose sums overflow, of which the products are usual numbers."""
+    problem, made = made_of(tmp_path, MODULES["alone"])
+    model, wide, x = on_gpu(problem, made, tmp_path)
+    with torch.no_grad():
+        for m in (model, wide):
+            m.a.weight.copy_(torch.full_like(m.a.weight, 2.0**125))
+            m.a.bias.zero_()
+        x = torch.rand_like(x) * 2.0**-127
+        mine, exact = model(x), wide(x.double())
+    torch.testing.assert_close(mine.double(), exact, rtol=1e-6, atol=0)
 
 
 @pytest.mark.gpu

@@ -17,17 +17,23 @@ from tuner.capture.joint import Captured, joint_of
 from tuner.capture.settings import settings_of
 from tuner.capture.step_text import planned, without_steps
 from tuner.evaluate.modules import fused, module_of
-from tuner.kernel.binding import bind
+from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.family import load_family
+from tuner.machine.datasheets import known_device
 from tuner.problem.reference import Problem, load_problem
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
 
 
 class Taken:
-    """A module with gradients by kernels, its reference, and how often the kernels were called."""
+    """A module with gradients by kernels, its reference, and how often the kernels were called.
 
-    def __init__(self, folder: Path, name: str, text: str = "") -> None:
+    `params` are those of the template: C++ on a CPU, Triton on a GPU.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, text: str = "", device: str = "cpu", **params: object
+    ) -> None:
         path = folder / f"{name}.py"
         path.write_text(text or text_of(name))
         self.problem: Problem = load_problem(path)
@@ -39,8 +45,8 @@ class Taken:
             forwards[0], path.read_text(), name, settings, False, folder / "made", *forwards[1:]
         )
         self.family = load_family(made.name, [made.folder])
-        candidate = self.family.render({"template": "nest"}, FACTS)
-        operator = bind(candidate.plan, "cpp", compiled(candidate))
+        self.device = device
+        operator = self._bound(folder, params)
         self.num_calls = 0
 
         def counted(*args: object) -> object:
@@ -49,11 +55,27 @@ class Taken:
 
         further = operator.also
         self.module = module_of(self.family.model_new)
-        self.module |= {**fused(operator), "fused_gradients": counted}
-        self.mine = self.module["ModelNew"](*self.problem.init_inputs(0))
-        self.own = self.problem.make_model(0)
+        self.module |= {**fused(operator), "fused_gradients": counted, "fused_device": device}
+        self.mine = self.module["ModelNew"](*self.problem.init_inputs(0)).to(device)
+        self.own = self.problem.make_model(0).to(device)
         self.mine.load_state_dict(self.own.state_dict())
         self.wide = copy.deepcopy(self.own).double()
+
+    def _bound(self, folder: Path, params: dict[str, object]) -> BoundOp:
+        name = str(params.pop("template", "nest" if self.device == "cpu" else "nest_triton"))
+        known = self.family.templates[name].parameters
+        given = {p: value for p, value in params.items() if p in known}
+        facts = FACTS if self.device == "cpu" else known_device("H200").facts()
+        candidate = self.family.render({"template": name, **given}, facts)
+        if self.device == "cpu":
+            return bind(candidate.plan, "cpp", compiled(candidate))
+        source = folder / "blocks" / "source.py"
+        source.parent.mkdir()
+        source.write_text(candidate.source)
+        return bind(candidate.plan, "triton", source)
+
+    def inputs(self, seed: int, batch: int | None = None) -> list[torch.Tensor]:
+        return [x.to(self.device) for x in self.problem.make_inputs(seed, batch=batch)]
 
 
 def leaves_of(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -64,10 +86,10 @@ def gradients(model, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     leaves = leaves_of(inputs)
     made = [y for y in answers(model(*leaves)) if y.is_floating_point()]
     torch.manual_seed(5)
-    given = [torch.randn(y.shape, dtype=torch.float32).to(y.dtype) for y in made]
+    given = [torch.randn(y.shape, dtype=torch.float32).to(y) for y in made]
     wanted = [x for x in (*leaves, *model.parameters()) if x.requires_grad]
     found = torch.autograd.grad(made, wanted, given, allow_unused=True)
-    return [torch.zeros(1) if g is None else g for g in found]
+    return [torch.zeros(1, device=made[0].device) if g is None else g for g in found]
 
 
 TAKEN = [
@@ -81,14 +103,35 @@ FOR_ONE_BATCH = {"cosine", "batch_norm"}
 @pytest.mark.parametrize("name", TAKEN)
 def test_gradients_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
     taken = Taken(tmp_path, name)
+    assert_gradients_are_as_exact(taken, name)
+    on_gpus = taken.family.render({"template": "nest_triton"}, known_device("H200").facts())
+    here = taken.family.render({"template": "nest"}, FACTS)
+    assert {*on_gpus.plan.also} == {*here.plan.also} and None not in on_gpus.plan.also.values()
+    # Triton compiles ahead of time at the sizes that all calls have.
+    shapes = [a.shape or () for call in taken.family.also.values() for a in call.arguments]
+    known = {*taken.family.sizes, *taken.family.also_sizes}
+    assert {size for shape in shapes for size in shape} <= known
+
+
+def assert_gradients_are_as_exact(taken: Taken, name: str) -> None:
     batches = (None,) if name in FOR_ONE_BATCH else (None, 1, 6)
     for count, batch in enumerate(batches, 1):
-        inputs = taken.problem.make_inputs(3, batch=batch)
+        inputs = taken.inputs(3, batch)
         mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
         assert_as_exact(mine, own, gradients(taken.wide, in_float64(inputs)))
         assert taken.num_calls == count, "a step took the reference's way"
         buffers = [dict(m.named_buffers()).values() for m in (taken.mine, taken.own, taken.wide)]
         assert_as_exact(*buffers)
+
+
+# Several rows a program, and several blocks a row; gradients have blocks of their own.
+BLOCKS = {"block_rows": 4, "block_columns": 32, "num_warps": 2, "stages": 3}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TAKEN)
+def test_triton_gradients_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
+    assert_gradients_are_as_exact(Taken(tmp_path, name, "", "cuda", **BLOCKS), name)
 
 
 BFLOAT16 = """
@@ -125,6 +168,17 @@ def test_gradients_of_bfloat16_are_as_exact_as_pytorchs(tmp_path):
     for got, theirs, true in zip(mine, own, exact, strict=True):
         assert got.dtype == torch.bfloat16
         assert (got - true).abs().max() <= 2.0 * (theirs - true).abs().max()
+
+
+def test_sums_over_the_batch_are_of_the_kernel_that_computes_what_is_summed(tmp_path, gate):
+    """A norm's backward reads each tensor once on a GPU, and stores nothing between."""
+    for taken in (gate, Taken(tmp_path, "layer_norm")):
+        candidate = taken.family.render({"template": "nest_triton"}, known_device("H200").facts())
+        call = candidate.plan.also["gradients"]
+        assert call is not None and len(call.steps) == 1
+        assert {tensor.name.rpartition("_")[0] for tensor in call.workspace} == {
+            "partial", "totals"
+        }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -300,3 +354,103 @@ def test_what_has_no_kernels_for_gradients_has_no_record_of_a_step(name, tmp_pat
     path.write_text(text_of(name))
     problem = load_problem(path)
     assert joint_of(problem, capture(problem, with_sizes=False)) is None
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------
+
+LARGE = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+        self.to(torch.{dtype})
+
+    def forward(self, x, y):
+        return {forward}
+
+
+def get_inputs():
+    return [torch.randn({shape}, dtype=torch.{dtype}) for _ in range(2)]
+
+
+def get_init_inputs():
+    return []
+"""
+# What is computed, the constructor, and a shape: sums over the batch in many pieces, rows that no
+# block holds, few rows that are long, columns that lie apart, scans.
+LARGE_MODULES = {
+    "rms_norm_gate": (
+        "x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.w * F.silu(y)",
+        "self.w = nn.Parameter(torch.randn(1000))", "3001, 1000",
+    ),
+    "layer_norm": ("self.n(x) * y", "self.n = nn.LayerNorm(9000)", "700, 9000"),
+    "bias": ("F.gelu(x + self.b) * y", "self.b = nn.Parameter(torch.randn(300))", "3001, 300"),
+    "few_long_rows": ("torch.softmax(x * self.w, -1) * y",
+                      "self.w = nn.Parameter(torch.randn(70001))", "3, 70001"),
+    "channels": ("F.gelu(x + self.b[:, None]) * torch.softmax(y, 1)",
+                 "self.b = nn.Parameter(torch.randn(150))", "20, 150, 333"),
+    "batch_norm_of_rows": ("F.relu(self.n(x)) * y", "self.n = nn.BatchNorm1d(300)", "2500, 300"),
+    "one_scale": ("torch.tanh(x * self.s) * y", "self.s = nn.Parameter(torch.ones(1))",
+                  "300, 500"),
+    "scan": ("x.cumsum(-1) * self.w + y.cumsum(1)", "self.w = nn.Parameter(torch.randn(2500))",
+             "40, 2500"),
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("name", LARGE_MODULES)
+def test_triton_gradients_of_large_modules_are_exact_and_always_the_same(name, dtype, tmp_path):
+    forward, init, shape = LARGE_MODULES[name]
+    text = LARGE.format(forward=forward, init=init, shape=shape, dtype=dtype)
+    taken = Taken(tmp_path, name, text, "cuda")
+    inputs = taken.inputs(1)
+    mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+    again = gradients(taken.mine, inputs)
+    assert taken.num_calls == 2, "a step took the reference's way"
+    assert all(torch.equal(one, other) for one, other in zip(mine, again, strict=True))
+    exact = gradients(taken.wide, in_float64(inputs))
+    for got, theirs, true in zip(mine, own, exact, strict=True):
+        assert got.dtype == theirs.dtype and got.shape == theirs.shape
+        error, limit = (got - true).abs().max(), 2.0 * (theirs - true).abs().max()
+        assert error <= max(limit, 16 * torch.finfo(got.dtype).eps * true.abs().max())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("programs", [1, 40, 100_000])
+@pytest.mark.parametrize("name", ["rms_norm_gate", "bias"])
+def test_sums_over_the_batch_are_right_whatever_the_number_of_programs(name, programs, tmp_path):
+    forward, init, shape = LARGE_MODULES[name]
+    text = LARGE.format(forward=forward, init=init, shape=shape, dtype="float32")
+    taken = Taken(tmp_path, name, text, "cuda", programs=programs)
+    for batch in (None, 1, 17):
+        inputs = taken.inputs(1, batch)
+        mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+        assert_as_exact(mine, own, gradients(taken.wide, in_float64(inputs)))
+
+
+@pytest.mark.gpu
+def test_steps_on_a_gpu_follow_the_stream_and_differentiate_twice(tmp_path):
+    taken = Taken(tmp_path, "rms_norm_gate", "", "cuda", **BLOCKS)
+    inputs = taken.inputs(1)
+    expected = gradients(taken.mine, inputs)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = gradients(taken.mine, inputs)
+    torch.cuda.current_stream().wait_stream(stream)
+    assert taken.num_calls == 2
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    twice = []
+    for model in (taken.mine, taken.own):
+        leaves = leaves_of(inputs)
+        (first,) = torch.autograd.grad(model(*leaves).sin().sum(), leaves[:1], create_graph=True)
+        twice.append(torch.autograd.grad(first.square().sum(), [*leaves, model.w]))
+    for got, wanted in zip(*twice, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+    assert taken.num_calls == 2

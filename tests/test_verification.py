@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -313,8 +314,20 @@ def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification)
     assert [e.trial for e in verification.run.checks()] == [1, 0]
 
 
+class Begun(dict):
+    """Checks on their way, which remembers whether the main thread began each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[tuple[int, bool]] = []
+
+    def __setitem__(self, trial, check) -> None:
+        self.begun.append((trial, threading.current_thread() is threading.main_thread()))
+        super().__setitem__(trial, check)
+
+
 def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification):
-    accidents = ["...", "x = x + 1.0", "..."]
+    accidents = ["...", "x = x + 1.0", "pass"]
     files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
     measured = Measurement(10.0, 0.01, (10.0,), is_cold=True)
     outcome = Outcome(Status.CORRECT, measurement=measured)
@@ -323,7 +336,11 @@ def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification
     verification.observer.on_probe = seen.append
     with ThreadPoolExecutor(3) as verification.checks_ahead:
         entries: dict[int, Finalist] = {}
+        verification.ahead = Begun()
         assert verification._checked(trials, files, entries) == [0, 2]
+    # The spare one was begun where the second was rejected, and nothing is left on its way.
+    assert [is_main for _, is_main in verification.ahead.begun] == [True, True, False]
+    assert verification.ahead == {}
     assert [entries[n].check.is_accepted for n in files] == [True, False, True]
     assert entries[1].check.reason.startswith("as given: output of call 1")
     assert len({len(entries[n].check.probes) for n in (0, 2)}) == 1 and seen

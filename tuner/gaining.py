@@ -113,7 +113,9 @@ def worth_searching(
 
 def nothing(gain: Gain) -> NothingToGainError:
     """Return, for the caller to raise, that PyTorch is as fast as the device allows."""
-    advice = "next: --force searches all the same"
+    advice = (
+        "this is of the forward, not of steps of training; next: --force searches all the same"
+    )
     return NothingToGainError(f"nothing to gain: {gain.words}\n  {advice}", gain.data)
 
 

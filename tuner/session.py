@@ -100,12 +100,13 @@ class Session:
             writer = stack.enter_context(self.run.locked())
             self.trials = list(self.run.trials())  # after a half-written line was dropped
             self._name_set_aside()
+            further = self.planned.family.also_sizes
             builder = stack.enter_context(
                 Builder(
                     self.toolchain,
                     default_cache_dir(),
                     num_workers=num_workers(self.planned),
-                    triton_sizes=self.planned.screening_sizes,
+                    triton_sizes=[{**further, **s} for s in self.planned.screening_sizes],
                 )
             )
             try:

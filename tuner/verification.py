@@ -6,6 +6,7 @@ the next question, in `checks.jsonl`: a later sitting repeats none of them.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ class Verification:
     # check is spent on the host.
     checks_ahead: ThreadPoolExecutor | None = None
     ahead: dict[int, Future[Check]] = field(default_factory=dict)
+    spares: list[ExportFile] = field(default_factory=list)  # to check where one is rejected
     shown: int = -1  # whose probes are reported
 
     def result(self, trials: Sequence[Trial]) -> tuple[Result | None, list[Finalist]]:
@@ -171,7 +173,8 @@ class Verification:
                 why = "stopped by the user" if self.is_hurried() else "the time was up"
                 self._reduce(f"{len(accepted)} of {wanted} finalists: {why}")
                 break
-            left.sort(key=lambda t: structure(t) in rejected)  # stable: else the fastest first
+            # Stable: else the fastest first.
+            left.sort(key=lambda t: (t.number not in self.ahead, structure(t) in rejected))
             self._begin(left, wanted - len(accepted), files)
             trial = left.pop(0)
             entry = entries[trial.number] = self._check(files[trial.number])
@@ -187,11 +190,23 @@ class Verification:
         for file in (files[t.number] for t in left[:num]):
             self.compiler.submit(file)
             if self.checks_ahead and file.trial not in self.ahead and not self._known(file):
-                self.ahead[file.trial] = self.checks_ahead.submit(self._verdict, file)
+                self.ahead[file.trial] = self.checks_ahead.submit(self._verdict_ahead, file)
         if self.checks_ahead:
             likes = {structure(t) for t in left[:num]}
-            for spare in sorted(left[num:], key=lambda t: structure(t) in likes)[:NUM_SPARES]:
-                self.compiler.submit(files[spare.number])
+            others = sorted(left[num:], key=lambda t: structure(t) in likes)
+            self.spares = [files[t.number] for t in others[:NUM_SPARES]]
+            for spare in self.spares:
+                self.compiler.submit(spare)
+
+    def _verdict_ahead(self, file: ExportFile) -> Check:
+        """Put all probes to a file; where one rejects it, begin with a spare in its place."""
+        check = self._verdict(file)
+        if not check.is_accepted and self.checks_ahead and self.spares:
+            spare = self.spares.pop(0)
+            if spare.trial not in self.ahead and not self._known(spare):
+                with contextlib.suppress(RuntimeError):  # all is being shut down
+                    self.ahead[spare.trial] = self.checks_ahead.submit(self._verdict_ahead, spare)
+        return check
 
     def _check(self, file: ExportFile) -> Finalist:
         """Return the verdict on a file: that of an earlier sitting where there is one."""

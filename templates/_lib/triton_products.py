@@ -22,10 +22,11 @@ def product_rows(source, rows, columns, num_rows, num_columns, row_stride, colum
 def product_store(
     values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
 ):
+    # Both are halves of a row of twice as many columns.
     values = tl.where((columns < num_columns)[None, :], values - mean[:, None], 0.0)
     values *= factor[:, None]
     main = values.to(tl.float16)
-    place = rows.to(tl.int64)[:, None] * padded_columns + columns[None, :]
+    place = rows.to(tl.int64)[:, None] * (2 * padded_columns) + columns[None, :]
     inside = (rows < num_rows)[:, None] & (columns < padded_columns)[None, :]
     tl.store(high + place, main, mask=inside)
     tl.store(low + place, (values - main.to(tl.float32)).to(tl.float16), mask=inside)
@@ -66,10 +67,13 @@ def product_split_kernel(
     mean = tl.zeros([ROWS], dtype=tl.float32)
     if means is not None:
         mean = (total / num_columns).to(tl.float32)
-        tl.store(means + rows, mean, mask=rows < num_rows)
-    if sums is not None:
-        tl.store(sums + rows, total.to(tl.float32), mask=rows < num_rows)
     factor = product_factor(largest, total, mean, unit, rows, num_rows)
+    # Scaled as the row is, so that no sum of large numbers is beyond float32.
+    if means is not None:
+        tl.store(means + rows, mean * factor, mask=rows < num_rows)
+    if sums is not None:
+        sum_of_row = (total * factor.to(tl.float64)).to(tl.float32)
+        tl.store(sums + rows, sum_of_row, mask=rows < num_rows)
     if IS_ONE_BLOCK:
         product_store(
             values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
@@ -85,22 +89,25 @@ def product_split_kernel(
             )
 
 
-def product_split(source, padded_columns, has_mean):
+def product_split(source, padded_columns, is_x):
+    # Low and high parts of x, high and low ones of the weight: one product of such rows makes
+    # both of the small products.
     num_rows, num_columns = source.shape
-    made = torch.empty((2, num_rows, padded_columns), dtype=torch.float16, device=source.device)
+    made = torch.empty((num_rows, 2 * padded_columns), dtype=torch.float16, device=source.device)
+    high = made[:, padded_columns:] if is_x else made[:, :padded_columns]
+    low = made[:, :padded_columns] if is_x else made[:, padded_columns:]
     unit, beside = torch.empty((2, num_rows), dtype=torch.float32, device=source.device)
     if source.stride(1) == 1:
         rows, columns = 1, min(8192, triton.next_power_of_2(padded_columns))
     else:  # what lies together is of several rows
         rows, columns = 64, 64
     product_split_kernel[(triton.cdiv(num_rows, rows),)](
-        source, made[0], made[1], unit,
-        beside if has_mean else None, None if has_mean else beside,
+        source, high, low, unit, beside if is_x else None, None if is_x else beside,
         num_rows, num_columns, padded_columns, source.stride(0), source.stride(1),
         ROWS=rows, COLUMNS=columns, IS_ONE_BLOCK=padded_columns <= columns,
         num_warps=8,
     )
-    return made[0], made[1], unit, beside
+    return made, high, unit, beside
 
 
 @triton.jit
@@ -124,11 +131,11 @@ def product_join_kernel(
     for piece in tl.static_range(NUM_PIECES):
         first = main + piece * num_rows.to(tl.int64) * num_columns
         total += tl.load(first + place, mask=inside, other=0.0)
+    mean = tl.load(x_mean + rows, mask=is_row, other=0.0)
+    total += mean[:, None] * tl.load(weight_sum + columns, mask=is_column, other=0.0)[None, :]
     one = tl.load(x_unit + rows, mask=is_row, other=0.0)[:, None]
     other = tl.load(weight_unit + columns, mask=is_column, other=0.0)[None, :]
     total = product_scaled(total, one, other)
-    mean = tl.load(x_mean + rows, mask=is_row, other=0.0)
-    total += mean[:, None] * tl.load(weight_sum + columns, mask=is_column, other=0.0)[None, :]
     if bias is not None:
         total += tl.load(bias + columns, mask=is_column, other=0.0)[None, :]
     tl.store(out + place, total, mask=inside)
@@ -164,7 +171,8 @@ def product_of_halves(x, weight, bias, out, num_rows, num_columns, depth, is_tur
     # x is [num_rows, depth], weight [num_columns, depth], or [depth, num_columns] where turned.
     x, out = x.reshape(num_rows, depth), out.view(num_rows, num_columns)
     weight = weight.reshape(depth, num_columns).t() if is_turned else weight.view(-1, depth)
-    if min(num_rows, num_columns) < 128:  # splitting costs more than it saves
+    sums_in_halves = getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
+    if min(num_rows, num_columns) < 128 or sums_in_halves:  # below, splitting costs what it saves
         if bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
@@ -172,16 +180,15 @@ def product_of_halves(x, weight, bias, out, num_rows, num_columns, depth, is_tur
         return
     num_pieces = triton.cdiv(depth, chunk)
     piece = triton.cdiv(triton.cdiv(depth, num_pieces), 8) * 8  # float16 of 16 bytes
-    x_high, x_low, x_unit, x_mean = product_split(x, num_pieces * piece, True)
-    high, low, unit, sums = product_split(weight, num_pieces * piece, False)
-    small = torch.mm(x_low, high.t(), out_dtype=torch.float32)
-    small = torch.addmm(small, x_high, low.t(), out_dtype=torch.float32)
-    pieces = high.view(num_columns, num_pieces, piece).permute(1, 2, 0)
+    x_halves, x_high, x_unit, x_mean = product_split(x, num_pieces * piece, True)
+    halves, high, unit, sums = product_split(weight, num_pieces * piece, False)
+    small = torch.mm(x_halves, halves.t(), out_dtype=torch.float32)
+    pieces = high.unflatten(1, (num_pieces, piece)).permute(1, 2, 0)
     most = max(128, 2**28 // (num_pieces * num_columns) // 128 * 128)  # of 1 GB at a time
     for first in range(0, num_rows, most):
         part = x_high[first : first + most]
         count = len(part)
-        part = part.view(count, num_pieces, piece).transpose(0, 1)
+        part = part.unflatten(1, (num_pieces, piece)).transpose(0, 1)
         main = torch.bmm(part, pieces, out_dtype=torch.float32)
         end = first + count
         product_join_kernel[(triton.cdiv(count, 32) * triton.cdiv(num_columns, 128),)](

@@ -30,8 +30,10 @@ from tuner.capture.precision import num_bytes_of
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_text import StepPlan, planned, step_text
-from tuner.capture.templates import Part, blocks_of, cpp_template, triton_template
+from tuner.capture.templates import Part, cpp_template
+from tuner.capture.triton_blocks import blocks_of
 from tuner.capture.triton_loops import RESERVED
+from tuner.capture.triton_template import triton_template
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
 
@@ -49,7 +51,7 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "chunk": [512, 1024, 2048],
     "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
 }  # fmt: skip
-FORMAT = 14  # of what is written; part of the key
+FORMAT = 15  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -102,9 +104,9 @@ def derived(
             "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
         }
         if has_halves(graph, own.calls):
-            made[f"{HALVES_TEMPLATE}.triton.py.j2"] = triton_template(parts[0], op, by_halves=True)
+            made[f"{HALVES_TEMPLATE}.triton.py.j2"] = triton_template(parts, op, by_halves=True)
         if own.nests:
-            made["nest_triton.triton.py.j2"] = triton_template(parts[0], op)
+            made["nest_triton.triton.py.j2"] = triton_template(parts, op)
             made["nest.cpp.j2"] = cpp_template(parts, op)
         return made
 
@@ -236,8 +238,11 @@ def _op_yaml(graph: Graph, parts: Sequence[Part], op: str, batch: int | None) ->
         f"bytes: {json.dumps(str(num_bytes))}",
     ]
     if len(parts) > 1:
-        further = {p.name: _declared(p, batch)[0] for p in parts[1:]}
-        lines.append(f"also: {json.dumps(further)}")
+        further = {p.name: _declared(p, batch) for p in parts[1:]}
+        lines.append(f"also: {json.dumps({name: call for name, (call, _) in further.items()})}")
+        more = {name: size for _, found in further.values() for name, size in found.items()}
+        more = {name: size for name, size in more.items() if name not in sizes}
+        lines.append(f"also_sizes: {json.dumps(more)}")
     return "\n".join([*lines, ""])
 
 

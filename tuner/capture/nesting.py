@@ -386,6 +386,9 @@ _POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
 
 def _simpler(node: Node) -> tuple[str, tuple[Operand, ...]]:
     """Return an operation and its operands, of a power the one that PyTorch takes for it."""
-    if node.op == "pow" and not isinstance(node.args[1], Ref) and node.args[1] in _POWERS:
-        return _POWERS[node.args[1]], node.args[:1]
+    if node.op == "pow" and not isinstance(node.args[1], Ref):
+        if node.args[1] == 1:  # as the gradient of a square has it
+            return "mul", node.args
+        if node.args[1] in _POWERS:
+            return _POWERS[node.args[1]], node.args[:1]
     return node.op, node.args

@@ -1,4 +1,4 @@
-"""The templates of a module's nests: heads, parameters, and the functions that the plan calls."""
+"""What the templates of a module's nests have in common, and the one in C++."""
 
 from __future__ import annotations
 
@@ -7,73 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
-from tuner.capture.half_products import CHUNK, INCLUDE, step_of, takes_halves
 from tuner.capture.indexing import is_split
 from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import loops_text, parameters_of
 from tuner.capture.loops_across import across_text
 from tuner.capture.nest import Nest
-from tuner.capture.own_parameters import declared, groups_of, named, renamed, suffixes_of
-from tuner.capture.precision import FLOATS, HALVES, in_float64, num_bytes_of
+from tuner.capture.own_parameters import declared, groups_of, renamed, suffixes_of
+from tuner.capture.precision import FLOATS, HALVES, num_bytes_of
 from tuner.capture.stages import Stages
-from tuner.capture.triton_loops import Writer
-from tuner.capture.triton_scans import ScanWriter
-from tuner.capture.triton_split import SplitWriter
 
-__all__ = ["Part", "blocks_of", "cpp_template", "function_of", "main_of", "triton_template"]
+__all__ = [
+    "Part", "arguments_of", "between_of", "call_steps", "cpp_template", "function_of",
+    "further_calls", "layout_of", "main_of", "place_of", "work_of",
+]  # fmt: skip
 
-_TRITON_HEAD = """\
----
-title: {title}, in Triton
-language: triton
-requires:
-  - {{expr: "device.kind == 'cuda'", why: "Triton needs a GPU"}}
-  - {{expr: "device.has_triton", why: "Triton is installed"}}
-{requires}parameters:
-{parameters}{workspace}steps:
-{steps}
-optimisations:
-  - {{text: "{work} in {kernels}: nothing else is stored"}}
-deterministic: true
----
-import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-"""
-_REQUIRES = """\
-  - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
-holds fits in its registers"}}
-  - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
-"""
-_BLOCKS = """\
-  block_rows: {{about: "rows of one program", default: {rows}, values: {block_rows}}}
-  block_columns: {{about: "columns at a time; a row that is no longer is read once",
-    default: {columns}, values: {block_columns}}}
-  num_warps: {{about: "warps of a program", default: {warps},
-    values: [1, 2, 4, 8, 16, 32]}}
-"""
-# As the correctly rounded division of float32 is called.
-_DIVIDED = """
 
-@triton.jit
-def divided(one, other):
-    return one / other
-"""
-# The lanes of a program share 65536 registers, and one has 255 at most. Compiled for sm_90, a scan
-# takes some 35, and 5 for each element of a lane: value and sum, of 64 bits each, and a half more.
-_OF_SCANS = (
-    '  - {expr: "5 * block_rows * block_columns <= num_warps * 32 * '
-    '(min(255, 2048 // num_warps) - 35)", '
-    'why: "a scan holds its block in float64, in registers"}\n'
-)
-_STAGES = '  stages: {about: "blocks on their way at a time", default: 2, values: [1, 2, 3, 4]}\n'
 _LAYOUT = (
     '  layout: {about: "how images lie in memory for convolutions: as given, or channels last, '
     'with copies before and behind", default: as_given, values: [as_given, channels_last]}\n'
-)
-_SPLIT = (
-    '  split: {about: "blocks of a long row that one program takes", default: 8, '
-    "values: [1, 2, 4, 8, 16, 32, 64]}\n"
 )
 
 
@@ -90,35 +41,10 @@ class Part:
     stages: Stages
     names: Mapping[str, str]
 
-
-def blocks_of(nest: Nest) -> dict[str, list[int]]:
-    """Return the sizes of blocks that are worth trying: long where memory is contiguous."""
-    if not nest.space.is_across:
-        return {
-            "block_rows": [1] if is_split(nest) else [1, 2, 4, 8, 16],
-            "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
-        }
-    return {
-        "block_rows": [16, 32, 64, 128, 256, 512, 1024],
-        "block_columns": [1, 2, 4, 8, 16, 32, 64, 128],
-    }
-
-
-def first_blocks(nest: Nest) -> tuple[int, int, int]:
-    """Return rows, columns and warps to begin with: a row in one block, some 16 values a lane.
-
-    Where columns lie apart in memory, and where a row is too long for a block, warps are few and
-    read what lies together.
-    """
-    whole = 1 << (nest.space.cols - 1).bit_length()
-    if nest.space.is_across:
-        columns = min(128, whole)
-        return min(256, max(16, 2048 // columns)), columns, 4
-    if not nest.reductions or is_split(nest) or whole > 16384:
-        return 1, 1024, 4
-    columns = max(128, whole)
-    rows = max(1, 1024 // columns)
-    return rows, columns, max(1, rows * columns // 512)
+    @property
+    def is_forward(self) -> bool:
+        """Whether it computes what a forward gives, also where more of that is kept."""
+        return self.name in ("", "kept")
 
 
 def function_of(op: str, number: int) -> str:
@@ -126,7 +52,7 @@ def function_of(op: str, number: int) -> str:
     return f"fused_{op}_rows" + (f"_{number}" if number else "")
 
 
-def _place(stages: Stages, names: Mapping[str, str], name: str) -> str:
+def place_of(stages: Stages, names: Mapping[str, str], name: str) -> str:
     """Return what the plan calls a value: an argument, a result, or what lies between."""
     results = {*stages.outputs, *stages.updates.values()}
     if name in results:
@@ -134,12 +60,13 @@ def _place(stages: Stages, names: Mapping[str, str], name: str) -> str:
     return f"{names[name]}_between" if name in stages.between else names[name]
 
 
-def _arguments(stages: Stages, nest: Nest, names: Mapping[str, str]) -> list[str]:
-    found = [_place(stages, names, t.name) for t in nest.arguments]
-    return found + [_place(stages, names, o.name) for o in nest.outputs]
+def arguments_of(stages: Stages, nest: Nest, names: Mapping[str, str]) -> list[str]:
+    """Return what the plan calls the tensors of a nest, in the order of its function's."""
+    found = [place_of(stages, names, t.name) for t in nest.arguments]
+    return found + [place_of(stages, names, o.name) for o in nest.outputs]
 
 
-def _between(stages: Stages, names: Mapping[str, str]) -> list[str]:
+def between_of(stages: Stages, names: Mapping[str, str]) -> list[str]:
     """Return what lies between tasks: of float32 unless told; calls make theirs themselves."""
     results = {*stages.outputs, *stages.updates.values()}
     written = {o.name: o.dtype for nest in stages.nests for o in nest.outputs}
@@ -159,13 +86,13 @@ def main_of(stages: Stages) -> Nest:
     return max(stages.nests, key=lambda nest: nest.space.rows * nest.space.cols)
 
 
-def _call_steps(stages: Stages, call: Call, names: Mapping[str, str]) -> list[str]:
+def call_steps(stages: Stages, call: Call, names: Mapping[str, str]) -> list[str]:
     """Return a call of PyTorch's own operation as steps of the plan, one for each layout."""
 
     def step(condition: str, suffix: str) -> str:
         ends = dict.fromkeys(call.reads[:2], suffix)  # the image and its filters
-        args = json.dumps(call.written(lambda n: _place(stages, names, n) + ends.get(n, "")))
-        gives = _place(stages, names, call.name)
+        args = json.dumps(call.written(lambda n: place_of(stages, names, n) + ends.get(n, "")))
+        gives = place_of(stages, names, call.name)
         pick = "" if call.pick is None else f", pick: {call.pick}"
         return f"  - {{aten: {call.function}, args: {args}, gives: {gives}{pick}{condition}}}"
 
@@ -178,11 +105,13 @@ def _call_steps(stages: Stages, call: Call, names: Mapping[str, str]) -> list[st
     ]
 
 
-def _layout(stages: Stages) -> str:
+def layout_of(stages: Stages) -> str:
+    """Return the line of a head for the layout of images; "" where nothing has one."""
     return _LAYOUT if any(call.has_layout for call in stages.calls) else ""
 
 
-def _work(stages: Stages) -> str:
+def work_of(stages: Stages) -> str:
+    """Return in words what is generated of a call."""
     num = len([call for call in stages.calls if call.function not in MOVES])
     if not num:
         return "all of the forward"
@@ -196,74 +125,12 @@ def _rounds(stages: Stages) -> bool:
     return any(s.op.startswith("as_") for part in parts for some in part for s in some)
 
 
-def triton_template(part: Part, op: str, *, by_halves: bool = False) -> str:
-    """Return the template of Triton kernels, its head included.
-
-    Args:
-        part: the operator's own call.
-        op: the operator's name.
-        by_halves: make large products of float32 by those of float16.
-    """
-    stages, names = part.stages, part.names
-    steps, workspace = [], _between(stages, names)
-    suffixes = suffixes_of(stages.nests)
-    results = {*stages.outputs, *stages.updates.values()}
-    texts: list[str] = []
-    for task in stages.tasks:
-        if isinstance(task, Call) and by_halves and takes_halves(part.graph, task):
-            step, room = step_of(part.graph, task, lambda name: _place(stages, names, name))
-            steps.append(step)
-            workspace += [room] * (task.name not in results)
-            continue
-        if isinstance(task, Call):
-            steps += _call_steps(stages, task, names)
-            continue
-        nest, number = task, len(texts)
-        function = function_of(op, number)
-        arguments = _arguments(stages, nest, names)
-        rows, cols = str(nest.space.rows), str(nest.space.cols)
-        if is_split(nest):
-            block = named("block_rows * block_columns * split", suffixes[nest.name])
-            pieces = f"{rows} * cdiv({cols}, {block})"
-            count, dtype = len(nest.reductions), nest.precision
-            for what, size in (("partial", pieces), ("totals", rows)):
-                form = f'shape: ["{count} * {size}"], dtype: {dtype}'
-                workspace.append(f"  {what}_{number}: {{{form}}}")
-            arguments += [f"partial_{number}", f"totals_{number}"]
-        writer = SplitWriter if is_split(nest) else ScanWriter if nest.scans else Writer
-        text = writer(nest, function, names).text()
-        text = renamed(text, suffixes[nest.name])
-        texts.append(in_float64(text) if nest.is_wide else text)
-        steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
-    splits = any(is_split(nest) for nest in stages.nests)
-    own = [_triton_own(nests, suffix) for suffix, nests in groups_of(stages.nests).items()]
-    head = _TRITON_HEAD.format(
-        title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)"
-        + ", products of float16" * by_halves,
-        steps="\n".join(steps),
-        work=_work(stages),
-        kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
-        requires="".join(requires for requires, _ in own),
-        parameters="".join(parameters for _, parameters in own)
-        + (CHUNK if by_halves else "")
-        + _layout(stages),
-        workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
-    )
-    divided = _DIVIDED if stages.nests and main_of(stages).is_wide else ""
-    return head + (INCLUDE if by_halves else "") + divided + "".join(texts)
-
-
-def _triton_own(nests: Sequence[Nest], suffix: str) -> tuple[str, str]:
-    """Return what must hold of the parameters that nests share, and the parameters, as text."""
-    first = nests[0]
-    num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
-    requires = _REQUIRES.format(per_lane=max(16, 256 // num_whole))
-    requires += _OF_SCANS if any(nest.scans for nest in nests) else ""
-    rows, columns, warps = first_blocks(first)
-    blocks = _BLOCKS.format(rows=rows, columns=columns, warps=warps, **blocks_of(first))
-    blocks += _STAGES if any(nest.reductions or nest.scans for nest in nests) else ""
-    blocks += _SPLIT if any(is_split(nest) for nest in nests) else ""
-    return named(requires, suffix), declared(blocks, first, suffix)
+def further_calls(parts: Sequence[Part], steps: Sequence[list[str]]) -> str:
+    """Return what a head says of the calls beside the operator's own; all lines of a template."""
+    lines = ["also:"] if len(parts) > 1 else []
+    for part, own in zip(parts[1:], steps[1:], strict=True):
+        lines += [f"  {part.name}:", "    steps:", *(f"    {step}" for step in own)]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
@@ -274,17 +141,17 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
     suffixes = {} if part.name else suffixes_of(stages.nests)
     for task in stages.tasks:
         if isinstance(task, Call):
-            steps += _call_steps(stages, task, names)
+            steps += call_steps(stages, task, names)
             continue
         nest, function = task, function_of(op, len(texts))
         rows, cols = str(nest.space.rows), str(nest.space.cols)
-        arguments = ", ".join([*_arguments(stages, nest, names), rows, cols, "num_threads"])
+        arguments = ", ".join([*arguments_of(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
         write = across_text if nest.space.is_across else loops_text
         texts.append(renamed(write(nest, function, names), suffixes.get(nest.name, "")))
         for output in nest.outputs:
             if output.dtype in FLOATS and nest.is_inner(output.name):
-                place, size = _place(stages, names, output.name), num_bytes_of(output.dtype)
+                place, size = place_of(stages, names, output.name), num_bytes_of(output.dtype)
                 call = f"{{call: fused_{op}_huge_pages, args: [{place}, {rows}, {cols}, {size}], "
                 large.insert(0, f'  - {call}when: "huge_pages"}}')
     return [*large, *steps], bool(large)
@@ -331,11 +198,8 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
             '  piece: {about: "columns of a long row that one thread takes at a time", '
             "default: 65536, values: [16384, 65536, 262144]}"
         )
-    parameters += _layout(stages).splitlines()
-    workspace = [line for part in parts for line in _between(part.stages, part.names)]
-    further = ["also:"] if len(parts) > 1 else []
-    for part, (mine, _) in zip(parts[1:], found[1:], strict=True):
-        further += [f"  {part.name}:", "    steps:", *(f"    {step}" for step in mine)]
+    parameters += layout_of(stages).splitlines()
+    workspace = [line for part in parts for line in between_of(part.stages, part.names)]
     head = [
         "---",
         f"title: Sweeps over each row ({sum(len(n.passes) for n in stages.nests)}), in C++",
@@ -349,9 +213,9 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
         *(["workspace:", *workspace] if workspace else []),
         "steps:",
         *steps,
-        *further,
+        *further_calls(parts, [own for own, _ in found]).splitlines(),
         "optimisations:",
-        f'  - {{text: "{_work(stages)} in loops over rows: hardly anything is stored between"}}',
+        f'  - {{text: "{work_of(stages)} in loops over rows: hardly anything is stored between"}}',
         '  - {text: "outputs are written past the caches", when: "stream_output"}',
         "---",
         *(f"#include <{name}>" for name in _HEADERS),

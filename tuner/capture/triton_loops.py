@@ -15,6 +15,7 @@ from tuner.capture.merged import Merged, merged_sweeps
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
 from tuner.capture.operations import converted, emit, literal, operation_of
 from tuner.capture.precision import HALVES
+from tuner.capture.triton_blocks import SEARCHED, Blocks
 from tuner.capture.triton_folds import JOINED, START, fold_functions
 from tuner.capture.triton_merged import begun, joined, lane_counts, stepped
 from tuner.capture.windows import triton_tap
@@ -25,7 +26,8 @@ __all__ = ["RESERVED", "Writer"]
 RESERVED = {
     "col_ids", "first_col", "is_col", "is_row", "num_columns", "num_rows", "present", "row_ids",
     "tl", "libdevice", "triton", "block", "blocks", "column_index", "partial", "totals", "piece",
-    "pieces", "program", "last_col",
+    "pieces", "program", "last_col", "first_piece", "more",
+    "block_rows", "programs",
 }  # fmt: skip
 _WHOLE = {"int64": "tl.int64", "bool": "tl.uint8"}
 
@@ -37,10 +39,13 @@ class Writer:
         nest: what to compute.
         function: its name.
         names: of values, none of `RESERVED`.
+        blocks: how large they are.
     """
 
-    def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
-        self.nest, self.function = nest, function
+    def __init__(
+        self, nest: Nest, function: str, names: Mapping[str, str], blocks: Blocks = SEARCHED
+    ) -> None:
+        self.nest, self.function, self.blocks = nest, function, blocks
         self.names = {**names, COLUMN: "column_index"}
         self.space = nest.space
         self.rows, self.columns = row_dims(self.space), sorted(self.space.columns)
@@ -51,6 +56,11 @@ class Writer:
         self.folds = {r.fold for r in nest.reductions}
         self.has_own_rows = bool(self.folds)  # a program has all columns of its rows
         self.pointers = [f"{n}_all" for n in self.inputs] + [f"{n}_out" for n in self.outputs]
+        # Between how many programs columns are split, as an expression over sizes and parameters;
+        # "" where they are not. What each finds lies between kernels, of what `split` reduces.
+        self.pieces = ""
+        self.is_given_pieces = False
+        self.split = nest
 
     def text(self) -> str:
         """Return the kernels and what starts them."""
@@ -81,16 +91,7 @@ class Writer:
         """All columns of its rows in each program."""
         yield from self._begin("tl.program_id(0)")
         yield "    if IS_ONE_BLOCK:"
-        known: set[str] = set()
-        for number, each in enumerate(self.nest.passes):
-            for line in self._block("" if not number else None, each, known):
-                yield f"        {line}"
-            for reduction in each.reductions:
-                name, value = self.names[reduction.name], self._masked(reduction)
-                whole = f"{self._reduced(reduction, value, self._places())}{_scaled(reduction)}"
-                whole = f"({whole}).to(tl.float32)" if reduction.is_wide else whole
-                yield f"        {name} = {whole}"
-            yield from (f"        {self._statement(s)}" for s in each.after)
+        yield from (f"    {line}" for line in self._one_block())
         yield "    else:"
         for number, each in enumerate(self.nest.passes):
             merged = self.merged.get(number)
@@ -103,13 +104,31 @@ class Writer:
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield from self._row_outputs()
 
+    def _one_block(self) -> Iterator[str]:
+        """All passes over rows that one block holds: it is read once."""
+        known: set[str] = set()
+        for number, each in enumerate(self.nest.passes):
+            for line in self._block("" if not number else None, each, known):
+                yield f"    {line}"
+            for reduction in each.reductions:
+                name, value = self.names[reduction.name], self._masked(reduction)
+                whole = f"{self._reduced(reduction, value, self._places())}{_scaled(reduction)}"
+                whole = f"({whole}).to(tl.float32)" if reduction.is_wide else whole
+                yield f"    {name} = {whole}"
+            yield from (f"    {self._statement(s)}" for s in each.after)
+
     def _places(self) -> str:
         return "col_ids + tl.zeros([ROWS, COLUMNS], tl.int32)"
 
     def _sweep(
-        self, each: Pass, first: str, last: str, merged: Merged | None = None
+        self,
+        each: Pass,
+        first: str,
+        last: str,
+        merged: Merged | None = None,
+        step: str = "COLUMNS",
     ) -> Iterator[str]:
-        """Go over some columns and keep one partial result a lane."""
+        """Go over some columns and keep one partial result a lane; blocks are a step apart."""
         if merged is not None:
             yield from begun(merged, self.names)
         for reduction in each.reductions if merged is None else ():
@@ -119,7 +138,7 @@ class Writer:
             if reduction.is_index:
                 yield f"{name}_place = tl.zeros([ROWS, COLUMNS], tl.int32)"
         yield "for first_col in tl.range("
-        yield f"    {first}, {last}, COLUMNS, num_stages={{{{ stages }}}}"
+        yield f"    {first}, {last}, {step}, num_stages={self.blocks.stages}"
         yield "):"
         yield from (f"    {line}" for line in self._block("first_col + ", each, set()))
         if merged is not None:
@@ -214,8 +233,9 @@ class Writer:
         known |= read | {s.name for s in each.statements}
         for output in each.writes:
             value = self._stored(output.name, output.dtype, is_block=True)
-            at = f"{self.names[output.name]}_out + {self._at(output.name)}"
-            yield f"tl.store({at}, {value}, mask=present)"
+            at = self._at(output.name)
+            at = at if self.rows else f"0 * row_ids[:, None] + {at}"  # of the mask's shape
+            yield f"tl.store({self.names[output.name]}_out + {at}, {value}, mask=present)"
 
     def _in(self, name: str, is_block: bool) -> str:
         """Return a value as it is used in a block: one for each row is spread over its columns."""
@@ -296,10 +316,11 @@ class Writer:
         given = ", ".join([*self.inputs, *outputs, "rows", "cols"])
         yield from ("", "", f"def {self.function}({given}):")
         yield "    # A row that is shorter than the block is done by a block of its own length."
-        yield "    block = min({{ block_columns }}, triton.next_power_of_2(cols))"
+        yield f"    block = min({self.blocks.columns}, triton.next_power_of_2(cols))"
         yield "    if cols + block >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
-        grid = "triton.cdiv(rows, {{ block_rows }})"
+        yield f"    block_rows = {self.blocks.rows}"
+        grid = "triton.cdiv(rows, block_rows)"
         if not self.has_own_rows:
             grid = f"{grid} * triton.cdiv(cols, block)"
         yield f"    blocks = {grid}"
@@ -308,8 +329,10 @@ class Writer:
         yield f"    {self.function}_kernel[(blocks,)]("
         yield f"        {given},"
         more = " IS_ONE_BLOCK=cols <= block," if self.folds else ""
-        yield "        ROWS={{ block_rows }}, COLUMNS=block," + more
-        yield "        num_warps={{ num_warps }},"
+        yield f"        ROWS=block_rows, COLUMNS=block,{more}"
+        registers = self.blocks.max_registers
+        limit = "" if registers is None else f" maxnreg={registers},"
+        yield f"        num_warps={self.blocks.num_warps},{limit}"
         yield "    )"
 
 

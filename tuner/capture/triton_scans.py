@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from tuner.capture.nest import Nest, Scan, Statement
 from tuner.capture.operations import converted, literal
+from tuner.capture.triton_blocks import SEARCHED, Blocks
 from tuner.capture.triton_loops import Writer
 
 __all__ = ["ScanWriter"]
@@ -28,8 +29,10 @@ _JOINS = {"sum": "+", "prod": "*"}
 class ScanWriter(Writer):
     """The text of one nest that has scans; for the arguments see `Writer`."""
 
-    def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
-        super().__init__(nest, function, names)
+    def __init__(
+        self, nest: Nest, function: str, names: Mapping[str, str], blocks: Blocks = SEARCHED
+    ) -> None:
+        super().__init__(nest, function, names, blocks)
         self.has_own_rows = True
 
     def text(self) -> str:
@@ -45,7 +48,7 @@ class ScanWriter(Writer):
             name = self.names[scan.name]
             yield f"    {name}_carry = tl.full([ROWS], {scan.neutral}, tl.float64)"
         yield "    blocks = tl.cdiv(num_columns, COLUMNS)"
-        yield "    for block in tl.range(0, blocks, num_stages={{ stages }}):"
+        yield f"    for block in tl.range(0, blocks, num_stages={self.blocks.stages}):"
         first = "(blocks - 1 - block)" if self.nest.is_backwards else "block"
         for each in self.nest.passes:
             for line in self._block(f"{first} * COLUMNS + ", each, set()):

@@ -1,6 +1,7 @@
-"""A nest as Triton kernels where rows are few and long: several programs split each row.
+"""A nest as Triton kernels where rows are few: several programs split the columns of each.
 
-Each pass is a kernel, and another one puts together what its programs found.
+Each pass is a kernel, and another one puts together what its programs found, in an order that does
+not depend on which of them was first.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ from collections.abc import Iterator, Mapping
 
 from tuner.capture.merged import Merged
 from tuner.capture.nest import Nest, Pass, Reduction
-from tuner.capture.triton_folds import fold_functions, put_together
+from tuner.capture.triton_blocks import SEARCHED, Blocks
+from tuner.capture.triton_folds import START, fold_functions, put_together
 from tuner.capture.triton_loops import Writer
 from tuner.capture.triton_merged import PUT_MOMENTS_TOGETHER, lane_counts
 
-__all__ = ["SplitWriter"]
+__all__ = ["AcrossWriter", "SplitWriter"]
 
 
 class SplitWriter(Writer):
     """The text of one nest whose rows are split."""
 
-    def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
-        super().__init__(nest, function, names)
+    def __init__(
+        self, nest: Nest, function: str, names: Mapping[str, str], blocks: Blocks = SEARCHED
+    ) -> None:
+        super().__init__(nest, function, names, blocks)
         self.moments = {n: m for n, m in self.merged.items() if m.kind == "moments"}
+        taken = " * ".join(
+            str(n).strip("{} ") for n in (blocks.rows, blocks.columns, blocks.split)
+        )
+        self.pieces = f"cdiv({self.space.cols}, {taken})"
 
     def text(self) -> str:
         """Return the kernels and what starts them."""
@@ -82,17 +90,17 @@ class SplitWriter(Writer):
         outputs = [f"{name}_out" for name in self.outputs]
         given = ", ".join([*self.inputs, *outputs])
         yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols):")
-        yield "    block = {{ block_rows * block_columns }}"
-        yield "    if cols + block * {{ split }} >= 2**31:"
+        yield f"    block, split = {self.blocks.rows} * {self.blocks.columns}, {self.blocks.split}"
+        yield "    if cols + block * split >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
-        yield "    pieces = triton.cdiv(cols, block * {{ split }})"
+        yield "    pieces = triton.cdiv(cols, block * split)"
         for number, each in enumerate(self.nest.passes):
             if number - 1 in self.moments:
                 continue
             yield f"    {self.function}_pass_{number}[(rows * pieces,)]("
             yield f"        {given}, partial, totals, rows, cols,"
-            yield "        ROWS=1, COLUMNS=block, PIECE=block * {{ split }},"
-            yield "        num_warps={{ num_warps }},"
+            yield "        ROWS=1, COLUMNS=block, PIECE=block * split,"
+            yield f"        num_warps={self.blocks.num_warps},"
             yield "    )"
             if number in self.moments:
                 yield from self._moments_together(self.moments[number])
@@ -112,10 +120,125 @@ class SplitWriter(Writer):
         factor = 'float("nan")' if math.isnan(scale) else repr(scale)
         yield f"    {self.function}_put_together_moments[(rows,)]("
         yield f"        partial, totals, rows, cols, pieces, {factor},"
-        yield f"        PIECE=block * {{{{ split }}}}, MEAN={mean}, SQUARES={squares},"
+        yield f"        PIECE=block * split, MEAN={mean}, SQUARES={squares},"
         yield "    )"
 
 
 def _both(each: Pass, merged: Merged | None) -> list[Reduction]:
     """Return what a sweep finds."""
     return list(each.reductions) if merged is None else [merged.first, merged.second]
+
+
+class AcrossWriter(Writer):
+    """The text of one nest whose rows are adjacent in memory, and their columns split.
+
+    Programs hold blocks of rows, and take blocks of columns in turns: at any time they read what
+    lies together. There are `programs` of them, a parameter, or one for each block of rows.
+    """
+
+    def __init__(
+        self, nest: Nest, function: str, names: Mapping[str, str], blocks: Blocks
+    ) -> None:
+        super().__init__(nest, function, names, blocks)
+        most = f"max(1, programs // cdiv({self.space.rows}, {blocks.rows}))"
+        self.pieces = f"min(cdiv({self.space.cols}, {blocks.columns}), {most})"
+        self.is_given_pieces = True
+
+    def text(self) -> str:
+        """Return the kernels and what starts them."""
+        head = fold_functions(self.function, self.folds)
+        lines = [line for n in range(len(self.nest.passes)) for line in self._pass(n)]
+        return head + "\n".join([*lines, *self._launch()]) + "\n"
+
+    def _pass(self, number: int) -> Iterator[str]:
+        each = self.nest.passes[number]
+        yield from ("", "", '@triton.jit(do_not_specialize=["num_columns", "pieces"])')
+        yield f"def {self.function}_pass_{number}("
+        yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns, pieces,"
+        yield "    ROWS: tl.constexpr, COLUMNS: tl.constexpr,"
+        yield "):"
+        yield "    piece = tl.program_id(0) % pieces"
+        yield from self._known("(tl.program_id(0) // pieces)", number)
+        step = "pieces * COLUMNS"
+        for line in self._sweep(each, "piece * COLUMNS", "num_columns", step=step):
+            yield f"    {line}"
+        yield from (f"    {line}" for line in self._found(each, None, "", is_all=False))
+        for reduction in each.reductions:
+            at = f"({self.place_of(reduction)} * pieces + piece) * num_rows + row_ids"
+            yield f"    tl.store(partial + {at}, {self.names[reduction.name]}, mask=is_row)"
+        if each.reductions:
+            yield from self.together(number)
+
+    def together(self, number: int) -> Iterator[str]:
+        """Put together what the programs of a pass found; write what that is of a row."""
+        each = self.nest.passes[number]
+        yield from ("", "", '@triton.jit(do_not_specialize=["pieces"])')
+        yield f"def {self.function}_together_{number}("
+        yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, pieces,"
+        yield "    ROWS: tl.constexpr, PIECES: tl.constexpr,"
+        yield "):"
+        yield from self._known("tl.program_id(0)", number)
+        for reduction in each.reductions:
+            name, start = self.names[reduction.name], START[reduction.fold]
+            place = self.place_of(reduction)
+            yield f"    {name}_part = tl.full([PIECES, ROWS], {start}, tl.float64)"
+            yield "    for first_piece in range(0, pieces, PIECES):"
+            yield "        piece = (first_piece + tl.arange(0, PIECES))[:, None]"
+            at = f"({place} * pieces + piece) * num_rows + row_ids[None, :]"
+            mask = "(piece < pieces) & is_row[None, :]"
+            yield f"        more = tl.load(partial + {at}, mask={mask}, other={start})"
+            call = f"{self.function}_{reduction.fold}"
+            if reduction.fold == "sum":
+                yield f"        {name}_part = {name}_part + more"
+                found = f"tl.sum({name}_part, axis=0)"
+            else:
+                yield f"        {name}_part = {call}({name}_part, more.to(tl.float64))"
+                found = f"tl.reduce({name}_part, 0, {call})"
+            yield f"    {name} = ({found}{self._scale_left(reduction)}).to(tl.float32)"
+            if number + 1 < len(self.nest.passes):
+                at = f"{place} * num_rows + row_ids"
+                yield f"    tl.store(totals + {at}, {name}, mask=is_row)"
+        if number == self._last():
+            yield from (f"    {self._statement(s)}" for s in each.after)
+            yield from self._row_outputs()
+
+    def _known(self, program: str, number: int) -> Iterator[str]:
+        """Read and compute what is known of the rows before a pass."""
+        yield from self._begin(program)
+        for each in self.nest.passes[:number]:
+            for reduction in each.reductions:
+                at = f"totals + {self.place_of(reduction)} * num_rows + row_ids"
+                loaded = f"tl.load({at}, mask=is_row, other=0.0)"
+                yield f"    {self.names[reduction.name]} = {loaded}"
+            yield from (f"    {self._statement(s)}" for s in each.after)
+
+    def _last(self) -> int:
+        """Return the last pass that reduces; whatever a row has is known behind it."""
+        return max(n for n, each in enumerate(self.nest.passes) if each.reductions)
+
+    def place_of(self, reduction: Reduction) -> int:
+        """Return where its parts lie among those of others."""
+        return self.nest.reductions.index(reduction)
+
+    def _launch(self) -> Iterator[str]:
+        given = ", ".join([*self.inputs, *(f"{name}_out" for name in self.outputs)])
+        yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols, pieces):")
+        yield f"    if cols + pieces * {self.blocks.columns} >= 2**31:"
+        yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
+        yield f"    blocks = triton.cdiv(rows, {self.blocks.rows}) * pieces"
+        for number, each in enumerate(self.nest.passes):
+            yield f"    {self.function}_pass_{number}[(blocks,)]("
+            yield f"        {given}, partial, totals, rows, cols, pieces,"
+            yield f"        ROWS={self.blocks.rows}, COLUMNS={self.blocks.columns},"
+            yield f"        num_warps={self.blocks.num_warps},"
+            yield "    )"
+            if each.reductions:
+                yield from self.launch_together(number, "rows")
+
+    def launch_together(self, number: int, rows: str) -> Iterator[str]:
+        """Start the kernel of `together`; `rows` says how many there are."""
+        given = ", ".join([*self.inputs, *(f"{name}_out" for name in self.outputs)])
+        yield f"    {self.function}_together_{number}[(triton.cdiv({rows}, 32),)]("
+        yield f"        {given}, partial, totals, {rows}, pieces,"
+        yield "        ROWS=32, PIECES=128, num_warps=8,"
+        yield "    )"

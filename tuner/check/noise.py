@@ -21,7 +21,11 @@ UNUSUAL = (
     "offset", "heavy_tailed", "late_rows", "wide_range", "wide_columns", "huge", "tiny",
     "constant_columns",
 )  # fmt: skip
-REORDERED = ("channels_last", "reversed", "rows inside")  # convolutions have ways of their own
+# Convolutions have ways of their own, and products by how their operands lie.
+REORDERED = (
+    "channels_last", "reversed", "rows inside", "transposed", "transposed padded",
+    "transposed cut",
+)  # fmt: skip
 ALIKE = ("same", "shared")  # two inputs that are one: differences of them are zero, or nearly
 FEW_ROWS = 33
 MOST_ULPS = 4  # another order of sums, and steps that PyTorch does not take

@@ -33,7 +33,8 @@ def builtin_folder() -> Path:
 class Family:
     """An operator: its call, its reference, and the templates that could replace it.
 
-    `also` are the further calls that its templates may offer, by name.
+    `also` are the further calls that its templates may offer, by name, and `also_sizes` the sizes
+    that these have beside the operator's own, as a compiler ahead of time takes them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Family:
     arguments: tuple[Argument, ...]
     outputs: tuple[Tensor, ...]
     also: Mapping[str, Signature]
+    also_sizes: Mapping[str, int]
     flops: Expression
     bytes: Expression
     reference: Path
@@ -220,6 +222,7 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
         arguments=own.arguments,
         outputs=own.outputs,
         also={n: _further(f"{op.function}_{n}", call) for n, call in op.also.items()},
+        also_sizes=op.also_sizes,
         flops=Expression.parse(op.flops),
         bytes=Expression.parse(op.bytes),
         reference=files["reference.py"],

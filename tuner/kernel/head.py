@@ -60,7 +60,7 @@ class CallHead(_Strict):
 
 
 class OpFile(_Strict):
-    """`op.yaml`: the operator's call; shapes are names of sizes, flops and bytes expressions."""
+    """`op.yaml`: shapes name sizes; `also_sizes` are those that only further calls name."""
 
     name: str
     title: str
@@ -72,6 +72,7 @@ class OpFile(_Strict):
     flops: str
     bytes: str
     also: dict[str, CallHead] = {}
+    also_sizes: dict[str, int] = {}
 
 
 class _RequirementHead(_Strict):
