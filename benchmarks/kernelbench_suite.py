@@ -11,6 +11,8 @@ tuned again, so that a run that was cut off goes on, and machines share the work
 Prints a line a problem, then counts by verdict and the geometric mean of the exported files'
 speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was to be
 gained); with `--compile`, torch.compile's as well, raced in the same rounds as the exported file.
+Problems whose product collapses by an exact rewrite, and those whose result is the same for all
+finite inputs, are listed apart and not counted.
 """
 
 from __future__ import annotations
@@ -95,7 +97,18 @@ def in_short(summary: dict[str, Any]) -> dict[str, Any]:
         stored = json.loads(result.read_text())
         found["bound_us"] = stored.get("bound_us")
         found["torch_compile"] = stored.get("compiled")
+    module = Path(summary.get("path") or ".") / "module.json"
+    if module.exists():
+        outline = json.loads(module.read_text())["outline"]
+        found["rewrites"] = [step["name"] for step in outline.get("rewrites", [])]
+        found["collapsed"] = any(step["collapses"] for step in outline.get("rewrites", []))
+        found["constant"] = outline.get("constants") == outline["outputs"]
     return found
+
+
+def is_apart(entry: dict[str, Any]) -> bool:
+    """Whether a problem says little of kernels: less work by algebra, or a constant result."""
+    return bool(entry.get("collapsed") or entry.get("constant"))
 
 
 def speedup_of(entry: dict[str, Any]) -> float | None:
@@ -117,7 +130,9 @@ def line_of(name: str, entry: dict[str, Any]) -> str:
     return "  ".join([
         f"{name:58.58}", "     -" if speedup is None else f"{speedup:5.2f}x",
         "     -" if compiled is None else f"{compiled:5.2f}x",
-        f"{entry['seconds']:5.0f} s", entry["kind"], (entry.get("reason") or "")[:80],
+        f"{entry['seconds']:5.0f} s", entry["kind"],
+        "collapsed" if entry.get("collapsed") else "constant" if entry.get("constant") else "",
+        (entry.get("reason") or "")[:80],
     ]).replace("\n", " ").rstrip()  # fmt: skip
 
 
@@ -148,12 +163,16 @@ def main() -> int:
                 unfinished.write_text(json.dumps(entries, indent=1))
                 unfinished.replace(options.json)
             print(line_of(name, entries[name]), flush=True)
-    speedups = [s for e in entries.values() if (s := speedup_of(e)) is not None]
-    both = [(speedup_of(e) or 1.0, c) for e in entries.values() if (c := compiled_of(e))]
+    counted = [e for e in entries.values() if not is_apart(e)]
+    speedups = [s for e in counted if (s := speedup_of(e)) is not None]
+    both = [(speedup_of(e) or 1.0, c) for e in counted if (c := compiled_of(e))]
     seconds = sorted(e["seconds"] for e in entries.values())
     print(f"\n{len(entries)} problems: {dict(Counter(e['kind'] for e in entries.values()))}")
     if speedups:
         print(f"geometric mean over eager: {geometric_mean(speedups):.2f}x of {len(speedups)}")
+    for name, entry in entries.items():
+        if is_apart(entry):
+            print(f"not counted: {line_of(name, entry)}")
     if both:
         ours, theirs = (geometric_mean([pair[i] for pair in both]) for i in (0, 1))
         print(f"of {len(both)} raced with torch.compile: {ours:.2f}x, torch.compile {theirs:.2f}x")

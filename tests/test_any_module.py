@@ -450,6 +450,14 @@ def test_a_softmax_of_large_products_is_of_rounded_ones(tmp_path):
     torch.testing.assert_close(got.view_as(x), torch.softmax(x * weight, -1))
 
 
+def test_a_norm_of_equal_products_leaves_nothing(tmp_path):
+    text = text_of("softmax").replace("torch.softmax(x,", f"{F}.layer_norm(x * 3.0, (100,)")
+    operator = loops_of("norm_of_products", tmp_path, text.replace("(100,) -1)", "(100,))"))
+    x = torch.randn(37, 1).expand(37, 100).contiguous()
+    (got,) = operator(x)
+    assert (got == 0).all()
+
+
 def test_labels_that_pytorch_refuses_take_the_references_way(tmp_path):
     problem, made = derive(tmp_path, "cross_entropy", text_of("cross_entropy"))
     module = module_of(load_family(made.name, [made.folder]).model_new)
@@ -580,7 +588,8 @@ def test_where_all_is_pytorchs_own_nothing_is_generated(forward, words, tmp_path
 
 def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "my_gate.py").write_text(text_of("rms_norm_gate"))
+    text = text_of("rms_norm_gate").replace("silu(y)", "silu(y * 1.5 * 2)")
+    (tmp_path / "my_gate.py").write_text(text)
     said = tune("my_gate.py", "--trials", "1", "--effort", "quick", cwd=tmp_path)
     assert said.code == 0, said.out + said.err
     (path,) = (tmp_path / "runs").iterdir()
@@ -602,7 +611,13 @@ def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     with torch.no_grad():
         live.w.copy_(torch.rand(100))
         torch.testing.assert_close(mine(*inputs), live(*inputs))
-    assert read_certificate(run.export_path).num_probes == len(check.probes)
+    certificate = read_certificate(run.export_path)
+    assert certificate.num_probes == len(check.probes)
+    (step,) = record.outline.rewrites
+    assert (step.name, step.line) == ("factors-merged", 12) and summary(run).rewrites
+    if not result.is_fallback:
+        assert certificate.rewrites == (step.words,)
+        assert f"exact rewrite: {step.words}" in run.export_path.read_text()
 
 
 DROPS = "x + self.drop(F.gelu(self.norm(x)))"

@@ -60,6 +60,7 @@ def tune(
     config: options.ConfigOption = None,
     module: options.ModuleOption = None,
     mode: options.ModeOption = None,
+    rewrites: options.RewritesOption = None,
     resume: options.ResumeOption = None,
     time: options.TimeOption = None,
     effort: options.EffortOption = None,
@@ -81,8 +82,9 @@ def tune(
         return
     if sum(given is not None for given in (config, module, resume)) != 1:
         raise InputError("expected one of FILE.py, --config X.yaml, --resume RUN; see --help")
-    if dry_run and resume is not None:
-        raise InputError("--dry-run goes with --config, not with --resume\n  next: tune --help")
+    if resume is not None and (dry_run or rewrites is not None):
+        option = "--dry-run" if dry_run else "--rewrites"
+        raise InputError(f"{option} goes with --config, not with --resume\n  next: tune --help")
     from tuner import tuning
     from tuner.config.run_config import load_config
 
@@ -93,9 +95,9 @@ def tune(
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     with watching(is_json=json) as view:
         if module is not None:
-            config = tuning.derive_operator(module, view, mode=mode).config
+            config = tuning.derive_operator(module, view, mode=mode, rewrites=rewrites).config
         elif config is not None:
-            config = tuning.derive_config(config, view, mode=mode)
+            config = tuning.derive_config(config, view, mode=mode, rewrites=rewrites)
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False
@@ -245,6 +247,7 @@ def new(
     file: Annotated[Path, typer.Argument(help="A file with a Model.")],
     task: options.TaskOption = None,
     mode: options.ModeOption = None,
+    rewrites: options.RewritesOption = None,
     output: options.FolderOption = None,
     json: options.JsonOption = False,
 ) -> None:
@@ -252,7 +255,7 @@ def new(
     from tuner import tuning
 
     with watching(is_json=json) as view:
-        made = tuning.start_by_hand(file, task, output, view, mode=mode)
+        made = tuning.start_by_hand(file, task, output, view, mode=mode, rewrites=rewrites)
     if json:
         print_json(made)
     else:

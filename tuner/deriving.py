@@ -7,14 +7,17 @@ is an operator's folder like any: `tune --config` takes it, and an editor.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tuner.capture.by_hand import ByHand, written_by_hand
 from tuner.capture.derive import Derived, derived
 from tuner.capture.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.joint import Captured
+from tuner.capture.rewriting import rewritten
 from tuner.config.document import read_document
-from tuner.config.quantities import parse_mode
+from tuner.config.quantities import parse_mode, parse_rewrites
 from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
@@ -32,7 +35,11 @@ CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
 
 def derive_operator(
-    path: Path, observer: Observer | None = None, *, mode: str | None = None
+    path: Path,
+    observer: Observer | None = None,
+    *,
+    mode: str | None = None,
+    rewrites: str | None = None,
 ) -> Derived:
     """Capture the forward of a KernelBench-format file; write an operator that computes it.
 
@@ -41,6 +48,7 @@ def derive_operator(
         observer: is told that it begins.
         mode: in which it is captured, and tuned: "train", "eval", or None: as the constructor
             leaves it.
+        rewrites: of its graph, "exact" or "none"; None is exact.
 
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is
@@ -54,6 +62,10 @@ def derive_operator(
         chosen = parse_mode(mode or "as_given")
     except ValueError as error:
         raise InputError(f"{path}: mode: {error}") from error
+    try:
+        is_exact = parse_rewrites(rewrites or "exact") == "exact"
+    except ValueError as error:
+        raise InputError(f"{path}: rewrites: {error}") from error
     (observer or Observer()).on_stage(f"capturing the forward of {path}")
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         try:
@@ -61,14 +73,22 @@ def derive_operator(
             found = worker.call("capture", asked, timeout_s=CAPTURE_S).data
         except JobFailed as failure:
             raise explained(failure) from failure
-    captured, *others = (from_json(Captured, json.dumps(f)) for f in found["forwards"])
+    forwards = [from_json(Captured, json.dumps(f)) for f in found["forwards"]]
     folder = default_cache_dir().parent / "modules"
-    try:
+
+    def written(captured: Captured, *others: Captured) -> Derived:
         with storage_errors(folder):
             return derived(
                 captured, path.read_text(), path.stem, found["settings"], found["has_modes"],
                 folder, *others,
             )  # fmt: skip
+
+    try:
+        if is_exact:
+            # Where nothing is generated for what it was rewritten to, it stays as it is.
+            with suppress(NotOneNest, NothingToGenerate):
+                return written(*(replace(f, graph=rewritten(f.graph)) for f in forwards))
+        return written(*forwards)
     except NothingToGenerate as error:
         raise NothingToGainError(f"{path}: {error}", {}) from error
     except NotOneNest as error:
@@ -79,13 +99,17 @@ def derive_operator(
 
 
 def derive_config(
-    path: Path, observer: Observer | None = None, *, mode: str | None = None
+    path: Path,
+    observer: Observer | None = None,
+    *,
+    mode: str | None = None,
+    rewrites: str | None = None,
 ) -> Path:
     """Return a config that names an operator in place of `problem: {module: FILE.py, mode: eval}`.
 
-    `mode` stands in for the file's. All else that the file says holds: the space's values stand
-    in for those that were derived. A config that names an operator itself is returned as it is,
-    and so is one that cannot be read.
+    `mode` and `rewrites` stand in for the file's. All else that the file says holds: the space's
+    values stand in for those that were derived. A config that names an operator itself is returned
+    as it is, and so is one that cannot be read.
 
     Raises:
         InputError, StorageError: as for `derive_operator`; or the problem says more.
@@ -97,15 +121,25 @@ def derive_config(
     given = document.data
     problem = given.get("problem") if isinstance(given, dict) else None
     if not isinstance(problem, dict) or "module" not in problem:
+        if rewrites is not None:
+            raise InputError(
+                f"{path}: --rewrites: expected a config of a module, got one of an operator\n"
+                "  next: leave the option out: nothing of an operator is rewritten"
+            )
         return path
-    more = sorted(map(str, problem.keys() - {"module", "mode"}))
+    more = sorted(map(str, problem.keys() - {"module", "mode", "rewrites"}))
     if more or not isinstance(problem["module"], str):
         raise InputError(
-            f"{path}: problem: expected a module, and its mode at most; got {more or problem}\n"
+            f"{path}: problem: expected a module, mode and rewrites; got {more or problem}\n"
             "  next: sizes are those of get_inputs(), templates are generated"
         )
     module = path.parent / problem["module"]
-    made = derive_operator(module, observer, mode=mode or problem.get("mode"))
+    made = derive_operator(
+        module,
+        observer,
+        mode=mode or problem.get("mode"),
+        rewrites=rewrites or problem.get("rewrites"),
+    )
     own = json.loads(made.config.read_text())
     space = given.get("space")
     if space is None or isinstance(space, dict):
@@ -130,6 +164,7 @@ def start_by_hand(
     observer: Observer | None = None,
     *,
     mode: str | None = None,
+    rewrites: str | None = None,
 ) -> ByHand:
     """Write an operator's folder for somebody who writes one task of a module by hand.
 
@@ -139,12 +174,13 @@ def start_by_hand(
         folder: to write to, new or empty; `<file>_by_hand` here unless named.
         observer: is told that it begins.
         mode: as for `derive_operator`.
+        rewrites: as for `derive_operator`.
 
     Raises:
         InputError: as for `derive_operator`; there is no such task, or the folder has files.
         NothingToGainError, StorageError: as for `derive_operator`.
     """
-    made = derive_operator(path, observer, mode=mode)
+    made = derive_operator(path, observer, mode=mode, rewrites=rewrites)
     return written_by_hand(made, path, task, folder or Path(f"{path.stem}_by_hand"))
 
 

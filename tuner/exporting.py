@@ -43,7 +43,8 @@ EFFORTS = {
 class ExportFile:
     """One trial's file on its way.
 
-    `text_of` gives its text for a standing, the outcome of its race if there is one, and remarks.
+    `text_of` gives its text for a standing, the outcome of its race if there is one, and remarks;
+    `rewrites` are the steps by which the module's graph was rewritten, in words.
     `path` is where it goes once it is accepted, `name` what it is called until then.
     """
 
@@ -54,6 +55,7 @@ class ExportFile:
     path: Path
     is_deterministic: bool
     text_of: Callable[[str, Finalist | None, Sequence[str]], str]
+    rewrites: tuple[str, ...] = ()
 
     @property
     def unverified_path(self) -> Path:
@@ -151,6 +153,7 @@ class ExportFile:
             latency_us=entry.latency_us,
             baseline_us=entry.baseline_us,
             num_throttled=entry.num_throttled,
+            rewrites=self.rewrites,
             seconds=samples_s,
             effort=planned.config.effort,
             clocks=clocks_of(planned.device.torch_name),
@@ -223,8 +226,9 @@ def export_of(
 
     name = f"trial_{trial.number}"
     return ExportFile(
-        planned, run_path, name, trial.number, path, candidate.is_deterministic, text_of
-    )
+        planned, run_path, name, trial.number, path, candidate.is_deterministic, text_of,
+        _rewrites(planned),
+    )  # fmt: skip
 
 
 def without_steps_of(
@@ -266,6 +270,11 @@ def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) 
     return ExportFile(planned, run_path, "pytorch", slower.trial, path, False, text_of)
 
 
+def _rewrites(planned: Planned) -> tuple[str, ...]:
+    """Return the exact steps by which a module's graph was rewritten, in words."""
+    return tuple(step.words for step in planned.outline.rewrites) if planned.outline else ()
+
+
 def _in_mode(planned: Planned) -> str:
     """Return words for the mode in which a module is tuned; nothing where none was chosen."""
     words = MODE_WORDS[planned.config.problem.mode]
@@ -288,6 +297,7 @@ def _provenance(
         f"  compiler: {toolchain.label}",
         f"  tuned for: {sizes}; accuracy class {planned.config.accuracy.label}{_in_mode(planned)}",
         EFFORTS[planned.config.effort],
+        *(f"  exact rewrite: {words}" for words in _rewrites(planned)),
     ]
     if raced is not None and raced.interval is not None:
         i = raced.interval

@@ -100,8 +100,8 @@ def tune_module(
         runs_dir: where the run directory is made.
         observer: is told what happens.
         force: search also where PyTorch is as fast as the device allows.
-        overrides: time, effort, trials, timeout, seed, sampler, accuracy or device, as on the
-            command line; the device is that of the module's parameters by default.
+        overrides: time, effort, trials, timeout, seed, sampler, accuracy, rewrites or device, as
+            on the command line; the device is that of the module's parameters by default.
 
     Raises:
         InputError: such a module, or such inputs cannot be tuned; the message says why.
@@ -113,13 +113,16 @@ def tune_module(
         raise InputError(f"tune: unknown option {unknown[0]!r}\n  known: {known}")
     path = write_live(module, inputs)
     given = {"device": _device_of(module, inputs), **overrides}
-    config = load_config(derive_operator(path, observer).config, given)
+    command = " ".join(["tune", str(path), *(f"--{k} {v}" for k, v in given.items())])
+    rewrites = given.pop("rewrites", None)
+    made = derive_operator(path, observer, rewrites=None if rewrites is None else str(rewrites))
+    config = load_config(made.config, given)
     run = tuning.tune(
         config,
         runs_dir=Path(runs_dir),
         observer=observer,
         overrides=given,
-        command=" ".join(["tune", str(path), *(f"--{k} {v}" for k, v in given.items())]),
+        command=command,
         force=force,
     )
     result = run.result()
@@ -131,7 +134,9 @@ def tune_module(
     return Tuned(run.export_path, run, result.exported.interval, made)
 
 
-_OVERRIDES = {"time", "effort", "trials", "timeout", "seed", "sampler", "accuracy", "device"}
+_OVERRIDES = {
+    "time", "effort", "trials", "timeout", "seed", "sampler", "accuracy", "device", "rewrites",
+}  # fmt: skip
 
 
 def _device_of(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> str:

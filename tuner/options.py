@@ -21,6 +21,7 @@ __all__ = [
     "ModuleOption",
     "RecordOption",
     "ResumeOption",
+    "RewritesOption",
     "RunArgument",
     "RunsDirOption",
     "SamplerOption",
@@ -69,6 +70,10 @@ FolderOption = Annotated[
 ModeOption = Annotated[
     str | None,
     typer.Option("--mode", help="train or eval; as the constructor leaves the module if none."),
+]
+RewritesOption = Annotated[
+    str | None,
+    typer.Option("--rewrites", help="Of a module's graph: exact (if none given), none."),
 ]
 TimeOption = Annotated[
     str | None, typer.Option(help="For everything, until the verified file, e.g. 5m.")

@@ -26,6 +26,7 @@ __all__ = [
     "Node",
     "Operand",
     "Ref",
+    "Rewrite",
     "Tensor",
     "live",
 ]
@@ -122,6 +123,27 @@ class Node:
         return prod(self.shape) * _size_of(self.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """An exact step by which a graph was rewritten.
+
+    `name` is its name in `rewriting`, `line` where the user's file asks for what was rewritten (0
+    where that is not known), `text` one sentence. `collapses` says that a product of PyTorch's own
+    became less work by an order: such a module says little of kernels.
+    """
+
+    name: str
+    line: int
+    text: str
+    collapses: bool = False
+
+    @property
+    def words(self) -> str:
+        """Name, line and sentence."""
+        where = f", line {self.line}" if self.line else ""
+        return f"{self.name}{where}: {self.text}"
+
+
 V = TypeVar("V", Tensor, Node)
 
 
@@ -135,6 +157,7 @@ class Graph:
     graph knows it by. `sizes` says for each axis of an input that may be of another size which
     axis gives the size, as an expression: `{"x.0": "x.0", "y.0": "x.0", "z.1": "2*x.0"}`. An axis
     that is absent is fixed; None: it was not found out. `notes` are sentences for the user.
+    `rewrites` are the steps that led here from what was captured.
     """
 
     arguments: tuple[Argument, ...]
@@ -149,6 +172,7 @@ class Graph:
     tied: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, str] | None = None
     notes: tuple[str, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
 
     @property
     def given(self) -> tuple[Tensor, ...]:
@@ -188,9 +212,9 @@ class Graph:
     def key(self) -> str:
         """Content key: equal for graphs that compute the same in the same way, whatever names.
 
-        Neither names, lines, notes and `sizes` count, nor the order of independent nodes. Inputs
-        are told apart by their order in the call, parameters, buffers and constants by their
-        first use.
+        Neither names, lines, notes, `rewrites` and `sizes` count, nor the order of independent
+        nodes. Inputs are told apart by their order in the call, parameters, buffers and constants
+        by their first use.
         """
         return content_key(json.dumps(list(self._canonical())))
 

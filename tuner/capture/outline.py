@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from pydantic import JsonValue
 
-from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
+from tuner.capture.graph import Graph, Node, Operand, Ref, Rewrite, Tensor
 from tuner.capture.half_products import takes_halves
 from tuner.capture.identity import keys_of
 from tuner.capture.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
 from tuner.capture.library import Call
+from tuner.capture.merging import constant_outputs
 from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import suffixes_of
 from tuner.capture.precision import num_bytes_of
@@ -76,7 +77,9 @@ class Outline:
 
     `read_bytes` counts each tensor that is given once, `written_bytes` each output and each buffer
     that the call updates: traffic that no kernel avoids. `flops` counts one operation for each
-    element of each step, so it is a lower bound as well.
+    element of each step, so it is a lower bound as well. `rewrites` are the exact steps that led
+    to this graph from what was captured; `constants` the outputs that are the same for all finite
+    inputs and weights. Both are empty in records of older runs.
     """
 
     given: tuple[Given, ...]
@@ -87,6 +90,8 @@ class Outline:
     written_bytes: int
     flops: int
     is_training: bool
+    rewrites: tuple[Rewrite, ...] = ()
+    constants: tuple[str, ...] = ()
 
     @property
     def num_bytes(self) -> int:
@@ -115,6 +120,8 @@ def outline_of(graph: Graph) -> Outline:
         written_bytes=_written_bytes(graph),
         flops=_flops(graph),
         is_training=graph.is_training,
+        rewrites=graph.rewrites,
+        constants=constant_outputs(graph),
     )
 
 

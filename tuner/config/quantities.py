@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 from tuner.config.document import shown
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 
-__all__ = ["parse_accuracy", "parse_device", "parse_duration", "parse_fraction", "parse_mode"]
+__all__ = [
+    "parse_accuracy", "parse_device", "parse_duration", "parse_fraction", "parse_mode",
+    "parse_rewrites",
+]  # fmt: skip
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:h|ms|us|m|s))+")
@@ -77,6 +81,17 @@ def parse_mode(value: object) -> TuneMode:
     if value == "as_given" or value == "train" or value == "eval":
         return value
     raise ValueError(f"expected train or eval, got {shown(value)}")
+
+
+def parse_rewrites(value: object) -> Literal["exact", "none"]:
+    """Read `exact` or `none`: which rewrites of a captured graph are taken.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value == "exact" or value == "none":
+        return value
+    raise ValueError(f"expected exact or none, got {shown(value)}")
 
 
 def parse_device(value: object) -> str:

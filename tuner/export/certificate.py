@@ -57,6 +57,7 @@ class Certificate:
     baseline_us: float | None = None
     num_throttled: int = 0
     seconds: float = 0.0  # of samples, for each process
+    rewrites: tuple[str, ...] = ()  # exact steps by which the module's graph was rewritten
     effort: str = "normal"  # quick: few candidates were tried, the race was short
     clocks: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)

@@ -91,7 +91,7 @@ class ModuleRecord:
 
 
 def graph_lines(outline: Outline) -> list[str]:
-    """Return a graph as lines: what is given, the steps in order with their shapes, the tasks.
+    """Return a graph as lines: what is given, steps in order with shapes, rewrites, tasks.
 
     A dtype is named where it is not float32.
     """
@@ -106,6 +106,9 @@ def graph_lines(outline: Outline) -> list[str]:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
         lines.append("  " + "  ".join([*cells, row[3]]).rstrip())
     lines.append(f"  returns {', '.join(outline.outputs)}")
+    lines += [f"rewritten: {step.words}" for step in outline.rewrites]
+    if outline.constants:
+        lines.append(f"constant for all finite inputs and weights: {', '.join(outline.constants)}")
     for number, task in enumerate(outline.tasks, 1):
         name = task.name or number
         same = f", {task.label}" if task.key else ""

@@ -50,7 +50,8 @@ class Summary:
     `latency_us`, `noise` and `baseline_us` come from the proof of the exported file where there
     is one, else from the winner's race, else from screening; `measured` says which. `probes` are
     the errors against float64 beside the baseline's own. `num_rejected` trials were correct at
-    screening, and are not. Paths are relative to `path`.
+    screening, and are not. `rewrites` are the exact steps by which a module's graph was rewritten,
+    in words. Paths are relative to `path`.
     """
 
     path: str
@@ -81,6 +82,7 @@ class Summary:
     throughput: str
     roofline: str
     bound: str
+    rewrites: tuple[str, ...]
     export_path: str
     reproduce: str
     export_command: str
@@ -137,6 +139,7 @@ def summary_of(facts: Facts) -> Summary:
         throughput=_throughput_words(facts, latency_us),
         roofline=_roofline_words(facts, latency_us),
         bound=_bound_words(facts, latency_us, baseline_us),
+        rewrites=tuple(r.words for r in facts.module.outline.rewrites) if facts.module else (),
         export_path=export_path,
         reproduce=facts.word("command"),
         export_command=f"tune export {facts.run.path}",
@@ -298,6 +301,7 @@ def format_summary(summary: Summary) -> str:
         ("error", s.error),
         ("speed", "; ".join(words for words in (s.throughput, s.roofline) if words)),
         ("bound", s.bound),
+        ("rewrites", "; ".join(s.rewrites)),
         ("trials", trial_words(s)),
         ("to gain", outlook_words(s.outlook)),
         ("best", f"trial {s.best.number}: {params_words(s.best)}" if s.best else NONE),
