@@ -75,7 +75,8 @@ def test_traffic_and_arithmetic_are_what_no_kernel_avoids(name, tmp_path):
 
 
 def test_a_graph_in_lines_has_its_steps_in_order_with_shapes_and_lines(tmp_path):
-    lines = graph_lines(outline_from(tmp_path, "(x * self.w).mean(-1)"))
+    outline = outline_from(tmp_path, "(x * self.w).mean(-1)")
+    lines = graph_lines(outline)
     assert [" ".join(line.split()) for line in lines] == [
         "captured graph, in training mode:",
         "x input 30 x 40",
@@ -83,7 +84,7 @@ def test_a_graph_in_lines_has_its_steps_in_order_with_shapes_and_lines(tmp_path)
         "mul mul(x, w) 30 x 40 line 13",
         "mean mean(mul, axes=[1], keepdim=False) 30 line 13",
         "returns mean",
-        "task mean: one nest, 2 steps",
+        f"task mean: one nest, 2 steps, nest-{outline.tasks[0].key[:6]}",
     ]
 
 

@@ -7,7 +7,6 @@ device and the sizes.
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import sys
@@ -31,7 +30,6 @@ from tuner.errors import (
     DeviceError,
     NothingToGainError,
     TemplateError,
-    TunerError,
     did_you_mean,
 )
 from tuner.evaluate.contender import QUIET
@@ -42,7 +40,7 @@ from tuner.kernel.signatures import mismatches
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
-from tuner.run import Run, open_run
+from tuner.run import Run
 from tuner.search.recorded import read_recording
 from tuner.search.study import StopRule
 from tuner.search.transfer import Source
@@ -59,7 +57,6 @@ __all__ = [
     "DESCRIBE_S",
     "Planned",
     "config_of",
-    "earlier_best",
     "environment_of",
     "first_of_each",
     "num_workers",
@@ -71,8 +68,6 @@ __all__ = [
 ]
 
 MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nearest to defaults
-MAX_EARLIER = 3  # configurations of earlier runs that a quick one starts from
-MAX_LOOKED_AT_RUNS = 200  # the latest
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
 
 CHECKS_BYTES = 20  # for each byte of a call, the judge and three checks: float64, copies
@@ -247,38 +242,6 @@ def first_of_each(space: SearchSpace, family: Family, facts: Mapping[str, Value]
             distances += np.array([*differs, False])[digits]  # the last: absent
         nearest.append(space.params_of(own[int(distances.argmin())]))
     return nearest
-
-
-def earlier_best(planned: Planned, runs_dir: Path) -> list[Params]:
-    """Return what earlier runs of the same problem on the same device found, the best first.
-
-    One configuration a run, feasible in this space, at most `MAX_EARLIER`.
-    """
-    same = ("op", "sizes", "accuracy", "device_name", "mode")
-    wanted = {
-        "op": planned.family.name,
-        "sizes": dict(planned.sizes),
-        "accuracy": planned.config.accuracy.label,
-        "device_name": planned.device.name,
-        "mode": planned.config.problem.mode,
-    }
-    found: list[tuple[float, Params]] = []
-    for path in sorted(runs_dir.glob("*/environment.json"), reverse=True)[:MAX_LOOKED_AT_RUNS]:
-        try:
-            run = open_run(path.parent)
-            environment, result = {"mode": "as_given", **run.environment()}, run.result()
-            if {key: environment.get(key) for key in same} != wanted:
-                continue
-            best = run.best()
-            trials = {t.number: t for t in run.trials()} if result else {}
-        except TunerError:  # unreadable: another run may do
-            continue
-        chosen = trials.get(result.winner, best) if result else best
-        if chosen is not None and planned.space.index(chosen.params) is not None:
-            found.append((chosen.outcome.latency_us or math.inf, chosen.params))
-    ranked = sorted(found, key=lambda item: item[0])
-    unique = {json.dumps(params, sort_keys=True): params for _, params in ranked}
-    return list(unique.values())[:MAX_EARLIER]
 
 
 def _template_names(config: RunConfig, family: Family) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.earlier import Earlier, sources_from
 from tuner.errors import NothingCorrectError, TunerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.evaluator import SCREEN_TIMEOUT_S, DeviceEvaluator
@@ -67,7 +68,7 @@ class Session:
         *,
         verifies: bool = True,
         started_s: float | None = None,
-        first: Sequence[Params] = (),
+        earlier: Earlier | None = None,
     ) -> None:
         self.planned = planned
         self.toolchain = toolchain
@@ -76,8 +77,10 @@ class Session:
         self.should_stop = should_stop
         self.verifies = verifies
         self.started_s = time.monotonic() if started_s is None else started_s
-        self._has_earlier = bool(first)  # of runs before
-        self.first = list(first) or first_of_each(planned.space, planned.family, planned.facts)
+        self._earlier = earlier or Earlier()
+        same = [s.params for s in self._earlier.same] if planned.config.effort == "quick" else []
+        self._is_known = bool(same)  # what a quick run takes instead of a search
+        self.first = same or first_of_each(planned.space, planned.family, planned.facts)
         self.trials = list(run.trials())
         self.notes: list[str] = []
         self._load = os.getloadavg()[0]  # before we load it
@@ -149,8 +152,7 @@ class Session:
             planned, self.toolchain, self.run, writer, verifier, seed, compiler, self.observer,
             self.schedule, self._deadline_s, checks_ahead=checks_ahead,
         )  # fmt: skip
-        is_known = self.schedule.effort == "quick" and self._has_earlier
-        if is_known:  # the best until now is likely to stay the best
+        if self._is_known:  # the best until now is likely to stay the best
             getting_ready = ThreadPoolExecutor(1)
             stack.callback(getting_ready.shutdown, wait=False)
             getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
@@ -293,9 +295,9 @@ class Session:
             self._learn(call_s=baseline.latency_us * 1e-6 + cold_s)
             if verification is not None:
                 self._fit(is_searched=False)
-            is_quick = self.schedule.effort == "quick" and verification is not None
-            is_known = is_quick and self._has_earlier
-            most = min(config.search.trials, len(self.first)) if is_known else config.search.trials
+            first, most = self._first_trials(), config.search.trials
+            if self._is_known and verification is not None:
+                most = min(most, len(first))
 
             def record(trial: Trial) -> None:
                 writer.append(trial)
@@ -310,6 +312,8 @@ class Session:
                     writer.append_outlook(Outlook(number, remaining.improvement, within))
                     self.observer.on_remaining(remaining.improvement, remaining.within)
 
+            runs_dir = self.run.path.parent
+            sources = sources_of(config) + sources_from(planned, self._earlier.runs, runs_dir)
             budget = SearchBudget(most, self._search_s(), stop_rule_of(config))
             self.observer.on_budget(most, budget.timeout_s)
             with storage_errors(self.run.journal_path):  # Optuna's own file
@@ -319,17 +323,26 @@ class Session:
                     sampler=config.search.sampler,
                     seed=config.search.seed,
                     budget=budget,
-                    sources=sources_of(config),
+                    sources=sources,
                     journal=self.run.journal_path,
                     previous=list(self.trials),
                     record=record,
-                    first=self.first,
+                    first=first,
                     should_stop=self.should_stop,
                     on_remaining=told,
                 )
             self.observer.on_stage(why)
         finally:
             evaluator.close()
+
+    def _first_trials(self) -> list[Params]:
+        """Return what to try before the sampler is asked, and say what is of earlier runs."""
+        told = self._earlier.same if self._is_known else self._earlier.first
+        if not self.trials:
+            for number, suggestion in enumerate(told):
+                self.observer.on_stage(f"trial {number}: {suggestion.words}")
+        found = [suggestion.params for suggestion in told]
+        return found + [params for params in self.first if params not in found]
 
     def _search_s(self) -> float:
         """Return the search's time, over all sittings, as `search` counts it."""

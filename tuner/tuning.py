@@ -10,12 +10,15 @@ verify_certificate(file) whether what a file's certificate claims still holds
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tuner.capture.outline import MODULE_FILE
 from tuner.config.run_config import RunConfig
 from tuner.deriving import derive_config, derive_operator, start_by_hand, write_sources
+from tuner.earlier import Earlier, earlier_of
 from tuner.errors import InputError, StorageError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import new_worker
@@ -24,16 +27,16 @@ from tuner.observing import Observer, Progress
 from tuner.planning import (
     Planned,
     config_of,
-    earlier_best,
     environment_of,
     plan,
     toolchain_of,
 )
-from tuner.review.gain import MODULE_FILE, Gain
+from tuner.review.gain import Gain
 from tuner.run import Run, create_run, is_locked, open_run
+from tuner.search.run_index import known_runs, versions_of
 from tuner.session import Session
 from tuner.storage import write_whole
-from tuner.trial import Value, to_json
+from tuner.trial import Value, from_json, to_json
 from tuner.verifying import export_trial, verify, verify_certificate
 
 __all__ = [
@@ -95,15 +98,21 @@ def tune(
     toolchain = toolchain_of(planned)
     module = worth_searching(planned, observer, force=force or not verifies)
     environment = environment_of(planned, toolchain, command, overrides or {})
+    earlier = Earlier()
+    if planned.outline is not None or config.effort == "quick":
+        versions = versions_of(planned.environment, toolchain.label)
+        earlier = earlier_of(planned, versions, runs_dir)
+    environment["earlier"] = json.loads(to_json(earlier))  # for `resume`, which asks the same
     run = create_run(runs_dir, planned.family.name, planned.device.name, config.text, environment)
     if module is not None:
         write_whole(run.path / MODULE_FILE, to_json(module))
-    earlier = earlier_best(planned, runs_dir) if config.effort == "quick" else []
     session = Session(
         planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
-        first=earlier,
+        earlier=earlier,
     )  # fmt: skip
-    return session.work(environment)
+    session.work(environment)
+    known_runs(runs_dir)  # what this run found is known before the next one starts
+    return run
 
 
 def preview(planned: Planned, observer: Observer) -> tuple[Gain | None, dict[str, Path]]:
@@ -182,6 +191,7 @@ def resume(
     # The new totals hold from now on, also when this session is interrupted.
     environment["overrides"] = {**environment.get("overrides", {}), **given}
     session = Session(
-        planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s
-    )
+        planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
+        earlier=from_json(Earlier, json.dumps(environment.get("earlier", {}))),
+    )  # fmt: skip
     return session.work(environment)

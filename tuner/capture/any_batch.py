@@ -13,10 +13,11 @@ from collections.abc import Iterator
 __all__ = ["another_batch", "any_batch"]
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
-_AS_GIVEN = ("sizes: ", "also_sizes: ", "_TUNED_ROWS = ")
 _ESTIMATES = ("flops: ", "bytes: ")  # of which a part may not grow
 _VIEWS = tuple(f"- {{aten: {name}, " for name in ("view", "reshape", "expand"))
 _PLAN = ("- {call: ", "- {aten: ", "outputs: ", "also: ")
+# The sizes as given, and the defaults of blocks: any of these is right for any batch.
+_AS_GIVEN = re.compile(r"(also_)?sizes: |_TUNED_ROWS = |  (block_|num_warps)\w*: |    default: ")
 _TENSOR = re.compile(r"  \w+: \{shape: ")
 
 
@@ -45,7 +46,7 @@ def any_batch(one: str, other: str, batches: tuple[int, int], *, name: str) -> s
 
 
 def _line(one: str, other: str, batches: tuple[int, int], name: str) -> str | None:
-    if one == other or one.startswith(_AS_GIVEN):
+    if one == other or _AS_GIVEN.match(one):
         return one
     step = one.lstrip()
     is_view = step.startswith(_VIEWS)

@@ -25,11 +25,12 @@ from tuner.capture.half_products import HALVES_TEMPLATE, has_halves
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
+from tuner.capture.own_parameters import groups_of
 from tuner.capture.precision import num_bytes_of
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_text import StepPlan, planned, step_text
-from tuner.capture.templates import Part, cpp_template, main_of
+from tuner.capture.templates import Part, cpp_template
 from tuner.capture.triton_blocks import blocks_of
 from tuner.capture.triton_loops import RESERVED
 from tuner.capture.triton_template import triton_template
@@ -50,7 +51,7 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "chunk": [512, 1024, 2048],
     "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
 }  # fmt: skip
-FORMAT = 14  # of what is written; part of the key
+FORMAT = 15  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -128,8 +129,10 @@ def derived(
     space: dict[str, object] = {
         "template": sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     }
-    varied = {**_VALUES, **(blocks_of(main_of(stages)) if stages.nests else {})}
-    space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
+    for suffix, nests in (groups_of(stages.nests) or {"": []}).items():
+        varied = {**_VALUES, **(blocks_of(nests[0]) if nests else {})}
+        own = {name + suffix: values for name, values in varied.items()}
+        space |= {name: values for name, values in own.items() if f"  {name}:" in heads}
     mode = "train" if graph.is_training else "eval"
     # Eager as its user has it: on a GPU convolutions take TF32 unless told otherwise.
     content = {

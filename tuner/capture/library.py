@@ -68,6 +68,8 @@ class Call:
         shape: of the result, in elements.
         dtype: of the result.
         flops: of its arithmetic, two for a product and its sum.
+        pick: which of several results it is, None where there is one.
+        forms: shape in elements and dtype of each of `reads`.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Call:
     dtype: str
     flops: int
     pick: int | None = None
+    forms: tuple[tuple[tuple[int, ...], str], ...] = ()
 
     @property
     def has_layout(self) -> bool:
@@ -114,7 +117,8 @@ def call_of(graph: Graph, node: Node) -> Call:
     flops = _flops(node, values)
     pick = node.attrs.get("pick")
     which = pick if isinstance(pick, int) else None
-    return Call(node.name, function, args, node.refs, node.shape, node.dtype, flops, which)
+    forms = tuple((value.shape, value.dtype) for value in values)
+    return Call(node.name, function, args, node.refs, node.shape, node.dtype, flops, which, forms)
 
 
 def _form(node: Node) -> tuple[str, tuple[str, ...]]:

@@ -15,12 +15,22 @@ from tuner.capture.operations import converted, operation_of
 from tuner.capture.precision import CPP_TYPES
 from tuner.capture.windows import cpp_tap, cpp_window
 
-__all__ = ["kept_values", "loops_text", "signature"]
+__all__ = ["loops_text", "parameters_of", "signature"]
 
+_UNROLL = '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}'
+_KEEP = (
+    '  keep: {about: "keep what is costly from one sweep over a row to the next", '
+    "default: true, values: [true, false]}"
+)
 KEPT_FLOPS = 8  # a value that costs more to compute again may be kept from pass to pass
 
 
-def kept_values(nest: Nest) -> list[str]:
+def parameters_of(nests: Sequence[Nest]) -> list[str]:
+    """Return the parameters that nests share, as lines of a template's head."""
+    return [_UNROLL, *([_KEEP] if any(map(_kept_values, nests)) else [])]
+
+
+def _kept_values(nest: Nest) -> list[str]:
     """Return the values that are computed in one pass and needed in a later one, at a cost."""
     if nest.space.is_across or is_split(nest) or nest.scans:
         return []
@@ -70,7 +80,7 @@ class _Writer:
         self.names = {**names, COLUMN: "column_index"}
         self.space = nest.space
         self.is_split = is_split(nest)
-        self.kept = kept_values(nest)
+        self.kept = _kept_values(nest)
         self.rows = row_dims(self.space)
         self.segments = [d for d in sorted(self.space.columns) if d < self.space.tail]
         self.given = {t.name for t in nest.arguments}

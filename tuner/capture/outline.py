@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Rewrite, Tensor
+from tuner.capture.half_products import takes_halves
+from tuner.capture.identity import keys_of
 from tuner.capture.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
 from tuner.capture.library import Call
 from tuner.capture.merging import constant_outputs
+from tuner.capture.nest import Nest
+from tuner.capture.own_parameters import suffixes_of
+from tuner.capture.precision import num_bytes_of
 from tuner.capture.stages import stages_of
 
-__all__ = ["Given", "KernelTask", "Outline", "Step", "outline_of"]
+__all__ = ["MODULE_FILE", "Given", "KernelTask", "Outline", "Step", "outline_of"]
+
+MODULE_FILE = "module.json"  # in a run's folder: an outline, and what could be gained
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +49,26 @@ class Step:
 class KernelTask:
     """Steps that become one kernel; `kind` says which: a nest is one loop over rows.
 
-    Its `name` is that of the last value that it gives; empty in records of older runs.
+    Its `name` is that of the last value that it gives. `key` is equal for the same work in any
+    module, `form_key` also where sizes and numbers differ (`identity`); `num_bytes` are those that
+    it reads and writes. All of these are empty in records of older runs. `parameters` are those
+    that a call is made by; a nest has all the others, and their names end in its `suffix`, which
+    is empty where they are plain (`own_parameters`).
     """
 
     kind: str
     steps: tuple[str, ...]
     name: str = ""
+    key: str = ""
+    form_key: str = ""
+    num_bytes: int = 0
+    parameters: tuple[str, ...] = ()
+    suffix: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its kind and the beginning of its key, for people: nest-3fa2c1."""
+        return f"{self.kind}-{self.key[:6]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +132,33 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
     except (NotOneNest, NothingToGenerate):
         return ()
     names = [node.name for node in graph.nodes]
-    if len(tasks) == 1 and not isinstance(tasks[0], Call):
-        return (KernelTask("nest", tuple(names), tasks[0].name),)
-    return tuple(
-        KernelTask("library", (task.name,), task.name)
+    steps = [
+        names
+        if len(tasks) == 1 and not isinstance(task, Call)
+        else [task.name]
         if isinstance(task, Call)
-        else KernelTask("nest", tuple(n for n in names if n in task.computed), task.name)
+        else [n for n in names if n in task.computed]
         for task in tasks
+    ]
+    suffixes = suffixes_of([task for task in tasks if isinstance(task, Nest)])
+    return tuple(
+        _task(graph, task, own, suffixes.get(task.name, ""))
+        for task, own in zip(tasks, steps, strict=True)
+    )
+
+
+def _task(graph: Graph, task: Nest | Call, steps: Sequence[str], suffix: str) -> KernelTask:
+    parameters: list[str] = []
+    if isinstance(task, Call):
+        parameters += ["layout"] * task.has_layout + ["chunk"] * takes_halves(graph, task)
+        kind, forms = "library", [*task.forms, (task.shape, task.dtype)]
+        num_bytes = sum(math.prod(shape) * num_bytes_of(dtype) for shape, dtype in forms)
+    else:
+        kind, num_bytes = "nest", sum(tensor.num_bytes for tensor in task.arguments)
+        num_bytes += sum(o.count * num_bytes_of(o.dtype) for o in task.outputs)
+    keys = keys_of(task)
+    return KernelTask(
+        kind, tuple(steps), task.name, keys.whole, keys.form, num_bytes, tuple(parameters), suffix
     )
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from tuner.capture.graph import Graph
 from tuner.capture.indexing import is_split
 from tuner.capture.library import MOVES, Call
-from tuner.capture.loops import kept_values, loops_text
+from tuner.capture.loops import loops_text, parameters_of
 from tuner.capture.loops_across import across_text
 from tuner.capture.nest import Nest
+from tuner.capture.own_parameters import declared, groups_of, renamed, suffixes_of
 from tuner.capture.precision import FLOATS, HALVES, num_bytes_of
 from tuner.capture.stages import Stages
 
@@ -137,6 +138,7 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
     steps: list[str] = []
     large: list[str] = []
     stages, names = part.stages, part.names
+    suffixes = {} if part.name else suffixes_of(stages.nests)
     for task in stages.tasks:
         if isinstance(task, Call):
             steps += call_steps(stages, task, names)
@@ -146,7 +148,7 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
         arguments = ", ".join([*arguments_of(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
         write = across_text if nest.space.is_across else loops_text
-        texts.append(write(nest, function, names))
+        texts.append(renamed(write(nest, function, names), suffixes.get(nest.name, "")))
         for output in nest.outputs:
             if output.dtype in FLOATS and nest.is_inner(output.name):
                 place, size = place_of(stages, names, output.name), num_bytes_of(output.dtype)
@@ -164,7 +166,8 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     """
     stages = parts[0].stages
     nests = [nest for part in parts for nest in part.stages.nests]
-    kept = [value for nest in nests for value in kept_values(nest)]
+    _, *second = groups_of(stages.nests).items()  # what has parameters of its own
+    others = [nest for nest in nests if not any(nest in own for _, own in second)]
     splits = any(is_split(nest) for nest in nests)
     texts: list[str] = []
     found = [_cpp_steps(part, op, texts) for part in parts]
@@ -177,7 +180,7 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     parameters = [
         '  width: {about: "numbers in a vector", '
         f'default: {{expr: "device.simd_bits // {bits}"}}, values: {widths}}}',
-        '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}',
+        *parameters_of(others),
         '  max_threads: {about: "threads at most; 0 is as many as PyTorch uses", default: 0, '
         "values: [0]}",
         '  stream_output: {about: "write outputs past the caches, where the machine can", '
@@ -188,11 +191,8 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
             '  huge_pages: {about: "ask Linux for 2 MB pages under outputs, which are fresh at '
             'every call", default: true, values: [true, false]}'
         )
-    if kept:
-        parameters.append(
-            '  keep: {about: "keep what is costly from one sweep over a row to the next", '
-            "default: true, values: [true, false]}"
-        )
+    for suffix, own in second:
+        parameters += [declared(line, own[0], suffix) for line in parameters_of(own)]
     if splits:
         parameters.append(
             '  piece: {about: "columns of a long row that one thread takes at a time", '
@@ -243,6 +243,7 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     head += [
         "constexpr int64_t kThreads = {{ max_threads }};",
         "constexpr int kUnroll = {{ unroll }};",
+        *(f"constexpr int kUnroll{suffix} = {{{{ unroll{suffix} }}}};" for suffix, _ in second),
     ]
     if splits:
         head.append("constexpr int64_t kSplit = {{ piece }};")

@@ -13,7 +13,8 @@ from tuner.capture.nest import Nest
 from tuner.capture.precision import HALVES, num_bytes_of
 
 __all__ = [
-    "SEARCHED", "Blocks", "blocks_of", "chosen", "first_blocks", "is_split_across", "with_sums_of",
+    "SEARCHED", "Blocks", "blocks_of", "chosen", "first_blocks", "is_split_across", "searched",
+    "with_sums_of",
 ]  # fmt: skip
 
 STAGED_BYTES = 80 * 1024  # of shared memory, which a program has on any GPU since Ampere
@@ -43,9 +44,14 @@ class Blocks:
     max_registers: int | None = None
 
 
-SEARCHED = Blocks(
-    "{{ block_rows }}", "{{ block_columns }}", "{{ num_warps }}", "{{ stages }}", "{{ split }}"
-)
+def searched(suffix: str = "") -> Blocks:
+    """Return the blocks that a search decides; what their parameters end in is `suffix`."""
+    names = ("block_rows", "block_columns", "num_warps", "stages", "split")
+    rows, columns, num_warps, stages, split = (f"{{{{ {name}{suffix} }}}}" for name in names)
+    return Blocks(rows, columns, num_warps, stages, split)
+
+
+SEARCHED = searched()
 
 
 def is_split_across(nest: Nest) -> bool:

@@ -8,6 +8,7 @@ from tuner.capture.half_products import CHUNK, INCLUDE, step_of, takes_halves
 from tuner.capture.indexing import is_split
 from tuner.capture.library import Call
 from tuner.capture.nest import Nest
+from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
 from tuner.capture.precision import in_float64
 from tuner.capture.templates import (
     Part,
@@ -22,11 +23,12 @@ from tuner.capture.templates import (
     work_of,
 )
 from tuner.capture.triton_blocks import (
-    SEARCHED,
+    Blocks,
     blocks_of,
     chosen,
     first_blocks,
     is_split_across,
+    searched,
     with_sums_of,
 )
 from tuner.capture.triton_loops import Writer
@@ -43,8 +45,8 @@ language: triton
 requires:
   - {{expr: "device.kind == 'cuda'", why: "Triton needs a GPU"}}
   - {{expr: "device.has_triton", why: "Triton is installed"}}
-{of_blocks}{of_scans}parameters:
-{blocks}{more}{workspace}steps:
+{requires}parameters:
+{parameters}{workspace}steps:
 {steps}
 {further}optimisations:
   - {{text: "{work} in {kernels}: nothing else is stored"}}
@@ -54,16 +56,16 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
-_OF_BLOCKS = """\
+_REQUIRES = """\
   - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
 holds fits in its registers"}}
   - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
 """
 _BLOCKS = """\
-  block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
+  block_rows: {{about: "rows of one program", default: {rows}, values: {block_rows}}}
   block_columns: {{about: "columns at a time; a row that is no longer is read once",
-    default: {default_columns}, values: {block_columns}}}
-  num_warps: {{about: "warps of a program", default: {default_warps},
+    default: {columns}, values: {block_columns}}}
+  num_warps: {{about: "warps of a program", default: {warps},
     values: [1, 2, 4, 8, 16, 32]}}
 """
 # As the correctly rounded division of float32 is called.
@@ -92,14 +94,15 @@ _PROGRAMS = (
 
 
 def _writer(
-    task: Nest | Summed, function: str, names: Mapping[str, str], is_forward: bool
+    task: Nest | Summed, function: str, names: Mapping[str, str], own: Blocks | None
 ) -> Writer:
+    """Return what writes a nest's kernels; `own` are blocks that a search decides."""
     if isinstance(task, Summed):
         return SumsWriter(task, function, names, with_sums_of(task.nest))
-    blocks = SEARCHED if is_forward else chosen(task)
+    blocks = own or chosen(task)
     if is_split(task):
         return SplitWriter(task, function, names, blocks)
-    if is_split_across(task) and not is_forward:
+    if is_split_across(task) and own is None:
         return AcrossWriter(task, function, names, blocks)
     return (ScanWriter if task.scans else Writer)(task, function, names, blocks)
 
@@ -110,6 +113,7 @@ def _steps(part: Part, op: str, texts: list[str], by_halves: bool) -> tuple[list
     stages, names = part.stages, part.names
     workspace = between_of(stages, names)
     results = {*stages.outputs, *stages.updates.values()}
+    suffixes = {} if part.name else suffixes_of(stages.nests)
     for task in stages.tasks if part.is_forward else with_sums(stages):
         if isinstance(task, Call) and by_halves and takes_halves(part.graph, task):
             step, room = step_of(part.graph, task, lambda name: place_of(stages, names, name))
@@ -121,7 +125,10 @@ def _steps(part: Part, op: str, texts: list[str], by_halves: bool) -> tuple[list
             continue
         number = len(texts)
         function = function_of(op, number)
-        writer = _writer(task, function, names, part.is_forward)
+        own = None
+        if part.is_forward and isinstance(task, Nest):
+            own = searched(suffixes.get(task.name, ""))
+        writer = _writer(task, function, names, own)
         nest, split = writer.nest, writer.split
         arguments = arguments_of(stages, nest, names)
         arguments += [a for a in arguments_of(stages, split, names) if a not in arguments]
@@ -151,13 +158,13 @@ def triton_template(parts: Sequence[Part], op: str, *, by_halves: bool = False) 
     texts: list[str] = []
     found = [_steps(part, op, texts, by_halves) for part in parts]
     workspace = [line for _, lines in found for line in lines]
-    searched = [nest for part in parts if part.is_forward for nest in part.stages.nests]
     others = [nest for part in parts if not part.is_forward for nest in part.stages.nests]
-    first = main_of(stages) if stages.nests else None
+    groups = groups_of(stages.nests)
+    for part in [part for part in parts[1:] if part.is_forward and groups]:
+        groups[""] += part.stages.nests
+    own = [_own(nests, suffix) for suffix, nests in groups.items()]
     is_one = len(stages.nests) == 1 and not is_split(stages.nests[0])
-    more = _STAGES if any(nest.reductions or nest.scans for nest in searched) else ""
-    more += _SPLIT if any(map(is_split, searched)) else ""
-    more += _PROGRAMS if any(map(is_split_across, others)) else ""
+    more = _PROGRAMS if any(map(is_split_across, others)) else ""
     more += CHUNK if by_halves else ""
     more += next(filter(None, (layout_of(part.stages) for part in parts)), "")
     head = _TRITON_HEAD.format(
@@ -167,25 +174,22 @@ def triton_template(parts: Sequence[Part], op: str, *, by_halves: bool = False) 
         further=further_calls(parts, [steps for steps, _ in found]),
         work=work_of(stages),
         kernels="one kernel" if is_one else "a few kernels",
-        of_blocks="" if first is None else _OF_BLOCKS.format(per_lane=_per_lane(first)),
-        of_scans=_OF_SCANS if any(nest.scans for nest in searched) else "",
-        blocks="" if first is None else _blocks(first),
-        more=more,
+        requires="".join(requires for requires, _ in own),
+        parameters="".join(parameters for _, parameters in own) + more,
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
-    divided = _DIVIDED if first is not None and first.is_wide else ""
+    divided = _DIVIDED if stages.nests and main_of(stages).is_wide else ""
     return head + (INCLUDE if by_halves else "") + divided + "".join(texts)
 
 
-def _per_lane(nest: Nest) -> int:
-    """Return how many values of a block a lane may hold."""
-    num_whole = sum(nest.is_dense(t.name) for t in nest.arguments) + 2
-    return max(16, 256 // num_whole)
-
-
-def _blocks(nest: Nest) -> str:
-    """Return the parameters of blocks, with what to begin with."""
-    rows, columns, warps = first_blocks(nest)
-    return _BLOCKS.format(
-        **blocks_of(nest), default_rows=rows, default_columns=columns, default_warps=warps
-    )
+def _own(nests: Sequence[Nest], suffix: str) -> tuple[str, str]:
+    """Return what must hold of the parameters that nests share, the largest first, and these."""
+    first = nests[0]
+    num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2  # values of a lane
+    requires = _REQUIRES.format(per_lane=max(16, 256 // num_whole))
+    requires += _OF_SCANS if any(nest.scans for nest in nests) else ""
+    rows, columns, warps = first_blocks(first)
+    blocks = _BLOCKS.format(rows=rows, columns=columns, warps=warps, **blocks_of(first))
+    blocks += _STAGES if any(nest.reductions or nest.scans for nest in nests) else ""
+    blocks += _SPLIT if any(map(is_split, nests)) else ""
+    return named(requires, suffix), declared(blocks, first, suffix)

@@ -12,10 +12,11 @@ from typing import Any
 
 import yaml
 
+from tuner.capture.outline import MODULE_FILE
 from tuner.errors import StorageError
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
-from tuner.review.gain import MODULE_FILE, ModuleRecord
+from tuner.review.gain import ModuleRecord
 from tuner.run import Outlook, Run, is_locked
 from tuner.trial import Finalist, Result, Trial, from_json
 from tuner.wording import one_line

@@ -14,11 +14,10 @@ from tuner.review.words import count_words, us_words
 from tuner.wording import percent
 
 __all__ = [
-    "MODULE_FILE", "NEAR", "Gain", "ModuleRecord", "bytes_words", "gain_lines", "graph_lines",
+    "NEAR", "Gain", "ModuleRecord", "bytes_words", "gain_lines", "graph_lines",
     "shape_words",
 ]  # fmt: skip
 
-MODULE_FILE = "module.json"  # in a run's folder
 NEAR = 1.05  # times a bound: what is left is not worth a search
 MAX_COLUMN = 44  # characters of a column of the graph, unless one is longer
 
@@ -112,7 +111,10 @@ def graph_lines(outline: Outline) -> list[str]:
         lines.append(f"constant for all finite inputs and weights: {', '.join(outline.constants)}")
     for number, task in enumerate(outline.tasks, 1):
         name = task.name or number
-        lines.append(f"task {name}: one {task.kind}, {count_words(len(task.steps), 'step')}")
+        same = f", {task.label}" if task.key else ""
+        steps = count_words(len(task.steps), "step")
+        own = f", with parameters of its own (...{task.suffix})" if task.suffix else ""
+        lines.append(f"task {name}: one {task.kind}, {steps}{same}{own}")
     return lines
 
 

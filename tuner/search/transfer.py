@@ -25,7 +25,7 @@ from tuner.search.levels import Known
 from tuner.search.surrogate import Remaining, Surrogate
 from tuner.space.search_space import SearchSpace
 
-__all__ = ["Expectation", "Informed", "Source"]
+__all__ = ["MAX_SOURCES", "MIN_SHARED", "Expectation", "Informed", "Source"]
 
 CLIPS = (0.7, 0.1)  # quantiles: the whole of a source, and its best configurations by themselves
 MAX_SOURCES = 4  # with a feature of their own; all have part in the mean

@@ -1,0 +1,126 @@
+"""The same task in other modules has the same key: real captures of small files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.capture.biases import with_biases_apart
+from tuner.capture.capture import capture
+from tuner.capture.outline import KernelTask, outline_of
+from tuner.problem.reference import load_problem
+
+F = "torch.nn.functional"
+
+
+def tasks_of(
+    folder: Path, forward: str, inputs: str, init: str = "...", names: str = "x, y"
+) -> tuple[KernelTask, ...]:
+    path = folder / "module.py"
+    path.write_text(f"""
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+
+    def forward(self, {names}):
+        {forward}
+
+
+def get_inputs():
+    return [{inputs}]
+
+
+def get_init_inputs():
+    return []
+""")
+    graph = capture(load_problem(path), with_sizes=False)
+    return outline_of(with_biases_apart(graph)).tasks
+
+
+X = "torch.randn(37, 100)"
+GATE = ("return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * torch.sigmoid(y)",
+        f"{X}, {X}")  # fmt: skip
+SAME = {
+    "other names": ("scale = torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + 1e-6)\n"
+                    "        return a * scale * torch.sigmoid(b)", f"{X}, {X}", "...", "a, b"),
+    "other steps first": ("open = torch.sigmoid(y)\n"
+                          "        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)"
+                          " * open", f"{X}, {X}"),
+    "arguments the other way": (GATE[0], f"{X}, {X}", "...", "y, x"),
+    "rows in two dimensions": (GATE[0], "torch.randn(1, 37, 100), torch.randn(1, 37, 100)"),
+    "a weight for an input": ("return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * "
+                              "torch.sigmoid(self.w)", X,
+                              "self.w = nn.Parameter(torch.randn(37, 100))", "x"),
+}  # fmt: skip
+FORM = {
+    "other sizes": (GATE[0], "torch.randn(8, 48), torch.randn(8, 48)"),
+    "another number": (GATE[0].replace("1e-6", "1e-5"), f"{X}, {X}"),
+}
+OTHER = {
+    "another operation": (GATE[0].replace("sigmoid", "tanh"), f"{X}, {X}"),
+    "another dtype": (GATE[0], f"{X}, {X}.bfloat16()"),
+    "another order in memory": (GATE[0].replace("-1", "0"), f"{X}, {X}"),
+    "one for each column": (GATE[0], f"{X}, torch.randn(100)"),
+}
+
+
+@pytest.fixture(scope="module")
+def gate(tmp_path_factory):
+    (task,) = tasks_of(tmp_path_factory.mktemp("gate"), *GATE)
+    return task
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_same_nest_has_the_same_key_in_another_module(name, gate, tmp_path):
+    (task,) = tasks_of(tmp_path, *SAME[name])
+    assert (task.key, task.form_key, task.label) == (gate.key, gate.form_key, gate.label)
+    assert task.label == f"nest-{gate.key[:6]}"
+
+
+@pytest.mark.parametrize("name", FORM)
+def test_other_sizes_and_numbers_leave_the_form_of_a_nest(name, gate, tmp_path):
+    (task,) = tasks_of(tmp_path, *FORM[name])
+    assert task.key != gate.key and task.form_key == gate.form_key
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_work_has_another_key(name, gate, tmp_path):
+    (task,) = tasks_of(tmp_path, *OTHER[name])
+    assert task.key != gate.key and task.form_key != gate.form_key
+
+
+def test_one_product_and_one_nest_are_found_in_modules_around_them(tmp_path):
+    linear = "self.l = nn.Linear(100, 24)"
+    one = tasks_of(tmp_path, f"return {F}.gelu(self.l(x)) * y", f"{X}, torch.randn(37, 24)",
+                   linear)  # fmt: skip
+    two = tasks_of(
+        tmp_path, f"made = torch.softmax({F}.gelu(self.m(q)) * k, -1)\n        return made.sum(0)",
+        f"{X}, torch.randn(37, 24)", "self.m = nn.Linear(100, 24)", "q, k",
+    )  # fmt: skip
+    three = tasks_of(tmp_path, f"return {F}.gelu(self.l(x)) * y",
+                     "torch.randn(2, 6, 100), torch.randn(2, 6, 24)", linear)  # fmt: skip
+    assert [task.kind for task in one] == ["library", "nest"]
+    product, nest = one
+    assert product.key in {task.key for task in two}
+    assert nest.key not in {task.key for task in two}  # a softmax is joined to it there
+    assert [task.form_key for task in three] == [product.form_key, nest.form_key]
+    assert three[0].key != product.key and three[1].key != nest.key
+    assert product.num_bytes == 4 * (37 * 100 + 100 * 24 + 24 + 37 * 24)
+    assert nest.num_bytes == 4 * 3 * 37 * 24
+
+
+def test_a_windows_sizes_and_step_count(tmp_path):
+    def pooled(step: int, size: int) -> KernelTask:
+        forward = f"return torch.relu({F}.max_pool2d(x, 2, {step})) * 2.0"
+        (task,) = tasks_of(tmp_path, forward, f"torch.randn(2, 3, {size}, 8)", names="x")
+        return task
+
+    one, wide, stepped = pooled(2, 8), pooled(2, 16), pooled(1, 8)
+    assert one.key == pooled(2, 8).key != wide.key
+    assert one.form_key == wide.form_key != stepped.form_key
