@@ -19,7 +19,7 @@ from tuner.capture.derive import derived
 from tuner.capture.graph import GRAPH_FILE, Argument, Graph, Node, Ref, Tensor
 from tuner.capture.joint import Captured
 from tuner.capture.merging import constant_outputs
-from tuner.capture.outline import outline_of
+from tuner.capture.outline import MODULE_FILE, outline_of
 from tuner.capture.rewriting import RULES, rewritten
 from tuner.capture.settings import settings_of
 from tuner.deriving import derive_config, derive_operator
@@ -28,7 +28,7 @@ from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.problem.reference import Problem, load_problem
-from tuner.review.gain import MODULE_FILE, Gain, ModuleRecord, graph_lines
+from tuner.review.gain import Gain, ModuleRecord, graph_lines
 from tuner.trial import to_json
 
 X, IMAGE = "torch.randn(5, 6)", "torch.randn(3, 4, 5, 6)"
