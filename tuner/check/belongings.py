@@ -79,6 +79,8 @@ def _halved_inputs(module: Any, arguments: Any) -> Any:
 
 
 def _halved_outputs(module: Any, arguments: Any, result: Any) -> Any:
+    if hasattr(type(result), "_fields"):  # a NamedTuple
+        return type(result)(*map(_halved, result))
     if type(result) in (tuple, list):
         return type(result)(map(_halved, result))
     return _halved(result)

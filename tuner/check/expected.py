@@ -273,6 +273,7 @@ def _reference_answer(
     earlier: list[tuple[Any, ...]] = []
     leaves: list[dict[str, torch.Tensor]] = []
     arguments_of_calls: list[list[Any]] = []
+    said: list[str] = []  # of gradients
     history = History(model, script, tensors, is_exact)
     second = copied(model) if script.at_once == "two modules" else None
 
@@ -280,7 +281,7 @@ def _reference_answer(
         edit_before_backward(script.edits, arguments_of_calls[call], earlier[call], history.model)
         if any(y.requires_grad for y in earlier[call]):
             with recorded(operations, script.traces):
-                grads = differentiated(script, leaves[call], earlier[call], tensors, k, [])
+                grads = differentiated(script, leaves[call], earlier[call], tensors, k, said)
             answers.update(grads)
 
     def answered(called: Any, values: list[Any], call: int) -> Any:
@@ -352,7 +353,7 @@ def _reference_answer(
         operations=tuple(operations),
         refusals=tuple(history.refusals),
         loads=tuple(history.loads),
-        changes=tuple(history.changes),
+        changes=(*history.changes, *said),
     )
     return report, answers
 

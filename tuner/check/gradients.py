@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "IS_SPARSE",
     "OUTPUT_FACTORS",
     "Kept",
     "accumulated",
+    "dense",
     "differentiated",
     "edit_before_backward",
     "gradients_of",
@@ -29,6 +31,7 @@ __all__ = [
 
 # An edited output hands its gradient on by this factor.
 OUTPUT_FACTORS: dict[Edits, float] = {"output": 0.5, "output negated": -1.0}
+IS_SPARSE = "is a sparse tensor"  # how what is said of such a gradient ends
 HELD = 0.75  # what every `.grad` is filled with
 
 
@@ -95,6 +98,15 @@ def gradients_of(
     else:
         grads = taken()
     return {n: g for n, g in zip(wanted, grads, strict=True) if g is not None}
+
+
+def dense(grads: Mapping[str, torch.Tensor], said: list[str]) -> dict[str, torch.Tensor]:
+    """Return gradients as dense tensors; `said` is told which were sparse, as an embedding's are.
+
+    An optimizer takes one kind and not the other, so the kind is a part of the answer.
+    """
+    said += [f"the gradient of {name} {IS_SPARSE}" for name, g in grads.items() if g.is_sparse]
+    return {name: g.to_dense() if g.is_sparse else g for name, g in grads.items()}
 
 
 def with_tangents(
@@ -198,14 +210,14 @@ def accumulated(
         pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(results) if y.requires_grad]
         torch.autograd.backward([y for y, _ in pairs], [g.to(y.dtype) for y, g in pairs])
         for name, leaf in sorted(both.items()):
-            if leaf.grad is not None and leaf.grad.numel():
+            if leaf.grad is not None and leaf.grad.numel() and not leaf.grad.is_sparse:
                 at = leaf.grad.untyped_storage().data_ptr()
                 if memory.setdefault(at, name) != name and shared is not None:
                     shared.append(f"the gradients of {memory[at]} and {name} share memory")
         have = [leaf for _, leaf in sorted(both.items()) if leaf.grad is not None]
         if have:
             have[place % len(have)].grad.mul_(3.0)
-    grads = {n: leaf.grad.clone() for n, leaf in both.items() if leaf.grad is not None}
+    grads = {n: snapshot(leaf.grad) for n, leaf in both.items() if leaf.grad is not None}
     for leaf in both.values():
         leaf.grad = None
     return grads
@@ -227,13 +239,13 @@ def differentiated(
         outputs: of the call.
         tensors: the question's; `grad.<k>` is the gradient that output k gets.
         k: how many backwards came before.
-        changes: is told what a backward changed that it was not asked for.
+        changes: is told what a backward changed that it was not asked for, and what is sparse.
     """
     if script.holds_grads:
         return _beside_grads(leaves, outputs, tensors, script.first_place, changes)
     if script.keeps_gradients:  # else two of them may be the same
         tensors = {n: t * (1 + k / 8) if n[:5] == "grad." else t for n, t in tensors.items()}
-    found = gradients_of(leaves, outputs, tensors, script.gradient_layout)
+    found = dense(gradients_of(leaves, outputs, tensors, script.gradient_layout), changes)
     return {f"grad{k}.{name}": grad for name, grad in found.items()}
 
 

@@ -50,7 +50,7 @@ def noise() -> Iterator[None]:
         made = func(*args, **(kwargs or {}))
         returned = func._schema.returns
         for y, said in zip(outputs_of(made), returned, strict=False):
-            is_number = isinstance(y, torch.Tensor) and y.is_floating_point()
+            is_number = isinstance(y, torch.Tensor) and y.is_floating_point() and not y.is_sparse
             if is_number and said.alias_info is None and y.numel():
                 eps = MOST_ULPS * torch.finfo(y.dtype).eps
                 generator = generators.setdefault(y.device, torch.Generator(y.device))

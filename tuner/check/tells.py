@@ -91,6 +91,8 @@ TELLS = {
     "arguments": "is an argument of forward ignored, or right for one number alone?",
     "forward mode": "does it drop the tangents of forward-mode derivatives?",
     "wrapped": "a submodule's own forward may be another than its class's",
+    "passed over": "it computes from the weights of a submodule without calling it, so that what "
+    "wraps the submodule, such as LoRA, has no effect",
     "memory": "is memory read that was never written?",
     "stream": "does it run on another stream than the current one?",
 }

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.exercise import checksum_of, outputs_of, snapshots
-from tuner.check.gradients import gradients_of, leaves_of
+from tuner.check.gradients import dense, gradients_of, leaves_of
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +96,7 @@ def _repeated(
 ) -> Made:
     import torch
 
-    start: list[tuple[torch.Tensor, torch.Tensor]] = []
+    start: dict[str, torch.Tensor] = {}
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     num_seen: Counter[int] = Counter()
     kept: dict[int, Made] = {}
@@ -113,16 +113,18 @@ def _repeated(
             outputs = [y for y in outputs_of(called(*arguments)) if isinstance(y, torch.Tensor)]
             if not any(y.requires_grad for y in outputs):
                 return Made(result, copies)
-            return Made(result, copies, gradients_of(leaves_of(called, arguments), outputs, given))
+            grads = gradients_of(leaves_of(called, arguments), outputs, given)
+            return Made(result, copies, dense(grads, []))
 
     def undo() -> None:
         with torch.no_grad():
-            for buffer, value in start:
-                buffer.copy_(value)
+            for name, buffer in model.named_buffers():  # a call may put others in their place
+                if name in start:
+                    buffer.copy_(start[name])
 
     with torch.cuda.stream(stream):  # it is of the thread, as is the mode
         if model.training:
-            start += [(buffer, buffer.clone()) for buffer in model.buffers()]
+            start.update((name, buffer.clone()) for name, buffer in model.named_buffers())
         end_s = math.inf
         for called in itertools.chain(fresh, itertools.repeat(model)):
             if num_seen.total() <= len(fresh):  # the first call of each module
