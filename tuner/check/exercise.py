@@ -24,6 +24,7 @@ __all__ = [
     "NAMED",
     "arguments_of",
     "asked_through",
+    "called_with",
     "checksum_of",
     "checksums_of",
     "keys_of",
@@ -173,6 +174,11 @@ def snapshots(outputs: Sequence[Any]) -> list[torch.Tensor | None]:
     import torch
 
     return [snapshot(y) if isinstance(y, torch.Tensor) else None for y in outputs]
+
+
+def called_with(called: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """Make a call."""
+    return called(*values)
 
 
 def asked_through(model: torch.nn.Module, script: Script, call: int) -> Callable[..., Any]:

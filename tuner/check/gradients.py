@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -110,18 +111,23 @@ def dense(grads: Mapping[str, torch.Tensor], said: list[str]) -> dict[str, torch
 
 
 def with_tangents(
-    called: Callable[..., Any],
+    made: Callable[[Any, list[Any]], Any],
+    model: Any,
     arguments: Sequence[Any],
     tensors: Mapping[str, torch.Tensor],
     call: int,
+    of_weights: bool,
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """Call in forward mode; return the result, and the outputs' tangents (0 where they have none).
 
     Args:
-        called: the module.
+        made: makes a call of what is called with arguments.
+        model: what is called.
         arguments: of the call.
-        tensors: the question's; `tangent.<call>.<i>` is that of input i, of its shape.
+        tensors: the question's; `tangent.<call>.<i>` is that of input i, of its shape, and
+            `tangent.<name>` that of a parameter.
         call: the call's number.
+        of_weights: the parameters have tangents, which are lent to the module; else the inputs.
     """
     import torch
     from torch.autograd import forward_ad
@@ -129,12 +135,17 @@ def with_tangents(
     # forward_ad.make_dual imports all decompositions first: 0.8 s in each process.
     make_dual = torch._VF._make_dual
     with forward_ad.dual_level() as level:
-        given = [tensors.get(f"tangent.{call}.{i}") for i in range(len(arguments))]
-        duals = [
-            x if t is None else make_dual(x, t.clone(), level=level)
-            for x, t in zip(arguments, given, strict=True)
-        ]
-        result = called(*duals)
+
+        def dual(x: Any, name: str) -> Any:
+            t = tensors.get(f"tangent.{name}")
+            return x if t is None else make_dual(x, t.to(x.dtype, copy=True), level=level)
+
+        if of_weights:
+            lent = {n: dual(p.detach(), n) for n, p in model.named_parameters()}
+            called = functools.partial(torch.func.functional_call, model, lent)
+            result = made(lambda *values: called(values), list(arguments))
+        else:
+            result = made(model, [dual(x, f"{call}.{i}") for i, x in enumerate(arguments)])
         found = {}
         for j, y in enumerate(outputs_of(result)):
             if isinstance(y, torch.Tensor) and y.is_floating_point():

@@ -25,6 +25,8 @@ __all__ = ["Made", "called_at_once"]
 
 MIN_AT_ONCE = 24  # calls of each thread, and more for as long as this
 AT_ONCE_S = 0.1
+FEW_THREADS = 6  # of more, the calls of each round begin together: few cores run few at once
+NUM_ROUNDS = 8
 NUM_FRESH = 6  # copies of a module that was never called: what it makes then is for all threads
 MAX_KEPT = 4  # different answers of a thread: one that sums in no fixed order has many
 
@@ -69,7 +71,8 @@ def called_at_once(
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # a call of a small module is over in 50 us
     fresh: list[torch.nn.Module] = []
-    if all(model is models[0] for model in models) and not models[0].training:
+    is_one = len(models) <= FEW_THREADS and all(model is models[0] for model in models)
+    if is_one and not models[0].training:
         with contextlib.suppress(Exception):  # another probe asks for copies
             # With the same weights and buffers: an output may be one of them.
             held = [*models[0].parameters(), *models[0].buffers()]
@@ -126,11 +129,13 @@ def _repeated(
         if model.training:
             start.update((name, buffer.clone()) for name, buffer in model.named_buffers())
         end_s = math.inf
+        is_many = together.parties > FEW_THREADS
+        num_calls = NUM_ROUNDS if is_many else MIN_AT_ONCE
         for called in itertools.chain(fresh, itertools.repeat(model)):
-            if num_seen.total() <= len(fresh):  # the first call of each module
+            if is_many or num_seen.total() <= len(fresh):  # the first call of each module
                 with contextlib.suppress(threading.BrokenBarrierError):
                     together.wait()
-                end_s = time.monotonic() + AT_ONCE_S
+                end_s = time.monotonic() + (0.0 if is_many else AT_ONCE_S)
             try:
                 made = once(called)
             except BaseException:
@@ -141,7 +146,7 @@ def _repeated(
             num_seen[bits] += 1
             if len(kept) < MAX_KEPT:
                 kept.setdefault(bits, made)
-            if num_seen.total() >= MIN_AT_ONCE and time.monotonic() > end_s:
+            if num_seen.total() >= num_calls and time.monotonic() >= end_s:
                 break
         if stream is not None:
             stream.synchronize()

@@ -189,7 +189,7 @@ def _judge_refusal(expected: Expected, answer: Answer) -> tuple[str, str]:
     if expected.may_refuse_backward and report.stage == "gradients":
         return "", ""
     is_settings = report.stage == "a change of settings" or (
-        report.stage == "build" and probe.has_options
+        report.stage in ("build", "load") and probe.has_options
     )
     # One that keeps what was edited refuses the backward, as PyTorch's own modules do.
     is_edited = probe.edits and report.stage == "gradients"
@@ -255,7 +255,11 @@ def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
             expected.num_rows,
             accuracy,
             dtype=types[name],
-            converted=expected.probe.dtype,
+            converted=expected.probe.dtype_at(
+                int(name[4:].partition(".")[0])
+                if name.startswith("call")
+                else expected.probe.calls
+            ),
         )
         for name, baseline in expected.baseline.items()
     }
