@@ -72,16 +72,9 @@ GIVING = (
     "assign", "replace", "replace one", "borrow", "borrow one",
 )  # fmt: skip
 TOUCHED = (
-    "ones",
-    "minus ones",
-    "scalar",
-    "small",
-    "tiny",
-    "scale row",
-    "shift",
-    "edit row",
-    "derive",
-)
+    "ones", "minus ones", "scalar", "small", "tiny", "scale row", "shift", "edit row", "derive",
+    "restore",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
