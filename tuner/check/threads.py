@@ -26,7 +26,7 @@ __all__ = ["Made", "called_at_once"]
 MIN_AT_ONCE = 24  # calls of each thread, and more for as long as this
 AT_ONCE_S = 0.1
 FEW_THREADS = 6  # of more, the calls of each round begin together: few cores run few at once
-NUM_ROUNDS = 8
+NUM_ROUNDS = 3
 NUM_FRESH = 6  # copies of a module that was never called: what it makes then is for all threads
 MAX_KEPT = 4  # different answers of a thread: one that sums in no fixed order has many
 
