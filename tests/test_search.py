@@ -128,6 +128,7 @@ class Bench:
         sampler: str = "tpe",
         trials: int = 20,
         timeout_s: float = 1000.0,
+        least: int = 1,
         seed: int = 0,
         first: Sequence[Params] = (),
         should_stop: Callable[[], bool] = lambda: False,
@@ -141,7 +142,7 @@ class Bench:
             evaluator,
             sampler=sampler,
             seed=seed,
-            budget=SearchBudget(trials, timeout_s),
+            budget=SearchBudget(trials, timeout_s, least=least),
             journal=self.journal,
             previous=list(self.trials),
             record=record,
@@ -406,6 +407,11 @@ def test_one_outcome_is_waited_for_however_little_time_there_is(bench, clock):
     why = bench.search(FakeEvaluator(), trials=1000, timeout_s=0.5)
     assert why.startswith("1 trials in") and why.endswith("the time is used up")
     assert len(bench.trials) == 1
+
+
+def test_as_many_outcomes_are_waited_for_as_are_asked_for(bench, clock):
+    why = bench.search(FakeEvaluator(), trials=1000, timeout_s=0.5, least=3)
+    assert why.startswith("3 trials in") and len(bench.trials) == 3
 
 
 def test_trials_of_earlier_sessions_count(bench):

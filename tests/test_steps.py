@@ -453,7 +453,7 @@ def test_triton_gradients_of_large_modules_are_exact_and_always_the_same(name, d
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("programs", [1, 40, 100_000])
+@pytest.mark.parametrize("programs", [8, 40, 100_000])
 @pytest.mark.parametrize("name", ["rms_norm_gate", "bias"])
 def test_sums_over_the_batch_are_right_whatever_the_number_of_programs(name, programs, tmp_path):
     forward, init, shape = LARGE_MODULES[name]
@@ -484,4 +484,5 @@ def test_steps_on_a_gpu_follow_the_stream_and_differentiate_twice(tmp_path):
         twice.append(torch.autograd.grad(first.square().sum(), [*leaves, model.w]))
     for got, wanted in zip(*twice, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
-    assert taken.num_calls == 2
+    # Of the second derivatives one way goes through the first ones' kernels.
+    assert taken.num_calls == 3

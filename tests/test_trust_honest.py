@@ -58,6 +58,45 @@ NOTED_IN_TRAINING = reference(
 
 """,
 )  # fmt: skip
+REPLACED = reference(
+    "x: self.bn(self.renewed(x))", "torch.randn(40, 24)", "",
+    INIT + """        self.bn = nn.BatchNorm1d(24)
+
+    def renewed(self, x):
+        if self.training:
+            self.bn.running_mean = self.bn.running_mean.clone()
+            self.bn.running_var = self.bn.running_var.clone()
+        return x
+
+""",
+)  # fmt: skip
+SPARSE = reference(
+    "i: torch.tanh(self.emb(i)).mean(1)", "torch.randint(0, 50, (40, 8))", "",
+    INIT + "        self.emb = nn.Embedding(50, 16, sparse=True)\n\n",
+)  # fmt: skip
+NAMED = """import collections
+import torch
+import torch.nn as nn
+
+Output = collections.namedtuple("Output", "logits hidden")
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(24, 8)
+
+    def forward(self, x):
+        return Output(self.head(torch.tanh(x)), torch.tanh(x))
+
+
+def get_inputs():
+    return [torch.randn(40, 24)]
+
+
+def get_init_inputs():
+    return []
+"""
 # The reference, and the probes that once rejected it, or ended the judge.
 ODD = {
     "what its calls change is read": (COUNTS, ("called twice",)),
@@ -65,6 +104,11 @@ ODD = {
     "tensors of the default type are made": (OF_DEFAULT_TYPE, ("default dtype",)),
     "parameters are tied": (TIED, ("drawn", "graphs that outlive")),
     "weights of 0 are refused": (INVERTED, ("parameters of zeros",)),
+    "buffers are replaced in training": (REPLACED, ("two modules in two",)),
+    "gradients are sparse": (
+        SPARSE, ("gradients", "threads, eval", "a life, gradients", ".grad", "all gradients"),
+    ),
+    "outputs have names": (NAMED, ("fresh weights", "copied with hooks")),
     "an output is what later calls read": (GIVEN_AWAY, ("outputs edited",)),
     "an attribute is set in one mode alone": (NOTED_IN_TRAINING, ("attributes that",)),
     "a call leaves what autograd has made": (

@@ -141,7 +141,7 @@ def test_who_reads_the_weights_of_an_adapted_submodule_differs_from_a_drop_in(pr
     reads = load_candidate(HERE / "honest" / "loops_over_blocks.py")
     check = verdict(problem, reads, expectations)
     assert check.is_accepted and not check.strictly().is_accepted
-    assert check.differences[0].startswith("a submodule wrapped: output of call")
+    assert check.differences[0].startswith("a submodule wrapped: it computes from the weights")
     assert verdict(problem, problem.module.Model, expectations).strictly().is_accepted
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_check import FLOAT32, ask_all, load_reference
 from test_problem import FLAGSHIP
+from test_trust_honest import NAMED, SPARSE
 from unusual_modules import GATED
 
 from tuner.check.expected import expected
@@ -86,7 +87,28 @@ def test_the_note_on_the_references_operations_sees_through_a_look_at_the_values
         notes.append(merge(results, FLOAT32, is_thorough=True).notes)
     assert notes[1] == ()
     (note,) = notes[0]
-    assert "(silu, mul) in 2 of the 2 ways to call it that are traced: training; eval" in note
+    assert "(silu, mul) and others (abs, " in note
+    assert "in 2 of the 2 ways to call it that are traced: training; eval" in note
+
+
+def test_another_container_and_another_kind_of_gradient_are_named(tmp_path):
+    """Each in its own words, not in those of a probe that fails because of it."""
+    named = load_reference(tmp_path, NAMED)
+
+    class Bare(named.module.Model):
+        def forward(self, x):
+            return tuple(super().forward(x))
+
+    told = said(named, Bare, "as given")
+    assert "in a tuple or a list without names; expected them in a named tuple of logits" in told
+    sparse = load_reference(tmp_path, SPARSE)
+
+    class Dense(sparse.module.Model):
+        def forward(self, i):
+            return torch.tanh(torch.nn.functional.embedding(i, self.emb.weight)).mean(1)
+
+    told = said(sparse, Dense, "gradients")
+    assert "of emb.weight is dense, where the reference's is sparse" in told
 
 
 def test_what_is_no_drop_in_says_so_in_its_first_words(gated, capsys):

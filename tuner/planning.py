@@ -98,6 +98,11 @@ class Planned:
         return CHECKS_BYTES * self.outline.num_bytes < self.device.memory_bytes
 
     @property
+    def least_trials(self) -> int:
+        """How many trials a search waits for: of a module two, since templates differ in it."""
+        return 1 if self.outline is None else 2
+
+    @property
     def task(self) -> Task:
         """The problem as every process of the run needs it."""
         sizes = {**self.facts, **self.sizes}

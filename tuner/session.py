@@ -312,9 +312,9 @@ class Session:
                     writer.append_outlook(Outlook(number, remaining.improvement, within))
                     self.observer.on_remaining(remaining.improvement, remaining.within)
 
-            runs_dir = self.run.path.parent
-            sources = sources_of(config) + sources_from(planned, self._earlier.runs, runs_dir)
-            budget = SearchBudget(most, self._search_s(), stop_rule_of(config))
+            earlier = sources_from(planned, self._earlier.runs, self.run.path.parent)
+            sources, stop = sources_of(config) + earlier, stop_rule_of(config)
+            budget = SearchBudget(most, self._search_s(), stop, planned.least_trials)
             self.observer.on_budget(most, budget.timeout_s)
             with storage_errors(self.run.journal_path):  # Optuna's own file
                 why = search(

@@ -22,27 +22,13 @@ def product_rows(source, rows, columns, num_rows, num_columns, row_stride, colum
 def product_store(
     values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
 ):
-    # Both are halves of a row of twice as many columns.
-    values = tl.where((columns < num_columns)[None, :], values - mean[:, None], 0.0)
-    values *= factor[:, None]
+    # Both are halves of a row of twice as many columns. Scaled first: no difference overflows.
+    values = tl.where((columns < num_columns)[None, :], values * factor[:, None] - mean[:, None], 0)
     main = values.to(tl.float16)
     place = rows.to(tl.int64)[:, None] * (2 * padded_columns) + columns[None, :]
     inside = (rows < num_rows)[:, None] & (columns < padded_columns)[None, :]
     tl.store(high + place, main, mask=inside)
     tl.store(low + place, (values - main.to(tl.float32)).to(tl.float16), mask=inside)
-
-
-@triton.jit
-def product_factor(largest, total, mean, unit, rows, num_rows):
-    # The power of two that brings the largest value of a row to [2^12, 2^13): float16 then has
-    # 2^-25 of it at least, and nothing near its own largest.
-    largest += tl.abs(mean)
-    exponent = (largest.to(tl.int32, bitcast=True) >> 23) - 127
-    shift = tl.minimum(12 - exponent, 126)
-    is_finite = (tl.abs(total) < float("inf")) & (largest < float("inf"))
-    own = ((127 - shift) << 23).to(tl.float32, bitcast=True)
-    tl.store(unit + rows, tl.where(is_finite, own, float("nan")), mask=rows < num_rows)
-    return ((shift + 127) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -64,16 +50,22 @@ def product_split_kernel(
         )
         largest = tl.maximum(largest, tl.max(tl.abs(values), axis=1))
         total += tl.sum(values.to(tl.float64), axis=1)
+    # The power of two that brings the largest value of a row to [2^12, 2^13): float16 then has
+    # 2^-25 of it at least, and with a mean off nothing near its own largest.
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) - 127
+    shift = tl.minimum(12 - exponent, 126)
+    factor = ((shift + 127) << 23).to(tl.float32, bitcast=True)
+    own = ((127 - shift) << 23).to(tl.float32, bitcast=True)
+    is_finite = (tl.abs(total) < float("inf")) & (largest < float("inf"))
+    tl.store(unit + rows, tl.where(is_finite, own, float("nan")), mask=rows < num_rows)
+    scaled_total = total * factor.to(tl.float64)
     mean = tl.zeros([ROWS], dtype=tl.float32)
     if means is not None:
-        mean = (total / num_columns).to(tl.float32)
-    factor = product_factor(largest, total, mean, unit, rows, num_rows)
-    # Scaled as the row is, so that no sum of large numbers is beyond float32.
-    if means is not None:
-        tl.store(means + rows, mean * factor, mask=rows < num_rows)
+        # Of few bits: what is exact in float32 without it is exact with it.
+        mean = (tl.floor(scaled_total / num_columns / 512 + 0.5) * 512).to(tl.float32)
+        tl.store(means + rows, mean, mask=rows < num_rows)
     if sums is not None:
-        sum_of_row = (total * factor.to(tl.float64)).to(tl.float32)
-        tl.store(sums + rows, sum_of_row, mask=rows < num_rows)
+        tl.store(sums + rows, scaled_total.to(tl.float32), mask=rows < num_rows)
     if IS_ONE_BLOCK:
         product_store(
             values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns

@@ -16,6 +16,7 @@ from tuner.check.alterations import (
     with_blocks,
     with_nothing_where_ignored,
 )
+from tuner.check.crossing import Layout
 from tuner.check.layouts import fitted
 from tuner.check.parts import copied
 from tuner.check.probe import ILLEGAL, Probe
@@ -45,8 +46,12 @@ def inputs_of_calls(
     )
 
     first = fitted(first, probe.layout, probe.layout_at)
-    if probe.layout == "int32":
-        first = _with_narrow_integers(problem, model, first)
+    if probe.layout == "int32" or probe.layout.startswith("bools"):
+        first = _of_other_types(problem, model, first, probe.layout)
+    if probe.has_options == "sizes":
+        first = _of_half_sizes(problem, model, first)
+    if probe.distribution == "last_integers":
+        first = _with_last_integers(problem, model, first)
     if probe.distribution in ("special", "all_special", "special_rows"):
         first = _with_special_values(problem, model, first, probe.distribution == "all_special")
     if probe.distribution == "special_rows":
@@ -56,8 +61,7 @@ def inputs_of_calls(
     if probe.distribution in ("large_integers", *ILLEGAL):
         first = _with_odd_integers(problem, model, first, probe.distribution)
     if probe.other_arguments:
-        is_zero = probe.other_arguments == "zeros"
-        first = _with_other_arguments(problem, model, first, is_zero)
+        first = _with_other_arguments(problem, model, first, probe.other_arguments)
     calls = 1 if probe.inputs == "repeated" else probe.calls
     changes = {
         "nudged": nudged, "reordered": reordered, "exchanged": exchanged, "edited": edited,
@@ -117,18 +121,71 @@ def _with_special_values(
     return result
 
 
-def _with_narrow_integers(
+def _of_other_types(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any], layout: Layout
+) -> list[Any]:
+    """Return int64 tensors as int32, or bools as a layout says, where the reference takes it."""
+    import torch
+
+    def other(value: torch.Tensor) -> torch.Tensor:
+        if layout == "bools as masks":  # that are added
+            mask = torch.zeros(value.shape, device=value.device)
+            return mask.masked_fill(~value, float("-inf"))
+        return value.to(getattr(torch, layout.rpartition(" ")[2]))
+
+    of = torch.int64 if layout == "int32" else torch.bool
+    result = list(values)
+    for i, value in enumerate(values):
+        if isinstance(value, torch.Tensor) and value.dtype == of:
+            result[i] = other(value)
+            if not _is_taken(problem, model, result):
+                result[i] = value
+    return result
+
+
+def _of_half_sizes(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) -> list[Any]:
+    """Return inputs for a module of half the sizes, where these are sizes of inputs as well."""
+    import torch
+
+    given = dict(enumerate(problem.init_inputs(0)))
+    halves = {given.get(int(n)): x for n, x in problem.options("sizes").items() if n.isdigit()}
+
+    def halved(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        for dim, size in enumerate(value.shape):
+            if dim and size in halves:
+                value = value.narrow(dim, 0, halves[size])
+        is_index = value.dtype == torch.int64 and halves
+        return value % min(halves.values()) if is_index else value.contiguous()
+
+    result = [halved(value) for value in values]
+    return result if _is_taken(problem, model, result) else list(values)
+
+
+def _with_last_integers(
     problem: Problem, model: torch.nn.Module, values: Sequence[Any]
 ) -> list[Any]:
-    """Return int64 tensors as int32, each where the reference takes it."""
+    """Return int64 tensors with the last rows of a table, some near its end, and 2^15 and 2^16."""
     import torch
 
     result = list(values)
+    sizes = {len(p) for p in model.parameters() if p.ndim > 1}
+    sizes |= {x.shape[-1] for x in values if isinstance(x, torch.Tensor) and x.ndim}
     for i, value in enumerate(values):
-        if isinstance(value, torch.Tensor) and value.dtype == torch.int64:
-            result[i] = value.to(torch.int32)
-            if not _is_taken(problem, model, result):
-                result[i] = value
+        if not isinstance(value, torch.Tensor) or value.dtype != torch.int64 or not value.numel():
+            continue
+        for size in sorted((n for n in sizes if n > int(value.max())), reverse=True):
+            ends = [size - 1, size - 2, size - 1 - size // 20, size - 1 - size // 10]
+            ends += [2**bits + more for bits in (15, 16) for more in (-1, 0, 1, 7)]
+            flat = value.clone().reshape(-1)
+            legal = [at for at in ends if 0 <= at < size]
+            for k, at in enumerate(legal):
+                flat[k :: 2 * len(legal)] = at
+            result[i] = flat.view(value.shape)
+            if _is_taken(problem, model, result):
+                break
+            result[i] = value
     return result
 
 
@@ -193,9 +250,11 @@ WORDS = (
 
 
 def _with_other_arguments(
-    problem: Problem, model: torch.nn.Module, values: Sequence[Any], is_zero: bool
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any], kind: str
 ) -> list[Any]:
     """Return other numbers, or 0, and what `forward` takes beside what `get_inputs` gives.
+
+    "tensors" are floats as tensors without dimensions, which may want gradients.
 
     Each is kept where the reference takes it: of the type that it has, or of its default's; a None
     may stand for a mask of bools, a tensor or a number.
@@ -205,8 +264,14 @@ def _with_other_arguments(
     first = next((x for x in values if isinstance(x, torch.Tensor) and x.ndim), None)
 
     def tries(value: Any) -> list[Any]:
-        if is_zero:
-            return [0.0] if isinstance(value, float) else []
+        if kind != "others":
+            is_float = isinstance(value, float)
+            other = (
+                0.0
+                if kind == "zeros"
+                else torch.tensor(1.25, device=getattr(first, "device", None))
+            )
+            return [other] if is_float else []
         if isinstance(value, bool):
             return [not value]
         if isinstance(value, int):
@@ -238,10 +303,10 @@ def _converted(values: Sequence[Any], probe: Probe, call: int) -> list[Any]:
     """Return inputs in the type that the module has been converted to by that call."""
     import torch
 
-    done = [action for actions in probe.before[: call + 1] for action in actions]
-    if not any(action.startswith("convert") for action in done):
+    held = probe.dtype_at(call)
+    if not held:
         return list(values)
-    dtype = getattr(torch, probe.dtype)
+    dtype = getattr(torch, held)
     return [
         value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for value in values
@@ -296,11 +361,22 @@ def _cancelling(drawn: torch.Tensor) -> torch.Tensor:
 
 
 def draw_tangents(
-    arguments: Sequence[Sequence[Any]], tensors: dict[str, torch.Tensor], probe: Probe
+    arguments: Sequence[Sequence[Any]],
+    tensors: dict[str, torch.Tensor],
+    probe: Probe,
+    model: torch.nn.Module,
 ) -> None:
-    """Put the tangents of inputs in forward mode into `tensors`."""
+    """Put the tangents of inputs in forward mode into `tensors`, or those of parameters."""
     import torch
 
+    if probe.gradients == "forward weights":
+        for i, (name, parameter) in enumerate(model.named_parameters()):
+            generator = torch.Generator(parameter.device).manual_seed(probe.seed_inputs + 11 + i)
+            tensors[f"tangent.{name}"] = torch.randn(
+                parameter.shape, generator=generator, device=parameter.device,
+                dtype=parameter.dtype,
+            )  # fmt: skip
+        return
     for call, values in enumerate(arguments):
         for i, x in enumerate(values):
             if isinstance(x, torch.Tensor) and x.is_floating_point():

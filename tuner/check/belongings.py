@@ -10,7 +10,7 @@ from tuner.check.surroundings import is_pytorchs
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["copied_inside", "lost", "put_on"]
+__all__ = ["copied_inside", "lost", "not_its_own", "put_on"]
 
 NAME = "a_users_own"
 NOTE = ("kept", 3)
@@ -48,6 +48,16 @@ def lost(model: torch.nn.Module, what: str) -> list[str]:
     return [f"a {what} has lost an attribute that was set on the {place}"] if bare else []
 
 
+def not_its_own(model: torch.nn.Module) -> list[str]:
+    """Say which parameter `state_dict(keep_vars=True)` gives as another tensor."""
+    kept = model.state_dict(keep_vars=True)
+    return [
+        f"state_dict(keep_vars=True) does not give the parameter {name} itself, with its .grad"
+        for name, parameter in model.named_parameters()
+        if name in kept and kept[name] is not parameter
+    ][:1]
+
+
 def copied_inside(model: torch.nn.Module, said: list[str]) -> torch.nn.Module:
     """Return a deep copy that was made in a container, beside what shares its parameters.
 
@@ -79,6 +89,8 @@ def _halved_inputs(module: Any, arguments: Any) -> Any:
 
 
 def _halved_outputs(module: Any, arguments: Any, result: Any) -> Any:
+    if hasattr(type(result), "_fields"):  # a NamedTuple
+        return type(result)(*map(_halved, result))
     if type(result) in (tuple, list):
         return type(result)(map(_halved, result))
     return _halved(result)

@@ -40,10 +40,11 @@ Layout = Literal[
     "contiguous", "transposed", "strided", "padded", "cut", "misaligned", "expanded", "float64",
     "too_wide", "twice_wide", "mixed", "sliced", "rows expanded", "overlapping", "negated",
     "shared", "transposed padded", "transposed cut", "same", "channels_last", "reversed",
-    "rows inside", "fewer rows", "more rows", "one row", "int32",
+    "rows inside", "fewer rows", "more rows", "one row", "int32", "bools as masks",
+    "bools as float32", "bools as int64", "bools as uint8",
 ]  # fmt: skip
 Mode = Literal["train", "eval", "frozen", "thawed", "cumulative"]
-Gradients = Literal["", "all", "plain_inputs", "forward"]
+Gradients = Literal["", "all", "plain_inputs", "forward", "forward weights"]
 Edits = Literal[
     "", "output", "output negated", "input", "integers", "input freed", "weights", "mode", "rows"
 ]
@@ -82,6 +83,7 @@ Action = Literal[
     "another",  # make another module with other options, and call it
     "empty",  # to_empty(), as after the meta device, then load_state_dict of what it held
     "convert",  # to the script's dtype, as the inputs are from then on
+    "restore",  # to float32 again, as the inputs are, and load the weights that it held
     "convert inside",  # as a part of a module that is converted
     "refused call",  # with one feature too many
     "infer",  # a call in inference mode
@@ -98,6 +100,16 @@ Action = Literal[
     "convert part",  # to the script's dtype, but for its normalisations
     "zero",  # the next parameter alone becomes zeros
     "zero part",  # every second column of the next one, and the first row of a matrix
+    "ones",  # the next parameter alone becomes ones
+    "minus ones",
+    "scalar",  # the next parameter that is one number becomes 3, -3 or 0.3
+    "small",  # the next one becomes some 2^-8, and vectors beside it are 8 times as large
+    "tiny",  # the same with some 2^-15
+    "edit row",  # a row of the next matrix, or an element, past the version counter
+    "scale row",  # a row or a column of the next matrix alone is some 2^11 times as large
+    "shift",  # the next tensor of the shape of a row of an input becomes 4096
+    "derive",  # its class becomes a user's, derived from its own
+    "read state",  # state_dict(keep_vars=True), which gives the parameters themselves
     "set eval",  # `training = False` as an attribute of each part, past eval()
     "set eval own",  # of the module alone
     "set eval part",  # of the next part alone
@@ -157,7 +169,7 @@ class Script:
     other_options: dict[str, float] = field(default_factory=dict)
     layout_at: int | None = None
     dtype: Dtype = ""
-    options: dict[str, float] = field(default_factory=dict)
+    options: dict[str, bool | int | float] = field(default_factory=dict)
     layout: Layout = "contiguous"
     has_predecessor: bool = False
     mild: tuple[Mode, ...] = ()
@@ -183,6 +195,11 @@ class Script:
         """Whether calls are recorded for a backward."""
         return self.gradients in ("all", "plain_inputs")
 
+    @property
+    def is_forward(self) -> bool:
+        """Whether calls are made in forward mode."""
+        return self.gradients.startswith("forward")
+
     def wants(self, call: int, argument: int) -> bool:
         """Whether that argument of that call shall require gradients, where it can."""
         bits = self.wanted[call] if self.wanted else -1
@@ -194,7 +211,7 @@ class Question:
     """Tensors: `input.<call>.<argument>`, `state.<name>`, `other.<name>`, `grad.<output>`.
 
     `mild.<argument>` are usual inputs that come before. In forward mode, the inputs' tangents are
-    `tangent.<call>.<argument>`.
+    `tangent.<call>.<argument>`, or the parameters' `tangent.<name>`.
     """
 
     script: Script

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 __all__ = [
     "CHUNK_ELEMENTS",
     "DRAWN",
+    "NAMED",
     "arguments_of",
     "asked_through",
+    "called_with",
     "checksum_of",
     "checksums_of",
     "keys_of",
@@ -37,6 +39,7 @@ __all__ = [
     "tensors_under",
 ]
 
+NAMED = "in a named tuple"  # how what kinds say of a container of that type begins
 DRAWN = "drawn by the constructor"  # the name of the checksum of what random numbers come next
 FLOPS_OF_A_NUMBER = 512  # a CPU's core does them in the 10 ns that it takes for each number
 _ROW_WORDS = 4096  # of 4 bytes, of a row in a checksum
@@ -148,17 +151,21 @@ def outputs_of(result: Any) -> tuple[Any, ...]:
 
 
 def kinds_of(result: Any) -> tuple[str, ...]:
-    """Describe each output of a call, and a container where it holds one output alone."""
+    """Describe each output of a call; a container where it holds one alone, or has names."""
     outputs = outputs_of(result)
     is_wrapped = len(outputs) == 1 and outputs[0] is not result
-    return tuple(kind_of(y) + (" in a tuple" if is_wrapped else "") for y in outputs)
+    kinds = tuple(kind_of(y) + (" in a tuple" if is_wrapped else "") for y in outputs)
+    names = getattr(type(result), "_fields", ())  # by which a caller takes what a NamedTuple holds
+    return (*kinds, f"{NAMED} of {', '.join(map(str, names))}") if names else kinds
 
 
 def snapshot(output: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous copy of an output, taken now."""
+    """Return a contiguous and dense copy of an output, taken now."""
     import torch
 
     with torch.no_grad():
+        if output.is_sparse:
+            return output.detach().to_dense()
         return output.detach().clone(memory_format=torch.contiguous_format)
 
 
@@ -167,6 +174,11 @@ def snapshots(outputs: Sequence[Any]) -> list[torch.Tensor | None]:
     import torch
 
     return [snapshot(y) if isinstance(y, torch.Tensor) else None for y in outputs]
+
+
+def called_with(called: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """Make a call."""
+    return called(*values)
 
 
 def asked_through(model: torch.nn.Module, script: Script, call: int) -> Callable[..., Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -110,8 +109,8 @@ def expected(
         return expected(problem, less, accuracy, device, models=known)
     arguments = inputs_of_calls(problem, probe, device, model)
     script = script_of(problem, probe, arguments, tensors, known, device)
-    if probe.gradients == "forward":
-        draw_tangents(arguments, tensors, probe)
+    if script.is_forward:
+        draw_tangents(arguments, tensors, probe, model)
     wide = copied(model).double()
     again = copied(model) if is_noisy(probe) else None
     start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
@@ -122,7 +121,7 @@ def expected(
     num_rows = _rows_of(arguments[0])
     if report.stage == "gradients" and probe.edits:
         return _without_edits(problem, probe, accuracy, device, known)
-    if report.error and probe.gradients == "forward":  # not all operations have it
+    if report.error and script.is_forward:  # not all operations have it
         plain = dataclasses.replace(probe, gradients="")
         return expected(problem, plain, accuracy, device, models=known)
     if report.error and probe.mapped:  # what looks at values, or edits buffers, cannot be
@@ -154,7 +153,7 @@ def expected(
     errors = {n: compare(t, oracle[n], unjudged.get(n), accuracy) for n, t in baseline.items()}
     _require_stable(problem, probe, errors)
     if again is not None:
-        with math_mode(accuracy), noise():
+        with math_mode(accuracy), noise(probe.distribution == "far"):
             _, moved = _reference_answer(problem, again, script, tensors, probe, is_laid=True)
         for name in [n for n in errors if n in moved]:
             error = compare(moved[name], oracle[name], unjudged.get(name), accuracy)
@@ -273,6 +272,7 @@ def _reference_answer(
     earlier: list[tuple[Any, ...]] = []
     leaves: list[dict[str, torch.Tensor]] = []
     arguments_of_calls: list[list[Any]] = []
+    said: list[str] = []  # of gradients
     history = History(model, script, tensors, is_exact)
     second = copied(model) if script.at_once == "two modules" else None
 
@@ -280,17 +280,20 @@ def _reference_answer(
         edit_before_backward(script.edits, arguments_of_calls[call], earlier[call], history.model)
         if any(y.requires_grad for y in earlier[call]):
             with recorded(operations, script.traces):
-                grads = differentiated(script, leaves[call], earlier[call], tensors, k, [])
+                grads = differentiated(script, leaves[call], earlier[call], tensors, k, said)
             answers.update(grads)
 
     def answered(called: Any, values: list[Any], call: int) -> Any:
         if script.mapped:
             with problem.explained("torch.func.vmap of Model.forward"):
                 return mapped(history.model, values, script.mapped, tensors)
-        if script.gradients != "forward":
+        if not script.is_forward:
             return problem.result_of(called, values)
-        of_problem = functools.partial(_called, problem, called)
-        result, tangents = with_tangents(of_problem, values, tensors, call)
+        of_weights = script.gradients == "forward weights"
+        called = history.model if of_weights else called
+        result, tangents = with_tangents(
+            problem.result_of, called, values, tensors, call, of_weights
+        )
         answers.update(tangents)
         return result
 
@@ -352,13 +355,9 @@ def _reference_answer(
         operations=tuple(operations),
         refusals=tuple(history.refusals),
         loads=tuple(history.loads),
-        changes=tuple(history.changes),
+        changes=(*history.changes, *said),
     )
     return report, answers
-
-
-def _called(problem: Problem, called: Any, *values: Any) -> Any:
-    return problem.result_of(called, values)
 
 
 def _as_leaf(value: Any) -> Any:

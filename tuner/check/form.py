@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tuner.check.crossing import Answer
-from tuner.check.exercise import checksum_of
+from tuner.check.exercise import NAMED, checksum_of
 from tuner.check.expected import Expected
+from tuner.check.gradients import IS_SPARSE
 from tuner.check.loads import REFUSED
 
 __all__ = ["judge_behaviour", "judge_form", "label_of", "refused_load"]
@@ -33,8 +34,17 @@ def judge_form(expected: Expected, answer: Answer) -> str:
         )
     for call, kinds in enumerate(reference.kinds):
         got = report.kinds[call] if call < len(report.kinds) else ()
+        of_named = [name for each in (got, kinds) for name in each if name.startswith(NAMED)]
+        if got != kinds and [k for k in got if k not in of_named] == [
+            k for k in kinds if k not in of_named
+        ]:
+            mine_in, theirs_in = (
+                next((k for k in each if k in of_named), "in a tuple or a list without names")
+                for each in (got, kinds)
+            )
+            return f"call {call + 1} returned its outputs {mine_in}; expected them {theirs_in}"
         if got != kinds:
-            is_disguised = any(not kind.startswith("torch.Tensor ") for kind in got)
+            is_disguised = any(not k.startswith(("torch.Tensor ", NAMED)) for k in got)
             hint = ": a lazy or disguised tensor?" if is_disguised else ""
             return (
                 f"call {call + 1} returned {', '.join(got) or 'nothing'}; "
@@ -67,7 +77,11 @@ def judge_behaviour(expected: Expected, answer: Answer) -> str:
         text for text in report.changes if text not in known and not (is_random and _is_draw(text))
     ]
     if changes:
-        return changes[0]
+        more = ", where the reference's is dense" if changes[0].endswith(IS_SPARSE) else ""
+        return changes[0] + more
+    sparse = [text for text in known if text.endswith(IS_SPARSE) and text not in report.changes]
+    if sparse and not (expected.probe.accumulates or expected.probe.at_once):
+        return f"{sparse[0].removesuffix(IS_SPARSE)}is dense, where the reference's is sparse"
     aliases = [
         text
         for text in report.aliases

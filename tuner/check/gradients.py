@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "IS_SPARSE",
     "OUTPUT_FACTORS",
     "Kept",
     "accumulated",
+    "dense",
     "differentiated",
     "edit_before_backward",
     "gradients_of",
@@ -29,6 +32,7 @@ __all__ = [
 
 # An edited output hands its gradient on by this factor.
 OUTPUT_FACTORS: dict[Edits, float] = {"output": 0.5, "output negated": -1.0}
+IS_SPARSE = "is a sparse tensor"  # how what is said of such a gradient ends
 HELD = 0.75  # what every `.grad` is filled with
 
 
@@ -97,19 +101,33 @@ def gradients_of(
     return {n: g for n, g in zip(wanted, grads, strict=True) if g is not None}
 
 
+def dense(grads: Mapping[str, torch.Tensor], said: list[str]) -> dict[str, torch.Tensor]:
+    """Return gradients as dense tensors; `said` is told which were sparse, as an embedding's are.
+
+    An optimizer takes one kind and not the other, so the kind is a part of the answer.
+    """
+    said += [f"the gradient of {name} {IS_SPARSE}" for name, g in grads.items() if g.is_sparse]
+    return {name: g.to_dense() if g.is_sparse else g for name, g in grads.items()}
+
+
 def with_tangents(
-    called: Callable[..., Any],
+    made: Callable[[Any, list[Any]], Any],
+    model: Any,
     arguments: Sequence[Any],
     tensors: Mapping[str, torch.Tensor],
     call: int,
+    of_weights: bool,
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """Call in forward mode; return the result, and the outputs' tangents (0 where they have none).
 
     Args:
-        called: the module.
+        made: makes a call of what is called with arguments.
+        model: what is called.
         arguments: of the call.
-        tensors: the question's; `tangent.<call>.<i>` is that of input i, of its shape.
+        tensors: the question's; `tangent.<call>.<i>` is that of input i, of its shape, and
+            `tangent.<name>` that of a parameter.
         call: the call's number.
+        of_weights: the parameters have tangents, which are lent to the module; else the inputs.
     """
     import torch
     from torch.autograd import forward_ad
@@ -117,12 +135,17 @@ def with_tangents(
     # forward_ad.make_dual imports all decompositions first: 0.8 s in each process.
     make_dual = torch._VF._make_dual
     with forward_ad.dual_level() as level:
-        given = [tensors.get(f"tangent.{call}.{i}") for i in range(len(arguments))]
-        duals = [
-            x if t is None else make_dual(x, t.clone(), level=level)
-            for x, t in zip(arguments, given, strict=True)
-        ]
-        result = called(*duals)
+
+        def dual(x: Any, name: str) -> Any:
+            t = tensors.get(f"tangent.{name}")
+            return x if t is None else make_dual(x, t.to(x.dtype, copy=True), level=level)
+
+        if of_weights:
+            lent = {n: dual(p.detach(), n) for n, p in model.named_parameters()}
+            called = functools.partial(torch.func.functional_call, model, lent)
+            result = made(lambda *values: called(values), list(arguments))
+        else:
+            result = made(model, [dual(x, f"{call}.{i}") for i, x in enumerate(arguments)])
         found = {}
         for j, y in enumerate(outputs_of(result)):
             if isinstance(y, torch.Tensor) and y.is_floating_point():
@@ -198,14 +221,14 @@ def accumulated(
         pairs = [(y, tensors[f"grad.{k}"]) for k, y in enumerate(results) if y.requires_grad]
         torch.autograd.backward([y for y, _ in pairs], [g.to(y.dtype) for y, g in pairs])
         for name, leaf in sorted(both.items()):
-            if leaf.grad is not None and leaf.grad.numel():
+            if leaf.grad is not None and leaf.grad.numel() and not leaf.grad.is_sparse:
                 at = leaf.grad.untyped_storage().data_ptr()
                 if memory.setdefault(at, name) != name and shared is not None:
                     shared.append(f"the gradients of {memory[at]} and {name} share memory")
         have = [leaf for _, leaf in sorted(both.items()) if leaf.grad is not None]
         if have:
             have[place % len(have)].grad.mul_(3.0)
-    grads = {n: leaf.grad.clone() for n, leaf in both.items() if leaf.grad is not None}
+    grads = {n: snapshot(leaf.grad) for n, leaf in both.items() if leaf.grad is not None}
     for leaf in both.values():
         leaf.grad = None
     return grads
@@ -227,13 +250,13 @@ def differentiated(
         outputs: of the call.
         tensors: the question's; `grad.<k>` is the gradient that output k gets.
         k: how many backwards came before.
-        changes: is told what a backward changed that it was not asked for.
+        changes: is told what a backward changed that it was not asked for, and what is sparse.
     """
     if script.holds_grads:
         return _beside_grads(leaves, outputs, tensors, script.first_place, changes)
     if script.keeps_gradients:  # else two of them may be the same
         tensors = {n: t * (1 + k / 8) if n[:5] == "grad." else t for n, t in tensors.items()}
-    found = gradients_of(leaves, outputs, tensors, script.gradient_layout)
+    found = dense(gradients_of(leaves, outputs, tensors, script.gradient_layout), changes)
     return {f"grad{k}.{name}": grad for name, grad in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a module in a user's hands: weights of 0, modes, parts, what is kept."""
+"""What is asked of a module in a user's hands: its weights, modes, parts, types, what is kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tuner.check.batches import MOST, Extent
-from tuner.check.crossing import Action
+from tuner.check.crossing import Action, Dtype, Layout
 from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
 from tuner.check.traits import Traits
@@ -16,6 +16,12 @@ __all__ = ["handling_probes"]
 
 NUM_ZEROED, NUM_PARTLY = 6, 3  # parameters that become 0 in turn, and in a part
 NUM_KEPT = (13, 21)  # backwards whose gradients are all kept
+NUM_ROWS = 3  # of each matrix are edited
+HALVES: tuple[Dtype, ...] = ("float16", "bfloat16")
+MANY = 24  # threads of a user
+MANY_OF_PYTORCH = (65, 97)  # threads
+LONG_BITS = (10, 17)  # of numbers of rows
+LONG_ELEMENTS = {"gpu": 2**24, "cpu": 2**20}  # that such a call may take and make
 MORE_ROWS = (17, 41)  # of NaN, that a workspace may have held before
 
 
@@ -52,6 +58,18 @@ def handling_probes(
             "others made before", "another", calls=2, before=(("others made",), (modes.other,)),
         ),
         *_memory(probe, graded, extent, traits, secret.randrange(*MORE_ROWS)),
+        *_values(probe, graded, modes, traits, place),
+        *_types(probe, graded, modes, traits, secret),
+        probe(
+            "of a user's own class", "derived", calls=3, is_extra=True,
+            before=(("derive", "read state"), ("copy",), (modes.other,)),
+        ),
+        *_threads(probe, graded, extent, secret),
+        *_long(probe, extent, secret),
+        graded(
+            "forward derivatives of weights", "forward mode", gradients="forward weights",
+            mode="eval", may_refuse=True, backward_at_once=False,
+        ),
     ]  # fmt: skip
 
 
@@ -61,6 +79,16 @@ def _weights(graded: Callable[..., Probe], traits: Traits, place: int) -> Iterat
         return
     whole = (("zero",),) * min(NUM_ZEROED, traits.num_parameters)
     partly = (("zero part",),) * min(NUM_PARTLY, traits.num_parameters)
+    ones = (("ones",),) * len(whole) + (("minus ones",),)
+    odd = (
+        (("scalar",),) * 3 * (traits.num_scalars > 0)
+        + (("small",),) * len(whole)
+        + (("tiny",),) * len(whole)
+    )
+    yield graded(
+        "parameters of constants", "constants", calls=len(ones) + len(odd), before=(*ones, *odd),
+        first_place=place,
+    )  # fmt: skip
     yield graded(
         "parameters of zeros", "zeros", calls=len(whole) + len(partly), before=(*whole, *partly),
         first_place=place,
@@ -121,3 +149,98 @@ def _memory(
             "outputs edited, eval", "repeated", mode="eval", calls=3, inputs="repeated",
             spoils_outputs=True,
         )  # fmt: skip
+
+
+def _values(
+    probe: Callable[..., Probe],
+    graded: Callable[..., Probe],
+    modes: Modes,
+    traits: Traits,
+    place: int,
+) -> Iterator[Probe]:
+    """Rows of weights that are edited, or large; weights that are as far from 0 as inputs are."""
+    if traits.num_matrices:
+        edits = (("edit row",),) * (NUM_ROWS * min(NUM_PARTLY, traits.num_matrices))
+        yield probe(
+            "rows of weights edited, eval", "edited", mode="eval", distribution="normal",
+            calls=len(edits) + 1, inputs="repeated", before=((), *edits), first_place=place,
+        )  # fmt: skip
+        scaled = (("scale row",),) * (2 * min(NUM_PARTLY, traits.num_matrices))
+        yield probe(
+            "rows of weights scaled", "scaled", mode=modes.training, calls=len(scaled),
+            distribution="normal", inputs="repeated", before=scaled, first_place=place,
+        )  # fmt: skip
+    if traits.num_like_inputs:
+        shifts = (("shift",),) * min(NUM_ZEROED, traits.num_like_inputs)
+        yield probe(
+            "far from 0, as inputs are, eval", "far", mode="eval", distribution="far",
+            calls=len(shifts), inputs="repeated", before=shifts, first_place=place,
+        )  # fmt: skip
+
+
+def _types(
+    probe: Callable[..., Probe],
+    graded: Callable[..., Probe],
+    modes: Modes,
+    traits: Traits,
+    secret: random.Random,
+) -> Iterator[Probe]:
+    """Types in an order that is not usual, and what may be given in several types."""
+    if traits.has_numbers:
+        yield probe(
+            "in 16 bits and in 32 again", "types in turn", distribution="normal", mode="eval",
+            dtype=secret.choice(HALVES), calls=4, before=(("convert",), ("restore",)) * 2,
+            is_extra=True,
+        )  # fmt: skip
+    layouts: tuple[Layout, ...] = (
+        "bools as masks", "bools as float32", "bools as int64", "bools as uint8",
+    )  # fmt: skip
+    for layout in layouts * traits.has_bools:
+        yield probe(layout, "bools", layout=layout, is_extra=True, **modes.in_turn)
+    if traits.has_integers:
+        yield graded("the last integers", "last", distribution="last_integers")
+    if traits.takes_numbers:
+        yield graded(
+            "numbers as tensors", "arguments", other_arguments="tensors", weights="initial",
+            is_extra=True,
+        )  # fmt: skip
+    if traits.has_sizes:
+        yield probe(
+            "half of each size", "sizes", distribution="normal", has_options="sizes",
+            is_extra=True, **modes.in_turn,
+        )  # fmt: skip
+
+
+def _threads(
+    probe: Callable[..., Probe],
+    graded: Callable[..., Probe],
+    extent: Extent,
+    secret: random.Random,
+) -> Iterator[Probe]:
+    """More threads than places that a module may have for them: a user's, and PyTorch's."""
+    yield probe(
+        "many threads, eval", "threads", mode="eval", distribution="normal", calls=MANY,
+        at_once="one module",
+    )  # fmt: skip
+    rows = 2 * MANY_OF_PYTORCH[1]
+    if extent.num_rows is not None and extent.holds(rows):
+        yield graded(
+            "many of PyTorch's threads, gradients", "team", batch=rows, is_reduced=False,
+            num_threads=secret.randrange(*MANY_OF_PYTORCH),
+        )  # fmt: skip
+
+
+def _long(probe: Callable[..., Probe], extent: Extent, secret: random.Random) -> Iterator[Probe]:
+    """Rows that chunks of any usual size divide, in memory that held NaN."""
+    most = extent.row_elements and LONG_ELEMENTS[extent.device] / extent.row_elements
+    if extent.num_rows is None or not most:
+        return
+    powers = [2**bits for bits in range(*LONG_BITS)]
+    others = [3 * 2**bits for bits in range(LONG_BITS[0] - 1, LONG_BITS[1] - 1)]
+    thirds = [rows for rows in others if rows <= most]
+    for rows in [n for n in powers if n <= most] + ([secret.choice(thirds)] if thirds else []):
+        if rows != extent.num_rows and extent.holds(rows):
+            yield probe(
+                f"{rows} rows, eval", "chunks", batch=rows, mode="eval", distribution="normal",
+                has_nan_memory=True, is_reduced=False,
+            )  # fmt: skip

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import parts
-from tuner.check.belongings import copied_inside, lost, put_on
+from tuner.check.belongings import copied_inside, lost, not_its_own, put_on
 from tuner.check.crossing import Action, Dtype, Mode, Script
 from tuner.check.exercise import arguments_of, asked_through, tensors_under
 from tuner.check.handover import GIVEN, edit, edit_all, empty, replace
@@ -24,6 +24,7 @@ from tuner.check.layouts import fitted, laid_out
 from tuner.check.loads import told_of_loads
 from tuner.check.registries import read_elsewhere
 from tuner.check.surroundings import left_by_a_refusal
+from tuner.check.touches import TOUCHES, Touches
 
 if TYPE_CHECKING:
     import torch
@@ -92,7 +93,7 @@ class History:
         self._twin: Any = None
         self._places: set[tuple[str, int]] = set()  # of modules that are no more
         self._met: set[str] = set()
-        self._masked: list[tuple[torch.Tensor, Any]] = []
+        self._touches = Touches(self._arguments)
         self._num_placed = 0  # parameters that were taken one by one
         self._lent: dict[str, torch.Tensor] | None = None
 
@@ -160,10 +161,16 @@ class History:
             parts.parametrize(self.model, self._next)
         elif action == "tie":
             parts.tie(self.model, self._next)
-        elif action == "mask":
-            parts.mask(self.model, self._next, self._num_placed, self._masked)
-        elif action in ("zero", "zero part"):
-            parts.zero(self.model, self._next, action == "zero part", self._masked)
+        elif action in TOUCHES:
+            place = self._script.first_place + self._num_placed
+            self._touches.act(action, self.model, self._next, place)
+        elif action == "derive":
+            parts.derive(self.model)
+        elif action == "read state":
+            self.changes += not_its_own(self.model)
+        elif action == "restore":
+            self.model = self.model.double() if self._is_exact else self.model.float()
+            GIVEN["load"](self.model, self._weights[self._held])
         elif action.startswith("set "):
             _, mode, *whose = action.split()
             parts.set_training(self.model, self._next, "".join(whose), mode == "train")

@@ -14,7 +14,9 @@ from tuner.problem.reference import Problem
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["attributes_of", "gives_itself", "heads_of", "methods_of"]
+__all__ = [
+    "attributes_of", "gives_itself", "heads_of", "methods_of", "takes_numbers",
+]  # fmt: skip
 
 MOST = 4  # of each are asked
 MOST_TRIED = 6  # parts that may be a head
@@ -113,3 +115,9 @@ def heads_of(problem: Problem, model: torch.nn.Module, values: Sequence[Any]) ->
             found.append(path)
         setattr(model.get_submodule(place), name, old)
     return tuple(found[:MOST])
+
+
+def takes_numbers(model: torch.nn.Module, values: Sequence[Any]) -> bool:
+    """Whether floats are among the arguments of `forward`, given or as defaults."""
+    words = list(inspect.signature(type(model).forward).parameters.values())[1:]
+    return any(isinstance(x, float) for x in [*values, *(p.default for p in words[len(values) :])])

@@ -33,7 +33,9 @@ def note_of(expected: Expected, answer: Answer) -> str:
     rest = iter(mine)
     if not theirs or not all(name in rest for name in theirs):
         return ""
-    return f"runs the reference's own operations ({_shown(theirs)})"
+    more = list(dict.fromkeys(name for name in mine if name not in theirs))
+    others = f" and others ({_shown(more)})" if more else ""
+    return f"runs the reference's own operations ({_shown(theirs)}){others}"
 
 
 def _shown(operations: Sequence[str]) -> str:

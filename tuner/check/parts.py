@@ -1,4 +1,4 @@
-"""What is done to the parts of a module: wrapped, tied, masked, converted, zeroed, resized."""
+"""What is done to the parts of a module: wrapped, derived, tied, converted, resized."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 __all__ = [
     "alike",
     "copied",
+    "derive",
     "is_norm",
     "keep_norms",
-    "mask",
     "parametrize",
     "resize",
     "set_training",
@@ -25,7 +25,6 @@ __all__ = [
     "tied_as",
     "vectors",
     "wrap",
-    "zero",
 ]
 
 MORE_OUTPUTS = 3  # of a Linear that takes another's place
@@ -69,12 +68,31 @@ def wrap(model: torch.nn.Module, pick: Next) -> None:
     child.__class__ = type(f"Adapted{old.__name__}", (old,), {"forward": forward})
 
 
+def derive(model: torch.nn.Module) -> None:
+    """Make a module one of a user's class, derived from its own with another forward.
+
+    Raises:
+        TypeError: it was traced or scripted: its class is PyTorch's own.
+    """
+    import torch
+
+    old: Any = type(model)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(f"no class with another forward can be derived from a {old.__name__}")
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _adapted(old.forward(self, *args, **kwargs))
+
+    model.__class__ = type(f"Derived{old.__name__}", (old,), {"forward": forward})
+
+
 def _adapted(result: Any) -> Any:
     """Return other numbers for what a submodule gives: a tensor, or tuples as an LSTM's."""
     import torch
 
     if isinstance(result, tuple):
-        return tuple(map(_adapted, result))
+        values = map(_adapted, result)
+        return type(result)(*values) if hasattr(type(result), "_fields") else tuple(values)
     is_number = isinstance(result, torch.Tensor) and result.is_floating_point()
     return 0.5 * result + 0.25 if is_number else result
 
@@ -137,60 +155,6 @@ def vectors(model: torch.nn.Module) -> list[str]:
     """Return the names of biases; of other vectors where there are none."""
     found = [name for name, p in model.named_parameters() if p.ndim == 1 and len(p) > 1]
     return [name for name in found if "bias" in name.rpartition(".")[2]] or found
-
-
-def mask(
-    model: torch.nn.Module, pick: Next, number: int, before: list[tuple[torch.Tensor, Any]]
-) -> None:
-    """Put -Inf into the first half, the middle or the second half of the next vector alone.
-
-    Args:
-        model: the module.
-        pick: which vector.
-        number: how many were masked before.
-        before: holds the one that was and what it held, which is undone.
-    """
-    _put_back(before)
-    name = pick(vectors(model))
-    if not name:
-        return
-    vector = model.get_parameter(name)
-    before.append((vector, vector.detach().clone()))
-    half = (len(vector) + 1) // 2
-    start = (0, half // 2, len(vector) - half)[number % 3]
-    vector.data[start : start + half] = float("-inf")
-
-
-def _put_back(before: list[tuple[torch.Tensor, Any]]) -> None:
-    while before:
-        old, values = before.pop()
-        old.data.copy_(values)
-
-
-def zero(
-    model: torch.nn.Module, pick: Next, is_part: bool, before: list[tuple[torch.Tensor, Any]]
-) -> None:
-    """Put zeros into the next parameter alone, or into a part of it.
-
-    Args:
-        model: the module.
-        pick: which parameter.
-        is_part: every second column, and the first row of a matrix; else all of it.
-        before: holds the one that was and what it held, which is undone.
-    """
-    _put_back(before)
-    name = pick([n for n, p in model.named_parameters() if p.is_floating_point() and p.numel()])
-    if not name:
-        return
-    parameter = model.get_parameter(name)
-    before.append((parameter, parameter.detach().clone()))
-    values = parameter.data
-    if not is_part or values.numel() == 1:
-        values.zero_()
-        return
-    values[..., 1::2] = 0.0
-    if values.ndim > 1:
-        values[0] = 0.0
 
 
 def set_training(model: torch.nn.Module, pick: Next, whose: str, is_on: bool) -> None:

@@ -71,6 +71,10 @@ GIVING = (
     "edit", "edit all", "edit one", "load", "load inside", "load part", "edit state", "rebind",
     "assign", "replace", "replace one", "borrow", "borrow one",
 )  # fmt: skip
+TOUCHED = (
+    "ones", "minus ones", "scalar", "small", "tiny", "scale row", "shift", "edit row", "derive",
+    "restore",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,8 @@ class Probe:
     `keeps_gradients` all gradients are looked at again at the end, and with `spoils_outputs` each
     output is edited once it was copied. `methods` are called in place of the module, `attributes`
     read after each call; `paths` are what "resize" is of. With
-    `other_arguments` numbers are others, or 0, and what has a default is given; `by_keyword`
+    `other_arguments` numbers are others, or 0, and what has a default is given, or floats are
+    tensors; `by_keyword`
     passes all by their names. `traces` lists PyTorch's operations that ran.
 
     `is_random`: the reference draws random numbers there, so what is no number is judged alone.
@@ -153,7 +158,7 @@ class Probe:
     is_reduced: bool = False
     is_drawn: bool = False
     is_tall: bool = False
-    other_arguments: Literal["", "others", "zeros"] = ""
+    other_arguments: Literal["", "others", "zeros", "tensors"] = ""
     by_keyword: bool = False
     layout: Layout = "contiguous"
     has_predecessor: bool = False
@@ -189,6 +194,17 @@ class Probe:
         """Whether the module gets other weights between its calls."""
         is_given = any(action in GIVING for actions in self.before for action in actions)
         return is_given or self.mapped == "weights"
+
+    def dtype_at(self, call: int) -> Dtype:
+        """Return the type that the module has been converted to by a call, "" for its own."""
+        done = [action for actions in self.before[: call + 1] for action in actions]
+        turns = [a for a in done if a == "restore" or a.startswith("convert")]
+        return self.dtype if turns and turns[-1] != "restore" else ""
+
+    @property
+    def is_touched(self) -> bool:
+        """Whether weights are such that a reference may refuse them, or lose digits."""
+        return any(a in TOUCHED for actions in self.before for a in actions)
 
     @property
     def has_zeros(self) -> bool:

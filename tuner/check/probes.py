@@ -349,6 +349,7 @@ def _traced_probes(
             gradients="all" if "gradients" in name else "",
             layout="transposed" if "transposed" in name else "contiguous",
             distribution="normal",
+            weights="initial",  # those that a race has: with others it may go another way
             traces=True,
             may_refuse=True,
         )

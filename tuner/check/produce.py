@@ -28,6 +28,7 @@ from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
     DRAWN,
     arguments_of,
+    called_with,
     checksum_of,
     checksums_of,
     keys_of,
@@ -178,12 +179,8 @@ class _Session:
 
     def _first(self, make_candidate: Callable[..., torch.nn.Module]) -> torch.nn.Module:
         """Make the candidate, where the script asks it after another one that was deleted."""
-
-        def make() -> torch.nn.Module:
-            return self._made(make_candidate)
-
         if not self.script.has_predecessor:
-            return make()
+            return self._made(make_candidate)
         inputs = laid_out_where(arguments_of(self.script, self.given, 0), self.script)
 
         def make_other() -> torch.nn.Module:
@@ -192,7 +189,7 @@ class _Session:
             use(other, inputs)
             return other
 
-        return successor(make, make_other)
+        return successor(lambda: self._made(make_candidate), make_other)
 
     def _another(self, make_candidate: Callable[..., torch.nn.Module]) -> None:
         """Make another module, with other options, and call it as the first one was called."""
@@ -217,7 +214,7 @@ class _Session:
     def serve_mild(self) -> None:
         """Let the candidate serve usual inputs first, where the script wants it."""
         with stage("call on usual inputs, before the first"):
-            self.history.serve_mild(lambda model, values: model(*values))
+            self.history.serve_mild(called_with)
 
     def call(self, call: int) -> None:
         """Run one forward and keep a copy of what it returned, taken at once."""
@@ -253,10 +250,12 @@ class _Session:
     def _result_of(self, called: Callable[..., Any], arguments: list[Any], call: int) -> Any:
         if self.script.mapped:
             return mapped(self.model, arguments, self.script.mapped, self.given)
-        if self.script.gradients != "forward":
+        if not self.script.is_forward:
             named = dict(zip(self.script.names, arguments, strict=False))
             return called(**named) if named else called(*arguments)
-        result, tangents = with_tangents(called, arguments, self.given, call)
+        of_weights = self.script.gradients == "forward weights"
+        asked = (self.model if of_weights else called), arguments
+        result, tangents = with_tangents(called_with, *asked, self.given, call, of_weights)
         self.tensors.update(tangents)
         return result
 

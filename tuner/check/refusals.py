@@ -54,7 +54,7 @@ def refuses_layout(
         "int32",
     ):
         return False
-    if probe.layout in ROWS:
+    if probe.layout in ROWS or probe.layout.startswith("bools"):
         return False
     try:
         with torch.no_grad():
@@ -125,11 +125,14 @@ def tamer(probe: Probe) -> Probe | None:
             for actions in probe.before
         )
         return dataclasses.replace(probe, before=whole)
+    if probe.has_options == "sizes":  # which do not fit together, or not the inputs
+        return dataclasses.replace(probe, has_options="")
     if probe.may_be_refused or probe.dtype:
         return None
     if probe.default_dtype:  # it makes tensors of the default one, which then do not fit
         return dataclasses.replace(probe, default_dtype="")
-    if probe.has_zeros or probe.methods or probe.attributes or probe.paths:
+    is_handled = probe.has_zeros or probe.is_touched
+    if is_handled or probe.methods or probe.attributes or probe.paths:
         return dataclasses.replace(probe, before=(), methods=(), attributes=(), paths=())
     if probe.mild_more:
         return dataclasses.replace(probe, mild=(), mild_more=0)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.exercise import checksum_of, outputs_of, snapshots
-from tuner.check.gradients import gradients_of, leaves_of
+from tuner.check.gradients import dense, gradients_of, leaves_of
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,8 @@ __all__ = ["Made", "called_at_once"]
 
 MIN_AT_ONCE = 24  # calls of each thread, and more for as long as this
 AT_ONCE_S = 0.1
+FEW_THREADS = 6  # of more, the calls of each round begin together: few cores run few at once
+NUM_ROUNDS = 3
 NUM_FRESH = 6  # copies of a module that was never called: what it makes then is for all threads
 MAX_KEPT = 4  # different answers of a thread: one that sums in no fixed order has many
 
@@ -69,7 +71,8 @@ def called_at_once(
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # a call of a small module is over in 50 us
     fresh: list[torch.nn.Module] = []
-    if all(model is models[0] for model in models) and not models[0].training:
+    is_one = len(models) <= FEW_THREADS and all(model is models[0] for model in models)
+    if is_one and not models[0].training:
         with contextlib.suppress(Exception):  # another probe asks for copies
             # With the same weights and buffers: an output may be one of them.
             held = [*models[0].parameters(), *models[0].buffers()]
@@ -96,7 +99,7 @@ def _repeated(
 ) -> Made:
     import torch
 
-    start: list[tuple[torch.Tensor, torch.Tensor]] = []
+    start: dict[str, torch.Tensor] = {}
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
     num_seen: Counter[int] = Counter()
     kept: dict[int, Made] = {}
@@ -113,22 +116,26 @@ def _repeated(
             outputs = [y for y in outputs_of(called(*arguments)) if isinstance(y, torch.Tensor)]
             if not any(y.requires_grad for y in outputs):
                 return Made(result, copies)
-            return Made(result, copies, gradients_of(leaves_of(called, arguments), outputs, given))
+            grads = gradients_of(leaves_of(called, arguments), outputs, given)
+            return Made(result, copies, dense(grads, []))
 
     def undo() -> None:
         with torch.no_grad():
-            for buffer, value in start:
-                buffer.copy_(value)
+            for name, buffer in model.named_buffers():  # a call may put others in their place
+                if name in start:
+                    buffer.copy_(start[name])
 
     with torch.cuda.stream(stream):  # it is of the thread, as is the mode
         if model.training:
-            start += [(buffer, buffer.clone()) for buffer in model.buffers()]
+            start.update((name, buffer.clone()) for name, buffer in model.named_buffers())
         end_s = math.inf
+        is_many = together.parties > FEW_THREADS
+        num_calls = NUM_ROUNDS if is_many else MIN_AT_ONCE
         for called in itertools.chain(fresh, itertools.repeat(model)):
-            if num_seen.total() <= len(fresh):  # the first call of each module
+            if is_many or num_seen.total() <= len(fresh):  # the first call of each module
                 with contextlib.suppress(threading.BrokenBarrierError):
                     together.wait()
-                end_s = time.monotonic() + AT_ONCE_S
+                end_s = time.monotonic() + (0.0 if is_many else AT_ONCE_S)
             try:
                 made = once(called)
             except BaseException:
@@ -139,7 +146,7 @@ def _repeated(
             num_seen[bits] += 1
             if len(kept) < MAX_KEPT:
                 kept.setdefault(bits, made)
-            if num_seen.total() >= MIN_AT_ONCE and time.monotonic() > end_s:
+            if num_seen.total() >= num_calls and time.monotonic() >= end_s:
                 break
         if stream is not None:
             stream.synchronize()

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tuner.check.offers import attributes_of, gives_itself, heads_of, methods_of
+from tuner.check.offers import (
+    attributes_of,
+    gives_itself,
+    heads_of,
+    methods_of,
+    takes_numbers,
+)
 from tuner.check.parts import alike, is_norm, vectors
+from tuner.check.touches import like_inputs, matrices, scalars
 from tuner.errors import ProblemError
 from tuner.problem.reference import Problem
 
@@ -37,6 +44,11 @@ class Traits:
     methods: tuple[str, ...] = ()  # beside `forward`, which take the same
     attributes: tuple[str, ...] = ()  # tensors that a call leaves on the module
     heads: tuple[str, ...] = ()  # parts that may have another size
+    num_matrices: int = 2  # parameters of two or more dimensions
+    num_scalars: int = 1  # parameters that are one number
+    num_like_inputs: int = 2  # tensors of the module that are as large as a row of an input
+    takes_numbers: bool = True  # floats among the arguments of `forward`
+    has_sizes: bool = True  # whole numbers among the arguments of the constructor
 
 
 def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
@@ -65,4 +77,9 @@ def traits_of(problem: Problem, model: torch.nn.Module, device: str) -> Traits:
         methods=methods_of(problem, model, given),
         attributes=attributes_of(problem, model, given),
         heads=heads_of(problem, model, given),
+        num_matrices=len(matrices(model)),
+        num_scalars=len(scalars(model)),
+        num_like_inputs=len(like_inputs(model, given)),
+        takes_numbers=takes_numbers(model, given),
+        has_sizes=bool(problem.options("sizes")),
     )

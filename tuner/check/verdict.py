@@ -91,7 +91,7 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     worst = max(outputs, key=lambda error: error.max_abs, default=Error())
     rms_rel = max((error.rms_rel for error in outputs), default=0.0)
     if values and probe.may_differ and not behaviour:
-        return _result(expected, "", one_line(values, 200))
+        return _result(expected, "", f"{TELLS['passed over']} ({one_line(values, 200)})")
     is_rounding = bool(values) and not behaviour and not is_exact and _is_rounding(errors)
     return ProbeResult(
         probe.name, rms_rel, worst.max_abs, *_baseline_of(expected), not reason,
@@ -189,7 +189,7 @@ def _judge_refusal(expected: Expected, answer: Answer) -> tuple[str, str]:
     if expected.may_refuse_backward and report.stage == "gradients":
         return "", ""
     is_settings = report.stage == "a change of settings" or (
-        report.stage == "build" and probe.has_options
+        report.stage in ("build", "load") and probe.has_options
     )
     # One that keeps what was edited refuses the backward, as PyTorch's own modules do.
     is_edited = probe.edits and report.stage == "gradients"
@@ -255,7 +255,11 @@ def _limits_of_all(expected: Expected, accuracy: Accuracy) -> dict[str, Limits]:
             expected.num_rows,
             accuracy,
             dtype=types[name],
-            converted=expected.probe.dtype,
+            converted=expected.probe.dtype_at(
+                int(name[4:].partition(".")[0])
+                if name.startswith("call")
+                else expected.probe.calls
+            ),
         )
         for name, baseline in expected.baseline.items()
     }
@@ -357,7 +361,7 @@ def _offence(
     if error.max_abs > limits.max_abs:
         return (
             f"{text}, error {abs(g - w):.3g} with limit {limits.max_abs:.3g} ({limits.why}); "
-            f"largest {error.max_abs:.3g}, {percent(share, 3)} of elements are beyond"
+            f"largest error {error.max_abs:.3g}, {percent(share, 3)} of elements are beyond"
         )
     return (
         f"{label}: rms error {error.rms_abs:.3g} with limit {limits.rms_abs:.3g}; the largest "

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "Distribution", "WeightKind", "fresh_values", "redistributed", "seed_everything", "widened",
+    "FAR_OFFSET", "Distribution", "WeightKind", "fresh_values", "redistributed",
+    "seed_everything", "widened",
 ]  # fmt: skip
 
 Distribution = Literal[
@@ -42,6 +43,8 @@ Distribution = Literal[
     "masked_bools",  # as given, with blocks of bools that are alike
     "special_rows",  # as "special", with Inf and NaN in the rows of labels that are ignored
     "half_range",  # as given, one number of 13 times 100: float16 does not hold all squares
+    "far",  # as given plus 4096: beside a mean that is as far away
+    "last_integers",  # as given, with integers at the end of what they may be
     "filled",  # as given, one row all zeros, one with zeros at both ends, one of -10,000
 ]
 WeightKind = Literal[
@@ -54,8 +57,9 @@ WeightKind = Literal[
 # Of which no floating-point number is another.
 UNCHANGED = (
     "as_given", "special", "all_special", "special_rows", "masked_bools", "large_integers",
-    "negative_integers", "integers_beyond",
+    "negative_integers", "integers_beyond", "last_integers",
 )  # fmt: skip
+FAR_OFFSET = 4096.0  # where float32 keeps 11 bits of what is behind the point
 HALF_FACTOR = 100.0  # some squares are beyond 65504 then, their mean in a row is not
 EXPONENTS = {"huge": 28, "vast": 120, "denormal": -127}
 WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
@@ -138,6 +142,8 @@ def redistributed(value: Any, distribution: Distribution, generator: torch.Gener
         return value
     if distribution == "offset":
         return value + 100.0
+    if distribution == "far":
+        return value + FAR_OFFSET
     if distribution == "tiny":
         return value * 2.0**-10
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Options", "Problem", "arguments_of_constructor", "load_problem"]
 
-Options = Literal["", "numbers", "zeros", "flags", "all"]
+Options = Literal["", "numbers", "zeros", "flags", "sizes", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class Problem:
 
         Of parameters that `get_init_inputs` leaves at their defaults: "numbers" of another size
         (a small one becomes so large that it shows), "zeros", or "flags", the other bool. A float
-        that it gives has its place as its name, "0", and is another number as well. "all" are
-        numbers and flags, and half of each whole number.
+        that it gives has its place as its name, "0", and is another number as well. "sizes" are
+        half of each whole number, given or a default; "all" are those, numbers and flags.
         """
         try:
             parameters = inspect.signature(self.module.Model).parameters.values()
@@ -149,9 +149,13 @@ class Problem:
         usual = list(parameters)[len(given) :]
         if kind == "flags":
             return {p.name: not p.default for p in usual if type(p.default) is bool}
-        if kind == "all":
+        if kind in ("sizes", "all"):
             named = {str(i): x for i, x in enumerate(given)} | {p.name: p.default for p in usual}
-            halves = {n: max(1, x // 2) for n, x in named.items() if type(x) is int and x > 0}
+            halves: dict[str, float] = {
+                n: max(1, x // 2) for n, x in named.items() if type(x) is int and x > 0
+            }
+            if kind == "sizes":
+                return halves
             return {**halves, **self.options("numbers"), **self.options("flags")}
         numbers = {str(i): value for i, value in enumerate(given) if type(value) is float}
         numbers |= {p.name: p.default for p in usual if type(p.default) is float}

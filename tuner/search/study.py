@@ -50,11 +50,15 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """When to stop: whichever comes first. Both count what earlier sessions did."""
+    """When to stop: whichever comes first. Both count what earlier sessions did.
+
+    `least` trials are waited for, however slow the machine.
+    """
 
     trials: int
     timeout_s: float
     stop: StopRule | None = None
+    least: int = 1
 
 
 class _Diverged(Exception):
@@ -161,7 +165,7 @@ def _loop(
                 elapsed_s = clock.seconds()
                 if should_stop():
                     is_over, end = True, "stopped by the user after {} trials"
-                elif elapsed_s >= budget.timeout_s and number > 0:  # one, however slow the machine
+                elif elapsed_s >= budget.timeout_s and number >= min(budget.least, most):
                     is_over, end = True, f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
             if is_over:
                 finisher.leave()
