@@ -11,10 +11,13 @@ from test_problem import FLAGSHIP
 
 from tuner.errors import MachineError, WorkerError
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.task import Task
 from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import Worker
+from tuner.ranking import remarks_on
+from tuner.trial import Check
 
 MODULE = Path(__file__).parent / "cheats" / "holds_the_reference.py"  # right, on every probe
 
@@ -108,6 +111,34 @@ def test_who_ends_between_two_turns_of_a_race_is_named(task, place, reason, monk
 
     with pytest.raises(WorkerError, match=reason):
         Racer(task).race([contender()], num_processes=1, seconds=0.01, on_round=on_round)
+
+
+BROKEN = """
+
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("no kernel for this")
+
+
+right = ModelNew.forward
+ModelNew.forward = lambda self, x: Broken.apply(right(self, x))
+"""
+
+
+def test_why_a_step_of_training_was_not_timed_is_said(task, tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text(MODULE.read_text() + BROKEN)
+    broken = Contender.of_file(path, is_deterministic=True)
+    race = Racer(task).race([broken], num_processes=1, seconds=0.01, has_steps=True)
+    told = finalist(0, Check(True, "float32"), race, 1)
+    assert told.interval is not None and told.step is None
+    assert told.step_failure == "broken.py: no kernel for this"
+    assert remarks_on(told)[-1].endswith("was not timed: broken.py: no kernel for this")
 
 
 HUNGRY = """

@@ -99,8 +99,10 @@ class Planned:
 
     @property
     def least_trials(self) -> int:
-        """How many trials a search waits for: of a module two, since templates differ in it."""
-        return 1 if self.outline is None else 2
+        """How many trials a search waits for: of a module one of each of two templates."""
+        if self.outline is None:
+            return 1
+        return min(2, len(first_of_each(self.space, self.family, self.facts)))
 
     @property
     def task(self) -> Task:

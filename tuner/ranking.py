@@ -34,6 +34,8 @@ def remarks_on(exported: Finalist) -> list[str]:
             f"a step of training, forward and gradients, is {step.speedup:.2f}x "
             f"[{step.low:.2f}, {step.high:.2f}]"
         )
+    if exported.step_failure:
+        remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks
 
 

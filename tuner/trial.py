@@ -263,10 +263,10 @@ class Finalist:
     `num_throttled` more were dropped in that race, since the device was throttled. All of this is
     told of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
     speed-up on random weights and normal inputs, and `step` that of a step of training (forward,
-    and gradients of inputs and weights), where they were asked for. `key` is equal for
-    equal code on equal terms, `race_key` for all that were in one race, and `seed` is that of the
-    probes: a later sitting need not check or race again. `falls_back` says that a timed call ran
-    the reference's own operations.
+    and gradients of inputs and weights), where they were asked for, or `step_failure` is why it
+    was not timed. `key` is equal for equal code on equal terms, `race_key` for all that were in
+    one race, and `seed` is that of the probes: a later sitting need not check or race again.
+    `falls_back` says that a timed call ran the reference's own operations.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -283,6 +283,7 @@ class Finalist:
     num_throttled: int = 0
     elsewhere: Interval | None = None
     step: Interval | None = None
+    step_failure: str = ""
     key: str = ""
     race_key: str = ""
     seed: int = 0

@@ -23,8 +23,8 @@ class Race:
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
     `elsewhere` is the same race on other values, and `steps` one of steps of training, forward and
-    gradients, if they were asked for. `falls_back` says whose
-    timed call ran the reference's own operations.
+    gradients, if they were asked for; `failure` says why there are none of those. `falls_back`
+    says whose timed call ran the reference's own operations.
     """
 
     bursts: list[list[list[list[float]]]]
@@ -32,6 +32,7 @@ class Race:
     num_disturbed: int = 0
     elsewhere: Race | None = None
     steps: Race | None = None
+    failure: str = ""
     falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
 
     def __getitem__(self, lane: int) -> list[list[float]]:
@@ -90,6 +91,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         falls_back=race.falls_back.get(lane, False),
         elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
         step=_ratio(steps[0], steps[lane]) if steps is not None and steps.bursts[lane] else None,
+        step_failure="" if steps is None else steps.failure,
     )
 
 

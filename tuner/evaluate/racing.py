@@ -165,10 +165,14 @@ class Racer:
 
     def _race_steps(self, race: Race, racers: Sequence[Worker], lanes: Sequence[int]) -> None:
         """Add a few turns of steps of training; none where the reference has no gradients."""
-        first = [self._calls.steps(racer, 1) for racer in racers]
-        if any(samples is None for samples in first):
-            return
-        slowest_s = max(max(samples or [0.0]) for samples in first) * 1e-6
+        first: list[list[float]] = []
+        for racer in racers:
+            samples = self._calls.steps(racer, 1)
+            if isinstance(samples, str):
+                race.failure = samples
+                return
+            first.append(samples)
+        slowest_s = max(map(max, first)) * 1e-6
         num_samples = max(1, min(20, round(BURST_S / max(slowest_s, 1e-6))))
         num_rounds = 2 * FEW_ROUNDS if slowest_s < SLOW_STEP_S else FEW_ROUNDS // 2
         for lane in (0, *lanes):
@@ -176,7 +180,8 @@ class Racer:
         for number in range(num_rounds):
             order = list(zip((0, *lanes), racers, strict=True))
             for lane, racer in reversed(order) if number % 2 else order:
-                race.bursts[lane][-1].append(self._calls.steps(racer, num_samples) or [])
+                samples = self._calls.steps(racer, num_samples)
+                race.bursts[lane][-1].append([] if isinstance(samples, str) else samples)
 
     def _sets(
         self, contenders: Sequence[Contender], num_sets: int, lanes: Sequence[int]

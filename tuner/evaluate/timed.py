@@ -20,6 +20,7 @@ from tuner.machine.device import describe
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem
 from tuner.trial import Measurement
+from tuner.wording import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -124,8 +125,9 @@ class Timed:
     def time_steps(self, num_samples: int) -> Answer:
         """Return that many samples of a step's time: forward, and gradients of all that is given.
 
-        None where nothing of what forward returns has a gradient. What a step gives is not kept:
-        these are times of files that were checked.
+        None where a step cannot be taken, with the reason, "" where nothing of what forward
+        returns has a gradient. What a step gives is not kept: these are times of files that were
+        checked.
         """
         import torch
 
@@ -139,6 +141,8 @@ class Timed:
         def step(call: int) -> Any:
             given = [leaf(value) for value in inputs[call]]
             made = [y for y in outputs_of(model(*given)) if getattr(y, "requires_grad", False)]
+            if not made:
+                raise RuntimeError
             leaves = [x for x in given if getattr(x, "requires_grad", False)]
             ones = [torch.ones_like(y) for y in made]
             return torch.autograd.grad(made, [*leaves, *weights], ones, allow_unused=True)
@@ -148,8 +152,8 @@ class Timed:
             time.sleep(SETTLE_S[self._device.partition(":")[0]])
             try:
                 self.timer.samples(step, 1)
-            except RuntimeError:
-                return {"samples_us": None}, ()
+            except RuntimeError as error:
+                return {"samples_us": None, "reason": one_line(str(error), 200)}, ()
             return {"samples_us": self.timer.samples(step, num_samples)}, ()
 
     def repeat(self, num_calls: int) -> Answer:

@@ -38,11 +38,16 @@ class TimedCalls:
         self._num_asked[racer] += NUM_UNTIMED + num_samples
         return _asked_of(racer, "time_model", {"num_samples": num_samples})
 
-    def steps(self, racer: Worker, num_samples: int) -> list[float] | None:
-        """Ask for that many samples of a step of training; None where there are no gradients."""
+    def steps(self, racer: Worker, num_samples: int) -> list[float] | str:
+        """Ask for that many samples of a step of training; return why there are none else.
+
+        That is "" where the module gives nothing that has a gradient.
+        """
         data = _asked_of(racer, "time_steps", {"num_samples": num_samples}).data
         samples: list[float] | None = data["samples_us"]
-        return samples
+        if samples is not None:
+            return samples
+        return f"{racer.name}: {data['reason']}" if data["reason"] else ""
 
     def repeat(self, racer: Worker, num_calls: int) -> None:
         """Ask for that many calls in a row."""
