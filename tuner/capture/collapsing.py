@@ -17,7 +17,7 @@ import math
 
 from pydantic import JsonValue
 
-from tuner.capture.edits import Edit, number_of
+from tuner.capture.edits import Edit, number_of, with_number
 from tuner.capture.graph import Node, Operand, Ref
 from tuner.capture.index_space import axes_of
 
@@ -62,16 +62,12 @@ class _Total:
             one, other = value.args
             sign = 1.0 if value.op == "add" else -1.0
             return any([self._add(one, value, scale), self._add(other, value, sign * scale)])
-        if value.op not in ("mul", "div") or len(value.refs) != 1:
+        found = with_number(value, ("mul", "div"))
+        if found is None or not found[1]:
             return False
-        one, other = value.args
-        if value.op == "mul" and isinstance(other, Ref):
-            one, other = other, one
-        number = number_of(other)
-        if not isinstance(one, Ref) or not number:
-            return False
+        scaled, number = found
         scale = scale * number if value.op == "mul" else scale / number
-        node = self.edit.node(one)
+        node = self.edit.node(scaled)
         is_plain = 2.0**-60 < abs(scale) < 2.0**60  # so that nothing is lost in s
         is_ours = node is not None and self.edit.is_only_for(node, value)
         return is_plain and is_ours and node is not None and self.add(node, scale)

@@ -10,7 +10,7 @@ from pydantic import JsonValue
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor, live
 from tuner.capture.vocabulary import VOCABULARY
 
-__all__ = ["Edit", "broadcast", "number_of"]
+__all__ = ["Edit", "broadcast", "number_of", "with_number"]
 
 
 class Edit:
@@ -141,3 +141,17 @@ def number_of(operand: Operand) -> float | None:
         return float(operand)
     except OverflowError:
         return None
+
+
+def with_number(node: Node, ops: tuple[str, str]) -> tuple[Ref, float] | None:
+    """Return the tensor and the number that a step of `ops` takes; None of any other step.
+
+    Of the first operation, as of `mul` and `div`, the number may stand on either side.
+    """
+    if node.op not in ops or len(node.refs) != 1:
+        return None
+    one, other = node.args
+    if node.op == ops[0] and isinstance(other, Ref):
+        one, other = other, one
+    number = number_of(other)
+    return (one, number) if isinstance(one, Ref) and number is not None else None

@@ -8,7 +8,7 @@ parameter's or buffer's its name in the state_dict.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from typing import Annotated, TypeVar
@@ -28,6 +28,7 @@ __all__ = [
     "Ref",
     "Rewrite",
     "Tensor",
+    "in_order",
     "live",
 ]
 
@@ -227,12 +228,16 @@ class Graph:
         }
         given, nodes = _by_name(self.given), _by_name(self.nodes)
         numbers: dict[str, int] = {}
+
+        def operands(name: str) -> Sequence[str]:
+            return nodes[name].refs if name in nodes else ()
+
         yield [[a.is_tensor, repr(a.value) if a.is_fixed else ""] for a in self.arguments]
         for tensor in self.inputs:
             numbers[tensor.name] = len(numbers)
             yield ["input", *_form(tensor)]
         for wanted in (*self.outputs, *_updates_in_order(self)):
-            for name in _needed(wanted, nodes, numbers):
+            for name in in_order([wanted], operands, numbers):
                 line: list[JsonValue]
                 if name in given:
                     line = [roles[name], *_form(given[name]), given[name].value]
@@ -269,11 +274,13 @@ def _updates_in_order(graph: Graph) -> list[str]:
     return [name for pair in pairs for name in pair]
 
 
-def _needed(wanted: str, nodes: dict[str, Node], known: dict[str, int]) -> list[str]:
-    """Return what `wanted` needs and is not known yet, operands first, `wanted` last."""
+def in_order(
+    wanted: Sequence[str], needs: Callable[[str], Sequence[str]], known: Collection[str] = ()
+) -> list[str]:
+    """Return `wanted` and all that it needs and is not known, what is needed first, each once."""
     order: list[str] = []
     seen = set(known)
-    pending = [(wanted, False)]
+    pending = [(name, False) for name in reversed(wanted)]
     while pending:
         name, is_ready = pending.pop()
         if is_ready:
@@ -281,8 +288,7 @@ def _needed(wanted: str, nodes: dict[str, Node], known: dict[str, int]) -> list[
         elif name not in seen:
             seen.add(name)
             pending.append((name, True))
-            if name in nodes:
-                pending += [(ref, False) for ref in reversed(nodes[name].refs)]
+            pending += [(other, False) for other in reversed(needs(name))]
     return order
 
 

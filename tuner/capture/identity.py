@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tuner.capture.graph import in_order
 from tuner.capture.library import MOVES, Call
 from tuner.capture.nest import Nest, Reduction, Scan, Statement, Tap
 from tuner.trial import content_key
@@ -69,7 +70,7 @@ def _nest_lines(nest: Nest, has_sizes: bool) -> Iterator[object]:
             return [nest.taps[name].source]
         return _operands(steps[name][1]) if name in steps else ()
 
-    for name in _in_order([output.name for output in nest.outputs], needs):
+    for name in in_order([output.name for output in nest.outputs], needs):
         own = nest.space.varies.get(name, frozenset())
         varies = [i for i, run in enumerate(dims) if run[0] in own]
         line: list[object]
@@ -141,25 +142,6 @@ def _step_line(
 def _tap(tap: Tap, has_sizes: bool) -> list[object]:
     sizes = [[axis.made, axis.given] for axis in tap.axes] if has_sizes else []
     return [[[axis.stride, axis.first] for axis in tap.axes], sizes, repr(tap.fill)]
-
-
-def _in_order(wanted: Sequence[str], needs: Callable[[str], Sequence[str]]) -> list[str]:
-    """Return `wanted` and all that it needs, what is needed first, each once."""
-    order: list[str] = []
-    seen: set[str] = set()
-    pending = [(name, False) for name in reversed(wanted)]
-    while pending:
-        name, is_ready = pending.pop()
-        if is_ready:
-            order.append(name)
-        elif name not in seen:
-            seen.add(name)
-            pending.append((name, True))
-            pending += [(other, False) for other in reversed(needs(name))]
-    return order
-
-
-# ---- calls ----------------------------------------------------------------------------------
 
 
 def _call_lines(call: Call, has_sizes: bool) -> Iterator[object]:

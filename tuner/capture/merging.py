@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 
-from tuner.capture.edits import Edit, number_of
+from tuner.capture.edits import Edit, number_of, with_number
 from tuner.capture.graph import Graph, Node, Operand, Ref
 
 __all__ = [
@@ -94,15 +94,8 @@ def _effect(node: Node, number: float) -> float:
 
 def _factor(node: Node) -> tuple[Ref, float] | None:
     """Return what a step scales, and its number."""
-    if node.op not in ("mul", "div") or len(node.refs) != 1:
-        return None
-    one, other = node.args
-    if node.op == "mul" and isinstance(other, Ref):
-        one, other = other, one
-    number = number_of(other)
-    if not isinstance(one, Ref) or not number or not math.isfinite(number):
-        return None
-    return one, number
+    found = with_number(node, ("mul", "div"))
+    return found if found and found[1] and math.isfinite(found[1]) else None
 
 
 def terms_merged(edit: Edit) -> Found:
@@ -130,15 +123,10 @@ def _merge_terms(edit: Edit, node: Node) -> str | None:
 
 def _term(node: Node) -> tuple[Ref, float] | None:
     """Return what a number is added to, and the number."""
-    if node.op not in ("add", "sub") or len(node.refs) != 1:
+    found = with_number(node, ("add", "sub"))
+    if found is None or not math.isfinite(found[1]):
         return None
-    one, other = node.args
-    if node.op == "add" and isinstance(other, Ref):
-        one, other = other, one
-    number = number_of(other)
-    if not isinstance(one, Ref) or number is None or not math.isfinite(number):
-        return None
-    return one, number if node.op == "add" else -number
+    return found[0], found[1] if node.op == "add" else -found[1]
 
 
 def _single(number: float) -> float:
