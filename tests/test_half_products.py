@@ -41,24 +41,24 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-LAYER = "self.a = nn.Linear(136, 260)"
+LAYER = "self.a = nn.Linear(264, 260)"
 MODULES = {
-    "alone": (LAYER, "self.a(x)", "200, 136"),
-    "epilogue": (LAYER, "F.gelu(self.a(x)) * 2", "200, 136"),
+    "alone": (LAYER, "self.a(x)", "200, 264"),
+    "epilogue": (LAYER, "F.gelu(self.a(x)) * 2", "200, 264"),
     "chain": (
-        LAYER + "; self.b = nn.Linear(260, 136, bias=False)",
+        LAYER + "; self.b = nn.Linear(260, 264, bias=False)",
         "x + self.b(torch.relu(self.a(x)))",
-        "200, 136",
+        "200, 264",
     ),
-    "in_rows": (LAYER, "torch.softmax(self.a(x), -1)", "5, 40, 136"),
-    "turned": ("self.w = nn.Parameter(torch.randn(136, 260))", "x @ self.w", "200, 136"),
-    "a_view": ("self.w = nn.Parameter(torch.randn(260, 136))", "x @ self.w.T", "200, 136"),
+    "in_rows": (LAYER, "torch.softmax(self.a(x), -1)", "5, 40, 264"),
+    "turned": ("self.w = nn.Parameter(torch.randn(264, 260))", "x @ self.w", "200, 264"),
+    "a_view": ("self.w = nn.Parameter(torch.randn(260, 264))", "x @ self.w.T", "200, 264"),
 }
 NOT_TAKEN = {
-    "few rows": (LAYER, "F.gelu(self.a(x))", "100, 136"),
-    "short sums": ("self.a = nn.Linear(64, 260)", "F.gelu(self.a(x))", "200, 64"),
-    "batches": ("...", "F.gelu(x @ x.transpose(1, 2))", "3, 200, 136"),
-    "float64": (LAYER + "; self.double()", "F.gelu(self.a(x))", "200, 136, dtype=torch.float64"),
+    "few rows": (LAYER, "F.gelu(self.a(x))", "100, 264"),
+    "short sums": ("self.a = nn.Linear(136, 260)", "F.gelu(self.a(x))", "200, 136"),
+    "batches": ("...", "F.gelu(x @ x.transpose(1, 2))", "3, 200, 264"),
+    "float64": (LAYER + "; self.double()", "F.gelu(self.a(x))", "200, 264, dtype=torch.float64"),
 }
 
 
@@ -156,6 +156,22 @@ def test_sums_of_rows_beyond_float32_are_no_infinities(tmp_path):
         x = torch.rand_like(x) * 2.0**-127
         mine, exact = model(x), wide(x.double())
     torch.testing.assert_close(mine.double(), exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.gpu
+def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(tmp_path):
+    """A large number of one operand meets usual ones of the other, which float16 would lose."""
+    problem, made = made_of(tmp_path, MODULES["turned"])
+    model, wide, x = on_gpu(problem, made, tmp_path)
+    with torch.no_grad():
+        x[50, 3], x[50, 4], x[51, 9] = 2e37, -1.6e37, -2e37
+        model.w[100, 7], model.w[101, 8] = 2e37, -1e37
+        wide.w.copy_(model.w)
+        mine, exact = model(x), wide(x.double())
+    fits = exact.abs() < 3.4e38  # 2e37 squared does not
+    assert torch.equal(mine.isfinite(), fits)
+    largest = torch.where(fits, exact, 0).abs().amax(1, keepdim=True)
+    assert ((mine.double() - exact).abs()[fits] <= (1e-6 * largest).expand_as(exact)[fits]).all()
 
 
 @pytest.mark.gpu
