@@ -116,10 +116,10 @@ def product_scaled(values, one, other):
     return values * tl.minimum(one, other) * tl.maximum(one, other)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_pieces"])
 def product_join_kernel(
     small, main, x_unit, x_mean, weight_unit, weight_sum, bias, out, num_rows, num_columns,
-    NUM_PIECES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    num_pieces, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     across = tl.cdiv(num_columns, COLUMNS)
     rows = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
@@ -128,9 +128,9 @@ def product_join_kernel(
     inside = is_row[:, None] & is_column[None, :]
     place = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
     total = tl.load(small + place, mask=inside, other=0.0)
-    for piece in tl.static_range(NUM_PIECES):
-        first = main + piece * num_rows.to(tl.int64) * num_columns
-        total += tl.load(first + place, mask=inside, other=0.0)
+    for _ in tl.range(0, num_pieces, num_stages=1):
+        total += tl.load(main + place, mask=inside, other=0.0)
+        main += num_rows.to(tl.int64) * num_columns
     mean = tl.load(x_mean + rows, mask=is_row, other=0.0)
     total += mean[:, None] * tl.load(weight_sum + columns, mask=is_column, other=0.0)[None, :]
     one = tl.load(x_unit + rows, mask=is_row, other=0.0)[:, None]
@@ -194,7 +194,7 @@ def product_of_halves(x, weight, bias, out, num_rows, num_columns, depth, is_tur
         product_join_kernel[(triton.cdiv(count, 32) * triton.cdiv(num_columns, 128),)](
             small[first:end], main, x_unit[first:end], x_mean[first:end], unit, sums, bias,
             out[first:end], count, num_columns,
-            NUM_PIECES=num_pieces, ROWS=32, COLUMNS=128, num_warps=4,
+            num_pieces, ROWS=32, COLUMNS=128, num_warps=4,
         )
     product_repair_kernel[(triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32),)](
         x, weight, bias, x_unit, unit, out, num_rows, num_columns, depth,
