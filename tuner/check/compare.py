@@ -134,7 +134,7 @@ def compare(
     if not all(math.isfinite(row[0]) for row in rows):  # so is the largest error, where all are
         sums = []
         for g, w, skip in _chunks(got, want, unjudged):
-            error, is_misplaced = _differences(g, w, skip, torch.finfo(got.dtype))
+            error, is_misplaced = _differences(g, w, skip, got.dtype)
             if not tells_nan_from_inf:
                 is_misplaced &= torch.isfinite(g) | torch.isfinite(w)
             value = torch.where(torch.isfinite(w), w.abs(), 0.0)
@@ -189,17 +189,18 @@ def _chunks(
 
 
 def _differences(
-    got: torch.Tensor, want: torch.Tensor, skip: torch.Tensor | None, kind: torch.finfo
+    got: torch.Tensor, want: torch.Tensor, skip: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the absolute error (0 where either is not finite) and where NaN or Inf is amiss.
 
-    Within rounding of the largest number of its `kind`, a value may be an Inf of its sign.
+    Within rounding of the largest number of its dtype, a value may be an Inf of its sign.
     """
     import torch
 
     is_both_finite = torch.isfinite(got) & torch.isfinite(want)
     error = torch.where(is_both_finite, (got - want).abs(), 0.0)
     is_same = is_both_finite | (got == want) | (torch.isnan(got) & torch.isnan(want))
+    kind = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
     edge = kind.max * (1.0 - EDGE_ULPS * kind.eps)
     is_same |= torch.isinf(got) & (got.sign() == want.sign()) & (want.abs() >= edge)
     if skip is not None:
@@ -341,7 +342,7 @@ def first_beyond(
     """Return the flat index of the first offending element, and the share of them."""
     start, first, worst, total = 0, None, (-1.0, 0), 0
     for g, w, skip in _chunks(got, want, unjudged):
-        difference, is_misplaced = _differences(g, w, skip)
+        difference, is_misplaced = _differences(g, w, skip, got.dtype)
         is_bad = is_misplaced
         if not error.num_misplaced:
             limit: Any = limits.max_abs
