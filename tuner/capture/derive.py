@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
+from tuner.capture.blocks import TILES, blocks_of, main_of
 from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
@@ -28,7 +29,7 @@ from tuner.capture.precision import num_bytes_of
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_text import StepPlan, planned, step_text
-from tuner.capture.templates import Part, blocks_of, cpp_template, main_of, triton_template
+from tuner.capture.templates import Part, cpp_template, triton_template
 from tuner.capture.triton_loops import RESERVED
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
@@ -36,7 +37,7 @@ from tuner.trial import content_key, to_json
 __all__ = ["Derived", "derived", "identifier"]
 
 # What a search varies, where the template has it.
-_VALUES: dict[str, list[int | bool | str]] = {
+_VALUES: dict[str, list[int] | list[bool]] = {
     "unroll": [1, 2, 4],
     "stream_output": [False, True],
     "huge_pages": [True, False],
@@ -44,9 +45,12 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "num_warps": [1, 2, 4, 8, 16, 32],
     "stages": [1, 2, 3, 4],
     "piece": [16384, 65536, 262144],
-    "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
+    "split": [1, 2, 4, 8, 16, 32, 64],
+    **TILES,
 }  # fmt: skip
-FORMAT = 11  # of what is written; part of the key
+# Templates that an operator need not have.
+_OPTIONAL = ("nest_channels_last.cpp.j2", "nest_channels_last_triton.triton.py.j2")
+FORMAT = 12  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -97,8 +101,7 @@ def derived(
         return {
             "op.yaml": _op_yaml(graph, parts, op, batch),
             "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
-            "nest_triton.triton.py.j2": triton_template(parts[0], op),
-            "nest.cpp.j2": cpp_template(parts, op),
+            **_templates(graph, parts, op),
         }
 
     mine = replace(captured, graph=graph)
@@ -120,7 +123,7 @@ def derived(
     space: dict[str, object] = {
         "template": sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     }
-    varied = {**_VALUES, **blocks_of(main_of(stages))}
+    varied = {**_VALUES, **blocks_of(main_of(stages.nests))}
     space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
     mode = "train" if graph.is_training else "eval"
     # Eager as its user has it: on a GPU convolutions take TF32 unless told otherwise.
@@ -152,10 +155,26 @@ def _for_any_batch(
     called = {"model_new.py": f"len({given[0].name})"}
     found = {}
     for file, text in written(mine.graph, mine.joint, one).items():
-        both = any_batch(text, texts[file], (one, two), name=called.get(file, "batch"))
-        if both is None:
+        both = any_batch(text, texts.get(file, ""), (one, two), name=called.get(file, "batch"))
+        if both is not None:
+            found[file] = both
+        elif file not in _OPTIONAL:
             return None
-        found[file] = both
+    return found
+
+
+def _templates(graph: Graph, parts: Sequence[Part], op: str) -> dict[str, str]:
+    """Return the templates of an operator, by file: as given, and with images channels last."""
+    found = {"nest.cpp.j2": cpp_template(parts, op)}
+    found["nest_triton.triton.py.j2"] = triton_template(parts[0], op)
+    try:
+        stages = stages_of(graph, is_channels_last=True)
+    except NotOneNest:
+        return found
+    if stages.images:
+        first = replace(parts[0], stages=stages, names=_names(stages, known=parts[0].names))
+        texts = cpp_template([first, *parts[1:]], op), triton_template(first, op)
+        found |= dict(zip(_OPTIONAL, texts, strict=True))
     return found
 
 
@@ -182,10 +201,15 @@ def identifier(name: str) -> str:
     return f"m_{found}" if found[0].isdigit() or keyword.iskeyword(found) else found
 
 
-def _names(stages: Stages, given: Container[str] = (), more: str = "") -> dict[str, str]:
+def _names(
+    stages: Stages,
+    given: Container[str] = (),
+    more: str = "",
+    known: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return a name of every value for the texts: short, and no two alike.
 
-    Those that are not `given` end in `more`.
+    Those that are not `given` end in `more`; those that are `known` keep theirs.
     """
     values = []
     for nest in stages.nests:
@@ -196,8 +220,8 @@ def _names(stages: Stages, given: Container[str] = (), more: str = "") -> dict[s
         values += [s.name for s in nest.before]
     for call in stages.calls:
         values += [*call.reads, call.name]
-    names: dict[str, str] = {}
-    for value in dict.fromkeys(values):
+    names = dict(known or {})
+    for value in [value for value in dict.fromkeys(values) if value not in names]:
         base = identifier(value) + ("_v" if identifier(value) in _RESERVED else "")
         base += "" if value in given else more
         names[value] = base if base not in names.values() else f"{base}_{len(names)}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.capture.cpp_folds import START, carries_of, joined, parts_of, scaled, statement_text
-from tuner.capture.indexing import is_split, offset, row_dims
+from tuner.capture.indexing import is_split, loaded, offset, row_dims, stored, tail_stride
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement, still_needed
 from tuner.capture.operations import converted, operation_of
 from tuner.capture.precision import CPP_TYPES
@@ -264,12 +264,13 @@ class _Writer:
                 tap = self.nest.taps[name]
                 yield cpp_window(tap, text)
                 yield f"const int64_t {text}_row = {self._segment_at(name)};"
-                body.append(cpp_tap(text, f"{self.names[tap.source]}_all", f"{text}_row + j"))
+                source, apart = f"{self.names[tap.source]}_all", tail_stride(self.space, name)
+                body.append(cpp_tap(text, source, f"{text}_row", "j", apart))
             elif name in self.given and self.nest.is_inner(name):
                 at = self._segment_at(name)
                 if self.nest.is_dense(name):
                     yield f"const auto* const {text}_row = {text}_all + {at};"
-                    value = f"rows_of::load<kPart>({text}_row + j, n)"
+                    value = loaded(self.space, name, f"{text}_row", "j")
                     body.append(f"const simd::Floats {text} = {value};")
                 else:
                     value = f"math::splat(rows_of::as_float({text}_all[{at}]))"
@@ -294,8 +295,8 @@ class _Writer:
             taken = f"{self.names[reduction.name]}_next"
             body.append(joined(reduction, taken, self.names, "math::lanes_from(column + j)"))
         for output in each.writes:
-            name = self.names[output.name]
-            body.append(f"rows_of::store<kPart>({name}_row + j, {self._floats(output.name)}, n);")
+            row, value = f"{self.names[output.name]}_row", self._floats(output.name)
+            body.append(stored(self.space, output.name, row, "j", value))
         yield "const auto step = [&](auto is_part, const int64_t j, const int n, const int u) {"
         yield "  constexpr bool kPart = decltype(is_part)::value;"
         yield "  (void)n; (void)u;"
@@ -305,7 +306,8 @@ class _Writer:
     def _segment_at(self, name: str) -> str:
         terms = [offset(self.space, name, self.rows, "i")]
         terms.append(offset(self.space, name, self.segments, "s") if self.segments else "")
-        if not self.segments and self._is_whole(name) and terms[0]:
+        is_moved = self.space.is_moved(name)
+        if not self.segments and self._is_whole(name) and terms[0] and not is_moved:
             terms[0] = "i * cols"
         return " + ".join(t for t in terms if t) or "0"
 

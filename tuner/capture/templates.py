@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tuner.capture.blocks import block_parameters, is_tiled, main_of
 from tuner.capture.graph import Graph
-from tuner.capture.indexing import is_split
+from tuner.capture.indexing import is_split, is_split_across
 from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import kept_values, loops_text
 from tuner.capture.loops_across import across_text
@@ -18,7 +19,7 @@ from tuner.capture.triton_loops import Writer
 from tuner.capture.triton_scans import ScanWriter
 from tuner.capture.triton_split import SplitWriter
 
-__all__ = ["Part", "blocks_of", "cpp_template", "function_of", "main_of", "triton_template"]
+__all__ = ["Part", "cpp_template", "function_of", "triton_template"]
 
 _TRITON_HEAD = """\
 ---
@@ -27,14 +28,8 @@ language: triton
 requires:
   - {{expr: "device.kind == 'cuda'", why: "Triton needs a GPU"}}
   - {{expr: "device.has_triton", why: "Triton is installed"}}
-  - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
-holds fits in its registers"}}
-  - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
-{of_scans}parameters:
-  block_rows: {{about: "rows of one program", default: {default_rows}, values: {block_rows}}}
-  block_columns: {{about: "columns at a time; a row that is no longer is read once",
-    default: {default_columns}, values: {block_columns}}}
-  num_warps: {{about: "warps of a program", default: {default_warps},
+{fits}{of_scans}parameters:
+{blocks}  num_warps: {{about: "warps of a program", default: {default_warps},
     values: [1, 2, 4, 8, 16, 32]}}
 {more}{workspace}steps:
 {steps}
@@ -61,10 +56,6 @@ _OF_SCANS = (
     'why: "a scan holds its block in float64, in registers"}\n'
 )
 _STAGES = '  stages: {about: "blocks on their way at a time", default: 2, values: [1, 2, 3, 4]}\n'
-_LAYOUT = (
-    '  layout: {about: "how images lie in memory for convolutions: as given, or channels last, '
-    'with copies before and behind", default: as_given, values: [as_given, channels_last]}\n'
-)
 _SPLIT = (
     '  split: {about: "blocks of a long row that one program takes", default: 8, '
     "values: [1, 2, 4, 8, 16, 32, 64]}\n"
@@ -85,39 +76,14 @@ class Part:
     names: Mapping[str, str]
 
 
-def blocks_of(nest: Nest) -> dict[str, list[int]]:
-    """Return the sizes of blocks that are worth trying: long where memory is contiguous."""
-    if not nest.space.is_across:
-        return {
-            "block_rows": [1] if is_split(nest) else [1, 2, 4, 8, 16],
-            "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
-        }
-    return {
-        "block_rows": [16, 32, 64, 128, 256, 512, 1024],
-        "block_columns": [1, 2, 4, 8, 16, 32, 64, 128],
-    }
-
-
-def first_blocks(nest: Nest) -> tuple[int, int, int]:
-    """Return rows, columns and warps to begin with: a row in one block, some 16 values a lane.
-
-    Where columns lie apart in memory, and where a row is too long for a block, warps are few and
-    read what lies together.
-    """
-    whole = 1 << (nest.space.cols - 1).bit_length()
-    if nest.space.is_across:
-        columns = min(128, whole)
-        return min(256, max(16, 2048 // columns)), columns, 4
-    if not nest.reductions or is_split(nest) or whole > 16384:
-        return 1, 1024, 4
-    columns = max(128, whole)
-    rows = max(1, 1024 // columns)
-    return rows, columns, max(1, rows * columns // 512)
-
-
 def function_of(op: str, number: int) -> str:
     """Return the name of the function that computes a nest; they are counted from 0."""
     return f"fused_{op}_rows" + (f"_{number}" if number else "")
+
+
+def _is_stored_last(stages: Stages, name: str) -> bool:
+    """Whether a nest writes a value channels last; where a call makes it, PyTorch knows."""
+    return name in stages.images and name in stages.between
 
 
 def _place(stages: Stages, names: Mapping[str, str], name: str) -> str:
@@ -138,7 +104,10 @@ def _between(stages: Stages, names: Mapping[str, str]) -> list[str]:
     results = {*stages.outputs, *stages.updates.values()}
     written = {o.name: o.dtype for nest in stages.nests for o in nest.outputs}
     lines = []
-    forms = [(n, f"{names[n]}_between", s, written[n]) for n, s in stages.between.items()]
+    forms = [
+        (n, f"{names[n]}_between", (s[0], *s[2:], s[1]) if n in stages.images else s, written[n])
+        for n, s in stages.between.items()
+    ]
     forms += [(c.name, names[c.name], c.shape, c.dtype) for c in stages.calls]
     for name, place, shape, dtype in forms:
         if name in results or (place == names[name] and dtype == "float32"):
@@ -148,32 +117,21 @@ def _between(stages: Stages, names: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def main_of(stages: Stages) -> Nest:
-    """Return the nest of the most elements, which blocks are chosen for."""
-    return max(stages.nests, key=lambda nest: nest.space.rows * nest.space.cols)
+def _call_step(stages: Stages, call: Call, names: Mapping[str, str]) -> str:
+    """Return a call of PyTorch's own operation as a step of the plan."""
+    is_last = call.name in stages.images
 
+    def operand(name: str) -> str:
+        place = _place(stages, names, name)
+        if _is_stored_last(stages, name):
+            return f"{place}.channels_first"
+        # The image and its filters; those of a convolution in 2D or 3D lie like it.
+        return f"{place}.channels_last" if is_last and name in call.reads[:2] else place
 
-def _call_steps(stages: Stages, call: Call, names: Mapping[str, str]) -> list[str]:
-    """Return a call of PyTorch's own operation as steps of the plan, one for each layout."""
-
-    def step(condition: str, suffix: str) -> str:
-        ends = dict.fromkeys(call.reads[:2], suffix)  # the image and its filters
-        args = json.dumps(call.written(lambda n: _place(stages, names, n) + ends.get(n, "")))
-        gives = _place(stages, names, call.name)
-        pick = "" if call.pick is None else f", pick: {call.pick}"
-        return f"  - {{aten: {call.function}, args: {args}, gives: {gives}{pick}{condition}}}"
-
-    if not call.has_layout:
-        return [step("", "")]
-    last = "channels_last"
-    return [
-        step(f', when: "layout != {last!r}"', ""),
-        step(f', when: "layout == {last!r}"', f".{last}"),
-    ]
-
-
-def _layout(stages: Stages) -> str:
-    return _LAYOUT if any(call.has_layout for call in stages.calls) else ""
+    args, gives = json.dumps(call.written(operand)), _place(stages, names, call.name)
+    pick = "" if call.pick is None else f", pick: {call.pick}"
+    layout = ", layout: channels_last" if is_last else ""
+    return f"  - {{aten: {call.function}, args: {args}, gives: {gives}{pick}{layout}}}"
 
 
 def _work(stages: Stages) -> str:
@@ -202,43 +160,43 @@ def triton_template(part: Part, op: str) -> str:
     texts: list[str] = []
     for task in stages.tasks:
         if isinstance(task, Call):
-            steps += _call_steps(stages, task, names)
+            steps.append(_call_step(stages, task, names))
             continue
         nest, number = task, len(texts)
         function = function_of(op, number)
         arguments = _arguments(stages, nest, names)
         rows, cols = str(nest.space.rows), str(nest.space.cols)
-        if is_split(nest):
-            pieces = f"{rows} * cdiv({cols}, block_rows * block_columns * split)"
+        kind = "tile" if is_tiled(nest) else "block"
+        has_pieces = is_split(nest) or is_split_across(nest)
+        if has_pieces:
+            size = f"{kind}_columns * split"
+            size = size if nest.space.is_across else f"{kind}_rows * {size}"
+            pieces = f"{rows} * cdiv({cols}, {size})"
             count, dtype = len(nest.reductions), nest.precision
             for what, size in (("partial", pieces), ("totals", rows)):
                 form = f'shape: ["{count} * {size}"], dtype: {dtype}'
                 workspace.append(f"  {what}_{number}: {{{form}}}")
             arguments += [f"partial_{number}", f"totals_{number}"]
-        writer = SplitWriter if is_split(nest) else ScanWriter if nest.scans else Writer
-        text = writer(nest, function, names).text()
+        writer = SplitWriter if has_pieces else ScanWriter if nest.scans else Writer
+        text = writer(nest, function, names, (f"{kind}_rows", f"{kind}_columns")).text()
         texts.append(in_float64(text) if nest.is_wide else text)
         steps.append(f"  - {{call: {function}, args: [{', '.join([*arguments, rows, cols])}]}}")
-    first = main_of(stages)
-    num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
     has_loops = any(nest.reductions or nest.scans for nest in stages.nests)
-    splits = any(is_split(nest) for nest in stages.nests)
-    default_rows, default_columns, default_warps = first_blocks(first)
+    splits = any(is_split(nest) or is_split_across(nest) for nest in stages.nests)
+    fits, blocks, warps = block_parameters(stages.nests)
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)",
         steps="\n".join(steps),
         work=_work(stages),
         kernels="one kernel" if len(texts) == 1 and not splits else "a few kernels",
-        per_lane=max(16, 256 // num_whole),
+        fits=fits,
+        blocks=blocks,
         of_scans=_OF_SCANS if any(nest.scans for nest in stages.nests) else "",
-        **blocks_of(first),
-        default_rows=default_rows,
-        default_columns=default_columns,
-        default_warps=default_warps,
-        more=(_STAGES if has_loops else "") + (_SPLIT if splits else "") + _layout(stages),
+        default_warps=warps,
+        more=(_STAGES if has_loops else "") + (_SPLIT if splits else ""),
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
-    return head + (_DIVIDED if first.is_wide else "") + "".join(texts)
+    return head + (_DIVIDED if main_of(stages.nests).is_wide else "") + "".join(texts)
 
 
 def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
@@ -248,7 +206,7 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
     stages, names = part.stages, part.names
     for task in stages.tasks:
         if isinstance(task, Call):
-            steps += _call_steps(stages, task, names)
+            steps.append(_call_step(stages, task, names))
             continue
         nest, function = task, function_of(op, len(texts))
         rows, cols = str(nest.space.rows), str(nest.space.cols)
@@ -278,7 +236,7 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     texts: list[str] = []
     found = [_cpp_steps(part, op, texts) for part in parts]
     steps, large = found[0][0], any(is_large for _, is_large in found)
-    is_wide = main_of(stages).is_wide
+    is_wide = main_of(stages.nests).is_wide
     bits = 64 if is_wide else 32
     widths = [128 // bits, 256 // bits, 512 // bits]
     dtypes = {t.dtype for n in nests for t in n.arguments}
@@ -307,7 +265,6 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
             '  piece: {about: "columns of a long row that one thread takes at a time", '
             "default: 65536, values: [16384, 65536, 262144]}"
         )
-    parameters += _layout(stages).splitlines()
     workspace = [line for part in parts for line in _between(part.stages, part.names)]
     further: list[str] = ["also:"] if len(parts) > 1 else []
     for part, (own, _) in zip(parts[1:], found[1:], strict=True):

@@ -28,8 +28,10 @@ _JOINS = {"sum": "+", "prod": "*"}
 class ScanWriter(Writer):
     """The text of one nest that has scans; for the arguments see `Writer`."""
 
-    def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
-        super().__init__(nest, function, names)
+    def __init__(
+        self, nest: Nest, function: str, names: Mapping[str, str], block: tuple[str, str]
+    ) -> None:
+        super().__init__(nest, function, names, block)
         self.has_own_rows = True
 
     def text(self) -> str:

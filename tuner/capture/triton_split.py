@@ -1,4 +1,4 @@
-"""A nest as Triton kernels where rows are few and long: several programs split each row.
+"""A nest as Triton kernels where rows are few and long: several programs split each row, or block.
 
 Each pass is a kernel, and another one puts together what its programs found.
 """
@@ -20,8 +20,15 @@ __all__ = ["SplitWriter"]
 class SplitWriter(Writer):
     """The text of one nest whose rows are split."""
 
-    def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
-        super().__init__(nest, function, names)
+    def __init__(
+        self, nest: Nest, function: str, names: Mapping[str, str], block: tuple[str, str]
+    ) -> None:
+        super().__init__(nest, function, names, block)
+        # Of rows that lie beside each other several; of others one, in a block as large.
+        rows, columns = block
+        self.has_rows = nest.space.is_across
+        self.num_rows = self._param(rows) if self.has_rows else "1"
+        self.num_columns = self._param(columns if self.has_rows else f"{rows} * {columns}")
         self.moments = {n: m for n, m in self.merged.items() if m.kind == "moments"}
 
     def text(self) -> str:
@@ -51,8 +58,8 @@ class SplitWriter(Writer):
             yield from (f"    {line}" for line in found)
             for reduction in _both(each, merged):
                 name, index = self.names[reduction.name], self.nest.reductions.index(reduction)
-                at = f"{index} * num_rows * pieces + program + tl.arange(0, ROWS)"
-                yield f"    tl.store(partial + {at}, {name})"
+                at = f"({index} * num_rows + row_ids) * pieces + program % pieces"
+                yield f"    tl.store(partial + {at}, {name}, mask=is_row)"
         if has_rows:
             yield from ("", "", "@triton.jit")
             yield f"def {self.function}_results("
@@ -82,16 +89,17 @@ class SplitWriter(Writer):
         outputs = [f"{name}_out" for name in self.outputs]
         given = ", ".join([*self.inputs, *outputs])
         yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols):")
-        yield "    block = {{ block_rows * block_columns }}"
+        yield f"    block = {self.num_columns}"
         yield "    if cols + block * {{ split }} >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
         yield "    pieces = triton.cdiv(cols, block * {{ split }})"
         for number, each in enumerate(self.nest.passes):
             if number - 1 in self.moments:
                 continue
-            yield f"    {self.function}_pass_{number}[(rows * pieces,)]("
+            blocks = "rows" if not self.has_rows else f"({self._row_blocks(self.num_rows)})"
+            yield f"    {self.function}_pass_{number}[({blocks} * pieces,)]("
             yield f"        {given}, partial, totals, rows, cols,"
-            yield "        ROWS=1, COLUMNS=block, PIECE=block * {{ split }},"
+            yield f"        ROWS={self.num_rows}, COLUMNS=block, PIECE=block * {{{{ split }}}},"
             yield "        num_warps={{ num_warps }},"
             yield "    )"
             if number in self.moments:
@@ -102,7 +110,7 @@ class SplitWriter(Writer):
                 call = f"{self.function}_put_together_{reduction.fold}[(rows,)]"
                 yield f"    {call}(partial, totals, rows, pieces, NUMBER={number_of})"
         if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
-            yield f"    {self.function}_results[(triton.cdiv(rows, 128),)]("
+            yield f"    {self.function}_results[({self._row_blocks('128')},)]("
             yield f"        {given}, totals, rows, ROWS=128,"
             yield "    )"
 
