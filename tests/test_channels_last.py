@@ -1,4 +1,4 @@
-"""Images that lie channels last around convolutions: what is generated reads and writes them so."""
+"""Images that lie channels last around convolutions: what is generated reads and writes them."""
 
 import pytest
 import torch

@@ -14,9 +14,7 @@ __all__ = [
 
 SPLIT_ROWS = 512  # at most so many rows of
 SPLIT_COLUMNS = 8192  # at least so many columns are split between threads
-SPLIT_BLOCKS = (
-    8192  # at most so many rows that lie beside each other, of which a block has some 32
-)
+SPLIT_BLOCKS = 10_000  # at most so many rows that lie beside each other, some 32 to a block
 
 
 def is_split(nest: Nest) -> bool:
