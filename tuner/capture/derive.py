@@ -26,6 +26,7 @@ from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
+from tuner.capture.partitions import partitions_of, worth_a_search
 from tuner.capture.precision import num_bytes_of
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
@@ -49,8 +50,8 @@ _VALUES: dict[str, list[int] | list[bool]] = {
     "split": [1, 2, 4, 8, 16, 32, 64],
     **TILES,
 }  # fmt: skip
-# Templates that an operator need not have.
-_OPTIONAL = ("nest_channels_last.cpp.j2", "nest_channels_last_triton.triton.py.j2")
+# Files of every operator; a template of another partition than the default may be missing.
+_NEEDED = {"op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2"}
 FORMAT = 12  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
@@ -121,8 +122,10 @@ def derived(
         write_whole(family / file, text)
     config = root / f"{op}.yaml"
     heads = "".join(text for file, text in texts.items() if file.endswith(".j2"))
+    searched = {f"nest_{name}".rstrip("_") for name in worth_a_search(graph, stages)}
+    templates = sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     space: dict[str, object] = {
-        "template": sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
+        "template": [t for t in templates if t.removesuffix("_triton") in searched]
     }
     varied = {**_VALUES, **blocks_of(main_of(stages.nests))}
     space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
@@ -159,23 +162,19 @@ def _for_any_batch(
         both = any_batch(text, texts.get(file, ""), (one, two), name=called.get(file, "batch"))
         if both is not None:
             found[file] = both
-        elif file not in _OPTIONAL:
+        elif file in _NEEDED:
             return None
     return found
 
 
 def _templates(graph: Graph, parts: Sequence[Part], op: str) -> dict[str, str]:
-    """Return the templates of an operator, by file: as given, and with images channels last."""
+    """Return the templates of an operator, by file: two of each partition."""
     found = {"nest.cpp.j2": cpp_template(parts, op)}
     found["nest_triton.triton.py.j2"] = triton_template(parts[0], op)
-    try:
-        stages = stages_of(graph, is_channels_last=True)
-    except NotOneNest:
-        return found
-    if stages.images:
+    for name, stages in partitions_of(graph, parts[0].stages).items():
         first = replace(parts[0], stages=stages, names=_names(stages, known=parts[0].names))
-        texts = cpp_template([first, *parts[1:]], op), triton_template(first, op)
-        found |= dict(zip(_OPTIONAL, texts, strict=True))
+        found[f"nest_{name}.cpp.j2"] = cpp_template([first, *parts[1:]], op)
+        found[f"nest_{name}_triton.triton.py.j2"] = triton_template(first, op)
     return found
 
 

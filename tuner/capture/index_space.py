@@ -166,12 +166,14 @@ class _Inference:
         """Return where the space is cut, in elements from its end; each divides the next one."""
         shapes = [self.forms[name_of(n.args[0])] for n in self.nodes if n.op in OVER_COLUMNS]
         shapes += [self.whole, *sorted(set(self.forms.values()))]
+        # What has the first axes alone, as one value for each channel does, is cut like them.
+        ends = {math.prod(self.whole[:at]): at for at in range(1, len(self.whole))}
+        parts = [s for s in shapes if 1 < math.prod(s) < self.total and math.prod(s) in ends]
         found = {1, self.total}
-        for shape in shapes:
-            if math.prod(shape) != self.total:
-                continue
+        for shape in [*(s for s in shapes if math.prod(s) == self.total), *parts]:
             for at in range(len(shape)):
-                cut = math.prod(shape[at:])
+                behind = self.total // math.prod(shape)
+                cut = math.prod(shape[at:]) * behind
                 if all(cut % f == 0 or f % cut == 0 for f in found):
                     found.add(cut)
         return sorted(found)

@@ -26,6 +26,8 @@ def nest_of(
     nodes: Sequence[Node],
     wanted: Mapping[str, str],
     images: Collection[str] = (),
+    *,
+    is_apart: bool = False,
 ) -> Nest:
     """Return nodes of a graph as one nest.
 
@@ -34,11 +36,12 @@ def nest_of(
         nodes: in order, without views.
         wanted: which values are stored, by their own names, and as which dtype.
         images: those that lie channels last in memory, where they are read or stored.
+        is_apart: whether it may not both reduce and store what that gives for all columns.
 
     Raises:
         NotOneNest: it names the line of the user's file and the operation.
     """
-    return _Builder(graph, nodes, wanted, images).build()
+    return _Builder(graph, nodes, wanted, images).build(is_apart=is_apart)
 
 
 class _Builder:
@@ -63,7 +66,7 @@ class _Builder:
         self.precision = computed_in(graph)
         self.taps: dict[str, Tap] = {}
         own = {n.name for n in nodes}
-        refuse_mixtures(nodes, lambda name: real_name(graph, name) in own)
+        refuse_mixtures(nodes, lambda name: real_name(graph, name))
         views = views_read(graph, nodes)
         self.last = self._last(images)
         if self.last:  # a nest cut from another one takes its dimensions, as of groups of channels
@@ -107,7 +110,7 @@ class _Builder:
 
     # ---- nodes --------------------------------------------------------------------------------
 
-    def build(self) -> Nest:
+    def build(self, *, is_apart: bool) -> Nest:
         own = {n.name for n in self.nodes}
         used: dict[str, Node] = {}
         for node in self.nodes:
@@ -148,7 +151,7 @@ class _Builder:
         for tap in self.taps.values():  # which is read as a whole
             self.varies.setdefault(tap.source, self.space.columns)
         if self.reductions:
-            self._require_order(space, outputs)
+            self._require_order(space, outputs, is_apart=is_apart)
         names = [o.name for o in outputs]
         return Nest(
             space, tuple(arguments), tuple(self._of_rows(self._needed(names), 0)),
@@ -156,15 +159,16 @@ class _Builder:
             self.taps, self.precision,
         )  # fmt: skip
 
-    def _require_order(self, space: Space, outputs: Sequence[Output]) -> None:
+    def _require_order(self, space: Space, outputs: Sequence[Output], *, is_apart: bool) -> None:
         """Refuse to store in another order of columns than that in which they are read."""
         for output in outputs:
-            if not space.is_moved(output.name, space.columns):
+            is_behind = is_apart and self._is_inner(output.name) and self.levels[output.name]
+            if not is_behind and not space.is_moved(output.name, space.columns):
                 continue
             behind = [n for n in self.nodes if self.levels.get(n.name) and self._is_inner(n.name)]
             node = next(iter(behind), self.graph.value(output.name))
             assert isinstance(node, Node)
-            raise refusal(node, f"{output.name} lies in another order of memory")
+            raise refusal(node, f"{output.name} is stored apart from what is reduced")
 
     def _is_inner(self, name: str) -> bool:
         return bool(self.varies[name] & self.space.columns)

@@ -24,11 +24,41 @@ from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of
 from tuner.capture.precision import FLOATS, stored_as
 from tuner.capture.products import with_products
+from tuner.capture.recomputed import with_windows_of_operands
 from tuner.capture.scans import with_scans
 from tuner.capture.viewing import real_name
 from tuner.capture.windows import with_windows
 
-__all__ = ["Stages", "stages_of"]
+__all__ = ["Partition", "Stages", "stages_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One way to cut a graph in tasks.
+
+    In all but the default a nest computes again what an earlier one of its group did, where no
+    reduction stands before that, instead of reading it.
+
+    Attributes:
+        is_channels_last: whether images lie so between tasks.
+        is_recomputed: whether pointwise work before pooling is computed in its windows, and is
+            not stored.
+        is_apart: whether what follows a reduction, for all columns, is a nest of its own.
+    """
+
+    is_channels_last: bool = False
+    is_recomputed: bool = False
+    is_apart: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called, beside the default that has no name."""
+        words = {
+            "channels_last": self.is_channels_last,
+            "recomputed": self.is_recomputed,
+            "apart": self.is_apart,
+        }
+        return "_".join(word for word, holds in words.items() if holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +92,26 @@ class Stages:
         return tuple(task for task in self.tasks if isinstance(task, Call))
 
 
-def stages_of(graph: Graph, *, is_channels_last: bool = False) -> Stages:
+_DEFAULT = Partition()
+
+
+def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     """Return a graph as tasks.
 
     Args:
         graph: of the module.
-        is_channels_last: whether images lie so between tasks. What is cheap is then computed again
-            by a later nest, from what it reads, and not stored.
+        partition: how it is cut.
 
     Raises:
         NotOneNest: it names the line of the user's file and the operation.
         NothingToGenerate: it is nothing but PyTorch's own operations.
     """
-    graph = with_products(with_scans(with_windows(graph)))
-    graph = with_images_copied(graph) if is_channels_last else graph
+    graph = with_windows(graph)
+    if partition.is_recomputed:
+        names = [*graph.outputs, *graph.buffer_updates.values()]
+        graph = with_windows_of_operands(graph, {real_name(graph, name) for name in names})
+    graph = with_products(with_scans(graph))
+    graph = with_images_copied(graph) if partition.is_channels_last else graph
     counters = _counters(graph)
     nodes = {n.name: n for n in graph.nodes}
     updates = {
@@ -99,7 +135,7 @@ def stages_of(graph: Graph, *, is_channels_last: bool = False) -> Stages:
         if dtypes.setdefault(real, dtype) != dtype:
             raise refusal(nodes[real], f"{real} is returned as {dtypes[real]} and as {dtype}")
     images = frozenset[str]()
-    if is_channels_last:
+    if partition.is_channels_last:
         images = images_of(graph, {*outputs, *updates.values()})
     groups = grouped(graph, left)
     tasks: list[Nest | Call] = []
@@ -112,7 +148,8 @@ def stages_of(graph: Graph, *, is_channels_last: bool = False) -> Stages:
             continue
         read = {real_name(graph, r) for n in rest for r in n.refs}
         while group:
-            nest, later = _first(graph, group, {*outputs, *updates.values()}, dtypes, read, images)
+            own = {*outputs, *updates.values()}
+            nest, later = _first(graph, group, own, dtypes, read, partition, images)
             tasks.append(nest)
             wanted = read | {real_name(graph, r) for n in later for r in n.refs}
             between |= {o.name: nodes[o.name].shape for o in nest.outputs if o.name in wanted}
@@ -154,6 +191,7 @@ def _first(
     results: set[str],
     dtypes: Mapping[str, str],
     read_later: Container[str],
+    partition: Partition,
     images: Collection[str],
 ) -> tuple[Nest, list[Node]]:
     """Return the first nest, and the nodes of later ones."""
@@ -164,7 +202,9 @@ def _first(
         if not own:
             assert first is not None
             raise first
-        again = _computed_again(graph, left, later, results) if images else set()
+        again = set[str]()
+        if partition != _DEFAULT:
+            again = _computed_again(graph, left, later, results)
         rest = [n for n in left if n.name in later or n.name in again]
         read = {real_name(graph, r) for n in rest for r in n.refs}
         wanted = {
@@ -185,7 +225,7 @@ def _first(
             # Of no use to anything but what comes later: then it is computed there.
             raise refusal(own[0], f"{own[0].op} is of no use")
         try:
-            return nest_of(graph, own, wanted, images), rest
+            return nest_of(graph, own, wanted, images, is_apart=partition.is_apart), rest
         except NotOneNest as error:
             first = first or error
             if error.node is None:

@@ -1,4 +1,4 @@
-"""Images that lie channels last around convolutions: what is generated reads and writes them."""
+"""Ways to cut a module in tasks: images channels last, work computed again, writes apart."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from test_any_module import F, answers, assert_as_exact, derive, in_float64, tex
 
 from tuner.capture.capture import capture
 from tuner.capture.nest import Nest
-from tuner.capture.stages import stages_of
+from tuner.capture.partitions import traffic_bytes, worth_a_search
+from tuner.capture.stages import Partition, stages_of
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
@@ -37,7 +38,18 @@ MODULES: dict[str, tuple[str, str, str]] = {
         "self.n = nn.BatchNorm2d(20)",
         "torch.randn(3, 3, 5, 7)",
     ),
+    # What stands before windows that do not overlap is computed in them.
+    "windows": (
+        f"{F}.max_pool2d(torch.tanh(self.n({F}.silu(self.c(x)))), 2) + 1.0",
+        "self.c, self.n = nn.Conv2d(3, 12, 3), nn.GroupNorm(3, 12)",
+        "torch.randn(2, 3, 9, 11)",
+    ),
 }  # fmt: skip
+# Of each module a partition that a search would try.
+TRIED = [
+    ("groups", "channels_last"), ("pools", "channels_last"), ("batches", "channels_last"),
+    ("windows", "recomputed"), ("windows", "channels_last_recomputed"), ("groups", "apart"),
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -64,11 +76,11 @@ def assert_right(problem, model, inputs, device: str) -> None:
 
 
 @needs_gpp
-@pytest.mark.parametrize("name", MODULES)
-def test_loops_around_convolutions_channels_last_compute_what_the_module_does(name, tmp_path):
+@pytest.mark.parametrize(("name", "partition"), TRIED)
+def test_the_loops_of_a_partition_compute_what_the_module_does(name, partition, tmp_path):
     problem, made = derive(tmp_path, name, text_of(name))
     family = load_family(made.name, [made.folder])
-    candidate = family.render({"template": "nest_channels_last", "unroll": 1}, FACTS)
+    candidate = family.render({"template": f"nest_{partition}", "unroll": 1}, FACTS)
     operator = bind(candidate.plan, "cpp", compiled(candidate))
     calls = []
     module = module_of(family.model_new)
@@ -83,16 +95,16 @@ def test_loops_around_convolutions_channels_last_compute_what_the_module_does(na
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", [(32, 32), (8, 16)])
-@pytest.mark.parametrize("name", MODULES)
-def test_triton_blocks_around_convolutions_channels_last_compute_what_the_module_does(
-    name, tile, tmp_path
+@pytest.mark.parametrize(("name", "partition"), TRIED)
+def test_the_triton_blocks_of_a_partition_compute_what_the_module_does(
+    name, partition, tile, tmp_path
 ):
     problem, made = derive(tmp_path, name, text_of(name))
     family = load_family(made.name, [made.folder])
-    known = family.templates["nest_channels_last_triton"].parameters
+    template = f"nest_{partition}_triton"
+    known = family.templates[template].parameters
     params = {"tile_rows": tile[0], "tile_columns": tile[1], "num_warps": 4, "block_rows": 1}
     params = {p: value for p, value in params.items() if p in known}
-    template = "nest_channels_last_triton"
     candidate = family.render({"template": template, **params}, known_device("H200").facts())
     path = tmp_path / "source.py"
     path.write_text(candidate.source)
@@ -105,7 +117,7 @@ def test_triton_blocks_around_convolutions_channels_last_compute_what_the_module
 def test_what_is_cheap_is_computed_again_and_nothing_large_lies_between(tmp_path):
     (tmp_path / "groups.py").write_text(text_of("groups"))
     graph = capture(load_problem(tmp_path / "groups.py"), with_sizes=False)
-    stages = stages_of(graph, is_channels_last=True)
+    stages = stages_of(graph, Partition(is_channels_last=True))
     copy, convolution, moments, rest = stages.tasks
     assert convolution.reads[0] in stages.images and convolution.name in stages.images
     assert isinstance(copy, Nest) and copy.is_transposed
@@ -113,6 +125,23 @@ def test_what_is_cheap_is_computed_again_and_nothing_large_lies_between(tmp_path
     assert rest.is_transposed and not moments.is_transposed
     large = [name for name, shape in stages.between.items() if len(shape) == 4 and shape[2] > 1]
     assert large == [copy.outputs[0].name]
+
+
+def test_pointwise_work_before_windows_is_not_stored(tmp_path):
+    (tmp_path / "windows.py").write_text(text_of("windows"))
+    graph = capture(load_problem(tmp_path / "windows.py"), with_sizes=False)
+    default, stages = stages_of(graph), stages_of(graph, Partition(is_recomputed=True))
+    assert "tanh" in default.between and "tanh" not in stages.between
+    assert traffic_bytes(graph, stages) < traffic_bytes(graph, default)
+    assert worth_a_search(graph, default) == ["", "recomputed", "channels_last_recomputed"]
+
+
+def test_windows_that_overlap_read_what_is_stored(tmp_path, monkeypatch):
+    forward = f"{F}.max_pool2d(torch.tanh(x), 3, 2)"
+    monkeypatch.setitem(MODULES, "overlapping", (forward, "", "torch.randn(2, 3, 9, 9)"))
+    (tmp_path / "overlapping.py").write_text(text_of("overlapping"))
+    graph = capture(load_problem(tmp_path / "overlapping.py"), with_sizes=False)
+    assert "tanh" in stages_of(graph, Partition(is_recomputed=True)).between
 
 
 def test_a_scan_of_an_image_has_no_template_that_is_channels_last(tmp_path, monkeypatch):
