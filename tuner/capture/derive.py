@@ -21,7 +21,6 @@ from pathlib import Path
 
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
-from tuner.capture.blocks import TILES, blocks_of, main_of
 from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
@@ -36,20 +35,13 @@ from tuner.capture.triton_loops import RESERVED
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
 
-__all__ = ["Derived", "derived", "identifier"]
+__all__ = ["Derived", "derived", "identifier", "space_of_templates"]
 
-# What a search varies, where the template has it.
-_VALUES: dict[str, list[int] | list[bool]] = {
-    "unroll": [1, 2, 4],
-    "stream_output": [False, True],
-    "huge_pages": [True, False],
-    "keep": [True, False],
-    "num_warps": [1, 2, 4, 8, 16, 32],
-    "stages": [1, 2, 3, 4],
-    "piece": [16384, 65536, 262144],
-    "split": [1, 2, 4, 8, 16, 32, 64],
-    **TILES,
-}  # fmt: skip
+# What a search varies, of the values that heads list.
+_VARIED = (
+    *("unroll", "stream_output", "huge_pages", "keep", "num_warps", "stages", "piece", "split"),
+    *("tile_rows", "tile_columns", "block_rows", "block_columns"),
+)
 # Files of every operator; a template of another partition than the default may be missing.
 _NEEDED = {"op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2"}
 FORMAT = 12  # of what is written; part of the key
@@ -121,23 +113,36 @@ def derived(
     for file, text in texts.items():
         write_whole(family / file, text)
     config = root / f"{op}.yaml"
-    heads = "".join(text for file, text in texts.items() if file.endswith(".j2"))
     searched = {f"nest_{name}".rstrip("_") for name in worth_a_search(graph, stages)}
     templates = sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
-    space: dict[str, object] = {
-        "template": [t for t in templates if t.removesuffix("_triton") in searched]
-    }
-    varied = {**_VALUES, **blocks_of(main_of(stages.nests))}
-    space |= {name: values for name, values in varied.items() if f"  {name}:" in heads}
+    templates = [t for t in templates if t.removesuffix("_triton") in searched]
     mode = "train" if graph.is_training else "eval"
     # Eager as its user has it: on a GPU convolutions take TF32 unless told otherwise.
     content = {
         "accuracy": "pytorch",
         "problem": {"op": op, "templates": ["."], "mode": mode},
-        "space": space,
+        "space": space_of_templates(family, templates),
     }
     write_whole(config, json.dumps(content, indent=1) + "\n")
     return Derived(root, op, config)
+
+
+def space_of_templates(family: Path, templates: Sequence[str]) -> dict[str, object]:
+    """Return what a search of some templates of a derived operator varies, with all values.
+
+    Args:
+        family: the operator's folder.
+        templates: names; those that are no template there add nothing.
+    """
+    space: dict[str, object] = {"template": list(templates)}
+    files = [file for file in sorted(family.glob("*.j2")) if file.name.split(".")[0] in templates]
+    heads = "".join(file.read_text().split("\n---\n")[0] for file in files)
+    for name in _VARIED:
+        listed = re.findall(rf"^  {name}: .*, values: (\[.*?\])", heads, re.MULTILINE)
+        values = [value for each in listed for value in json.loads(each)]
+        if values:
+            space[name] = list(dict.fromkeys(values))
+    return space
 
 
 def _for_any_batch(
@@ -159,7 +164,8 @@ def _for_any_batch(
     called = {"model_new.py": f"len({given[0].name})"}
     found = {}
     for file, text in written(mine.graph, mine.joint, one).items():
-        both = any_batch(text, texts.get(file, ""), (one, two), name=called.get(file, "batch"))
+        name = called.get(file, "batch")
+        both = any_batch(text, texts[file], (one, two), name=name) if file in texts else None
         if both is not None:
             found[file] = both
         elif file in _NEEDED:

@@ -29,8 +29,8 @@ requires:
   - {{expr: "device.kind == 'cuda'", why: "Triton needs a GPU"}}
   - {{expr: "device.has_triton", why: "Triton is installed"}}
 {fits}{of_scans}parameters:
-{blocks}  num_warps: {{about: "warps of a program", default: {default_warps},
-    values: [1, 2, 4, 8, 16, 32]}}
+{blocks}  num_warps: {{about: "warps of a program", default: {default_warps}, \
+values: [1, 2, 4, 8, 16, 32]}}
 {more}{workspace}steps:
 {steps}
 optimisations:
