@@ -94,24 +94,21 @@ def tail_stride(space: Space, name: str) -> int:
     return space.strides(name).get(len(space.sizes) - 1, 0)
 
 
-def loaded(space: Space, name: str, first: str, lane: str) -> str:
+def loaded(apart: int | str, first: str, lane: str) -> str:
     """Write in C++ the load of a vector from an element of the tail on.
 
     Args:
-        space: of the loops.
-        name: of the value.
+        apart: how far elements of the tail lie apart.
         first: a pointer to the first element of the tail.
         lane: the number of the vector's first one.
     """
-    apart = tail_stride(space, name)
     if apart == 1:
         return f"rows_of::load<kPart>({first} + {lane}, n)"
     return f"rows_of::load_apart<kPart>({first} + {lane} * {apart}, {apart}, n)"
 
 
-def stored(space: Space, name: str, first: str, lane: str, value: str) -> str:
+def stored(apart: int | str, first: str, lane: str, value: str) -> str:
     """Write in C++ the store of a vector; for the arguments see `loaded`."""
-    apart = tail_stride(space, name)
     if apart == 1:
         return f"rows_of::store<kPart>({first} + {lane}, {value}, n);"
     return f"rows_of::store_apart<kPart>({first} + {lane} * {apart}, {apart}, {value}, n);"

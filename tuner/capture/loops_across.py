@@ -85,12 +85,12 @@ class _Writer:
     def _load(self, name: str, column: str = "") -> str:
         own, at = self.names[name], self._at(name, column)
         if self.nest.is_dense(name):
-            return loaded(self.space, name, f"{own}_all + {at}", _LANE)
+            return loaded(tail_stride(self.space, name), f"{own}_all + {at}", _LANE)
         return f"math::splat(rows_of::as_float({own}_all[{at}]))"
 
     def _store(self, name: str, value: str, column: str = "") -> str:
         place = f"{self.names[name]}_out + {self._at(name, column)}"
-        return stored(self.space, name, place, _LANE, value)
+        return stored(tail_stride(self.space, name), place, _LANE, value)
 
     def _tile(self) -> Iterator[str]:
         for tensor in self.nest.arguments:

@@ -12,6 +12,7 @@ from tuner.capture.indexing import is_split, is_split_across
 from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import kept_values, loops_text
 from tuner.capture.loops_across import across_text
+from tuner.capture.loops_tiled import tiled_text, turned_values
 from tuner.capture.nest import Nest
 from tuner.capture.precision import FLOATS, HALVES, in_float64, num_bytes_of
 from tuner.capture.stages import Stages
@@ -212,7 +213,8 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
         rows, cols = str(nest.space.rows), str(nest.space.cols)
         arguments = ", ".join([*_arguments(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
-        write = across_text if nest.space.is_across else loops_text
+        write = tiled_text if turned_values(nest) else loops_text
+        write = across_text if nest.space.is_across else write
         texts.append(write(nest, function, names))
         for output in nest.outputs:
             if output.dtype in FLOATS and nest.is_inner(output.name):
