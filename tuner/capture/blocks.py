@@ -57,9 +57,6 @@ def first_blocks(nest: Nest) -> tuple[int, int, int]:
     read what lies together.
     """
     whole = 1 << (nest.space.cols - 1).bit_length()
-    if is_tiled(nest):
-        columns = min(64, max(8, whole))
-        return min(256, 2048 // columns), columns, 4
     if nest.space.is_across:
         columns = min(128, whole)
         return min(256, max(16, 2048 // columns)), columns, 4
@@ -85,8 +82,13 @@ def block_parameters(nests: Sequence[Nest]) -> tuple[str, str, int]:
             continue
         first = main_of(own)
         num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2
+        num_taps = max(len(nest.taps) for nest in own) if kind == "tile" else 0
+        num_whole += num_taps
         fits += _FITS.format(kind=kind, per_lane=max(16, 256 // num_whole))
         rows, columns, warps = first_blocks(first)
+        if kind == "tile":  # for the nest of the most channels; of windows each place is read
+            columns = min(64, max(8, *(1 << (n.space.cols - 1).bit_length() for n in own)))
+            rows, warps = (2048 if num_taps <= 4 else 512) // columns, 4
         values = TILES if kind == "tile" else blocks_of(first)
         blocks += _BLOCK.format(
             kind=kind,
