@@ -195,7 +195,7 @@ class Writer:
             offset(self.space, name, self.outer_rows, "outer_row", "//"),
             offset(self.space, name, self.inner_rows, inner, "//"),
         ]
-        if terms[0] and not terms[1]:  # a block all the same, as its mask is
+        if rows == "row_ids" and terms[0] and not terms[1]:  # a block all the same, as its mask
             terms[1] = f"0 * {inner}"
         return " + ".join(t for t in terms if t)
 
@@ -241,7 +241,7 @@ class Writer:
                 source = f"{self.names[tap.source]}_all"
                 yield from triton_tap(tap, text, source, self._at(name))
             elif name in self.given and self.nest.is_inner(name):
-                mask = "present" if self.space.varies[name] & {*self.rows} else "is_col"
+                mask = "present" if self.space.varies[name] & {*self.inner_rows} else "is_col"
                 value = f"tl.load({text}_all + {self._at(name)}, mask={mask}, other=0)"
                 yield f"{text} = {value}.to(tl.float32)"
         for statement in each.statements:
@@ -251,6 +251,9 @@ class Writer:
         for output in each.writes:
             value = self._stored(output.name, output.dtype, is_block=True)
             at = f"{self.names[output.name]}_out + {self._at(output.name)}"
+            is_same = not self.space.varies[output.name] & {*self.inner_rows}
+            if self.outer_rows and is_same:
+                at += " + 0 * inner_ids[:, None]"  # a block all the same, as its mask
             yield f"tl.store({at}, {value}, mask=present)"
 
     def _in(self, name: str, is_block: bool) -> str:
