@@ -4,15 +4,19 @@ import pytest
 import torch
 from cpu_machine import FACTS, GPP, compiled
 from test_any_module import F, answers, assert_as_exact, derive, in_float64, text_of
+from test_steps import Taken, assert_gradients_are_as_exact
 
 from tuner.capture.capture import capture
+from tuner.capture.half_products import HALVES_TEMPLATE
 from tuner.capture.nest import Nest
 from tuner.capture.partitions import traffic_bytes, worth_a_search
 from tuner.capture.stages import Partition, stages_of
+from tuner.config.run_config import load_config
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
+from tuner.planning import first_of_each, plan
 from tuner.problem.reference import load_problem
 
 needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
@@ -112,6 +116,63 @@ def test_the_triton_blocks_of_a_partition_compute_what_the_module_does(
     module |= {**fused(bind(candidate.plan, "triton", path)), "fused_device": "cuda"}
     with torch.backends.cudnn.flags(allow_tf32=False):
         assert_right(problem, module["ModelNew"]().cuda(), problem.make_inputs(1), "cuda")
+
+
+@needs_gpp
+@pytest.mark.parametrize(
+    ("name", "partition"), [("groups", "channels_last"), ("kept", "channels_last_recomputed")]
+)
+def test_a_step_of_training_is_right_beside_any_partition(name, partition, tmp_path, monkeypatch):
+    """What a step keeps lies as ever, however images lie in the forward that a search times."""
+    pooled = (
+        f"{F}.avg_pool2d(torch.tanh(self.c({F}.silu(x))), 2) * 2.0",
+        "self.c = nn.Conv2d(3, 12, 3)", "torch.randn(2, 3, 10, 12)",
+    )  # fmt: skip
+    monkeypatch.setitem(MODULES, "kept", pooled)
+    taken = Taken(tmp_path, name, text_of(name), template=f"nest_{partition}")
+    assert_gradients_are_as_exact(taken, name)
+    with torch.no_grad():
+        for batch in (None, 5):
+            inputs = taken.inputs(1, batch)
+            exact = answers(taken.wide(*in_float64(inputs)))
+            assert_as_exact(answers(taken.mine(*inputs)), answers(taken.own(*inputs)), exact)
+
+
+MIXED = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c, self.l = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(512, 200)
+
+    def forward(self, x):
+        return torch.softmax(self.l(torch.relu(self.c(x) * 2.0).flatten(1)), -1)
+
+
+def get_inputs():
+    return [torch.randn(160, 3, 8, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(tmp_path):
+    _, made = derive(tmp_path, "mixed", MIXED)
+    planned = plan(load_config(made.config, {"device": "cuda"}), may_assume=True)
+    firsts = first_of_each(planned.space, planned.family, planned.facts)
+    by_template = {str(params.pop("template")): set(params) for params in firsts}
+    assert {"nest_triton", "nest_channels_last_triton", HALVES_TEMPLATE} <= {*by_template}
+    assert "chunk" in by_template[HALVES_TEMPLATE]
+    assert {"block_rows", "block_rows_2"} <= by_template["nest_triton"]
+    last = by_template["nest_channels_last_triton"]
+    assert {"tile_rows", "tile_columns"} <= last and "chunk" not in last
+    (chunk,) = (p for p in planned.space.parameters if p.name == "chunk")
+    assert [*chunk.values] == [512, 1024, 2048]
 
 
 def test_what_is_cheap_is_computed_again_and_nothing_large_lies_between(tmp_path):
