@@ -150,7 +150,7 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
 def _task(graph: Graph, task: Nest | Call, steps: Sequence[str], suffix: str) -> KernelTask:
     parameters: list[str] = []
     if isinstance(task, Call):
-        parameters += ["layout"] * task.has_layout + ["chunk"] * takes_halves(graph, task)
+        parameters += ["chunk"] * takes_halves(graph, task)
         kind, forms = "library", [*task.forms, (task.shape, task.dtype)]
         num_bytes = sum(math.prod(shape) * num_bytes_of(dtype) for shape, dtype in forms)
     else:
