@@ -46,7 +46,6 @@ _VARIED = (
     *("tile_rows", "tile_columns", "block_rows", "block_columns"),
     *("chunk", *(name + SECOND for name in NAMES)),
 )
-_FEWER = {"chunk": {512, 1024, 2048}}  # where not all of them are worth it
 # Files of every operator that has them; a template of another partition may be missing.
 _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
@@ -155,7 +154,6 @@ def space_of_templates(family: Path, templates: Sequence[str]) -> dict[str, obje
     for name in _VARIED:
         listed = re.findall(rf"^  {name}: .*, values: (\[.*?\])", heads, re.MULTILINE)
         values = [value for each in listed for value in json.loads(each)]
-        values = [v for v in values if v in _FEWER.get(name, values)]
         if values:
             space[name] = list(dict.fromkeys(values))
     return space

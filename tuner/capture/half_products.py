@@ -17,7 +17,7 @@ HALVES_TEMPLATE = "nest_fp16x3"
 INCLUDE = '{% include "_lib/triton_products.py" %}\n'
 CHUNK = (
     '  chunk: {about: "columns whose float16 products the tensor cores add up by themselves, '
-    'which truncate", default: 512, values: [256, 512, 1024]}\n'
+    'which truncate", default: 512, values: [512, 1024]}\n'
 )
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
