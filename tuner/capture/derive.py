@@ -21,7 +21,7 @@ from pathlib import Path
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.graph import GRAPH_FILE, Graph
-from tuner.capture.half_products import HALVES_TEMPLATE, has_halves
+from tuner.capture.half_products import PRODUCTS, has_halves
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
@@ -49,9 +49,13 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "stages": [1, 2, 3, 4],
     "piece": [16384, 65536, 262144],
     "chunk": [512, 1024, 2048],
+    "product_n": [128, 192, 256],
+    "product_k": [32, 64],
+    "promote_k": [64, 128, 256],
+    "product_cluster": [1, 2],
     "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
 }  # fmt: skip
-FORMAT = 16  # of what is written; part of the key
+FORMAT = 17  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -105,8 +109,9 @@ def derived(
         }
         if has_halves(graph, own.calls):
             # Of the forward alone: gradients by halves were not exact enough on integers.
-            text = triton_template(parts[:1], op, by_halves=True)
-            made[f"{HALVES_TEMPLATE}.triton.py.j2"] = text
+            for name, products in PRODUCTS.items():
+                text = triton_template(parts[:1], op, products=products)
+                made[f"{name}.triton.py.j2"] = text
         if own.nests:
             made["nest_triton.triton.py.j2"] = triton_template(parts, op)
             made["nest.cpp.j2"] = cpp_template(parts, op)

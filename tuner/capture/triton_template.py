@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tuner.capture.half_products import CHUNK, INCLUDE, step_of, takes_halves
+from tuner.capture.half_products import Products, step_of, takes_halves
 from tuner.capture.indexing import is_split
 from tuner.capture.library import Call
 from tuner.capture.nest import Nest
@@ -107,7 +107,9 @@ def _writer(
     return (ScanWriter if task.scans else Writer)(task, function, names, blocks)
 
 
-def _steps(part: Part, op: str, texts: list[str], by_halves: bool) -> tuple[list[str], list[str]]:
+def _steps(
+    part: Part, op: str, texts: list[str], products: Products | None
+) -> tuple[list[str], list[str]]:
     """Add the functions of a call to `texts`; return its steps, and its workspace."""
     steps: list[str] = []
     stages, names = part.stages, part.names
@@ -115,8 +117,10 @@ def _steps(part: Part, op: str, texts: list[str], by_halves: bool) -> tuple[list
     results = {*stages.outputs, *stages.updates.values()}
     suffixes = {} if part.name else suffixes_of(stages.nests)
     for task in stages.tasks if part.is_forward else with_sums(stages):
-        if isinstance(task, Call) and by_halves and takes_halves(part.graph, task):
-            step, room = step_of(part.graph, task, lambda name: place_of(stages, names, name))
+        if isinstance(task, Call) and products and takes_halves(part.graph, task):
+            step, room = step_of(
+                products, part.graph, task, lambda name: place_of(stages, names, name)
+            )
             steps.append(step)
             workspace += [room] * (task.name not in results)
             continue
@@ -146,17 +150,17 @@ def _steps(part: Part, op: str, texts: list[str], by_halves: bool) -> tuple[list
     return steps, workspace
 
 
-def triton_template(parts: Sequence[Part], op: str, *, by_halves: bool = False) -> str:
+def triton_template(parts: Sequence[Part], op: str, *, products: Products | None = None) -> str:
     """Return the template of Triton kernels, its head included.
 
     Args:
         parts: the calls that it offers, the operator's own first.
         op: the operator's name.
-        by_halves: make large products of float32 by those of float16.
+        products: how large products of float32 are made; by PyTorch where that is None.
     """
     stages = parts[0].stages
     texts: list[str] = []
-    found = [_steps(part, op, texts, by_halves) for part in parts]
+    found = [_steps(part, op, texts, products) for part in parts]
     workspace = [line for _, lines in found for line in lines]
     others = [nest for part in parts if not part.is_forward for nest in part.stages.nests]
     groups = groups_of(stages.nests)
@@ -165,21 +169,22 @@ def triton_template(parts: Sequence[Part], op: str, *, by_halves: bool = False) 
     own = [_own(nests, suffix) for suffix, nests in groups.items()]
     is_one = len(stages.nests) == 1 and not is_split(stages.nests[0])
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
-    more += CHUNK if by_halves else ""
+    more += "".join(products.parameters.values()) if products else ""
     more += next(filter(None, (layout_of(part.stages) for part in parts)), "")
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)"
-        + ", products of float16" * by_halves,
+        + (products.title if products else ""),
         steps="\n".join(found[0][0]),
         further=further_calls(parts, [steps for steps, _ in found]),
         work=work_of(stages),
         kernels="one kernel" if is_one else "a few kernels",
-        requires="".join(requires for requires, _ in own),
+        requires=(products.requires if products else "")
+        + "".join(requires for requires, _ in own),
         parameters="".join(parameters for _, parameters in own) + more,
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
     divided = _DIVIDED if stages.nests and main_of(stages).is_wide else ""
-    return head + (INCLUDE if by_halves else "") + divided + "".join(texts)
+    return head + (products.include if products else "") + divided + "".join(texts)
 
 
 def _own(nests: Sequence[Nest], suffix: str) -> tuple[str, str]:
