@@ -80,15 +80,16 @@ def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
     make = cuda_code(monkeypatch, tmp_path)
     root = builtin_folder()
     names = {"CudaCode": make}
-    text = rendered(Path("t.py"), '{% include "_lib/triton_wgmma.py" %}', [root], tile)
+    names_of = {**tile, "epilogues": ""}
+    text = rendered(Path("t.py"), '{% include "_lib/triton_wgmma.py" %}', [root], names_of)
     beside = text[text.index("cuda_code = CudaCode(") : text.index("def product_by_wgmma")]
     exec(beside, names)
     (kernel,) = parse_resources(names["cuda_code"].log, None)
     assert (kernel.registers, kernel.spill_store_bytes, kernel.stack_bytes) == (168, 0, 0)
 
 
-def candidate_of(folder: Path, **params) -> tuple:
-    _, made = made_of(folder, MODULES["epilogue"])
+def candidate_of(folder: Path, module=MODULES["epilogue"], **params) -> tuple:
+    _, made = made_of(folder, module)
     family = load_family(made.name, [made.folder])
     facts = known_device("H200").facts()
     return family, family.render({"template": WGMMA_TEMPLATE, **params}, facts)

@@ -171,18 +171,27 @@ __device__ __forceinline__ Line line_of(const Finish& finish, int64_t row) {
           is_inside};
 }
 
-// The value that is stored: pointwise work that follows the product has its place here.
+// The product, as `out` has it where a row or a column with an Inf or a NaN, whose unit is NaN, was
+// computed in float32 before.
 __device__ __forceinline__ float finished(float sum, const Line& line, float unit, float w_sum,
-                                          float bias) {
+                                          float bias, const float* place) {
+  if (isnan(line.unit) || isnan(unit)) return *place;
   // The smaller power of two first: nothing on the way is beyond float32.
   const float value = fmaf(line.mean, w_sum, sum);
   return value * fminf(line.unit, unit) * fmaxf(line.unit, unit) + bias;
 }
 
+struct Plain {  // no pointwise work behind the product
+  __device__ __forceinline__ float operator()(float value, int64_t, int64_t, int64_t) const {
+    return value;
+  }
+};
+
 // A thread has, of each group of 8 columns, two beside each other in two rows that are 8 apart.
+template <class Epilogue>
 __device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums],
-                                           const Finish& finish, int64_t first_row,
-                                           int64_t first_column) {
+                                           const Finish& finish, const Epilogue& epilogue,
+                                           int64_t first_row, int64_t first_column) {
   const int thread = threadIdx.x % 128;
   const int64_t row = first_row + thread / 32 * 16 + thread % 32 / 4;
   const Line lines[2] = {line_of(finish, row), line_of(finish, row + 8)};
@@ -203,14 +212,16 @@ __device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums],
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
+        float* to = lines[i].to + column;
+        if (!lines[i].is_inside || column >= finish.columns) continue;
         float value[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          value[c] = finished(totals[part][4 * group + 2 * i + c], lines[i], unit[c], w_sum[c],
-                              bias[c]);
+          if (column + c >= finish.columns) continue;
+          const float found = finished(totals[part][4 * group + 2 * i + c], lines[i], unit[c],
+                                       w_sum[c], bias[c], to + c);
+          value[c] = epilogue(found, row + 8 * i, column + c, finish.columns);
         }
-        float* to = lines[i].to + column;
-        if (!lines[i].is_inside || column >= finish.columns) continue;
         if (is_paired) {
           *reinterpret_cast<float2*>(to) = make_float2(value[0], value[1]);
         } else {
@@ -222,8 +233,10 @@ __device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums],
   }
 }
 
+template <class Epilogue>
 __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const Schedule& schedule,
-                                               const Finish& finish, int num_stages) {
+                                               const Finish& finish, const Epilogue& epilogue,
+                                               int num_stages) {
   const int consumer = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
@@ -240,15 +253,17 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
       multiply_chunk(totals, sums, pipeline, ring, consumer * 64,
                      min(kPromoteStages, num_stages - done));
     }
-    store_tile(totals, finish, row_tile * kBlockM + consumer * 64, column_tile * kBlockN);
+    store_tile(totals, finish, epilogue, row_tile * kBlockM + consumer * 64,
+               column_tile * kBlockN);
   }
 }
 
 // ---- the kernel -----------------------------------------------------------------------------
 
+template <class Epilogue>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     product_of_halves_kernel(const __grid_constant__ TensorMaps maps, const Finish finish,
-                             int num_stages) {
+                             const Epilogue epilogue, int num_stages) {
   extern __shared__ unsigned char shared[];
   Pipeline pipeline;
   pipeline.stages = (wgmma_pipeline::shared_address(shared) + 1023) / 1024 * 1024;
@@ -262,7 +277,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) copy_tiles(maps, pipeline, schedule, num_stages);
   } else {
     wgmma_pipeline::take_registers<kConsumerRegisters>();
-    multiply_tiles(pipeline, schedule, finish, num_stages);
+    multiply_tiles(pipeline, schedule, finish, epilogue, num_stages);
   }
   if constexpr (kCluster > 1) {  // no block leaves while another may still write to it
     __syncwarp();
@@ -277,15 +292,13 @@ static const char* describe(CUtensorMap* map, const void* half, int64_t rows, in
                                     2 * pitch, box_rows, kBlockK);
 }
 
-}  // namespace halves
-
 // The halves of a row lie beside each other, each of `padded` columns: a multiple of 8.
-extern "C" const char* product_of_rows(const void* x_high, const void* x_low, const void* w_high,
-                                       const void* w_low, const float* x_unit, const float* x_mean,
-                                       const float* w_unit, const float* w_sum, const float* bias,
-                                       float* out, int64_t rows, int64_t columns, int64_t padded,
-                                       void* stream) {
-  using namespace halves;
+template <class Epilogue>
+static const char* product(const void* x_high, const void* x_low, const void* w_high,
+                           const void* w_low, const float* x_unit, const float* x_mean,
+                           const float* w_unit, const float* w_sum, const float* bias, float* out,
+                           const Epilogue& epilogue, int64_t rows, int64_t columns, int64_t padded,
+                           void* stream) {
   if (rows > 2147483647 - 4 * kBlockM || columns > 2147483647 - 4 * kBlockN ||
       padded > 2147483647 / 4) {
     return "more rows or columns than the copy engine counts";
@@ -305,11 +318,26 @@ extern "C" const char* product_of_rows(const void* x_high, const void* x_low, co
   const Finish finish = {x_unit, x_mean, w_unit, w_sum, bias, out, rows, columns};
   const int64_t row_tiles = (rows + kClusterM * kBlockM - 1) / (kClusterM * kBlockM);
   const int64_t column_tiles = (columns + kBlockN - 1) / kBlockN;
+  const auto kernel = product_of_halves_kernel<Epilogue>;
   cudaError_t error;
-  const unsigned blocks = persistent_blocks(product_of_halves_kernel, row_tiles * column_tiles,
-                                            kThreads, kSmemBytes, 1, &error);
+  const unsigned blocks =
+      persistent_blocks(kernel, row_tiles * column_tiles, kThreads, kSmemBytes, 1, &error);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   const int num_stages = static_cast<int>((padded + kBlockK - 1) / kBlockK);
-  return launch(product_of_halves_kernel, {blocks, kThreads, kSmemBytes}, stream, maps, finish,
+  return launch(kernel, {blocks, kThreads, kSmemBytes}, stream, maps, finish, epilogue,
                 num_stages);
+}
+
+}  // namespace halves
+
+// Of every function that starts a product; what its epilogue reads, and sizes, come behind.
+#define PRODUCT_ARGUMENTS                                                               \
+  const void *x_high, const void *x_low, const void *w_high, const void *w_low,         \
+      const float *x_unit, const float *x_mean, const float *w_unit, const float *w_sum, \
+      const float *bias, float *out
+#define PRODUCT_NAMES x_high, x_low, w_high, w_low, x_unit, x_mean, w_unit, w_sum, bias, out
+
+extern "C" const char* product_of_rows(PRODUCT_ARGUMENTS, int64_t rows, int64_t columns,
+                                       int64_t padded, void* stream) {
+  return halves::product(PRODUCT_NAMES, halves::Plain{}, rows, columns, padded, stream);
 }

@@ -53,6 +53,7 @@ _VALUES: dict[str, list[int | bool | str]] = {
     "product_k": [32, 64],
     "promote_k": [64, 128, 256],
     "product_cluster": [1, 2],
+    "product_epilogue": ["fused", "apart"],
     "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
 }  # fmt: skip
 FORMAT = 17  # of what is written; part of the key

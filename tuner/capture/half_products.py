@@ -14,8 +14,8 @@ from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 
 __all__ = [
-    "HALVES_TEMPLATE", "PRODUCTS", "WGMMA_TEMPLATE", "Products", "has_halves", "step_of",
-    "takes_halves",
+    "HALVES_TEMPLATE", "PRODUCTS", "WGMMA_TEMPLATE", "Products", "given_to", "has_halves",
+    "step_of", "takes_halves",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
@@ -33,6 +33,7 @@ class Products:
         requires: lines of the head, what must hold.
         parameters: lines of the head, by the parameter's name.
         include: the functions' text.
+        takes_epilogues: whether pointwise work behind a product can be part of its kernel.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Products:
     requires: str
     parameters: dict[str, str]
     include: str
+    takes_epilogues: bool = False
 
 
 def _parameter(name: str, about: str, rest: str) -> dict[str, str]:
@@ -96,6 +98,7 @@ PRODUCTS = {
             "default: 8, values: [0, 4, 8, 16]",
         ),
         include=_INCLUDE + '{% include "_lib/triton_wgmma.py" %}\n',
+        takes_epilogues=True,
     ),
 }
 FEWEST = 128  # rows, columns and numbers in a sum, below which splitting costs what it saves
@@ -117,6 +120,22 @@ def has_halves(graph: Graph, calls: Sequence[Call]) -> bool:
     return any(takes_halves(graph, call) for call in calls)
 
 
+def given_to(graph: Graph, call: Call, named: Callable[[str], str], out: str = "") -> list[str]:
+    """Return the arguments of such a product.
+
+    Args:
+        graph: that the call is of.
+        call: the product.
+        named: gives a value's name in the plan.
+        out: where it writes, if not to the call's value.
+    """
+    x, weight, bias = (*(named(name) for name in call.reads), "null")[:3]
+    depth = graph.value(call.reads[0]).shape[-1]
+    rows, columns = math.prod(call.shape[:-1]), call.shape[-1]
+    is_turned = int(call.function == "matmul")
+    return [x, weight, bias, out or named(call.name), *map(str, (rows, columns, depth, is_turned))]
+
+
 def step_of(
     products: Products, graph: Graph, call: Call, named: Callable[[str], str]
 ) -> tuple[str, str]:
@@ -124,12 +143,7 @@ def step_of(
 
     `named` gives a value's name in the plan.
     """
-    x, weight, bias = (*(named(name) for name in call.reads), "null")[:3]
-    depth = graph.value(call.reads[0]).shape[-1]
-    rows, columns = math.prod(call.shape[:-1]), call.shape[-1]
-    is_turned = int(call.function == "matmul")
-    out = named(call.name)
-    args = f"{x}, {weight}, {bias}, {out}, {rows}, {columns}, {depth}, {is_turned}{products.tail}"
+    args = ", ".join(given_to(graph, call, named))
     shape = ", ".join(map(str, call.shape))
-    step = f"  - {{call: {products.function}, args: [{args}]}}"
-    return step, f"  {out}: {{shape: [{shape}]}}"
+    step = f"  - {{call: {products.function}, args: [{args}{products.tail}]}}"
+    return step, f"  {named(call.name)}: {{shape: [{shape}]}}"

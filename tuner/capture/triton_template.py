@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-from tuner.capture.half_products import Products, step_of, takes_halves
+from tuner.capture.half_products import Products, given_to, step_of, takes_halves
 from tuner.capture.indexing import is_split
 from tuner.capture.library import Call
 from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
 from tuner.capture.precision import in_float64
+from tuner.capture.product_epilogues import cuda_text, epilogue_of, python_text
 from tuner.capture.templates import (
     Part,
     arguments_of,
@@ -87,6 +89,11 @@ _SPLIT = (
     '  split: {about: "blocks of a long row that one program takes", default: 8, '
     "values: [1, 2, 4, 8, 16, 32, 64]}\n"
 )
+_EPILOGUE = (
+    '  product_epilogue: {about: "pointwise work behind a product: at the end of its kernel, or a '
+    'kernel of its own", default: fused, values: [fused, apart]}\n'
+)
+_FUSED, _APART = (f", when: \"product_epilogue == '{how}'\"" for how in ("fused", "apart"))
 _PROGRAMS = (
     '  programs: {about: "programs that sums over the batch are split between, at least one for '
     'each block of them", default: {expr: "4 * device.num_sms"}}\n'
@@ -108,20 +115,32 @@ def _writer(
 
 
 def _steps(
-    part: Part, op: str, texts: list[str], products: Products | None
+    part: Part,
+    op: str,
+    texts: list[str],
+    products: Products | None,
+    epilogues: dict[str, str],
 ) -> tuple[list[str], list[str]]:
-    """Add the functions of a call to `texts`; return its steps, and its workspace."""
+    """Add the functions of a call to `texts`; return its steps, and its workspace.
+
+    The CUDA C++ of products with nests behind them is added to `epilogues`, by nest.
+    """
     steps: list[str] = []
+    product: Call | None = None  # whose epilogue the next nest may be
     stages, names = part.stages, part.names
     workspace = between_of(stages, names)
     results = {*stages.outputs, *stages.updates.values()}
     suffixes = {} if part.name else suffixes_of(stages.nests)
+
+    def placed(name: str) -> str:
+        return place_of(stages, names, name)
+
     for task in stages.tasks if part.is_forward else with_sums(stages):
         if isinstance(task, Call) and products and takes_halves(part.graph, task):
-            step, room = step_of(
-                products, part.graph, task, lambda name: place_of(stages, names, name)
-            )
-            steps.append(step)
+            step, room = step_of(products, part.graph, task, placed)
+            is_first = products.takes_epilogues and epilogue_of(stages, task, results) is not None
+            product = task if is_first else None
+            steps.append(step[:-1] + _APART + "}" if is_first else step)
             workspace += [room] * (task.name not in results)
             continue
         if isinstance(task, Call):
@@ -146,7 +165,17 @@ def _steps(
         arguments += [f'"{writer.pieces}"'] if writer.is_given_pieces else []
         text = writer.text()
         texts.append(in_float64(text) if nest.is_wide else text)
-        steps.append(f"  - {{call: {function}, args: [{', '.join(arguments)}]}}")
+        condition = ""
+        if product is not None:
+            fused, condition = f"{function}_behind_product", _APART
+            text, more = python_text(nest, product, fused, function)
+            texts[-1] += text
+            epilogues[nest.name] = cuda_text(nest, product, fused)
+            given = given_to(part.graph, product, placed, placed(nest.outputs[0].name))
+            given += [*arguments[-2:], *map(placed, more)]
+            steps.append(f"  - {{call: {fused}, args: [{', '.join(given)}]{_FUSED}}}")
+            product = None
+        steps.append(f"  - {{call: {function}, args: [{', '.join(arguments)}]{condition}}}")
     return steps, workspace
 
 
@@ -160,16 +189,21 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     """
     stages = parts[0].stages
     texts: list[str] = []
-    found = [_steps(part, op, texts, products) for part in parts]
+    epilogues: dict[str, str] = {}
+    found = [_steps(part, op, texts, products, epilogues) for part in parts]
     workspace = [line for _, lines in found for line in lines]
     others = [nest for part in parts if not part.is_forward for nest in part.stages.nests]
     groups = groups_of(stages.nests)
     for part in [part for part in parts[1:] if part.is_forward and groups]:
         groups[""] += part.stages.nests
-    own = [_own(nests, suffix) for suffix, nests in groups.items()]
+    own = [
+        _own(nests, suffix, _APART * all(nest.name in epilogues for nest in nests))
+        for suffix, nests in groups.items()
+    ]
     is_one = len(stages.nests) == 1 and not is_split(stages.nests[0])
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
     more += "".join(products.parameters.values()) if products else ""
+    more += _EPILOGUE if epilogues else ""
     more += next(filter(None, (layout_of(part.stages) for part in parts)), "")
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)"
@@ -184,11 +218,20 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
     divided = _DIVIDED if stages.nests and main_of(stages).is_wide else ""
+    if products and products.takes_epilogues:
+        made = "\n".join(["", *epilogues.values()])
+        chosen_text = f'{{% if product_epilogue == "fused" %}}{made}{{% endif %}}' * bool(
+            epilogues
+        )
+        head += f"{{% set epilogues %}}{chosen_text}{{% endset %}}\n"
     return head + (products.include if products else "") + divided + "".join(texts)
 
 
-def _own(nests: Sequence[Nest], suffix: str) -> tuple[str, str]:
-    """Return what must hold of the parameters that nests share, the largest first, and these."""
+def _own(nests: Sequence[Nest], suffix: str, condition: str) -> tuple[str, str]:
+    """Return what must hold of the parameters that nests share, the largest first, and these.
+
+    `condition` is when there are such parameters.
+    """
     first = nests[0]
     num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2  # values of a lane
     requires = _REQUIRES.format(per_lane=max(16, 256 // num_whole))
@@ -197,4 +240,6 @@ def _own(nests: Sequence[Nest], suffix: str) -> tuple[str, str]:
     blocks = _BLOCKS.format(rows=rows, columns=columns, warps=warps, **blocks_of(first))
     blocks += _STAGES if any(nest.reductions or nest.scans for nest in nests) else ""
     blocks += _SPLIT if any(map(is_split, nests)) else ""
+    if condition:
+        blocks = re.sub(r"\}\n(?=  \w|\Z)", f"{condition}}}\n", blocks)
     return named(requires, suffix), declared(blocks, first, suffix)
