@@ -72,16 +72,22 @@ def tuned(path: Path, options: argparse.Namespace) -> dict[str, Any]:
                 answer, said = process.communicate(timeout=options.limit_s)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-                return {"kind": "no file in time", "seconds": options.limit_s}
+                answer, said = process.communicate()
+                return {"kind": "no file in time", "seconds": options.limit_s,
+                        "reason": last_lines(said)}  # fmt: skip
     entry = {"seconds": time.monotonic() - start_s, "exit_code": process.returncode}
     try:
         summary = json.loads(answer)
     except json.JSONDecodeError:
-        lines = [line for line in said.splitlines() if line.strip() and line[:1] != "{"]
         return {**entry, "kind": "refused" if process.returncode == 2 else "failed",
-                "reason": "\n".join(lines[-6:])[-1500:]}  # fmt: skip
+                "reason": last_lines(said)}  # fmt: skip
     return {**entry, **in_short(summary)}
+
+
+def last_lines(said: str) -> str:
+    """Return the end of what `tune` said, without the records for programs."""
+    lines = [line for line in said.splitlines() if line.strip() and line[:1] != "{"]
+    return "\n".join(lines[-6:])[-1500:]
 
 
 def in_short(summary: dict[str, Any]) -> dict[str, Any]:

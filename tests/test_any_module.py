@@ -150,7 +150,7 @@ MODULES: dict[str, tuple[str, str, str]] = {
 PARAMS = [
     {"unroll": 1, "keep": True, "stream_output": False, "huge_pages": False},
     {"unroll": 4, "keep": False, "stream_output": True, "huge_pages": True,
-     "layout": "channels_last", "unroll_2": 1, "keep_2": True},
+     "unroll_2": 1, "keep_2": True},
 ]  # fmt: skip
 
 
@@ -262,7 +262,6 @@ def assert_as_exact(mine, own, exact) -> None:
 TRITON = [
     {"block_rows": 1, "block_columns": 128, "num_warps": 4, "stages": 2},
     {"block_rows": 4, "block_columns": 32, "num_warps": 2, "stages": 3,  # several blocks a row
-     "layout": "channels_last",
      "block_rows_2": 2, "block_columns_2": 64, "num_warps_2": 4, "stages_2": 1},
 ]  # fmt: skip
 

@@ -428,6 +428,17 @@ def test_a_module_that_is_put_together_otherwise_is_named(problem, thorough):
     asked_until_told(problem, WithoutHooks, thorough[:1], words)
 
 
+def test_where_rounding_decides_about_an_infinity_both_are_right():
+    most = torch.finfo(torch.float32).max
+    want = torch.tensor([1.0, most * (1 + 2e-7), -most * (1 + 1e-3)], dtype=torch.float64)
+    assert not compare(torch.tensor([1.0, torch.inf, -torch.inf]), want).num_misplaced
+    for wrong in ([1.0, -torch.inf, -torch.inf], [torch.inf, most, -torch.inf],
+                  [1.0, torch.nan, -torch.inf]):  # fmt: skip
+        assert compare(torch.tensor(wrong), want).num_misplaced == 1
+    near = torch.tensor([0.99 * most], dtype=torch.float64)
+    assert compare(torch.tensor([torch.inf]), near).num_misplaced == 1
+
+
 @pytest.mark.parametrize("make", [torch.fx.symbolic_trace, torch.jit.script])
 def test_a_traced_or_scripted_module_is_accepted(make, problem, thorough):
     with warnings.catch_warnings():

@@ -41,24 +41,24 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-LAYER = "self.a = nn.Linear(136, 260)"
+LAYER = "self.a = nn.Linear(264, 260)"
 MODULES = {
-    "alone": (LAYER, "self.a(x)", "200, 136"),
-    "epilogue": (LAYER, "F.gelu(self.a(x)) * 2", "200, 136"),
+    "alone": (LAYER, "self.a(x)", "200, 264"),
+    "epilogue": (LAYER, "F.gelu(self.a(x)) * 2", "200, 264"),
     "chain": (
-        LAYER + "; self.b = nn.Linear(260, 136, bias=False)",
+        LAYER + "; self.b = nn.Linear(260, 264, bias=False)",
         "x + self.b(torch.relu(self.a(x)))",
-        "200, 136",
+        "200, 264",
     ),
-    "in_rows": (LAYER, "torch.softmax(self.a(x), -1)", "5, 40, 136"),
-    "turned": ("self.w = nn.Parameter(torch.randn(136, 260))", "x @ self.w", "200, 136"),
-    "a_view": ("self.w = nn.Parameter(torch.randn(260, 136))", "x @ self.w.T", "200, 136"),
+    "in_rows": (LAYER, "torch.softmax(self.a(x), -1)", "5, 40, 264"),
+    "turned": ("self.w = nn.Parameter(torch.randn(264, 260))", "x @ self.w", "200, 264"),
+    "a_view": ("self.w = nn.Parameter(torch.randn(260, 264))", "x @ self.w.T", "200, 264"),
 }
 NOT_TAKEN = {
-    "few rows": (LAYER, "F.gelu(self.a(x))", "100, 136"),
-    "short sums": ("self.a = nn.Linear(64, 260)", "F.gelu(self.a(x))", "200, 64"),
-    "batches": ("...", "F.gelu(x @ x.transpose(1, 2))", "3, 200, 136"),
-    "float64": (LAYER + "; self.double()", "F.gelu(self.a(x))", "200, 136, dtype=torch.float64"),
+    "few rows": (LAYER, "F.gelu(self.a(x))", "100, 264"),
+    "short sums": ("self.a = nn.Linear(136, 260)", "F.gelu(self.a(x))", "200, 136"),
+    "batches": ("...", "F.gelu(x @ x.transpose(1, 2))", "3, 200, 264"),
+    "float64": (LAYER + "; self.double()", "F.gelu(self.a(x))", "200, 264, dtype=torch.float64"),
 }
 
 
@@ -180,6 +180,23 @@ def test_sums_of_rows_beyond_float32_are_no_infinities(template, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("template", PRODUCTS)
+def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(template, tmp_path):
+    """A large number of one operand meets usual ones of the other, which float16 would lose."""
+    problem, made = made_of(tmp_path, MODULES["turned"])
+    model, wide, x = on_gpu(problem, made, tmp_path, template)
+    with torch.no_grad():
+        x[50, 3], x[50, 4], x[51, 9] = 2e37, -1.6e37, -2e37
+        model.w[100, 7], model.w[101, 8] = 2e37, -1e37
+        wide.w.copy_(model.w)
+        mine, exact = model(x), wide(x.double())
+    fits = exact.abs() < 3.4e38  # 2e37 squared does not
+    assert torch.equal(mine.isfinite(), fits)
+    largest = torch.where(fits, exact, 0).abs().amax(1, keepdim=True)
+    assert ((mine.double() - exact).abs()[fits] <= (1e-6 * largest).expand_as(exact)[fits]).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("template", PRODUCTS)
 def test_products_of_whole_numbers_are_exact(template, tmp_path):
     """So that a kink behind them is where PyTorch has it."""
     problem, made = made_of(tmp_path, MODULES["alone"])
@@ -213,11 +230,11 @@ def test_infinities_and_nan_go_where_pytorchs_products_let_them(template, tmp_pa
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", [(128, 64, 128, 2), (192, 32, 256, 1), (256, 64, 64, 2)])
-@pytest.mark.parametrize("sizes", [(128, 128, 128), (333, 1025, 520), (1000, 129, 65)])
+@pytest.mark.parametrize("sizes", [(128, 128, 256), (333, 1025, 520), (1000, 129, 257)])
 def test_wgmma_products_of_any_size_in_any_tile(tile, sizes, tmp_path):
     rows, columns, depth = sizes
-    layer = f"self.a = nn.Linear({max(128, depth)}, {columns})"
-    problem, made = made_of(tmp_path, (layer, "self.a(x)", f"{rows}, {max(128, depth)}"))
+    layer = f"self.a = nn.Linear({depth}, {columns})"
+    problem, made = made_of(tmp_path, (layer, "self.a(x)", f"{rows}, {depth}"))
     names = ("product_n", "product_k", "promote_k", "product_cluster")
     more = dict(zip(names, tile, strict=True))
     model, wide, x = on_gpu(problem, made, tmp_path, WGMMA_TEMPLATE, **more)

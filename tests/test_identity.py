@@ -8,15 +8,18 @@ import pytest
 
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.capture import capture
+from tuner.capture.graph import Graph
+from tuner.capture.identity import TaskKeys, keys_of
 from tuner.capture.outline import KernelTask, outline_of
+from tuner.capture.stages import Partition, stages_of
 from tuner.problem.reference import load_problem
 
 F = "torch.nn.functional"
 
 
-def tasks_of(
+def graph_of(
     folder: Path, forward: str, inputs: str, init: str = "...", names: str = "x, y"
-) -> tuple[KernelTask, ...]:
+) -> Graph:
     path = folder / "module.py"
     path.write_text(f"""
 import torch
@@ -39,8 +42,11 @@ def get_inputs():
 def get_init_inputs():
     return []
 """)
-    graph = capture(load_problem(path), with_sizes=False)
-    return outline_of(with_biases_apart(graph)).tasks
+    return with_biases_apart(capture(load_problem(path), with_sizes=False))
+
+
+def tasks_of(folder: Path, *module: str, **more: str) -> tuple[KernelTask, ...]:
+    return outline_of(graph_of(folder, *module, **more)).tasks
 
 
 X = "torch.randn(37, 100)"
@@ -124,3 +130,23 @@ def test_a_windows_sizes_and_step_count(tmp_path):
     one, wide, stepped = pooled(2, 8), pooled(2, 16), pooled(1, 8)
     assert one.key == pooled(2, 8).key != wide.key
     assert one.form_key == wide.form_key != stepped.form_key
+
+
+def test_which_order_of_memory_images_have_counts(tmp_path):
+    convolutions = "self.c, self.d = nn.Conv2d(3, 12, 3), nn.Conv2d(12, 5, 1)"
+
+    def nests(forward: str, size: int, *, is_last: bool) -> list[TaskKeys]:
+        graph = graph_of(
+            tmp_path, f"return {forward}", f"torch.randn(2, 3, {size}, 8)", convolutions, "x"
+        )
+        return [keys_of(n) for n in stages_of(graph, Partition(is_channels_last=is_last)).nests]
+
+    between = "self.d(torch.tanh(self.c(x)))"
+    pooled = f"{F}.max_pool2d(self.c(x), 2)"
+    for forward in (between, pooled):
+        as_given, last = (nests(forward, 8, is_last=is_last) for is_last in (False, True))
+        assert not {k.form for k in as_given} & {k.form for k in last}
+        assert last == nests(forward, 8, is_last=True)
+        wide = nests(forward, 16, is_last=True)
+        assert [k.form for k in wide] == [k.form for k in last]
+        assert not {k.whole for k in wide} & {k.whole for k in last}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from test_problem import FLAGSHIP
 
-from tuner.evaluate.forkserver import import_path
+from tuner.machine.forkserver import import_path
 
 CHEATS = Path(__file__).parent / "cheats"
 CHECKOUT = Path(__file__).parent.parent

@@ -16,41 +16,41 @@ from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 
 FUSED = {
-    "values alone": (LAYER, "torch.relu(self.a(x)) * 0.5 - 3", "200, 136"),
+    "values alone": (LAYER, "torch.relu(self.a(x)) * 0.5 - 3", "200, 264"),
     "of columns": (
         LAYER + "; self.s = nn.Parameter(torch.randn(260))",
         "torch.tanh(self.a(x)) * self.s + 1",
-        "200, 136",
+        "200, 264",
     ),
     "of rows": (
         LAYER + "; self.r = nn.Parameter(torch.randn(200, 1))",
         "self.a(x) * self.r - 1",
-        "200, 136",
+        "200, 264",
     ),
     "of all": (
         LAYER + "; self.r = nn.Parameter(torch.randn(200, 260))",
         "(lambda h: torch.where(h > self.r, self.r, F.leaky_relu(h, 0.1)))(self.a(x))",
-        "200, 136",
+        "200, 264",
     ),
     "of one": (
         LAYER + "; self.o = nn.Parameter(torch.randn(1))",
         "F.silu(self.a(x) * self.o)",
-        "200, 136",
+        "200, 264",
     ),
     "more dimensions": (
         LAYER + "; self.s = nn.Parameter(torch.randn(260))",
         "(self.a(x) + self.s).sigmoid()",
-        "5, 40, 136",
+        "5, 40, 264",
     ),
 }
 APART = {
-    "a reduction": (LAYER, "torch.softmax(self.a(x), -1)", "200, 136"),
-    "two results": (LAYER, "(lambda h: (h, torch.relu(h)))(self.a(x))", "200, 136"),
-    "truths": (LAYER, "self.a(x) > 0", "200, 136"),
+    "a reduction": (LAYER, "torch.softmax(self.a(x), -1)", "200, 264"),
+    "two results": (LAYER, "(lambda h: (h, torch.relu(h)))(self.a(x))", "200, 264"),
+    "truths": (LAYER, "self.a(x) > 0", "200, 264"),
     "part of a row": (
         LAYER + "; self.s = nn.Parameter(torch.randn(20))",
         "torch.relu(self.a(x)).view(200, 13, 20) * self.s",
-        "200, 136",
+        "200, 264",
     ),
 }
 # What the epilogue's text needs of CUDA, for a host compiler.

@@ -409,10 +409,18 @@ LARGE_MODULES = {
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-@pytest.mark.parametrize("name", ["layer_norm", "bias_gelu", "convolution_relu_scale"])
-def test_triton_compiles_all_calls_ahead_without_a_gpu(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "template"),
+    [
+        ("layer_norm", "nest_triton"),
+        ("bias_gelu", "nest_triton"),
+        ("convolution_relu_scale", "nest_triton"),
+        ("convolution_relu_scale", "nest_channels_last_triton"),
+    ],
+)
+def test_triton_compiles_all_calls_ahead_without_a_gpu(name, template, tmp_path):
     family = Taken(tmp_path, name).family
-    candidate = family.render({"template": "nest_triton"}, known_device("H200").facts())
+    candidate = family.render({"template": template}, known_device("H200").facts())
     source, plan = tmp_path / "source.py", tmp_path / "plan.json"
     source.write_text(candidate.source)
     plan.write_text(to_json(candidate.plan))

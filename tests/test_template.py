@@ -441,7 +441,8 @@ def test_a_wrong_further_call_is_refused_with_its_line(folder, old, new, expecte
             "args: [stored, sums,",
             "arg: [stored, sums,",
             "tiled.cpp.j2:26: also.eval.steps.0.arg: Extra inputs are not permitted\n"
-            "  known: args, aten, call, gives, out, pick, when\n  hint: did you mean 'args'?",
+            "  known: args, aten, call, gives, layout, out, pick, when\n"
+            "  hint: did you mean 'args'?",
         ),
         # A tensor of another call, and one that no call has.
         ("args: [stored, sums,", "args: [y, sums,", "j2:26: also.eval.steps.0: 'y': unknown name"),

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from tuner.errors import WorkerError
-from tuner.evaluate import forkserver, process, worker as room
+from tuner.evaluate import process, worker as room
 from tuner.evaluate.channel import Channel, Garbled
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
+from tuner.machine import forkserver
 
 ENTRY = "jobs_for_worker:run"
 

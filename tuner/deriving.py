@@ -7,12 +7,13 @@ is an operator's folder like any: `tune --config` takes it, and an editor.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from tuner.capture.by_hand import ByHand, written_by_hand
-from tuner.capture.derive import Derived, derived
+from tuner.capture.derive import Derived, derived, space_of_templates
 from tuner.capture.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.joint import Captured
 from tuner.capture.rewriting import rewritten
@@ -143,7 +144,7 @@ def derive_config(
     own = json.loads(made.config.read_text())
     space = given.get("space")
     if space is None or isinstance(space, dict):
-        given["space"] = own["space"] | (space or {})
+        given["space"] = _space(made, own["space"], space or {})
     given["problem"] = own["problem"]
     given.setdefault("accuracy", own["accuracy"])
     search = given.get("search")
@@ -155,6 +156,13 @@ def derive_config(
     with storage_errors(made.folder):
         write_whole(written, json.dumps(given, indent=1) + "\n")
     return written
+
+
+def _space(made: Derived, own: Mapping[str, object], given: Mapping[str, object]) -> object:
+    """Return a user's space, with what is derived for its templates where it says nothing."""
+    templates = given.get("template", own["template"])
+    names = templates if isinstance(templates, list) else [templates]
+    return {**space_of_templates(made.folder / made.name, [str(n) for n in names]), **given}
 
 
 def start_by_hand(

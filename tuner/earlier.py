@@ -30,7 +30,7 @@ __all__ = ["Earlier", "Suggestion", "earlier_of", "sources_from"]
 MAX_FIRST = 3  # configurations of earlier runs that a search tries first
 MAX_RANKS = 50  # claims on a task that are looked at: many have the same configuration
 LEAST_SHARE = 0.1  # of the bytes of the largest task of its kind: below it, a task has no say
-_OF_CALLS = {"layout", "chunk"}  # parameters of convolutions and products; all others are of nests
+_OF_CALLS = {"chunk"}  # parameters of products; all others are of nests
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from tuner.capture.derive import identifier
 from tuner.config.run_config import RunConfig, load_config
 from tuner.deriving import derive_operator
 from tuner.errors import InputError, NothingCorrectError
-from tuner.evaluate.forkserver import MARKER
 from tuner.kernel.cache import default_cache_dir
+from tuner.machine.forkserver import MARKER
 from tuner.observing import Observer
 from tuner.problem.modes import others_in_mode
 from tuner.run import Run

@@ -46,7 +46,8 @@ class Step:
     transpose, for "aten" only), `null`, or an expression over sizes, numbers and parameters.
     An "aten" step with `gives` in place of `out` runs `at::<function>(*args)` and names its
     fresh result, of several the one that `pick` counts from 0; its arguments are as
-    `kernel.operands` has them.
+    `kernel.operands` has them. `layout` is the order of memory in which functions read that: as
+    it is written unless told.
     """
 
     kind: Literal["call", "aten"]
@@ -55,6 +56,7 @@ class Step:
     out: str | None = None
     gives: str | None = None
     pick: int | None = None
+    layout: Literal["channels_last"] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +81,12 @@ class Plan:
 
     @property
     def dense(self) -> set[str]:
-        """Those of `given` that functions of the source read, and outputs: contiguous, aligned."""
+        """Those of `given` that functions of the source read, and outputs: contiguous, aligned.
+
+        What has a layout lies in that one instead, unless it is an output.
+        """
         read = {arg for step in self.steps if step.kind == "call" for arg in step.args}
+        read -= {str(step.gives) for step in self.steps if step.layout}
         return self.given & (read | {output.name for output in self.outputs})
 
     @property

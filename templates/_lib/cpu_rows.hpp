@@ -54,6 +54,21 @@ static inline void store(Float* to, simd::Floats value, int n) {
   }
 }
 
+// The same of elements that lie some way apart.
+template <bool kPart, class Number>
+static inline simd::Floats load_apart(const Number* from, int64_t apart, int n) {
+  simd::Floats result{};
+  const int count = kPart ? n : simd::kWidth;
+  for (int k = 0; k < count; ++k) result[k] = static_cast<Float>(from[k * apart]);
+  return result;
+}
+
+template <bool kPart, class Number>
+static inline void store_apart(Number* to, int64_t apart, simd::Floats value, int n) {
+  const int count = kPart ? n : simd::kWidth;
+  for (int k = 0; k < count; ++k) put(to + k * apart, value[k]);
+}
+
 // The numbers of the columns from one on.
 static inline simd::Floats columns(int64_t from) {
   simd::Floats result = math::splat(static_cast<Float>(from));

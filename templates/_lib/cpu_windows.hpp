@@ -3,15 +3,56 @@
 namespace windows {
 
 // Of each axis: the sizes of the pooled tensor and of the input, how far two windows are apart, and
-// where the first one is read, which may be before the edge. Beyond the edges lies `fill`.
+// where the first one is read, which may be before the edge. Beyond the edges lies `fill`. At each
+// place so many channels lie beside each other.
 template <int kAxes>
 struct Window {
   int64_t made[kAxes], given[kAxes], stride[kAxes], first[kAxes];
   float fill;
+  int64_t channels;
+
+  // Where the element of the input lies, or -1 beyond the edges.
+  int64_t where(int64_t at) const {
+    int64_t outer = at / channels, place[kAxes];
+    for (int axis = kAxes - 1; axis >= 0; --axis) {
+      place[axis] = outer % made[axis] * stride[axis] + first[axis];
+      outer /= made[axis];
+    }
+    for (int axis = 0; axis < kAxes; ++axis) {
+      if (place[axis] < 0 || place[axis] >= given[axis]) return -1;
+      outer = outer * given[axis] + place[axis];
+    }
+    return outer * channels + at % channels;
+  }
 };
+
+// A vector of elements of the pooled tensor that lie some way apart.
+template <bool kPart, class Number, int kAxes>
+static inline simd::Floats tap_apart(const Number* from, const Window<kAxes>& of, int64_t at,
+                                     int64_t apart, int n) {
+  simd::Floats found = math::splat(of.fill);
+  const int count = kPart ? n : simd::kWidth;
+  for (int lane = 0; lane < count; ++lane) {
+    const int64_t where = of.where(at + lane * apart);
+    if (where >= 0) found[lane] = rows_of::as_float(from[where]);
+  }
+  return found;
+}
+
+// Of images that lie channels last: a vector is of one place, unless it goes beyond its channels.
+template <bool kPart, class Number, int kAxes>
+static inline simd::Floats tap_of_channels(const Number* from, const Window<kAxes>& of, int64_t at,
+                                           int n) {
+  if (at % of.channels + n <= of.channels) {
+    const int64_t where = of.where(at);
+    return where < 0 ? math::splat(of.fill) : rows_of::load<kPart>(from + where, n);
+  }
+  return tap_apart<kPart>(from, of, at, 1, n);
+}
 
 template <bool kPart, class Number, int kAxes>
 static inline simd::Floats tap(const Number* from, const Window<kAxes>& of, int64_t at, int n) {
+  if (of.channels > 1) return tap_of_channels<kPart>(from, of, at, n);
   int64_t place[kAxes], outer = at;
   for (int axis = kAxes - 1; axis >= 0; --axis) {
     place[axis] = outer % of.made[axis];

@@ -7,7 +7,8 @@ import torch
 # results. Tensor cores truncate what they add up, so the first is made in pieces of `chunk`
 # columns, which are added in float32. Truncation is the smaller, the smaller sums are on the way:
 # each row of x loses its mean first, whose product is the mean times the weight's sums of rows.
-# Rows with an Inf or a NaN have a unit of NaN; what they give is computed in float32.
+# Rows with an Inf or a NaN have a unit of NaN, and so have rows of so wide a range that float16
+# would lose many of their numbers; what they give is computed in float32.
 
 
 @triton.jit
@@ -23,12 +24,17 @@ def product_store(
     values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
 ):
     # Both are halves of a row of twice as many columns. Scaled first: no difference overflows.
-    values = tl.where((columns < num_columns)[None, :], values * factor[:, None] - mean[:, None], 0)
+    # Returns how many numbers of each row are below 2^-20 of its largest: their low halves are
+    # of few bits.
+    values = values * factor[:, None]
+    lost = tl.sum(((tl.abs(values) < 2.0**-8) & (values != 0)).to(tl.int32), axis=1)
+    values = tl.where((columns < num_columns)[None, :], values - mean[:, None], 0)
     main = values.to(tl.float16)
     place = rows.to(tl.int64)[:, None] * (2 * padded_columns) + columns[None, :]
     inside = (rows < num_rows)[:, None] & (columns < padded_columns)[None, :]
     tl.store(high + place, main, mask=inside)
     tl.store(low + place, (values - main.to(tl.float32)).to(tl.float16), mask=inside)
+    return lost
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -57,7 +63,6 @@ def product_split_kernel(
     factor = ((shift + 127) << 23).to(tl.float32, bitcast=True)
     own = ((127 - shift) << 23).to(tl.float32, bitcast=True)
     is_finite = (tl.abs(total) < float("inf")) & (largest < float("inf"))
-    tl.store(unit + rows, tl.where(is_finite, own, float("nan")), mask=rows < num_rows)
     scaled_total = total * factor.to(tl.float64)
     mean = tl.zeros([ROWS], dtype=tl.float32)
     if means is not None:
@@ -67,18 +72,21 @@ def product_split_kernel(
     if sums is not None:
         tl.store(sums + rows, scaled_total.to(tl.float32), mask=rows < num_rows)
     if IS_ONE_BLOCK:
-        product_store(
+        lost = product_store(
             values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
         )
     else:
+        lost = tl.zeros([ROWS], dtype=tl.int32)
         for first in range(0, padded_columns, COLUMNS):
             values = product_rows(
                 source, rows, first + columns, num_rows, num_columns, row_stride, column_stride
             )
-            product_store(
+            lost += product_store(
                 values, mean, factor, high, low, rows, first + columns, num_rows, num_columns,
                 padded_columns,
             )
+    is_fine = is_finite & (lost * 8 <= num_columns)
+    tl.store(unit + rows, tl.where(is_fine, own, float("nan")), mask=rows < num_rows)
 
 
 def product_split(source, padded_columns, is_x):
@@ -108,10 +116,10 @@ def product_scaled(values, one, other):
     return values * tl.minimum(one, other) * tl.maximum(one, other)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_pieces"])
 def product_join_kernel(
     small, main, x_unit, x_mean, weight_unit, weight_sum, bias, out, num_rows, num_columns,
-    NUM_PIECES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    num_pieces, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     across = tl.cdiv(num_columns, COLUMNS)
     rows = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
@@ -120,9 +128,9 @@ def product_join_kernel(
     inside = is_row[:, None] & is_column[None, :]
     place = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
     total = tl.load(small + place, mask=inside, other=0.0)
-    for piece in tl.static_range(NUM_PIECES):
-        first = main + piece * num_rows.to(tl.int64) * num_columns
-        total += tl.load(first + place, mask=inside, other=0.0)
+    for _ in tl.range(0, num_pieces, num_stages=1):
+        total += tl.load(main + place, mask=inside, other=0.0)
+        main += num_rows.to(tl.int64) * num_columns
     mean = tl.load(x_mean + rows, mask=is_row, other=0.0)
     total += mean[:, None] * tl.load(weight_sum + columns, mask=is_column, other=0.0)[None, :]
     one = tl.load(x_unit + rows, mask=is_row, other=0.0)[:, None]
@@ -170,7 +178,7 @@ def product_of_halves(x, weight, bias, out, num_rows, num_columns, depth, is_tur
         else:
             torch.addmm(bias, x, weight.t(), out=out)
         return
-    num_pieces = triton.cdiv(depth, chunk)
+    num_pieces = max(4, triton.cdiv(depth, chunk))  # few pieces would be most of a short sum
     piece = triton.cdiv(triton.cdiv(depth, num_pieces), 8) * 8  # float16 of 16 bytes
     x_halves, x_high, x_unit, x_mean = product_split(x, num_pieces * piece, True)
     halves, high, unit, sums = product_split(weight, num_pieces * piece, False)
@@ -186,7 +194,7 @@ def product_of_halves(x, weight, bias, out, num_rows, num_columns, depth, is_tur
         product_join_kernel[(triton.cdiv(count, 32) * triton.cdiv(num_columns, 128),)](
             small[first:end], main, x_unit[first:end], x_mean[first:end], unit, sums, bias,
             out[first:end], count, num_columns,
-            NUM_PIECES=num_pieces, ROWS=32, COLUMNS=128, num_warps=4,
+            num_pieces, ROWS=32, COLUMNS=128, num_warps=4,
         )
     product_repair_kernel[(triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32),)](
         x, weight, bias, x_unit, unit, out, num_rows, num_columns, depth,

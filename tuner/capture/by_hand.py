@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.capture.biases import with_biases_apart
-from tuner.capture.derive import Derived, identifier
+from tuner.capture.derive import Derived, identifier, space_of_templates
 from tuner.capture.graph import GRAPH_FILE, Graph, Node
 from tuner.capture.nest import Nest
 from tuner.capture.outline import Step, outline_of
@@ -83,7 +83,8 @@ def written_by_hand(made: Derived, module: Path, task: str | None, folder: Path)
         stubs.append(folder / made.name / stub.format(task=stem))
         write_whole(stubs[-1], text)
     config = folder / made.config.name
-    write_whole(config, _config(json.loads(made.config.read_text()), stem, module))
+    space = space_of_templates(family, [file.split(".")[0] for file in _STUBS])
+    write_whole(config, _config(json.loads(made.config.read_text()), space, stem, module))
     return ByHand(nest.name, config, tuple(stubs))
 
 
@@ -147,9 +148,11 @@ def _shape(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "one"
 
 
-def _config(derived: Mapping[str, dict[str, object]], stem: str, module: Path) -> str:
+def _config(
+    derived: Mapping[str, dict[str, object]], space: Mapping[str, object], stem: str, module: Path
+) -> str:
     """Write the config that tunes the stubs; YAML for people, with the derived values."""
-    problem, space = derived["problem"], derived["space"]
+    problem = derived["problem"]
     lines = [
         f"# Tunes what you write by hand for a task of {module.name}.",
         "problem:",

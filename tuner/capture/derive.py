@@ -2,6 +2,7 @@
 
     <cache>/modules/<name>-<key>/<name>/   op.yaml  reference.py  model_new.py  graph.json
                                            nest.cpp.j2  nest_triton.triton.py.j2
+                                           two for each further way to cut it (`partitions`)
 
 What is tuned from then on is an operator like any that was written by hand. The module around it
 is the reference's own class: it takes the loops where shapes, types, modes and settings are those
@@ -25,38 +26,33 @@ from tuner.capture.half_products import PRODUCTS, has_halves
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
-from tuner.capture.own_parameters import groups_of
+from tuner.capture.own_parameters import NAMES, SECOND
+from tuner.capture.partitions import partitions_of, worth_a_search
 from tuner.capture.precision import num_bytes_of
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_text import StepPlan, planned, step_text
 from tuner.capture.templates import Part, cpp_template
-from tuner.capture.triton_blocks import blocks_of
 from tuner.capture.triton_loops import RESERVED
 from tuner.capture.triton_template import triton_template
 from tuner.storage import write_whole
 from tuner.trial import content_key, to_json
 
-__all__ = ["Derived", "derived", "identifier"]
+__all__ = ["Derived", "derived", "identifier", "space_of_templates"]
 
-# What a search varies, where the template has it.
-_VALUES: dict[str, list[int | bool | str]] = {
-    "unroll": [1, 2, 4],
-    "stream_output": [False, True],
-    "huge_pages": [True, False],
-    "keep": [True, False],
-    "num_warps": [1, 2, 4, 8, 16, 32],
-    "stages": [1, 2, 3, 4],
-    "piece": [16384, 65536, 262144],
-    "chunk": [512, 1024, 2048],
-    "product_n": [128, 192, 256],
-    "product_k": [32, 64],
-    "promote_k": [64, 128, 256],
-    "product_cluster": [1, 2],
-    "product_epilogue": ["fused", "apart"],
-    "split": [1, 2, 4, 8, 16, 32, 64], "layout": ["as_given", "channels_last"],
+# What a search varies, of the values that heads list.
+_VARIED = (
+    *("unroll", "stream_output", "huge_pages", "keep", "num_warps", "stages", "piece", "split"),
+    *("tile_rows", "tile_columns", "block_rows", "block_columns"),
+    *("chunk", "product_n", "product_k", "promote_k", "product_cluster", "product_epilogue"),
+    *(name + SECOND for name in NAMES),
+)
+# Files of every operator that has them; a template of another partition may be missing.
+_NEEDED = {
+    "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
+    *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 17  # of what is written; part of the key
+FORMAT = 18  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -114,8 +110,7 @@ def derived(
                 text = triton_template(parts[:1], op, products=products)
                 made[f"{name}.triton.py.j2"] = text
         if own.nests:
-            made["nest_triton.triton.py.j2"] = triton_template(parts, op)
-            made["nest.cpp.j2"] = cpp_template(parts, op)
+            made |= _templates(graph, parts, op)
         return made
 
     mine = replace(captured, graph=graph)
@@ -133,23 +128,37 @@ def derived(
     for file, text in texts.items():
         write_whole(family / file, text)
     config = root / f"{op}.yaml"
-    heads = "".join(text for file, text in texts.items() if file.endswith(".j2"))
-    space: dict[str, object] = {
-        "template": sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
-    }
-    for suffix, nests in (groups_of(stages.nests) or {"": []}).items():
-        varied = {**_VALUES, **(blocks_of(nests[0]) if nests else {})}
-        own = {name + suffix: values for name, values in varied.items()}
-        space |= {name: values for name, values in own.items() if f"  {name}:" in heads}
+    searched = {f"nest_{name}".rstrip("_") for name in worth_a_search(graph, stages)}
+    searched |= set(PRODUCTS)
+    templates = sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
+    templates = [t for t in templates if t.removesuffix("_triton") in searched]
     mode = "train" if graph.is_training else "eval"
     # Eager as its user has it: on a GPU convolutions take TF32 unless told otherwise.
     content = {
         "accuracy": "pytorch",
         "problem": {"op": op, "templates": ["."], "mode": mode},
-        "space": space,
+        "space": space_of_templates(family, templates),
     }
     write_whole(config, json.dumps(content, indent=1) + "\n")
     return Derived(root, op, config)
+
+
+def space_of_templates(family: Path, templates: Sequence[str]) -> dict[str, object]:
+    """Return what a search of some templates of a derived operator varies, with all values.
+
+    Args:
+        family: the operator's folder.
+        templates: names; those that are no template there add nothing.
+    """
+    space: dict[str, object] = {"template": list(templates)}
+    files = [file for file in sorted(family.glob("*.j2")) if file.name.split(".")[0] in templates]
+    heads = "".join(file.read_text().split("\n---\n")[0] for file in files)
+    for name in _VARIED:
+        listed = re.findall(rf"^  {name}: .*, values: (\[.*?\])", heads, re.MULTILINE)
+        values = [value for each in listed for value in json.loads(each)]
+        if values:
+            space[name] = list(dict.fromkeys(values))
+    return space
 
 
 def _for_any_batch(
@@ -171,10 +180,23 @@ def _for_any_batch(
     called = {"model_new.py": f"len({given[0].name})"}
     found = {}
     for file, text in written(mine.graph, mine.joint, one).items():
-        both = any_batch(text, texts[file], (one, two), name=called.get(file, "batch"))
-        if both is None:
+        name = called.get(file, "batch")
+        both = any_batch(text, texts[file], (one, two), name=name) if file in texts else None
+        if both is not None:
+            found[file] = both
+        elif file in _NEEDED:
             return None
-        found[file] = both
+    return found
+
+
+def _templates(graph: Graph, parts: Sequence[Part], op: str) -> dict[str, str]:
+    """Return the templates of an operator, by file: two of each partition."""
+    found = {"nest.cpp.j2": cpp_template(parts, op)}
+    found["nest_triton.triton.py.j2"] = triton_template(parts, op)
+    for name, stages in partitions_of(graph, parts[0].stages).items():
+        first = replace(parts[0], stages=stages, names=_names(stages, known=parts[0].names))
+        found[f"nest_{name}.cpp.j2"] = cpp_template([first, *parts[1:]], op)
+        found[f"nest_{name}_triton.triton.py.j2"] = triton_template([first, *parts[1:]], op)
     return found
 
 
@@ -201,10 +223,15 @@ def identifier(name: str) -> str:
     return f"m_{found}" if found[0].isdigit() or keyword.iskeyword(found) else found
 
 
-def _names(stages: Stages, given: Container[str] = (), more: str = "") -> dict[str, str]:
+def _names(
+    stages: Stages,
+    given: Container[str] = (),
+    more: str = "",
+    known: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return a name of every value for the texts: short, and no two alike.
 
-    Those that are not `given` end in `more`.
+    Those that are not `given` end in `more`; those that are `known` keep theirs.
     """
     values = []
     for nest in stages.nests:
@@ -215,8 +242,8 @@ def _names(stages: Stages, given: Container[str] = (), more: str = "") -> dict[s
         values += [s.name for s in nest.before]
     for call in stages.calls:
         values += [*call.reads, call.name]
-    names: dict[str, str] = {}
-    for value in dict.fromkeys(values):
+    names = dict(known or {})
+    for value in [value for value in dict.fromkeys(values) if value not in names]:
         base = identifier(value) + ("_v" if identifier(value) in _RESERVED else "")
         base += "" if value in given else more
         names[value] = base if base not in names.values() else f"{base}_{len(names)}"

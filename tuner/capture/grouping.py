@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tuner.capture.graph import Graph, Node
 from tuner.capture.library import is_call
-from tuner.capture.nesting import real_name
+from tuner.capture.viewing import real_name
 
 __all__ = ["grouped"]
 

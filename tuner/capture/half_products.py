@@ -59,7 +59,7 @@ PRODUCTS = {
         parameters=_parameter(
             "chunk",
             "columns whose float16 products the tensor cores add up by themselves, which truncate",
-            "default: 512, values: [256, 512, 1024, 2048]",
+            "default: 512, values: [512, 1024]",
         ),
         include=_INCLUDE,
     ),
@@ -101,7 +101,8 @@ PRODUCTS = {
         takes_epilogues=True,
     ),
 }
-FEWEST = 128  # rows, columns and numbers in a sum, below which splitting costs what it saves
+FEWEST = 128  # rows and columns, below which splitting costs what it saves
+SHORTEST = 256  # numbers in a sum
 
 
 def takes_halves(graph: Graph, call: Call) -> bool:
@@ -112,7 +113,7 @@ def takes_halves(graph: Graph, call: Call) -> bool:
     is_matrix = len(weight.shape) == 2 and len(x.shape) >= 2
     if not is_matrix or {x.dtype, weight.dtype} != {"float32"}:
         return False
-    return min(math.prod(x.shape[:-1]), call.shape[-1], x.shape[-1]) >= FEWEST
+    return min(math.prod(x.shape[:-1]), call.shape[-1]) >= FEWEST and x.shape[-1] >= SHORTEST
 
 
 def has_halves(graph: Graph, calls: Sequence[Call]) -> bool:

@@ -60,6 +60,7 @@ def _nest_lines(nest: Nest, has_sizes: bool) -> Iterator[object]:
         sizes if has_sizes else len(sizes),
         [i for i, run in enumerate(dims) if run[0] in nest.space.columns],
         nest.precision,
+        *_order(nest, dims),
     ]
     steps = _steps(nest)
     given = {tensor.name: tensor for tensor in nest.arguments}
@@ -84,12 +85,15 @@ def _nest_lines(nest: Nest, has_sizes: bool) -> Iterator[object]:
         else:
             line = [name]  # which column it is
         numbers[name] = len(numbers)
-        yield [*line, varies]
+        yield [*line, varies, *["channels last"] * (name in nest.space.last)]
     yield ["gives", [[numbers[o.name], o.dtype] for o in nest.outputs]]
 
 
 def _merged(nest: Nest) -> list[list[int]]:
-    """Return the dimensions in runs that no value tells apart; vectors run along the last ones."""
+    """Return the dimensions in runs that no value tells apart; vectors run along the last ones.
+
+    A run is one in memory, too: of what lies channels last, and of what does not.
+    """
     space = nest.space
     kinds = [set(space.columns), *map(set, space.varies.values())]
     if nest.taps:  # whose axes are dimensions by themselves
@@ -97,11 +101,23 @@ def _merged(nest: Nest) -> list[list[int]]:
     runs: list[list[int]] = []
     for dim in range(len(space.sizes)):
         is_alike = runs and all((dim in kind) == (runs[-1][0] in kind) for kind in kinds)
-        if is_alike:
+        if is_alike and _is_behind(space.logical, dim):
             runs[-1].append(dim)
         else:
             runs.append([dim])
     return runs
+
+
+def _is_behind(order: Sequence[int], dim: int) -> bool:
+    """Whether a dimension is right behind the one before it in another order as well."""
+    return order.index(dim) == order.index(dim - 1) + 1
+
+
+def _order(nest: Nest, dims: Sequence[Sequence[int]]) -> list[object]:
+    """Return the order in memory of what does not lie channels last, where something does."""
+    if not nest.space.last:
+        return []
+    return [sorted(range(len(dims)), key=lambda i: nest.space.logical.index(dims[i][0]))]
 
 
 def _steps(nest: Nest) -> dict[str, _Step]:
@@ -141,7 +157,9 @@ def _step_line(
 
 def _tap(tap: Tap, has_sizes: bool) -> list[object]:
     sizes = [[axis.made, axis.given] for axis in tap.axes] if has_sizes else []
-    return [[[axis.stride, axis.first] for axis in tap.axes], sizes, repr(tap.fill)]
+    is_last = tap.channels > 1
+    channels = [tap.channels if has_sizes else "channels"] * is_last
+    return [[[axis.stride, axis.first] for axis in tap.axes], sizes, repr(tap.fill), *channels]
 
 
 def _call_lines(call: Call, has_sizes: bool) -> Iterator[object]:

@@ -1,9 +1,10 @@
 """The space that a nest loops over: its dimensions, rows and columns, and what varies over which.
 
 The space has the dimensions of the largest tensor, cut where some view of it is cut, without those
-of size 1. Those that are reduced or scanned are columns, the others rows. Every tensor is
-contiguous and keeps their order, so that the dimensions over which it varies say where each of its
-elements lies.
+of size 1. Those that are reduced or scanned are columns, the others rows. A tensor is contiguous
+and keeps their order, so that the dimensions over which it varies say where each of its elements
+lies; where images lie channels last, the space has the order of these, and `logical` is that of
+the other tensors.
 
     tail    the last dimensions, of one kind, over which each tensor is dense or does not vary:
             vectors run along them. Where the tail is of rows, reductions go across vectors.
@@ -11,8 +12,9 @@ elements lies.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
@@ -69,12 +71,16 @@ class Space:
         columns: those that are reduced or scanned.
         tail: the first one of the tail.
         varies: for each value, by name, the dimensions over which it varies.
+        logical: the dimensions in row-major order of all values but those that lie `last`.
+        last: values that lie channels last: in the order of the dimensions.
     """
 
     sizes: tuple[int, ...]
     columns: frozenset[int]
     tail: int
     varies: Mapping[str, frozenset[int]]
+    logical: tuple[int, ...]
+    last: frozenset[str] = frozenset()
 
     @property
     def is_across(self) -> bool:
@@ -96,10 +102,20 @@ class Space:
         """How many columns there are."""
         return math.prod(self.sizes[d] for d in self.columns)
 
-    def strides(self, dims: Iterable[int]) -> dict[int, int]:
-        """Return how far apart elements of a tensor lie that varies over these dimensions."""
+    def _order(self, name: str) -> list[int]:
+        """Return the dimensions over which a value varies, as it lies in memory."""
+        order = range(len(self.sizes)) if name in self.last else self.logical
+        return [dim for dim in order if dim in self.varies[name]]
+
+    def is_moved(self, name: str, among: Container[int] | None = None) -> bool:
+        """Whether a value lies in another order of memory than the dimensions, or some of them."""
+        order = [dim for dim in self._order(name) if among is None or dim in among]
+        return order != sorted(order)
+
+    def strides(self, name: str) -> dict[int, int]:
+        """Return how far apart elements of a value lie along each of its dimensions."""
         found, step = {}, 1
-        for dim in sorted(dims, reverse=True):
+        for dim in reversed(self._order(name)):
             found[dim] = step
             step *= self.sizes[dim]
         return found
@@ -109,13 +125,24 @@ class Space:
         return math.prod(self.sizes[d] for d in dims)
 
 
-def space_of(graph: Graph, nodes: Sequence[Node], numbers: Container[str] = ()) -> Space:
-    """Return the space of the loops of some nodes of a graph; `numbers` are values that are one.
+def space_of(
+    graph: Graph,
+    nodes: Sequence[Node],
+    numbers: Container[str] = (),
+    last: Collection[str] = (),
+) -> Space:
+    """Return the space of the loops of some nodes of a graph.
+
+    Args:
+        graph: that they are of.
+        nodes: in order.
+        numbers: values that are one number.
+        last: images that lie channels last.
 
     Raises:
         NotOneNest: there is none; `node` is the first that does not fit.
     """
-    return _Inference(graph, nodes, numbers).space()
+    return _Inference(graph, nodes, numbers).space(last)
 
 
 class _Inference:
@@ -139,12 +166,14 @@ class _Inference:
         """Return where the space is cut, in elements from its end; each divides the next one."""
         shapes = [self.forms[name_of(n.args[0])] for n in self.nodes if n.op in OVER_COLUMNS]
         shapes += [self.whole, *sorted(set(self.forms.values()))]
+        # What has the first axes alone, as one value for each channel does, is cut like them.
+        ends = {math.prod(self.whole[:at]): at for at in range(1, len(self.whole))}
+        parts = [s for s in shapes if 1 < math.prod(s) < self.total and math.prod(s) in ends]
         found = {1, self.total}
-        for shape in shapes:
-            if math.prod(shape) != self.total:
-                continue
+        for shape in [*(s for s in shapes if math.prod(s) == self.total), *parts]:
             for at in range(len(shape)):
-                cut = math.prod(shape[at:])
+                behind = self.total // math.prod(shape)
+                cut = math.prod(shape[at:]) * behind
                 if all(cut % f == 0 or f % cut == 0 for f in found):
                     found.add(cut)
         return sorted(found)
@@ -165,7 +194,7 @@ class _Inference:
             found.append(tuple(dims) if is_known else None)
         return found
 
-    def space(self) -> Space:
+    def space(self, images: Collection[str]) -> Space:
         while any([self._step(node) for node in self.nodes]):
             pass
         last = len(self.ends) - 1
@@ -183,17 +212,52 @@ class _Inference:
                 raise refusal(node, f"a second kind of {node.op}")
         if not sizes:
             raise refusal(self.nodes[0] if self.nodes else None, "nothing but single numbers")
-        tensors = set(varies.values())
-        if not columns:
-            columns = _without_reductions(sizes, tensors)
+        logical = tuple(range(len(sizes)))
+        found = frozenset(name for name in images if name in self.axes)
+        num_channels = 0
+        if found:
+            order, num_channels = self._channels_last(sorted(found))
+            place = {dim: at for at, dim in enumerate(order)}
+            sizes = tuple(sizes[dim] for dim in order)
+            logical = tuple(place[dim] for dim in logical)
+            columns = frozenset(place[dim] for dim in columns)
+            varies = {n: frozenset(place[dim] for dim in dims) for n, dims in varies.items()}
+        tensors = {frozenset(range(len(sizes)))} | set(varies.values())
+
+        def is_one(at: int) -> bool:
+            """Whether each tensor is dense over the dimensions from one on, or has one value."""
+            run = set(range(at, len(sizes)))
+            first = logical.index(at)
+            is_run = logical[first : first + len(run)] == tuple(range(at, len(sizes)))
+            return is_run and all(not run & dims or run <= dims for dims in tensors)
+
+        if not columns and num_channels:
+            columns = frozenset(range(len(sizes) - num_channels, len(sizes)))
+        elif not columns:
+            columns = _without_reductions(len(sizes), is_one)
         tail = len(sizes) - 1
-        kinds = {frozenset(range(len(sizes)))} | tensors
-        while tail > 0 and ((tail - 1) in columns) == (tail in columns):
-            run = set(range(tail - 1, len(sizes)))
-            if any(run & dims and not run <= dims for dims in kinds):
-                break
+        while tail > 0 and ((tail - 1) in columns) == (tail in columns) and is_one(tail - 1):
             tail -= 1
-        return Space(sizes, columns, tail, varies)
+        return Space(sizes, columns, tail, varies, logical, found)
+
+    def _channels_last(self, images: Sequence[str]) -> tuple[list[int], int]:
+        """Return the dimensions as images lie, and how many of them the channels have."""
+        orders: list[list[int]] = []
+        num_channels = 0
+        for name in images:
+            axes = self.axes[name]
+            if None in axes:
+                raise refusal(None, f"{name}, channels last, of shape {list(self.forms[name])}")
+            batch, channels, *pixels = (list(dims or ()) for dims in axes)
+            orders.append([*batch, *itertools.chain(*pixels), *channels])
+            num_channels = max(num_channels, len(channels))
+        whole = max(orders, key=len)
+        every = range(len(self.ends) - 1)
+        if sorted(whole) != [*every] or any(
+            [dim for dim in whole if dim in order] != order for order in orders
+        ):
+            raise refusal(None, f"{', '.join(images)}: channels last in several orders")
+        return whole, num_channels
 
     def _reduced(self, node: Node) -> frozenset[int]:
         name = name_of(node.args[0])
@@ -281,19 +345,15 @@ class _Inference:
         return True
 
 
-def _without_reductions(
-    sizes: tuple[int, ...], tensors: Iterable[frozenset[int]]
-) -> frozenset[int]:
-    """Return columns over which every tensor is dense or has one value.
+def _without_reductions(count: int, is_one: Callable[[int], bool]) -> frozenset[int]:
+    """Return columns over which every tensor is dense or has one value, of so many dimensions.
 
     Rows where there are any: another number of them is the same loop.
     """
-    every = range(len(sizes))
-    for at in [*range(1, len(sizes)), 0]:
-        run = set(range(at, len(sizes)))
-        if all(not run & dims or run <= dims for dims in tensors):
-            return frozenset(run)
-    return frozenset(every[-1:])
+    for at in [*range(1, count), 0]:
+        if is_one(at):
+            return frozenset(range(at, count))
+    return frozenset({count - 1})
 
 
 def name_of(operand: Operand) -> str:

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from tuner.capture.index_space import Space
 from tuner.capture.nest import Nest
 
-__all__ = ["is_split", "offset", "row_dims"]
+__all__ = [
+    "inner_rows", "is_split", "is_split_by_blocks", "loaded", "offset", "row_dims", "stored",
+    "tail_stride",
+]  # fmt: skip
 
 SPLIT_ROWS = 512  # at most so many rows of
 SPLIT_COLUMNS = 8192  # at least so many columns are split between threads
+SPLIT_BLOCKS = 10_000  # at most so many rows that lie beside each other, some 32 to a block
 
 
 def is_split(nest: Nest) -> bool:
@@ -23,9 +27,32 @@ def is_split(nest: Nest) -> bool:
     return nest.space.rows <= SPLIT_ROWS and nest.space.cols >= SPLIT_COLUMNS
 
 
+def is_split_by_blocks(nest: Nest) -> bool:
+    """Whether several programs share rows that lie beside each other, as channels do.
+
+    In Triton alone; a search decides how large blocks of them are.
+    """
+    space = nest.space
+    if not (nest.reductions and space.last and space.is_across):
+        return False
+    is_index = any(r.is_index for r in nest.reductions)
+    return space.rows <= SPLIT_BLOCKS and space.cols >= SPLIT_COLUMNS and not is_index
+
+
 def row_dims(space: Space) -> list[int]:
     """Return the dimensions of the rows, in order."""
     return [d for d in range(len(space.sizes)) if d not in space.columns]
+
+
+def inner_rows(space: Space) -> list[int]:
+    """Return the last dimensions of the rows, which lie beside each other in every tensor."""
+    found: list[int] = []
+    for dim in reversed(row_dims(space)):
+        place = space.logical.index(dim)
+        if found and (dim + 1 != found[0] or space.logical[place + 1 : place + 2] != (dim + 1,)):
+            break
+        found.insert(0, dim)
+    return found
 
 
 def offset(space: Space, name: str, dims: Sequence[int], number: str, divided: str = "/") -> str:
@@ -38,7 +65,7 @@ def offset(space: Space, name: str, dims: Sequence[int], number: str, divided: s
         number: a name, or text in parentheses.
         divided: how integers are divided.
     """
-    strides = space.strides(space.varies[name])
+    strides = space.strides(name)
     runs: list[tuple[int, int, int, bool]] = []  # size, stride, elements behind, is outermost
     behind = 1
     for dim in reversed(dims):
@@ -63,3 +90,28 @@ def offset(space: Space, name: str, dims: Sequence[int], number: str, divided: s
             f"({text}) * {stride}" if stride > 1 else f"({text})" if " " in text else text
         )
     return " + ".join(terms)
+
+
+def tail_stride(space: Space, name: str) -> int:
+    """Return how far apart elements of a value lie along the tail; 0 of one that is one there."""
+    return space.strides(name).get(len(space.sizes) - 1, 0)
+
+
+def loaded(apart: int | str, first: str, lane: str) -> str:
+    """Write in C++ the load of a vector from an element of the tail on.
+
+    Args:
+        apart: how far elements of the tail lie apart.
+        first: a pointer to the first element of the tail.
+        lane: the number of the vector's first one.
+    """
+    if apart == 1:
+        return f"rows_of::load<kPart>({first} + {lane}, n)"
+    return f"rows_of::load_apart<kPart>({first} + {lane} * {apart}, {apart}, n)"
+
+
+def stored(apart: int | str, first: str, lane: str, value: str) -> str:
+    """Write in C++ the store of a vector; for the arguments see `loaded`."""
+    if apart == 1:
+        return f"rows_of::store<kPart>({first} + {lane}, {value}, n);"
+    return f"rows_of::store_apart<kPart>({first} + {lane} * {apart}, {apart}, {value}, n);"

@@ -82,11 +82,6 @@ class Call:
     pick: int | None = None
     forms: tuple[tuple[tuple[int, ...], str], ...] = ()
 
-    @property
-    def has_layout(self) -> bool:
-        """Whether it is a convolution of images or volumes, whose channels may lie adjacent."""
-        return self.function.startswith("conv") and self.function[-2] in "23"
-
     def written(self, named: Callable[[str], str]) -> list[str]:
         """Return the arguments with each value as `named` has it."""
         return [re.sub(r"\{([^}]*)\}", lambda found: named(found[1]), arg) for arg in self.args]

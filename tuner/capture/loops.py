@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.capture.cpp_folds import START, carries_of, joined, parts_of, scaled, statement_text
-from tuner.capture.indexing import is_split, offset, row_dims
+from tuner.capture.indexing import is_split, loaded, offset, row_dims, stored, tail_stride
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement, still_needed
 from tuner.capture.operations import converted, operation_of
 from tuner.capture.precision import CPP_TYPES
 from tuner.capture.windows import cpp_tap, cpp_window
 
-__all__ = ["loops_text", "parameters_of", "signature"]
+__all__ = ["FINISH", "RowWriter", "indented", "loops_text", "parameters_of", "signature"]
 
 _UNROLL = '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}'
 _KEEP = (
@@ -32,7 +32,7 @@ def parameters_of(nests: Sequence[Nest]) -> list[str]:
 
 def _kept_values(nest: Nest) -> list[str]:
     """Return the values that are computed in one pass and needed in a later one, at a cost."""
-    if nest.space.is_across or is_split(nest) or nest.scans:
+    if nest.space.is_across or is_split(nest) or nest.scans or nest.is_transposed:
         return []
     kept: list[str] = []
     for number, each in enumerate(nest.passes):
@@ -60,7 +60,7 @@ def loops_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
         function: its name.
         names: of values, as C++ knows them; inputs and outputs are parameters of the function.
     """
-    return "\n".join(_Writer(nest, function, names).lines()) + "\n"
+    return "\n".join(RowWriter(nest, function, names).lines()) + "\n"
 
 
 def signature(nest: Nest, function: str, names: Mapping[str, str]) -> Iterator[str]:
@@ -74,7 +74,9 @@ def signature(nest: Nest, function: str, names: Mapping[str, str]) -> Iterator[s
         yield '  if (cols >= int64_t{1} << 31) return "more than 2^31 columns";'
 
 
-class _Writer:
+class RowWriter:
+    """The text of one nest: a function whose threads take rows, or pieces of them."""
+
     def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
         self.nest, self.function = nest, function
         self.names = {**names, COLUMN: "column_index"}
@@ -86,6 +88,7 @@ class _Writer:
         self.given = {t.name for t in nest.arguments}
 
     def lines(self) -> Iterator[str]:
+        """Write the function."""
         yield from signature(self.nest, self.function, self.names)
         yield from self._split_rows() if self.is_split else self._own_rows()
         yield "  return nullptr;"
@@ -105,9 +108,9 @@ class _Writer:
             yield "{% endif %}"
         yield "#pragma omp for schedule(static)"
         yield "    for (int64_t i = 0; i < rows; ++i) {"
-        yield from _indented(self._row(), 6)
+        yield from indented(self._row(), 6)
         yield "    }"
-        yield from _FINISH
+        yield from FINISH
         yield "  }"
 
     def _row(self) -> Iterator[str]:
@@ -117,7 +120,7 @@ class _Writer:
                 yield f"{_kind(reduction)} {self.names[reduction.name]};"
             yield "{  // " + self._about(each)
             yield "  const int64_t first = 0, last = cols;"
-            yield from _indented(self._sweep(number, each), 2)
+            yield from indented(self._sweep(number, each), 2)
             for reduction in each.reductions:
                 yield f"  {self.names[reduction.name]} = {self._folded(reduction)};"
             yield "}"
@@ -142,8 +145,8 @@ class _Writer:
             yield "      const int64_t first = piece % pieces * kSplit;"
             yield "      const int64_t last = std::min(cols, first + kSplit);"
             yield "      (void)i;"
-            yield from _indented(self._known(number), 6)
-            yield from _indented(self._sweep(number, each), 6)
+            yield from indented(self._known(number), 6)
+            yield from indented(self._sweep(number, each), 6)
             for reduction in each.reductions:
                 name = self.names[reduction.name]
                 value = f"{name}_total" if reduction.fold == "sum" else self._lanes(reduction)
@@ -161,10 +164,10 @@ class _Writer:
         if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
             yield "#pragma omp for schedule(static)"
             yield "    for (int64_t i = 0; i < rows; ++i) {"
-            yield from _indented(self._known(len(self.nest.passes)), 6)
-            yield from _indented(self._row_outputs(), 6)
+            yield from indented(self._known(len(self.nest.passes)), 6)
+            yield from indented(self._row_outputs(), 6)
             yield "    }"
-        yield from _FINISH
+        yield from FINISH
         yield "  }"
 
     def _known(self, number: int) -> Iterator[str]:
@@ -243,14 +246,14 @@ class _Writer:
         yield "  (void)column;"
         if self.kept:
             yield "{% if keep %}"
-            yield from _indented(self._segment(number, each, self.kept), 2)
+            yield from indented(self._segment(number, each, self.kept), 2)
             yield "{% else %}"
-            yield from _indented(self._segment(number, each, []), 2)
+            yield from indented(self._segment(number, each, []), 2)
             yield "{% endif %}"
         else:
-            yield from _indented(self._segment(number, each, []), 2)
+            yield from indented(self._segment(number, each, []), 2)
         steps = _STEPS_BACKWARDS if self.nest.is_backwards else _STEPS
-        yield from _indented(iter(steps), 2)
+        yield from indented(iter(steps), 2)
         yield "}"
         for name in [self.names[r.name] for r in each.reductions if r.fold == "sum"]:
             yield f"const double {name}_total = rows_of::total({name}_part);"
@@ -274,12 +277,13 @@ class _Writer:
                 tap = self.nest.taps[name]
                 yield cpp_window(tap, text)
                 yield f"const int64_t {text}_row = {self._segment_at(name)};"
-                body.append(cpp_tap(text, f"{self.names[tap.source]}_all", f"{text}_row + j"))
+                source, apart = f"{self.names[tap.source]}_all", tail_stride(self.space, name)
+                body.append(cpp_tap(text, source, f"{text}_row", "j", apart))
             elif name in self.given and self.nest.is_inner(name):
                 at = self._segment_at(name)
                 if self.nest.is_dense(name):
-                    yield f"const auto* const {text}_row = {text}_all + {at};"
-                    value = f"rows_of::load<kPart>({text}_row + j, n)"
+                    yield f"const auto* const {text}_row = {self._first(name, '_all')};"
+                    value = loaded(self._apart(name), f"{text}_row", "j")
                     body.append(f"const simd::Floats {text} = {value};")
                 else:
                     value = f"math::splat(rows_of::as_float({text}_all[{at}]))"
@@ -291,7 +295,7 @@ class _Writer:
                 yield from self._statement(statement)
         for output in each.writes:
             name = self.names[output.name]
-            yield f"auto* const {name}_row = {name}_out + {self._segment_at(output.name)};"
+            yield f"auto* const {name}_row = {self._first(output.name, '_out')};"
         body += [
             f"simd::store({self.names[n]}_kept + column + j, {self.names[n]});"
             for n in kept
@@ -304,18 +308,27 @@ class _Writer:
             taken = f"{self.names[reduction.name]}_next"
             body.append(joined(reduction, taken, self.names, "math::lanes_from(column + j)"))
         for output in each.writes:
-            name = self.names[output.name]
-            body.append(f"rows_of::store<kPart>({name}_row + j, {self._floats(output.name)}, n);")
+            row, value = f"{self.names[output.name]}_row", self._floats(output.name)
+            body.append(stored(self._apart(output.name), row, "j", value))
         yield "const auto step = [&](auto is_part, const int64_t j, const int n, const int u) {"
         yield "  constexpr bool kPart = decltype(is_part)::value;"
         yield "  (void)n; (void)u;"
         yield from (f"  {line}" for line in body)
         yield "};"
 
+    def _first(self, name: str, end: str) -> str:
+        """Return a pointer to the first element of a piece of a tensor's memory."""
+        return f"{self.names[name]}{end} + {self._segment_at(name)}"
+
+    def _apart(self, name: str) -> int | str:
+        """Return how far apart elements of that piece lie."""
+        return tail_stride(self.space, name)
+
     def _segment_at(self, name: str) -> str:
         terms = [offset(self.space, name, self.rows, "i")]
         terms.append(offset(self.space, name, self.segments, "s") if self.segments else "")
-        if not self.segments and self._is_whole(name) and terms[0]:
+        is_moved = self.space.is_moved(name)
+        if not self.segments and self._is_whole(name) and terms[0] and not is_moved:
             terms[0] = "i * cols"
         return " + ".join(t for t in terms if t) or "0"
 
@@ -352,14 +365,14 @@ _STEPS_BACKWARDS = [
     "    step(std::false_type{}, j -= simd::kWidth, simd::kWidth, u);",
     "while (j > begin) step(std::false_type{}, j -= simd::kWidth, simd::kWidth, 0);",
 ]
-_FINISH = ["{% if stream_output %}", "    streams::finish();", "{% endif %}"]
+FINISH = ["{% if stream_output %}", "    streams::finish();", "{% endif %}"]
 
 
 def _kind(reduction: Reduction) -> str:
     return "int64_t" if reduction.is_index else "simd::Floats"
 
 
-def _indented(lines: Iterator[str], by: int) -> Iterator[str]:
+def indented(lines: Iterator[str], by: int) -> Iterator[str]:
     """Indent lines, but not those of Jinja2 and the preprocessor."""
     for line in lines:
         is_mark = line[:1] == "#" or line[:2] in ("{%", "{#")

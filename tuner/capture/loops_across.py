@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.cpp_folds import carries_of, joined, parts_of, scaled, statement_text
-from tuner.capture.indexing import offset
+from tuner.capture.indexing import loaded, offset, stored, tail_stride
 from tuner.capture.loops import signature
 from tuner.capture.nest import COLUMN, Nest, Pass, Statement, still_needed
 from tuner.capture.operations import Kind, converted
 from tuner.capture.windows import cpp_tap, cpp_window
 
 __all__ = ["across_text"]
+
+_LANE = "(k + u * simd::kWidth)"  # of the tail, the first one of a vector
 
 
 def across_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
@@ -78,14 +80,17 @@ class _Writer:
         """Return where the first lane of a tile finds a value."""
         terms = [offset(self.space, name, self.outer, "i") if self.outer else ""]
         terms.append(offset(self.space, name, self.columns, column) if column else "")
-        terms.append("k + u * simd::kWidth" if self.nest.is_dense(name) else "")
         return " + ".join(t for t in terms if t) or "0"
 
     def _load(self, name: str, column: str = "") -> str:
         own, at = self.names[name], self._at(name, column)
         if self.nest.is_dense(name):
-            return f"rows_of::load<kPart>({own}_all + {at}, n)"
+            return loaded(tail_stride(self.space, name), f"{own}_all + {at}", _LANE)
         return f"math::splat(rows_of::as_float({own}_all[{at}]))"
+
+    def _store(self, name: str, value: str, column: str = "") -> str:
+        place = f"{self.names[name]}_out + {self._at(name, column)}"
+        return stored(tail_stride(self.space, name), place, _LANE, value)
 
     def _tile(self) -> Iterator[str]:
         for tensor in self.nest.arguments:
@@ -102,10 +107,13 @@ class _Writer:
                 continue
             name, at = self.names[output.name], self._at(output.name)
             if any(r.name == output.name and r.is_index for r in self.nest.reductions):
-                store = f"for (int w = 0; w < n; ++w) {name}_out[{at} + w] = {name}_rows[u][w];"
+                place = (
+                    f"{name}_out[{at} + ({_LANE} + w) * {tail_stride(self.space, output.name)}]"
+                )
+                store = f"for (int w = 0; w < n; ++w) {place} = {name}_rows[u][w];"
             else:
                 value = converted(f"{name}_rows[u]", self._kind(output.name), "float")
-                store = f"rows_of::store<kPart>({name}_out + {at}, {value}, n);"
+                store = self._store(output.name, value)
             yield from _each([store])
 
     def _kind(self, name: str) -> Kind:
@@ -181,7 +189,8 @@ class _Writer:
         for name in sorted(read & self.nest.taps.keys(), key=lambda n: self.names[n]):
             tap, own = self.nest.taps[name], self.names[name]
             yield cpp_window(tap, own)
-            body.append(cpp_tap(own, f"{self.names[tap.source]}_all", self._at(name, "c")))
+            source, apart = f"{self.names[tap.source]}_all", tail_stride(self.space, name)
+            body.append(cpp_tap(own, source, self._at(name, "c"), _LANE, apart))
         for statement in statements:
             body.append(f"const auto {self.names[statement.name]} = {self._text(statement)};")
         for reduction in each.reductions:
@@ -191,9 +200,7 @@ class _Writer:
             taken = f"{self.names[reduction.name]}_next"
             body.append(joined(reduction, taken, self.names, here))
         for output in each.writes:
-            name, at = self.names[output.name], self._at(output.name, "c")
-            value = self._floats(output.name)
-            body.append(f"rows_of::store<kPart>({name}_out + {at}, {value}, n);")
+            body.append(self._store(output.name, self._floats(output.name), "c"))
         yield from _each(body)
 
     def _floats(self, name: str) -> str:

@@ -7,8 +7,8 @@
 A scan, a sum or product of the columns up to each one, is a statement of a pass that takes the
 columns in order. A nest with scans reduces nothing: it is one pass.
 
-What does not is stored once a row. Tensors are contiguous, so that a view that keeps their order
-changes nothing here.
+What does not is stored once a row. Tensors are contiguous, or images that lie channels last, so
+that a view that keeps their order changes nothing here.
 """
 
 from __future__ import annotations
@@ -120,13 +120,15 @@ class Axis:
 class Tap:
     """A value whose elements lie in `source` as the last axes say; `fill` beyond its edges.
 
-    `is_narrow`: neither tensor has 2^31 elements.
+    `is_narrow`: neither tensor has 2^31 elements. `channels` is how many elements lie beside each
+    other at each place: of images that lie channels last.
     """
 
     source: str
     axes: tuple[Axis, ...]
     fill: float
     is_narrow: bool
+    channels: int = 1
 
 
 @dataclass(slots=True)
@@ -205,6 +207,12 @@ class Nest:
     def is_dense(self, name: str) -> bool:
         """Whether a value varies along the tail."""
         return bool(self.space.varies[name] & set(range(self.space.tail, len(self.space.sizes))))
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether some tensor lies channels last, and another one does not."""
+        names = [*(t.name for t in self.arguments), *(o.name for o in self.outputs), *self.taps]
+        return any(map(self.space.is_moved, names))
 
 
 def still_needed(each: Pass, from_memory: Sequence[str]) -> list[Statement]:

@@ -3,60 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
 from tuner.capture.mixtures import refuse_mixtures
 from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
-from tuner.capture.operations import OPERATIONS, Kind, operation_of
-from tuner.capture.precision import FLOATS, HALVES, computed_in, is_wider, rounding_of, stored_as
+from tuner.capture.operations import OPERATIONS, Kind, operation_of, simpler
+from tuner.capture.precision import HALVES, computed_in, rounding_of, stored_as
 from tuner.capture.scans import scan_of
+from tuner.capture.viewing import is_same, real_name, views_read
 from tuner.capture.windows import tap_of
 
-__all__ = ["nest_of", "real_name"]
+__all__ = ["nest_of"]
 
 EXACT = 2**24  # float32 tells whole numbers apart up to here
 
 
-def real_name(graph: Graph, name: str) -> str:
-    """Return the value of which `name` is a view."""
-    value = graph.value(name)
-    while isinstance(value, Node) and (value.op in SAME_ORDER or _is_same(graph, value)):
-        value = graph.value(name_of(value.args[0]))
-    return value.name
-
-
-def _is_same(graph: Graph, node: Node) -> bool:
-    """Whether a cast changes no value: what reads it converts where it must."""
-    if node.op != "cast":
-        return False
-    before = graph.value(name_of(node.args[0])).dtype
-    if before == node.dtype or (before == "bool" and node.dtype in DTYPES):
-        return True
-    is_float = before in FLOATS and node.dtype in FLOATS
-    return rounding_of(graph, node) is None if is_float else is_wider(before, node.dtype)
-
-
-def nest_of(graph: Graph, nodes: Sequence[Node], wanted: Mapping[str, str]) -> Nest:
+def nest_of(
+    graph: Graph,
+    nodes: Sequence[Node],
+    wanted: Mapping[str, str],
+    images: Collection[str] = (),
+    *,
+    is_apart: bool = False,
+) -> Nest:
     """Return nodes of a graph as one nest.
 
     Args:
         graph: that they are of.
         nodes: in order, without views.
         wanted: which values are stored, by their own names, and as which dtype.
+        images: those that lie channels last in memory, where they are read or stored.
+        is_apart: whether it may not both reduce and store what that gives for all columns.
 
     Raises:
         NotOneNest: it names the line of the user's file and the operation.
     """
-    return _Builder(graph, nodes, wanted).build()
+    return _Builder(graph, nodes, wanted, images).build(is_apart=is_apart)
 
 
 class _Builder:
-    def __init__(self, graph: Graph, nodes: Sequence[Node], wanted: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        wanted: Mapping[str, str],
+        images: Collection[str],
+    ) -> None:
         self.graph = graph
-        self.nodes = [n for n in nodes if not _is_same(graph, n)]
+        self.nodes = [n for n in nodes if not is_same(graph, n)]
         self.wanted = wanted
         self.numbers: dict[str, float] = {}  # what is one number everywhere
         self.kinds: dict[str, Kind] = {}
@@ -69,16 +66,13 @@ class _Builder:
         self.precision = computed_in(graph)
         self.taps: dict[str, Tap] = {}
         own = {n.name for n in nodes}
-        refuse_mixtures(nodes, lambda name: real_name(graph, name) in own)
-        views: dict[str, Node] = {}
-        left = [r for n in nodes if n.op != "tap" for r in n.refs]
-        while left:
-            value = graph.value(left.pop())
-            if not isinstance(value, Node) or value.name in views or value.name in own:
-                continue
-            if value.name != real_name(graph, value.name) or value.op == "full":
-                views[value.name] = value
-                left += value.refs
+        refuse_mixtures(nodes, lambda name: real_name(graph, name))
+        views = views_read(graph, nodes)
+        self.last = self._last(images)
+        if self.last:  # a nest cut from another one takes its dimensions, as of groups of channels
+            every_view = [n for n in graph.nodes if n.op == "view"]
+            known = self.last | own
+            views |= {n.name: n for n in every_view if real_name(graph, n.name) in known}
         every = {n.name for n in self.nodes} | views.keys() | own
         in_order = [n for n in graph.nodes if n.name in every]
         for node in in_order:
@@ -87,13 +81,13 @@ class _Builder:
         numbers = [t for t in graph.given if isinstance(t.value, int | float)]
         self.numbers |= {t.name: float(t.value) for t in numbers}  # type: ignore[arg-type]
         in_order = [n for n in in_order if n.name not in self.numbers]
-        self.space = space_of(graph, in_order, self.numbers)
+        self.space = space_of(graph, in_order, self.numbers, self.last)
         self.varies = dict(self.space.varies)
         self.varies[COLUMN] = self.space.columns
         self.cols = self.space.cols
         # A value has all dimensions over which some view of it varies.
         for node in in_order:
-            if node.op in SAME_ORDER or _is_same(graph, node):
+            if node.op in SAME_ORDER or is_same(graph, node):
                 real = real_name(graph, node.name)
                 num = math.prod(graph.value(real).shape)
                 if math.prod(node.shape) != num:
@@ -103,9 +97,20 @@ class _Builder:
                     raise refusal(node, f"{real} is used in several shapes")
                 self.varies[real] = dims
 
+    def _last(self, images: Collection[str]) -> set[str]:
+        """Return which of what is read and stored lies channels last; of windows each read."""
+        own = {n.name for n in self.nodes}
+        found = {name for name in self.wanted if name in own and name in images}
+        for node in self.nodes:
+            read = {real_name(self.graph, ref) for ref in node.refs} & {*images}
+            found |= {node.name} if read and node.op == "tap" else read - own
+        if found and any(node.op == "scan" for node in self.nodes):
+            raise refusal(None, "a scan beside images that lie channels last")
+        return found
+
     # ---- nodes --------------------------------------------------------------------------------
 
-    def build(self) -> Nest:
+    def build(self, *, is_apart: bool) -> Nest:
         own = {n.name for n in self.nodes}
         used: dict[str, Node] = {}
         for node in self.nodes:
@@ -142,15 +147,28 @@ class _Builder:
                     raise refusal(node, "a result that is the same number many times")
                 self.varies[name] = frozenset(range(len(self.space.sizes)))
             outputs.append(Output(name, dtype, count))
-        space = Space(self.space.sizes, self.space.columns, self.space.tail, self.varies)
+        space = replace(self.space, varies=self.varies)
         for tap in self.taps.values():  # which is read as a whole
             self.varies.setdefault(tap.source, self.space.columns)
+        if self.reductions:
+            self._require_order(space, outputs, is_apart=is_apart)
         names = [o.name for o in outputs]
         return Nest(
             space, tuple(arguments), tuple(self._of_rows(self._needed(names), 0)),
             tuple(self._passes(outputs)), tuple(outputs), self.flops, self.kinds,
             self.taps, self.precision,
         )  # fmt: skip
+
+    def _require_order(self, space: Space, outputs: Sequence[Output], *, is_apart: bool) -> None:
+        """Refuse to store in another order of columns than that in which they are read."""
+        for output in outputs:
+            is_behind = is_apart and self._is_inner(output.name) and self.levels[output.name]
+            if not is_behind and not space.is_moved(output.name, space.columns):
+                continue
+            behind = [n for n in self.nodes if self.levels.get(n.name) and self._is_inner(n.name)]
+            node = next(iter(behind), self.graph.value(output.name))
+            assert isinstance(node, Node)
+            raise refusal(node, f"{output.name} is stored apart from what is reduced")
 
     def _is_inner(self, name: str) -> bool:
         return bool(self.varies[name] & self.space.columns)
@@ -169,7 +187,8 @@ class _Builder:
             self._scan(node)
             return
         if node.op == "tap":
-            self.taps[node.name] = tap_of(self.graph, node, real_name(self.graph, node.refs[0]))
+            source, is_last = real_name(self.graph, node.refs[0]), node.name in self.last
+            self.taps[node.name] = tap_of(self.graph, node, source, is_last=is_last)
             self.levels[node.name] = 0
             return
         if node.op == "cast" and node.dtype == "bool":
@@ -180,7 +199,7 @@ class _Builder:
             self._require_exact(node)
             self._add(node.name, f"as_{rounded}", (self._operand(node.args[0]),))
             return
-        op, own = _simpler(node)
+        op, own = simpler(node.op, node.args)
         operation = OPERATIONS.get(op)
         if operation is None:
             raise refusal(node, f"no loop is generated for {node.op} yet")
@@ -379,16 +398,3 @@ class _Builder:
             elif name in self.reductions:
                 left.append(self.reductions[name].value)
         return found
-
-
-_POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
-
-
-def _simpler(node: Node) -> tuple[str, tuple[Operand, ...]]:
-    """Return an operation and its operands, of a power the one that PyTorch takes for it."""
-    if node.op == "pow" and not isinstance(node.args[1], Ref):
-        if node.args[1] == 1:  # as the gradient of a square has it
-            return "mul", node.args
-        if node.args[1] in _POWERS:
-            return _POWERS[node.args[1]], node.args[:1]
-    return node.op, node.args

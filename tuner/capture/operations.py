@@ -10,11 +10,13 @@ import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tuner.trial import Language
 
-__all__ = ["OPERATIONS", "Kind", "Operation", "converted", "emit", "literal", "operation_of"]
+__all__ = [
+    "OPERATIONS", "Kind", "Operation", "converted", "emit", "literal", "operation_of", "simpler",
+]  # fmt: skip
 
 Kind = Literal["float", "mask"]
 
@@ -373,3 +375,16 @@ def literal(value: float, language: Language = "cpp", *, is_wide: bool = False) 
     if language == "cuda":
         return f"({text})" if text.startswith("-") else text
     return f"math::splat({text})"
+
+
+_POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+T = TypeVar("T")
+
+
+def simpler(op: str, args: tuple[T, ...]) -> tuple[str, tuple[T, ...]]:
+    """Return an operation and its operands, of a power the one that PyTorch takes for it."""
+    power = args[1] if op == "pow" else None
+    if isinstance(power, int | float) and power == 1:  # as the gradient of a square has it
+        return "mul", args
+    found = _POWERS.get(power) if isinstance(power, int | float) else None
+    return (op, args) if found is None else (found, args[:1])

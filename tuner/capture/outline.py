@@ -150,7 +150,6 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
 def _task(graph: Graph, task: Nest | Call, steps: Sequence[str], suffix: str) -> KernelTask:
     parameters: list[str] = []
     if isinstance(task, Call):
-        parameters += ["layout"] * task.has_layout
         if takes_halves(graph, task):
             parameters += [name for made in PRODUCTS.values() for name in made.parameters]
         kind, forms = "library", [*task.forms, (task.shape, task.dtype)]

@@ -24,7 +24,10 @@ __all__ = [
 ]
 
 # What a nest may have for itself; the others are of headers and steps that all nests share.
-NAMES = ("unroll", "keep", "block_rows", "block_columns", "num_warps", "stages", "split")
+NAMES = (
+    *("unroll", "keep", "num_warps", "stages", "split"),
+    *("tile_rows", "tile_columns", "block_rows", "block_columns"),
+)
 SECOND = "_2"
 SMALL = 8  # times fewer elements than the largest nest: not worth parameters of its own
 _NAME = re.compile(rf"\b({'|'.join(NAMES)})\b")

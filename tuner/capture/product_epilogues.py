@@ -34,16 +34,17 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
     read |= {n for t in later if isinstance(t, Call) for n in t.reads}
     (output, *others), num = nest.outputs, math.prod(call.shape)
     is_one = not (others or nest.reductions or nest.scans or nest.taps or len(nest.passes) > 1)
-    if call.name in read or not is_one or nest.is_wide or output.dtype != "float32":
+    is_plain = not (nest.is_wide or nest.is_transposed or nest.space.last)
+    if call.name in read or not is_one or not is_plain or output.dtype != "float32":
         return None
     if math.prod(nest.space.sizes) != num or output.count != num:
         return None
     operands = [o for s in _statements(nest) for o in s.operands]
-    is_plain = COLUMN not in operands and all(s.op in OPERATIONS for s in _statements(nest))
+    is_known = COLUMN not in operands and all(s.op in OPERATIONS for s in _statements(nest))
     places = {t.name: _place(nest, t.name, call.shape[-1]) for t in nest.arguments}
     is_read = None not in places.values() and {t.dtype for t in nest.arguments} == {"float32"}
     is_whole = places.get(call.name) == _PLACES[True, True]
-    return nest if is_plain and is_read and is_whole else None
+    return nest if is_known and is_read and is_whole else None
 
 
 # Where an element lies, by whether it varies over rows and over columns.

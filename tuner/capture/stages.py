@@ -6,22 +6,60 @@ between, in its own dtype.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph, Node, Ref
 from tuner.capture.grouping import grouped
 from tuner.capture.half_products import has_halves
-from tuner.capture.index_space import NothingToGenerate, NotOneNest, refusal, viewed
+from tuner.capture.images import images_of, with_images_copied
+from tuner.capture.index_space import (
+    OVER_COLUMNS,
+    NothingToGenerate,
+    NotOneNest,
+    refusal,
+    viewed,
+)
 from tuner.capture.library import Call, call_of, is_call
 from tuner.capture.nest import DTYPES, Nest
-from tuner.capture.nesting import nest_of, real_name
+from tuner.capture.nesting import nest_of
 from tuner.capture.precision import FLOATS, stored_as
 from tuner.capture.products import with_products
+from tuner.capture.recomputed import with_windows_of_operands
 from tuner.capture.scans import with_scans
+from tuner.capture.viewing import real_name
 from tuner.capture.windows import with_windows
 
-__all__ = ["Stages", "stages_of"]
+__all__ = ["Partition", "Stages", "stages_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One way to cut a graph in tasks.
+
+    In all but the default a nest computes again what an earlier one of its group did, where no
+    reduction stands before that, instead of reading it.
+
+    Attributes:
+        is_channels_last: whether images lie so between tasks.
+        is_recomputed: whether pointwise work before pooling is computed in its windows, and is
+            not stored.
+        is_apart: whether what follows a reduction, for all columns, is a nest of its own.
+    """
+
+    is_channels_last: bool = False
+    is_recomputed: bool = False
+    is_apart: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called, beside the default that has no name."""
+        words = {
+            "channels_last": self.is_channels_last,
+            "recomputed": self.is_recomputed,
+            "apart": self.is_apart,
+        }
+        return "_".join(word for word, holds in words.items() if holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +72,7 @@ class Stages:
         updates: the buffers that a task's value is written to, with that value's name.
         counters: buffers to which the call adds a whole number, with the number.
         between: what a nest writes for another task, with its shape.
+        images: what lies channels last between tasks.
     """
 
     tasks: tuple[Nest | Call, ...]
@@ -41,6 +80,7 @@ class Stages:
     updates: Mapping[str, str]
     counters: Mapping[str, int]
     between: Mapping[str, tuple[int, ...]]
+    images: frozenset[str] = frozenset()
 
     @property
     def nests(self) -> tuple[Nest, ...]:
@@ -53,15 +93,27 @@ class Stages:
         return tuple(task for task in self.tasks if isinstance(task, Call))
 
 
-def stages_of(graph: Graph) -> Stages:
+_DEFAULT = Partition()
+
+
+def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     """Return a graph as tasks.
+
+    Args:
+        graph: of the module.
+        partition: how it is cut.
 
     Raises:
         NotOneNest: it names the line of the user's file and the operation.
         NothingToGenerate: it is nothing but PyTorch's own operations, and none is a product that
             a kernel of ours takes on a GPU.
     """
-    graph = with_products(with_scans(with_windows(graph)))
+    graph = with_windows(graph)
+    if partition.is_recomputed:
+        names = [*graph.outputs, *graph.buffer_updates.values()]
+        graph = with_windows_of_operands(graph, {real_name(graph, name) for name in names})
+    graph = with_products(with_scans(graph))
+    graph = with_images_copied(graph) if partition.is_channels_last else graph
     counters = _counters(graph)
     nodes = {n.name: n for n in graph.nodes}
     updates = {
@@ -84,6 +136,9 @@ def stages_of(graph: Graph) -> Stages:
         dtype = graph.value(name).dtype
         if dtypes.setdefault(real, dtype) != dtype:
             raise refusal(nodes[real], f"{real} is returned as {dtypes[real]} and as {dtype}")
+    images = frozenset[str]()
+    if partition.is_channels_last:
+        images = images_of(graph, {*outputs, *updates.values()})
     groups = grouped(graph, left)
     tasks: list[Nest | Call] = []
     between: dict[str, tuple[int, ...]] = {}
@@ -95,7 +150,8 @@ def stages_of(graph: Graph) -> Stages:
             continue
         read = {real_name(graph, r) for n in rest for r in n.refs}
         while group:
-            nest, later = _first(graph, group, {*outputs, *updates.values()}, dtypes, read)
+            own = {*outputs, *updates.values()}
+            nest, later = _first(graph, group, own, dtypes, read, partition, images)
             tasks.append(nest)
             wanted = read | {real_name(graph, r) for n in later for r in n.refs}
             between |= {o.name: nodes[o.name].shape for o in nest.outputs if o.name in wanted}
@@ -110,7 +166,7 @@ def stages_of(graph: Graph) -> Stages:
         raise NothingToGenerate(
             f"nothing to generate: the forward is {number_words} of PyTorch's {what}"
         )
-    return Stages(tuple(tasks), outputs, updates, counters, between)
+    return Stages(tuple(tasks), outputs, updates, counters, between, images)
 
 
 def _calls(graph: Graph, node: Node, before: Sequence[Nest | Call]) -> list[Call]:
@@ -138,32 +194,41 @@ def _first(
     results: set[str],
     dtypes: Mapping[str, str],
     read_later: Container[str],
+    partition: Partition,
+    images: Collection[str],
 ) -> tuple[Nest, list[Node]]:
-    """Return the first nest, and the nodes that are not in it."""
+    """Return the first nest, and the nodes of later ones."""
     later: set[str] = set()
     first: NotOneNest | None = None
     while True:
         own = [n for n in left if n.name not in later]
-        rest = [n for n in left if n.name in later]
         if not own:
             assert first is not None
             raise first
+        again = set[str]()
+        if partition != _DEFAULT:
+            again = _computed_again(graph, left, later, results)
+        rest = [n for n in left if n.name in later or n.name in again]
         read = {real_name(graph, r) for n in rest for r in n.refs}
         wanted = {
             n.name: dtypes.get(n.name, stored_as(n))
             for n in own
-            if n.name in results or n.name in read or n.name in read_later
+            if n.name in results
+            or (n.name in read and n.name not in again)
+            or n.name in read_later
         }
         for name in wanted:
             if wanted[name] not in DTYPES:
                 raise refusal(graph.value(name), f"a result is {wanted[name]}")  # type: ignore[arg-type]
             if (name in read or name in read_later) and wanted[name] not in FLOATS:
                 raise refusal(graph.value(name), f"{name} is read again")  # type: ignore[arg-type]
+        if not wanted and first is not None and again:
+            raise first
         if not wanted:
             # Of no use to anything but what comes later: then it is computed there.
             raise refusal(own[0], f"{own[0].op} is of no use")
         try:
-            return nest_of(graph, own, wanted), rest
+            return nest_of(graph, own, wanted, images, is_apart=partition.is_apart), rest
         except NotOneNest as error:
             first = first or error
             if error.node is None:
@@ -176,6 +241,30 @@ def _first(
             users = graph.users()
             taps = [n.name for n in left if n.op == "tap"]
             later |= {name for name in taps if {user.name for user in users[name]} <= later}
+
+
+def _computed_again(
+    graph: Graph, left: Sequence[Node], later: Container[str], results: Container[str]
+) -> set[str]:
+    """Return what of a nest the later ones compute too.
+
+    No reduction or window stands before it, nor is it what a window is of, which is stored.
+    """
+    costly: set[str] = set()
+    for node in left:
+        read = {real_name(graph, ref) for ref in node.refs}
+        is_costly = node.op in OVER_COLUMNS or node.op in ("gather", "placed", "tap")
+        if is_costly or read & costly:
+            costly.add(node.name)
+    own = {n.name: n for n in left if n.name not in later and n.name not in costly}
+    found: set[str] = set()
+    wanted = [ref for n in left if n.name in later and n.op != "tap" for ref in n.refs]
+    while wanted:
+        name = real_name(graph, wanted.pop())
+        if name in own and name not in found and name not in results:
+            found.add(name)
+            wanted += own[name].refs
+    return found
 
 
 def _dependents(graph: Graph, node: Node) -> set[str]:

@@ -11,21 +11,16 @@ from tuner.capture.indexing import is_split
 from tuner.capture.library import MOVES, Call
 from tuner.capture.loops import loops_text, parameters_of
 from tuner.capture.loops_across import across_text
+from tuner.capture.loops_tiled import tiled_text, turned_values
 from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, renamed, suffixes_of
 from tuner.capture.precision import FLOATS, HALVES, num_bytes_of
 from tuner.capture.stages import Stages
 
 __all__ = [
-    "Part", "arguments_of", "between_of", "call_steps", "cpp_template", "function_of",
-    "further_calls", "layout_of", "main_of", "place_of", "work_of",
+    "Part", "arguments_of", "between_of", "call_step", "cpp_template", "function_of",
+    "further_calls", "main_of", "place_of", "work_of",
 ]  # fmt: skip
-
-
-_LAYOUT = (
-    '  layout: {about: "how images lie in memory for convolutions: as given, or channels last, '
-    'with copies before and behind", default: as_given, values: [as_given, channels_last]}\n'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,10 @@ def between_of(stages: Stages, names: Mapping[str, str]) -> list[str]:
     results = {*stages.outputs, *stages.updates.values()}
     written = {o.name: o.dtype for nest in stages.nests for o in nest.outputs}
     lines = []
-    forms = [(n, f"{names[n]}_between", s, written[n]) for n, s in stages.between.items()]
+    forms = [
+        (n, f"{names[n]}_between", (s[0], *s[2:], s[1]) if n in stages.images else s, written[n])
+        for n, s in stages.between.items()
+    ]
     forms += [(c.name, names[c.name], c.shape, c.dtype) for c in stages.calls]
     for name, place, shape, dtype in forms:
         if name in results or (place == names[name] and dtype == "float32"):
@@ -86,28 +84,21 @@ def main_of(stages: Stages) -> Nest:
     return max(stages.nests, key=lambda nest: nest.space.rows * nest.space.cols)
 
 
-def call_steps(stages: Stages, call: Call, names: Mapping[str, str]) -> list[str]:
-    """Return a call of PyTorch's own operation as steps of the plan, one for each layout."""
+def call_step(stages: Stages, call: Call, names: Mapping[str, str]) -> str:
+    """Return a call of PyTorch's own operation as a step of the plan."""
+    is_last = call.name in stages.images
 
-    def step(condition: str, suffix: str) -> str:
-        ends = dict.fromkeys(call.reads[:2], suffix)  # the image and its filters
-        args = json.dumps(call.written(lambda n: place_of(stages, names, n) + ends.get(n, "")))
-        gives = place_of(stages, names, call.name)
-        pick = "" if call.pick is None else f", pick: {call.pick}"
-        return f"  - {{aten: {call.function}, args: {args}, gives: {gives}{pick}{condition}}}"
+    def operand(name: str) -> str:
+        place = place_of(stages, names, name)
+        if name in stages.images and name in stages.between:  # of a nest; PyTorch knows its own
+            return f"{place}.channels_first"
+        # The image and its filters; those of a convolution in 2D or 3D lie like it.
+        return f"{place}.channels_last" if is_last and name in call.reads[:2] else place
 
-    if not call.has_layout:
-        return [step("", "")]
-    last = "channels_last"
-    return [
-        step(f', when: "layout != {last!r}"', ""),
-        step(f', when: "layout == {last!r}"', f".{last}"),
-    ]
-
-
-def layout_of(stages: Stages) -> str:
-    """Return the line of a head for the layout of images; "" where nothing has one."""
-    return _LAYOUT if any(call.has_layout for call in stages.calls) else ""
+    args, gives = json.dumps(call.written(operand)), place_of(stages, names, call.name)
+    pick = "" if call.pick is None else f", pick: {call.pick}"
+    layout = ", layout: channels_last" if is_last else ""
+    return f"  - {{aten: {call.function}, args: {args}, gives: {gives}{pick}{layout}}}"
 
 
 def work_of(stages: Stages) -> str:
@@ -141,13 +132,14 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
     suffixes = {} if part.name else suffixes_of(stages.nests)
     for task in stages.tasks:
         if isinstance(task, Call):
-            steps += call_steps(stages, task, names)
+            steps.append(call_step(stages, task, names))
             continue
         nest, function = task, function_of(op, len(texts))
         rows, cols = str(nest.space.rows), str(nest.space.cols)
         arguments = ", ".join([*arguments_of(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
-        write = across_text if nest.space.is_across else loops_text
+        write = tiled_text if turned_values(nest) else loops_text
+        write = across_text if nest.space.is_across else write
         texts.append(renamed(write(nest, function, names), suffixes.get(nest.name, "")))
         for output in nest.outputs:
             if output.dtype in FLOATS and nest.is_inner(output.name):
@@ -198,7 +190,6 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
             '  piece: {about: "columns of a long row that one thread takes at a time", '
             "default: 65536, values: [16384, 65536, 262144]}"
         )
-    parameters += layout_of(stages).splitlines()
     workspace = [line for part in parts for line in between_of(part.stages, part.names)]
     head = [
         "---",

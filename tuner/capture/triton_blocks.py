@@ -13,8 +13,7 @@ from tuner.capture.nest import Nest
 from tuner.capture.precision import HALVES, num_bytes_of
 
 __all__ = [
-    "SEARCHED", "Blocks", "blocks_of", "chosen", "first_blocks", "is_split_across", "searched",
-    "with_sums_of",
+    "SEARCHED", "Blocks", "chosen", "is_split_across", "searched", "with_sums_of",
 ]  # fmt: skip
 
 STAGED_BYTES = 80 * 1024  # of shared memory, which a program has on any GPU since Ampere
@@ -44,9 +43,14 @@ class Blocks:
     max_registers: int | None = None
 
 
-def searched(suffix: str = "") -> Blocks:
-    """Return the blocks that a search decides; what their parameters end in is `suffix`."""
-    names = ("block_rows", "block_columns", "num_warps", "stages", "split")
+def searched(suffix: str = "", kind: str = "block") -> Blocks:
+    """Return the blocks that a search decides.
+
+    Args:
+        suffix: what their parameters end in.
+        kind: what those of rows and columns begin with: "block", or "tile" (`triton_parameters`).
+    """
+    names = (f"{kind}_rows", f"{kind}_columns", "num_warps", "stages", "split")
     rows, columns, num_warps, stages, split = (f"{{{{ {name}{suffix} }}}}" for name in names)
     return Blocks(rows, columns, num_warps, stages, split)
 
@@ -62,36 +66,6 @@ def is_split_across(nest: Nest) -> bool:
     if not nest.reductions or not nest.space.is_across:
         return False
     return 0 in nest.space.columns and not any(r.is_index for r in nest.reductions)
-
-
-def blocks_of(nest: Nest) -> dict[str, list[int]]:
-    """Return the sizes of blocks that are worth trying: long where memory is contiguous."""
-    if not nest.space.is_across:
-        return {
-            "block_rows": [1] if is_split(nest) else [1, 2, 4, 8, 16],
-            "block_columns": [128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768],
-        }
-    return {
-        "block_rows": [16, 32, 64, 128, 256, 512, 1024],
-        "block_columns": [1, 2, 4, 8, 16, 32, 64, 128],
-    }
-
-
-def first_blocks(nest: Nest) -> tuple[int, int, int]:
-    """Return rows, columns and warps to begin with: a row in one block, some 16 values a lane.
-
-    Where columns lie apart in memory, and where a row is too long for a block, warps are few and
-    read what lies together.
-    """
-    whole = _power_of_2(nest.space.cols)
-    if nest.space.is_across:
-        columns = min(128, whole)
-        return min(256, max(16, 2048 // columns)), columns, 4
-    if not nest.reductions or is_split(nest) or whole > 16384:
-        return 1, 1024, 4
-    columns = max(128, whole)
-    rows = max(1, 1024 // columns)
-    return rows, columns, max(1, rows * columns // 512)
 
 
 def chosen(nest: Nest) -> Blocks:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from tuner.capture.indexing import offset, row_dims
+from tuner.capture.indexing import inner_rows, offset, row_dims
 from tuner.capture.merged import Merged, merged_sweeps
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
 from tuner.capture.operations import converted, emit, literal, operation_of
@@ -27,7 +27,7 @@ RESERVED = {
     "col_ids", "first_col", "is_col", "is_row", "num_columns", "num_rows", "present", "row_ids",
     "tl", "libdevice", "triton", "block", "blocks", "column_index", "partial", "totals", "piece",
     "pieces", "program", "last_col", "first_piece", "more",
-    "block_rows", "programs",
+    "block_rows", "programs", "row_blocks", "outer_row", "inner_ids",
 }  # fmt: skip
 _WHOLE = {"int64": "tl.int64", "bool": "tl.uint8"}
 
@@ -49,6 +49,10 @@ class Writer:
         self.names = {**names, COLUMN: "column_index"}
         self.space = nest.space
         self.rows, self.columns = row_dims(self.space), sorted(self.space.columns)
+        # Rows of one block lie beside each other, in whichever order of memory.
+        self.inner_rows = inner_rows(self.space) if nest.is_transposed else self.rows
+        self.outer_rows = self.rows[: len(self.rows) - len(self.inner_rows)]
+        self.num_inner = math.prod(self.space.sizes[d] for d in self.inner_rows)
         self.given = {t.name for t in nest.arguments}
         self.inputs = [names[t.name] for t in nest.arguments]
         self.outputs = [names[o.name] for o in nest.outputs]
@@ -173,8 +177,16 @@ class Writer:
     # ---- rows and blocks ----------------------------------------------------------------------
 
     def _begin(self, program: str) -> Iterator[str]:
-        yield f"    row_ids = ({program} * ROWS + tl.arange(0, ROWS)).to(tl.int64)"
-        yield "    is_row = row_ids < num_rows"
+        if self.outer_rows:
+            yield f"    row_blocks = tl.cdiv({self.num_inner}, ROWS)"
+            yield f"    outer_row = ({program} // row_blocks).to(tl.int64)"
+            inner = f"{program} % row_blocks * ROWS + tl.arange(0, ROWS)"
+            yield f"    inner_ids = ({inner}).to(tl.int64)"
+            yield f"    is_row = inner_ids < {self.num_inner}"
+            yield f"    row_ids = outer_row * {self.num_inner} + inner_ids"
+        else:
+            yield f"    row_ids = ({program} * ROWS + tl.arange(0, ROWS)).to(tl.int64)"
+            yield "    is_row = row_ids < num_rows"
         for tensor in self.nest.arguments:
             if self.nest.is_inner(tensor.name):
                 continue
@@ -187,16 +199,32 @@ class Writer:
         yield from (f"    {self._statement(s)}" for s in self.nest.before)
 
     def _row_at(self, name: str, rows: str) -> str:
-        return offset(self.space, name, self.rows, rows, "//")
+        if not self.outer_rows:
+            return offset(self.space, name, self.rows, rows, "//")
+        inner = rows.replace("row_ids", "inner_ids")
+        terms = [
+            offset(self.space, name, self.outer_rows, "outer_row", "//"),
+            offset(self.space, name, self.inner_rows, inner, "//"),
+        ]
+        if rows == "row_ids" and terms[0] and not terms[1]:  # a block all the same, as its mask
+            terms[1] = f"0 * {inner}"
+        return " + ".join(t for t in terms if t)
+
+    def _row_blocks(self, size: str) -> str:
+        """Write how many blocks of so many rows there are."""
+        if not self.outer_rows:
+            return f"triton.cdiv(rows, {size})"
+        return f"rows // {self.num_inner} * triton.cdiv({self.num_inner}, {size})"
 
     def _at(self, name: str) -> str:
         """Return where a block of a value lies."""
         terms = [self._row_at(name, "row_ids[:, None]")]
         # A row may have more than 2^31 elements between its first and its last one.
-        wide = "col_ids" if self._is_narrow() else "col_ids.to(tl.int64)"
+        is_narrow = self._is_narrow() and not self.space.is_moved(name)
+        wide = "col_ids" if is_narrow else "col_ids.to(tl.int64)"
         terms.append(offset(self.space, name, self.columns, wide, "//"))
         is_whole = len(self.space.varies[name]) == len(self.space.sizes)
-        if is_whole and self.rows and self._is_narrow():
+        if is_whole and self.rows and is_narrow:
             terms[0] = "row_ids[:, None] * num_columns"
         return " + ".join(t for t in terms if t)
 
@@ -224,7 +252,7 @@ class Writer:
                 source = f"{self.names[tap.source]}_all"
                 yield from triton_tap(tap, text, source, self._at(name))
             elif name in self.given and self.nest.is_inner(name):
-                mask = "present" if self.space.varies[name] & {*self.rows} else "is_col"
+                mask = "present" if self.space.varies[name] & {*self.inner_rows} else "is_col"
                 value = f"tl.load({text}_all + {self._at(name)}, mask={mask}, other=0)"
                 yield f"{text} = {value}.to(tl.float32)"
         for statement in each.statements:
@@ -234,7 +262,8 @@ class Writer:
         for output in each.writes:
             value = self._stored(output.name, output.dtype, is_block=True)
             at = self._at(output.name)
-            at = at if self.rows else f"0 * row_ids[:, None] + {at}"  # of the mask's shape
+            if not self.space.varies[output.name] & {*self.inner_rows}:
+                at = f"0 * row_ids[:, None] + {at}"  # of the mask's shape
             yield f"tl.store({self.names[output.name]}_out + {at}, {value}, mask=present)"
 
     def _in(self, name: str, is_block: bool) -> str:
@@ -320,7 +349,7 @@ class Writer:
         yield "    if cols + block >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
         yield f"    block_rows = {self.blocks.rows}"
-        grid = "triton.cdiv(rows, block_rows)"
+        grid = self._row_blocks("block_rows")
         if not self.has_own_rows:
             grid = f"{grid} * triton.cdiv(cols, block)"
         yield f"    blocks = {grid}"

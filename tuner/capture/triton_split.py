@@ -1,4 +1,4 @@
-"""A nest as Triton kernels where rows are few: several programs split the columns of each.
+"""A nest as Triton kernels where rows are few: several programs split each, or a block of them.
 
 Each pass is a kernel, and another one puts together what its programs found, in an order that does
 not depend on which of them was first.
@@ -26,10 +26,11 @@ class SplitWriter(Writer):
         self, nest: Nest, function: str, names: Mapping[str, str], blocks: Blocks = SEARCHED
     ) -> None:
         super().__init__(nest, function, names, blocks)
+        # Of rows that lie beside each other several; of others one, in a block as large.
+        self.has_rows = nest.space.is_across
         self.moments = {n: m for n, m in self.merged.items() if m.kind == "moments"}
-        taken = " * ".join(
-            str(n).strip("{} ") for n in (blocks.rows, blocks.columns, blocks.split)
-        )
+        sizes = [blocks.rows] * (not self.has_rows) + [blocks.columns, blocks.split]
+        taken = " * ".join(str(size).strip("{} ") for size in sizes)
         self.pieces = f"cdiv({self.space.cols}, {taken})"
 
     def text(self) -> str:
@@ -59,8 +60,8 @@ class SplitWriter(Writer):
             yield from (f"    {line}" for line in found)
             for reduction in _both(each, merged):
                 name, index = self.names[reduction.name], self.nest.reductions.index(reduction)
-                at = f"{index} * num_rows * pieces + program + tl.arange(0, ROWS)"
-                yield f"    tl.store(partial + {at}, {name})"
+                at = f"({index} * num_rows + row_ids) * pieces + program % pieces"
+                yield f"    tl.store(partial + {at}, {name}, mask=is_row)"
         if has_rows:
             yield from ("", "", "@triton.jit")
             yield f"def {self.function}_results("
@@ -90,16 +91,20 @@ class SplitWriter(Writer):
         outputs = [f"{name}_out" for name in self.outputs]
         given = ", ".join([*self.inputs, *outputs])
         yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols):")
-        yield f"    block, split = {self.blocks.rows} * {self.blocks.columns}, {self.blocks.split}"
+        rows, columns = self.blocks.rows, self.blocks.columns
+        block = columns if self.has_rows else f"{rows} * {columns}"
+        yield f"    block, split = {block}, {self.blocks.split}"
+        yield f"    block_rows = {rows if self.has_rows else 1}"
         yield "    if cols + block * split >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
         yield "    pieces = triton.cdiv(cols, block * split)"
         for number, each in enumerate(self.nest.passes):
             if number - 1 in self.moments:
                 continue
-            yield f"    {self.function}_pass_{number}[(rows * pieces,)]("
+            blocks = f"({self._row_blocks('block_rows')})" if self.has_rows else "rows"
+            yield f"    {self.function}_pass_{number}[({blocks} * pieces,)]("
             yield f"        {given}, partial, totals, rows, cols,"
-            yield "        ROWS=1, COLUMNS=block, PIECE=block * split,"
+            yield "        ROWS=block_rows, COLUMNS=block, PIECE=block * split,"
             yield f"        num_warps={self.blocks.num_warps},"
             yield "    )"
             if number in self.moments:
@@ -110,7 +115,7 @@ class SplitWriter(Writer):
                 call = f"{self.function}_put_together_{reduction.fold}[(rows,)]"
                 yield f"    {call}(partial, totals, rows, pieces, NUMBER={number_of})"
         if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
-            yield f"    {self.function}_results[(triton.cdiv(rows, 128),)]("
+            yield f"    {self.function}_results[({self._row_blocks('128')},)]("
             yield f"        {given}, totals, rows, ROWS=128,"
             yield "    )"
 
@@ -225,7 +230,7 @@ class AcrossWriter(Writer):
         yield from ("", "", f"def {self.function}({given}, partial, totals, rows, cols, pieces):")
         yield f"    if cols + pieces * {self.blocks.columns} >= 2**31:"
         yield '        raise RuntimeError(f"{cols} columns are past 2^31")'
-        yield f"    blocks = triton.cdiv(rows, {self.blocks.rows}) * pieces"
+        yield f"    blocks = {self._row_blocks(str(self.blocks.rows))} * pieces"
         for number, each in enumerate(self.nest.passes):
             yield f"    {self.function}_pass_{number}[(blocks,)]("
             yield f"        {given}, partial, totals, rows, cols, pieces,"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tuner.capture.half_products import Products, given_to, step_of, takes_halves
-from tuner.capture.indexing import is_split
+from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
 from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
@@ -16,24 +16,22 @@ from tuner.capture.templates import (
     Part,
     arguments_of,
     between_of,
-    call_steps,
+    call_step,
     function_of,
     further_calls,
-    layout_of,
     main_of,
     place_of,
     work_of,
 )
 from tuner.capture.triton_blocks import (
     Blocks,
-    blocks_of,
     chosen,
-    first_blocks,
     is_split_across,
     searched,
     with_sums_of,
 )
 from tuner.capture.triton_loops import Writer
+from tuner.capture.triton_parameters import block_parameters, is_tiled
 from tuner.capture.triton_scans import ScanWriter
 from tuner.capture.triton_split import AcrossWriter, SplitWriter
 from tuner.capture.triton_sums import Summed, SumsWriter, with_sums
@@ -58,18 +56,10 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 """
-_REQUIRES = """\
-  - {{expr: "block_rows * block_columns <= num_warps * 32 * {per_lane}", why: "what a program \
-holds fits in its registers"}}
-  - {{expr: "block_rows * block_columns >= num_warps * 32", why: "every lane has an element"}}
-"""
-_BLOCKS = """\
-  block_rows: {{about: "rows of one program", default: {rows}, values: {block_rows}}}
-  block_columns: {{about: "columns at a time; a row that is no longer is read once",
-    default: {columns}, values: {block_columns}}}
-  num_warps: {{about: "warps of a program", default: {warps},
-    values: [1, 2, 4, 8, 16, 32]}}
-"""
+_WARPS = (
+    '  num_warps: {{about: "warps of a program", default: {warps}, '
+    "values: [1, 2, 4, 8, 16, 32]}}\n"
+)
 # As the correctly rounded division of float32 is called.
 _DIVIDED = """
 
@@ -91,7 +81,7 @@ _SPLIT = (
 )
 _EPILOGUE = (
     '  product_epilogue: {about: "pointwise work behind a product: at the end of its kernel, or a '
-    'kernel of its own", default: fused, values: [fused, apart]}\n'
+    'kernel of its own", default: fused, values: ["fused", "apart"]}\n'
 )
 _FUSED, _APART = (f", when: \"product_epilogue == '{how}'\"" for how in ("fused", "apart"))
 _PROGRAMS = (
@@ -107,10 +97,10 @@ def _writer(
     if isinstance(task, Summed):
         return SumsWriter(task, function, names, with_sums_of(task.nest))
     blocks = own or chosen(task)
-    if is_split(task):
-        return SplitWriter(task, function, names, blocks)
     if is_split_across(task) and own is None:
         return AcrossWriter(task, function, names, blocks)
+    if is_split(task) or is_split_by_blocks(task):
+        return SplitWriter(task, function, names, blocks)
     return (ScanWriter if task.scans else Writer)(task, function, names, blocks)
 
 
@@ -120,10 +110,12 @@ def _steps(
     texts: list[str],
     products: Products | None,
     epilogues: dict[str, str],
+    shared: Sequence[Nest],
 ) -> tuple[list[str], list[str]]:
     """Add the functions of a call to `texts`; return its steps, and its workspace.
 
-    The CUDA C++ of products with nests behind them is added to `epilogues`, by nest.
+    The CUDA C++ of products with nests behind them is added to `epilogues`, by nest; `shared` are
+    the nests whose parameters have plain names.
     """
     steps: list[str] = []
     product: Call | None = None  # whose epilogue the next nest may be
@@ -144,13 +136,13 @@ def _steps(
             workspace += [room] * (task.name not in results)
             continue
         if isinstance(task, Call):
-            steps += call_steps(stages, task, names)
+            steps.append(call_step(stages, task, names))
             continue
         number = len(texts)
         function = function_of(op, number)
         own = None
-        if part.is_forward and isinstance(task, Nest):
-            own = searched(suffixes.get(task.name, ""))
+        if isinstance(task, Nest) and _is_searched(part, task, shared):
+            own = searched(suffixes.get(task.name, ""), "tile" if is_tiled(task) else "block")
         writer = _writer(task, function, names, own)
         nest, split = writer.nest, writer.split
         arguments = arguments_of(stages, nest, names)
@@ -190,21 +182,23 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     stages = parts[0].stages
     texts: list[str] = []
     epilogues: dict[str, str] = {}
-    found = [_steps(part, op, texts, products, epilogues) for part in parts]
-    workspace = [line for _, lines in found for line in lines]
-    others = [nest for part in parts if not part.is_forward for nest in part.stages.nests]
     groups = groups_of(stages.nests)
-    for part in [part for part in parts[1:] if part.is_forward and groups]:
-        groups[""] += part.stages.nests
+    shared = groups.get("", [])
+    found = [_steps(part, op, texts, products, epilogues, shared) for part in parts]
+    workspace = [line for _, lines in found for line in lines]
+    others: list[Nest] = []
+    for part in parts[1:]:
+        searched_too = [n for n in part.stages.nests if _is_searched(part, n, shared)]
+        others += [nest for nest in part.stages.nests if nest not in searched_too]
+        shared += searched_too
     own = [
         _own(nests, suffix, _APART * all(nest.name in epilogues for nest in nests))
         for suffix, nests in groups.items()
     ]
-    is_one = len(stages.nests) == 1 and not is_split(stages.nests[0])
+    is_one = len(stages.nests) == 1 and not any(map(_is_shared_out, stages.nests))
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
     more += "".join(products.parameters.values()) if products else ""
     more += _EPILOGUE if epilogues else ""
-    more += next(filter(None, (layout_of(part.stages) for part in parts)), "")
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)"
         + (products.title if products else ""),
@@ -227,19 +221,30 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     return head + (products.include if products else "") + divided + "".join(texts)
 
 
+def _is_searched(part: Part, nest: Nest, shared: Sequence[Nest]) -> bool:
+    """Whether a search decides a nest's blocks: of the forward, and of the same that is kept.
+
+    What is kept has no blocks of a kind that the forward does not have, which no search times.
+    """
+    is_own = not part.name or any(is_tiled(nest) is is_tiled(other) for other in shared)
+    return part.is_forward and is_own
+
+
+def _is_shared_out(nest: Nest) -> bool:
+    """Whether several programs share rows, where a search decides between how many."""
+    return is_split(nest) or is_split_by_blocks(nest)
+
+
 def _own(nests: Sequence[Nest], suffix: str, condition: str) -> tuple[str, str]:
     """Return what must hold of the parameters that nests share, the largest first, and these.
 
     `condition` is when there are such parameters.
     """
-    first = nests[0]
-    num_whole = sum(first.is_dense(t.name) for t in first.arguments) + 2  # values of a lane
-    requires = _REQUIRES.format(per_lane=max(16, 256 // num_whole))
+    requires, parameters, warps = block_parameters(nests)
     requires += _OF_SCANS if any(nest.scans for nest in nests) else ""
-    rows, columns, warps = first_blocks(first)
-    blocks = _BLOCKS.format(rows=rows, columns=columns, warps=warps, **blocks_of(first))
-    blocks += _STAGES if any(nest.reductions or nest.scans for nest in nests) else ""
-    blocks += _SPLIT if any(map(is_split, nests)) else ""
+    parameters += _WARPS.format(warps=warps)
+    parameters += _STAGES if any(nest.reductions or nest.scans for nest in nests) else ""
+    parameters += _SPLIT if any(map(_is_shared_out, nests)) else ""
     if condition:
-        blocks = re.sub(r"\}\n(?=  \w|\Z)", f"{condition}}}\n", blocks)
-    return named(requires, suffix), declared(blocks, first, suffix)
+        parameters = re.sub(r"\}\n(?=  \w|\Z)", f"{condition}}}\n", parameters)
+    return named(requires, suffix), declared(parameters, nests[0], suffix)

@@ -97,13 +97,14 @@ def _numbers(value: JsonValue, count: int, default: int | Sequence[int]) -> list
     return found * count if len(found) == 1 else found
 
 
-def tap_of(graph: Graph, node: Node, source: str) -> Tap:
-    """Return what a node of the graph reads of `source`."""
+def tap_of(graph: Graph, node: Node, source: str, *, is_last: bool = False) -> Tap:
+    """Return what a node of the graph reads of `source`; `is_last` where that is channels last."""
     axes = node.attrs["axes"]
     assert isinstance(axes, list)
     found = tuple(Axis(*(int(str(n)) for n in axis)) for axis in axes if isinstance(axis, list))
     most = max(math.prod(node.shape), math.prod(graph.value(node.refs[0]).shape))
-    return Tap(source, found, _FILLS[str(node.attrs["kind"])], most < 2**31)
+    channels = node.shape[1] if is_last else 1
+    return Tap(source, found, _FILLS[str(node.attrs["kind"])], most < 2**31, channels)
 
 
 def triton_tap(tap: Tap, name: str, source: str, at: str) -> Iterator[str]:
@@ -116,7 +117,7 @@ def triton_tap(tap: Tap, name: str, source: str, at: str) -> Iterator[str]:
         at: where the block's elements lie in the pooled tensor.
     """
     yield f"{name}_at = ({at}).to(tl.int32)" if tap.is_narrow else f"{name}_at = {at}"
-    inner, mask = 1, "present"
+    inner, mask = tap.channels, "present"
     places = []
     for number, axis in reversed(list(enumerate(tap.axes))):
         place = f"{name}_at // {inner} % {axis.made}" if inner > 1 else f"{name}_at % {axis.made}"
@@ -126,6 +127,8 @@ def triton_tap(tap: Tap, name: str, source: str, at: str) -> Iterator[str]:
         places.append((f"{name}_{number}", axis.given))
         inner *= axis.made
     where = f"{name}_at // {inner}"
+    if tap.channels > 1:
+        places.insert(0, (f"{name}_at % {tap.channels}", tap.channels))
     for place_name, size in reversed(places):
         where = f"({where}) * {size} + {place_name}"
     other = 'float("-inf")' if math.isinf(tap.fill) else repr(tap.fill)
@@ -142,9 +145,23 @@ def cpp_window(tap: Tap, name: str) -> str:
     fill = "-INFINITY" if math.isinf(tap.fill) else f"{tap.fill}f"
     kind = f"windows::Window<{len(tap.axes)}>"
     # Not two braces side by side, which are Jinja2's.
-    return f"static constexpr {kind} {name}_window = {{ {', '.join(columns)}, {fill} }};"
+    values = ", ".join([*columns, fill, str(tap.channels)])
+    return f"static constexpr {kind} {name}_window = {{ {values} }};"
 
 
-def cpp_tap(name: str, source: str, at: str) -> str:
-    """Write the read of a vector of a tap, of the elements from `at` on."""
-    return f"const simd::Floats {name} = windows::tap<kPart>({source}, {name}_window, {at}, n);"
+def cpp_tap(name: str, source: str, at: str, lane: str, apart: int) -> str:
+    """Write the read of a vector of a tap.
+
+    Args:
+        name: of the tap.
+        source: a pointer to what it is of.
+        at: where the first element of the tail lies in the pooled tensor.
+        lane: the number of the vector's first element in the tail.
+        apart: how far such elements lie apart, in elements.
+    """
+    window = f"{source}, {name}_window, {at} + {lane}"
+    if apart == 1:
+        return f"const simd::Floats {name} = windows::tap<kPart>({window}, n);"
+    return (
+        f"const simd::Floats {name} = windows::tap_apart<kPart>({window} * {apart}, {apart}, n);"
+    )

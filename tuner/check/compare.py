@@ -37,6 +37,7 @@ __all__ = [
 ULP = 2.0**-24  # half the distance between 1 and the next float32
 FLOOR_ULPS = 16  # an error below this many ULP of the largest value is always accepted
 SMALL_BATCH = 32  # below it the float32 class allows 4x instead of 2x the baseline's error
+EDGE_ULPS = 64  # so near to the largest number of its type, rounding decides about an Inf
 DOUBLE = 2.0**-38  # of the largest float64 value: 15 bits for sums, 14 bits from float32
 ZERO = 1e-10  # of the largest gradient: one below this share is mathematically 0
 CANCELLED = 2.0**-48  # sixteen times what float64 leaves of terms of 1 that cancel
@@ -133,7 +134,7 @@ def compare(
     if not all(math.isfinite(row[0]) for row in rows):  # so is the largest error, where all are
         sums = []
         for g, w, skip in _chunks(got, want, unjudged):
-            error, is_misplaced = _differences(g, w, skip)
+            error, is_misplaced = _differences(g, w, skip, got.dtype)
             if not tells_nan_from_inf:
                 is_misplaced &= torch.isfinite(g) | torch.isfinite(w)
             value = torch.where(torch.isfinite(w), w.abs(), 0.0)
@@ -188,14 +189,20 @@ def _chunks(
 
 
 def _differences(
-    got: torch.Tensor, want: torch.Tensor, skip: torch.Tensor | None
+    got: torch.Tensor, want: torch.Tensor, skip: torch.Tensor | None, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the absolute error (0 where either is not finite) and where NaN or Inf is amiss."""
+    """Return the absolute error (0 where either is not finite) and where NaN or Inf is amiss.
+
+    Within rounding of the largest number of its dtype, a value may be an Inf of its sign.
+    """
     import torch
 
     is_both_finite = torch.isfinite(got) & torch.isfinite(want)
     error = torch.where(is_both_finite, (got - want).abs(), 0.0)
     is_same = is_both_finite | (got == want) | (torch.isnan(got) & torch.isnan(want))
+    kind = torch.finfo(dtype if dtype.is_floating_point else torch.float64)
+    edge = kind.max * (1.0 - EDGE_ULPS * kind.eps)
+    is_same |= torch.isinf(got) & (got.sign() == want.sign()) & (want.abs() >= edge)
     if skip is not None:
         error = torch.where(skip, 0.0, error)
         is_same = is_same | skip
@@ -335,7 +342,7 @@ def first_beyond(
     """Return the flat index of the first offending element, and the share of them."""
     start, first, worst, total = 0, None, (-1.0, 0), 0
     for g, w, skip in _chunks(got, want, unjudged):
-        difference, is_misplaced = _differences(g, w, skip)
+        difference, is_misplaced = _differences(g, w, skip, got.dtype)
         is_bad = is_misplaced
         if not error.num_misplaced:
             limit: Any = limits.max_abs

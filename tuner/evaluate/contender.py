@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import ProblemError
-from tuner.evaluate.forkserver import ALSO
 from tuner.evaluate.task import Task, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
+from tuner.machine.forkserver import ALSO
 from tuner.trial import Build, Candidate, to_json
 
 __all__ = ["CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "get_ready", "loaded", "started"]

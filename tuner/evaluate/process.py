@@ -31,7 +31,7 @@ import psutil
 
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Channel
-from tuner.evaluate.forkserver import MARKER, Process, start_process
+from tuner.machine.forkserver import MARKER, Process, start_process
 
 __all__ = [
     "KILL_WAIT_S",
@@ -66,7 +66,11 @@ class Child:
         self._output, output = os.pipe()
         try:
             self._process: Process = start_process(
-                options, {**env, **SETTINGS, MARKER: self.marker}, theirs.fileno(), output
+                "tuner.evaluate.child:serve",
+                options,
+                {**env, **SETTINGS, MARKER: self.marker},
+                output,
+                channel_fd=theirs.fileno(),
             )
         except OSError as error:
             sock.close()

@@ -12,12 +12,12 @@ from typing import Any
 
 from tuner import errors
 from tuner.errors import TunerError, WorkerError
-from tuner.evaluate.forkserver import SERVER
 from tuner.evaluate.measure import below_floor
 from tuner.evaluate.worker import JobFailed, Reply, Worker
 from tuner.kernel.family import Family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import Device
+from tuner.machine.forkserver import SERVER
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 from tuner.trial import Value, to_json

@@ -28,8 +28,8 @@ from typing import Any
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Blob, Closed, Expired, Garbled
 from tuner.evaluate.child import Fault
-from tuner.evaluate.forkserver import import_path, preload
 from tuner.evaluate.process import KILL_WAIT_S, SETTINGS, Child, describe_exit
+from tuner.machine.forkserver import import_path, preload
 from tuner.wording import one_line
 
 __all__ = ["Blob", "Fault", "JobFailed", "Reply", "Worker", "WorkerCrashed", "WorkerTimeout"]

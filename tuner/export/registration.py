@@ -137,8 +137,16 @@ at::Tensor channels_last(const at::Tensor& tensor) {
 
 
 def _has_channels_last(plan: Plan) -> bool:
-    args = [arg for call in plan.calls for step in call.steps for arg in step.args]
-    return any(arg.endswith(".channels_last") for arg in args)
+    steps = [step for call in plan.calls for step in call.steps]
+    is_argument = any(arg.endswith(".channels_last") for step in steps for arg in step.args)
+    return is_argument or any(step.layout for step in steps)
+
+
+def _given(step: Step, made: str, dense: set[str], prefix: str) -> str:
+    """Write what a step gives as functions read it."""
+    if step.gives in dense:
+        return f"{prefix}dense({made})"
+    return made if step.layout is None else f"channels_last({made})"
 
 
 def _cpp_number(argument: Argument) -> str:
@@ -249,8 +257,7 @@ def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_
     if step.gives:
         made = f"at::{step.function}({', '.join(as_cpp(a) for a in step.args)})"
         made = made if step.pick is None else f"std::get<{step.pick}>({made})"
-        made = f"dense({made})" if step.gives in dense else made
-        return f"const at::Tensor {step.gives} = {made};"
+        return f"const at::Tensor {step.gives} = {_given(step, made, dense, '')};"
     if step.kind == "aten":
         words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
         return f"at::{step.function}_out({', '.join([str(step.out), *words])});"
@@ -309,7 +316,7 @@ def _python_function(plan: Plan, namespace: str) -> str:
             words = [as_python(a) for a in step.args]
             call = f"torch.ops.aten.{step.function}({', '.join(words)})"
             call += "" if step.pick is None else f"[{step.pick}]"
-            call = f"{step.gives} = {f'_dense({call})' if step.gives in plan.dense else call}"
+            call = f"{step.gives} = {_given(step, call, plan.dense, '_')}"
         elif step.kind == "aten":
             words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
             call = f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})"

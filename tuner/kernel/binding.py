@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.kernel.operands import getter
+from tuner.kernel.operands import channels_last, getter
 from tuner.plans import Argument, Plan, Step, Tensor
 from tuner.space.expression import Expression
 from tuner.trial import Language
@@ -221,7 +221,9 @@ class BoundOp:
         named = {keyword: value for keyword, value in operands if keyword}
         made = getattr(torch.ops.aten, step.function)(*plain, **named)
         made = made if step.pick is None else made[step.pick]
-        return _dense(made) if step.gives in prepared.dense else made
+        if step.gives in prepared.dense:
+            return _dense(made)
+        return made if step.layout is None else channels_last(made)
 
 
 class _Prepared:

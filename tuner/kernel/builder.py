@@ -16,17 +16,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
-import resource
 import select
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -43,24 +39,22 @@ from tuner.kernel.compiler_words import (
     parse_resources,
     shortened,
 )
+from tuner.kernel.compilers import (
+    LOG_BYTES,
+    Compiler,
+    forked,
+    read_some,
+    restrain,
+    spawned,
+)  # fmt: skip
 from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
 from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
 from tuner.trial import Build, Candidate, Status, content_key, from_json, to_json
 
 __all__ = ["Builder"]
 
-LOG_BYTES = 16 * 2**20  # a runaway template error prints gigabytes
 FULL_BYTES = 2**20  # with less left than one shared object, a failure says nothing
 TRITON_FOLDER = "triton"  # of the cache: what Triton compiled, by content; candidates share it
-COMPILER_NICENESS = 10  # compiling must not delay the process that measures
-EARLY_TO_DIE = 900  # oom_score_adj: a compiler that eats all memory goes, not the tuner
-
-_COMPILE_TRITON = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from tuner.kernel.triton_build import main
-sys.exit(main(sys.argv[2:]))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +204,7 @@ class Builder:
         language = candidate.language
         (folder / SOURCE_NAMES[language]).write_text(candidate.source, encoding="utf-8")
         started, paused_s = time.monotonic(), self._total_paused_s()
-        end = self._run(self._command(candidate, folder), folder)
+        end = self._run(self._starter(candidate, folder), folder)
         seconds = time.monotonic() - started - (self._total_paused_s() - paused_s)
         (folder / "log.txt").write_bytes(end.output)
         log = end.output.decode(errors="replace")
@@ -228,17 +222,21 @@ class Builder:
             return build, not matches(COMPILER_KILLED, build.error)
         return self._finish_native(build, candidate, folder, log), True
 
-    def _command(self, candidate: Candidate, folder: Path) -> list[str]:
-        """Compose the compiler's command; for Triton, ahead of time if the sizes are known."""
+    def _starter(self, candidate: Candidate, folder: Path) -> Callable[[Path], Compiler]:
+        """Return what starts its compiler, given a folder for temporary files.
+
+        Triton's is a fork of a process that has imported it, ahead of time if sizes are known.
+        """
         if candidate.language != "triton" or not self._triton_sizes:
-            return self.toolchain.command(candidate.language)
+            command = self.toolchain.command(candidate.language)
+            return lambda scratch: spawned(command, folder, self._environment(scratch))
         (folder / PLAN_FILE).write_text(to_json(candidate.plan))
-        package = str(Path(__file__).absolute().parent.parent.parent)
-        target = ["--arch", str(self.toolchain.capability)]
-        target += ["--sizes", json.dumps(self._triton_sizes)]
-        # -P: a candidate's folder is no place to import from.
-        ours = [sys.executable, "-P", "-c", _COMPILE_TRITON, package]
-        return [*ours, SOURCE_NAMES["triton"], PLAN_FILE, ".", *target]
+        arguments = [SOURCE_NAMES["triton"], PLAN_FILE, ".", "--arch"]
+        arguments += [str(self.toolchain.capability), "--sizes", json.dumps(self._triton_sizes)]
+        return lambda scratch: forked(arguments, folder, self._environment(scratch))
+
+    def _environment(self, scratch: Path) -> dict[str, str]:
+        return {**os.environ, **self.environment, "TMPDIR": str(scratch), "LC_ALL": "C"}
 
     def _finish_triton(self, build: Build, candidate: Candidate, folder: Path) -> Build:
         """Take over what was compiled ahead; the artefact is the module's text itself."""
@@ -269,7 +267,7 @@ class Builder:
             binary_key=content_key(hash_code(artefact.read_bytes()), plan),
         )
 
-    def _run(self, command: Sequence[str], folder: Path) -> _Exit:
+    def _run(self, start: Callable[[Path], Compiler], folder: Path) -> _Exit:
         """Run a compiler in its own process group, with its temporary files in `folder`."""
         scratch = folder / "scratch"
         scratch.mkdir()
@@ -277,10 +275,10 @@ class Builder:
             self._change.wait_for(lambda: self._is_closed or not self._num_pauses)
             if self._is_closed:
                 raise CancelledError
-            process = _spawn(command, folder, scratch, self.environment)
+            process = start(scratch)
             self._groups.add(process.pid)
         try:
-            _restrain(process.pid, self._timeout_s)
+            restrain(process.pid, self._timeout_s)
             output, in_time = self._watch(process)
         finally:
             with self._change:
@@ -288,16 +286,17 @@ class Builder:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)  # before the pid is free again
             code = process.wait()
+            process.output.close()
             shutil.rmtree(scratch, ignore_errors=True)
         if self._is_closed:
             raise CancelledError
         return _Exit(code if in_time else None, output)
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
+    def _watch(self, process: Compiler) -> tuple[bytes, bool]:
         """Collect the output until the process ends (True) or its time is over (False)."""
-        assert process.stdout is not None
-        output = bytearray()
-        with process.stdout as pipe, contextlib.closing(_PidFd(process.pid)) as pidfd:
+        output, pipe = bytearray(), process.output
+        # Readable when the process ends; it is not waited for.
+        with open(os.pidfd_open(process.pid), "rb", buffering=0) as pidfd:
             os.set_blocking(pipe.fileno(), False)
             poll = select.poll()
             poll.register(pipe, select.POLLIN)
@@ -310,10 +309,10 @@ class Builder:
                     return bytes(output), False
                 # While paused the clock stands still: look again, but not in a busy loop.
                 ready = [fd for fd, _ in poll.poll(max(left_s * 1e3, 20.0))]
-                if pipe.fileno() in ready and not _read_some(pipe.fileno(), output):
+                if pipe.fileno() in ready and not read_some(pipe.fileno(), output):
                     poll.unregister(pipe)
                 if pidfd.fileno() in ready:
-                    while _read_some(pipe.fileno(), output) and len(output) < LOG_BYTES:
+                    while read_some(pipe.fileno(), output) and len(output) < LOG_BYTES:
                         pass
                     return bytes(output), True
 
@@ -321,66 +320,6 @@ class Builder:
         with self._change:
             now_s = time.monotonic() - self._pause_began if self._num_pauses else 0.0
             return self._paused_s + now_s
-
-
-@dataclass(frozen=True, slots=True)
-class _PidFd:
-    """A descriptor that becomes readable when the process ends; it is not waited for."""
-
-    pid: int
-    fd: int = -1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "fd", os.pidfd_open(self.pid))
-
-    def fileno(self) -> int:
-        return self.fd
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
-def _spawn(
-    command: Sequence[str], folder: Path, scratch: Path, environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment, "TMPDIR": str(scratch), "LC_ALL": "C"},
-            # A group of its own in our session: when the tuner is killed the kernel wakes and
-            # ends an orphaned group that was stopped; in another session nobody would.
-            process_group=0,
-            bufsize=0,
-        )
-    except OSError as error:
-        raise ToolchainError(f"cannot run {command[0]}: {error.strerror}") from None
-
-
-def _read_some(fd: int, output: bytearray) -> bool:
-    """Read what is there; beyond LOG_BYTES it is thrown away."""
-    try:
-        chunk = os.read(fd, 2**16)
-    except BlockingIOError:
-        return False
-    if len(output) < LOG_BYTES:
-        output += chunk
-        if len(output) >= LOG_BYTES:
-            output += b"\n(the rest of the output was dropped)\n"
-    return bool(chunk)
-
-
-def _restrain(pid: int, timeout_s: float) -> None:
-    """Be nice, and bound the CPU time: even if we are killed, no compiler runs forever."""
-    limit_s = math.ceil(timeout_s) + 60
-    with contextlib.suppress(OSError):  # it may have ended already
-        os.setpriority(os.PRIO_PROCESS, pid, COMPILER_NICENESS)
-        resource.prlimit(pid, resource.RLIMIT_CPU, (limit_s, limit_s))
-        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
-        Path(f"/proc/{pid}/oom_score_adj").write_text(str(EARLY_TO_DIE))
 
 
 def _now() -> str:

@@ -111,6 +111,7 @@ class StepHead(_Strict):
     out: str | None = None
     gives: str | None = None
     pick: int | None = None
+    layout: Literal["channels_last"] | None = None
     when: str | None = None
 
 
@@ -378,8 +379,8 @@ def _check_step(
         findings.add(place, "a step has either `call:` or `aten:`")
     elif not str(step.call or step.aten).isidentifier():
         findings.add(place, f"{step.call or step.aten!r} is no function's name")
-    if step.pick is not None and step.gives is None:
-        findings.add(place, "`pick:` chooses one of the results that a step `gives:`")
+    if step.gives is None and (step.pick, step.layout) != (None, None):
+        findings.add(place, "`pick:` and `layout:` are of what a step `gives:`")
     if step.aten is not None and step.gives is None and step.out not in tensors:
         findings.add(place, "an `aten:` step needs `out:`, the tensor that it writes")
     if step.call is not None and (step.out or step.gives) is not None:

@@ -1,8 +1,9 @@
 """Arguments of a step that calls PyTorch's own operation: tensors, numbers, lists of either.
 
 They are written as in Python: `x`, `weight.t`, `x.channels_last` (the same, in that order of
-memory), `null`, `0.5`, `True`, `[1, 2]`, `[x, y]`, and `scale=0.5` for what PyTorch takes by its
-name alone.
+memory), `x.channels_first` (of an image whose channels are the last dimension, a view in which
+they are the second), `null`, `0.5`, `True`, `[1, 2]`, `[x, y]`, and `scale=0.5` for what PyTorch
+takes by its name alone.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def _taken(tree: ast.expr) -> Callable[[Mapping[str, Any]], Any]:
             return lambda values: values[name].t()
         case ast.Attribute(value=ast.Name(id=name), attr="channels_last"):
             return lambda values: channels_last(values[name])
+        case ast.Attribute(value=ast.Name(id=name), attr="channels_first"):
+            return lambda values: values[name].movedim(-1, 1)
         case ast.List(elts=items) if names_in(ast.unparse(tree)):
             parts = [_taken(item) for item in items]
             return lambda values: [part(values) for part in parts]
@@ -106,6 +109,8 @@ def _written(tree: ast.expr, words: Mapping[str, str], bracket: str, infinity: s
             return f"{name}.t()"
         case ast.Attribute(value=ast.Name(id=name), attr="channels_last"):
             return f"channels_last({name})"
+        case ast.Attribute(value=ast.Name(id=name), attr="channels_first"):
+            return f"{name}.movedim(-1, 1)"
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return f"-{_written(operand, words, bracket, infinity)}"
         case ast.Constant(value=bool() | None as value):

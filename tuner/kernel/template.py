@@ -183,6 +183,7 @@ class Template:
                 out=step.out,
                 gives=step.gives,
                 pick=step.pick,
+                layout=step.layout,
             )
             for step in heads
         )

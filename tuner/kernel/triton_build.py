@@ -38,6 +38,7 @@ from typing import Any
 from tuner.errors import ToolchainError, TunerError
 from tuner.kernel.binding import CUDA_CODE, bind
 from tuner.kernel.compiler_words import hash_code, parse_resources
+from tuner.machine.forkserver import die_with
 from tuner.plans import Plan
 from tuner.trial import KernelResources, from_json, to_json
 
@@ -340,6 +341,21 @@ def main(arguments: list[str] | None = None) -> int:
     (asked.out_dir / REPORT_FILE).write_text(to_json(report))
     print(to_json(report))
     return 0
+
+
+def compile_in(arguments: list[str], parent_pid: int) -> None:
+    """Run as a fork of a process that has imported Triton: the whole life of this process."""
+    die_with(parent_pid)
+    code = 1
+    try:
+        code = main(arguments)
+    except SystemExit as end:  # of the command line's parser
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # Python's own end would take PyTorch apart object by object
 
 
 if __name__ == "__main__":

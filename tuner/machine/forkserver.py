@@ -1,10 +1,10 @@
-"""A process that has imported what jobs need, and forks a fresh process for each request.
+"""A process that has imported what others need, and forks a fresh process for each request.
 
-    parent                            fork server (single-threaded, never runs a job)
+    parent                            fork server (single-threaded, never does any work)
     ------                            -----------
-    start_process(options, env)  -->  fork: own session, own output, own environment
-            pid, pidfd           <--  the child goes on as `child.serve`
-    Process.reap                 -->  wait for it, kill the orphans it left; its exit code
+    start_process(role, ..., env) -->  fork: own session, own output, own environment
+            pid, pidfd            <--  the child goes on as the function `role`
+    Process.reap                  -->  wait for it, kill the orphans it left; its exit code
 
 Importing PyTorch takes seconds; a fork of a process that has done so takes milliseconds, and is as
 fresh: nothing of a candidate, a problem or a device was ever in the server. Threads of OpenMP and
@@ -36,8 +36,8 @@ from typing import Any
 import psutil
 
 __all__ = [
-    "ALSO", "MARKER", "SERVER", "Process", "import_path", "preload", "serve_forks",
-    "start_process",
+    "ALSO", "MARKER", "SERVER", "Process", "die_with", "import_path", "preload",
+    "serve_forks", "start_process",
 ]  # fmt: skip
 
 # Environment variable: which fork of the server. What a stranger may harm has one of its own.
@@ -45,9 +45,12 @@ SERVER = "TUNER_FORK_SERVER"
 MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
 # Environment variable: what a server imports as well, for the work of its processes.
 ALSO = "TUNER_PRELOAD"
-# PyTorch imports the last, for 0.5 s of CPU, in each process that draws inputs by their shapes
+# PyTorch imports the third, for 0.5 s of CPU, in each process that draws inputs by their shapes
 # alone: every process of a race that holds the reference.
-PRELOADED = ("torch", "tuner.evaluate.jobs", "torch.fx.experimental.symbolic_shapes")
+PRELOADED = (
+    "torch", "tuner.evaluate.jobs", "torch.fx.experimental.symbolic_shapes",
+    "tuner.kernel.triton_build", "triton",
+)  # fmt: skip
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",
@@ -61,8 +64,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 # from `serve_forks` with what it was asked to be; the server never does.
 _BOOTSTRAP = (
     "import json, sys; o = json.loads(sys.argv[1]); sys.path[:] = o.pop('path'); "
-    "from tuner.evaluate.forkserver import serve_forks; o = serve_forks(**o); "
-    "sys.path[:] = o.pop('path'); from tuner.evaluate.child import serve; serve(**o)"
+    "from tuner.machine.forkserver import serve_forks; o = serve_forks(**o); "
+    "sys.path[:] = o.pop('path'); role = o.pop('role'); "
+    "import importlib; module, _, name = role.partition(':'); "
+    "getattr(importlib.import_module(module), name)(**o)"
 )
 
 
@@ -95,24 +100,36 @@ class Process:
 
 
 def start_process(
-    options: Mapping[str, Any], env: Mapping[str, str], channel_fd: int, output_fd: int
+    role: str,
+    options: Mapping[str, Any],
+    env: Mapping[str, str],
+    output_fd: int,
+    *,
+    channel_fd: int | None = None,
+    folder: str | None = None,
 ) -> Process:
-    """Fork a process that runs `child.serve(**options)`.
+    """Fork a process that runs `role(**options)`.
 
     Args:
-        options: JSON-able; `path` becomes its sys.path, `fd` and `parent_pid` are added.
+        role: of the form `module:function`.
+        options: JSON-able; `path` becomes its sys.path, `parent_pid` is added, and `fd` where
+            it has a channel.
         env: its whole environment.
-        channel_fd: of its channel.
         output_fd: of what it prints.
+        channel_fd: of its channel.
+        folder: where it runs; by default where this process does.
 
     Raises:
         OSError: no process can be started.
     """
-    request = {"options": dict(options), "env": dict(env), "folder": os.getcwd()}
+    request = {
+        "options": {**options, "role": role}, "env": dict(env), "folder": folder or os.getcwd(),
+    }  # fmt: skip
+    given = (output_fd,) if channel_fd is None else (output_fd, channel_fd)
     for is_last in (False, False, True):
         server = _server_for(env)
         try:
-            reply, fds = server.ask(request, (channel_fd, output_fd))
+            reply, fds = server.ask(request, given)
             return Process(server, reply["pid"], fds[0])
         except OSError:  # somebody killed it
             server.close()
@@ -288,7 +305,7 @@ def _receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def serve_forks(*, fd: int, parent_pid: int) -> dict[str, Any]:
     """Fork whenever asked, until the parent is gone; return, in each child, its options."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to decide
-    _die_with(parent_pid)
+    die_with(parent_pid)
     gc.disable()  # imports make hardly any garbage; to look for it took a tenth of their time
     for name in (*PRELOADED, *os.environ.get(ALSO, "").split()):
         with contextlib.suppress(Exception):  # the child that needs it will say what is wrong
@@ -305,10 +322,10 @@ def serve_forks(*, fd: int, parent_pid: int) -> dict[str, Any]:
         if "serve" not in asked:
             return asked
         fd = asked["fd"]
-        _die_with(asked["parent_pid"])
+        die_with(asked["parent_pid"])
 
 
-def _die_with(parent_pid: int) -> None:
+def die_with(parent_pid: int) -> None:
     """End when the parent does, and adopt what a dead child leaves."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -339,9 +356,9 @@ def _serve(sock: socket.socket) -> dict[str, Any]:
             sock.close()
             if "serve" in request:
                 return {"serve": True, "fd": fds[0], "parent_pid": own_pid}
-            channel_fd, output_fd = fds
-            _become(request, output_fd)
-            return {**request["options"], "fd": channel_fd, "parent_pid": own_pid}
+            _become(request, fds[0])
+            channel = {"fd": fds[1]} if len(fds) > 1 else {}
+            return {**request["options"], **channel, "parent_pid": own_pid}
         alive.add(pid)
         if "serve" not in request:
             pidfd = os.pidfd_open(pid)

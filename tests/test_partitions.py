@@ -1,0 +1,212 @@
+"""Ways to cut a module in tasks: images channels last, work computed again, writes apart."""
+
+import pytest
+import torch
+from cpu_machine import FACTS, GPP, compiled
+from test_any_module import F, answers, assert_as_exact, derive, in_float64, text_of
+from test_steps import Taken, assert_gradients_are_as_exact
+
+from tuner.capture.capture import capture
+from tuner.capture.half_products import HALVES_TEMPLATE
+from tuner.capture.nest import Nest
+from tuner.capture.partitions import traffic_bytes, worth_a_search
+from tuner.capture.stages import Partition, stages_of
+from tuner.config.run_config import load_config
+from tuner.evaluate.modules import fused, module_of
+from tuner.kernel.binding import bind
+from tuner.kernel.family import load_family
+from tuner.machine.datasheets import known_device
+from tuner.planning import first_of_each, plan
+from tuner.problem.reference import load_problem
+
+needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+
+# A forward, what the constructor makes, and the inputs.
+MODULES: dict[str, tuple[str, str, str]] = {
+    # Groups of channels: their moments, then one pass that writes what is returned.
+    "groups": (
+        f"self.n({F}.gelu(self.c(x))) * y",
+        "self.c, self.n = nn.Conv2d(3, 12, 3), nn.GroupNorm(3, 12)",
+        "torch.randn(2, 3, 9, 11), torch.randn(2, 12, 7, 9)",
+    ),
+    # Pooling before and behind, of volumes; channels that are reduced; a convolution of another.
+    "pools": (
+        f"torch.softmax({F}.max_pool3d(self.d(self.c({F}.avg_pool3d(x, 2))), 2, 1, 1), 1) * 3.0",
+        "self.c = nn.ConvTranspose3d(2, 5, 3, stride=2, bias=False); self.d = nn.Conv3d(5, 18, 2)",
+        "torch.randn(2, 2, 6, 4, 8)",
+    ),
+    # Channels as rows, over pixels and images; a result that is channels last and one that is not.
+    "batches": (
+        "(self.d(torch.relu(self.n(self.c(x)))), self.c(x).mean((2, 3)))",
+        "self.c, self.d = nn.Conv2d(3, 20, 3, padding='same'), nn.Conv2d(20, 4, 1); "
+        "self.n = nn.BatchNorm2d(20)",
+        "torch.randn(3, 3, 5, 7)",
+    ),
+    # What stands before windows that do not overlap is computed in them.
+    "windows": (
+        f"{F}.max_pool2d(torch.tanh(self.n({F}.silu(self.c(x)))), 2) + 1.0",
+        "self.c, self.n = nn.Conv2d(3, 12, 3), nn.GroupNorm(3, 12)",
+        "torch.randn(2, 3, 9, 11)",
+    ),
+}  # fmt: skip
+# Of each module a partition that a search would try.
+TRIED = [
+    ("groups", "channels_last"), ("pools", "channels_last"), ("batches", "channels_last"),
+    ("windows", "recomputed"), ("windows", "channels_last_recomputed"), ("groups", "apart"),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch):
+    monkeypatch.setattr("test_any_module.MODULES", MODULES)
+
+
+def as_channels_last(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same in that order of memory, in which PyTorch's convolutions round otherwise."""
+    orders = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return [x.contiguous(memory_format=orders[x.dim()]) for x in inputs]
+
+
+def assert_right(problem, model, inputs, device: str) -> None:
+    inputs = [x.to(device) for x in inputs]
+    reference, wide = problem.make_model(0).to(device), problem.make_model(0).double().to(device)
+    wide.load_state_dict(reference.state_dict())
+    model.load_state_dict(reference.state_dict())
+    with torch.no_grad():
+        mine, own = answers(model(*inputs)), answers(reference(*as_channels_last(inputs)))
+        exact = answers(wide(*in_float64(inputs)))
+    assert_as_exact(mine, own, exact)
+    assert all(value.is_contiguous() for value in mine)
+
+
+@needs_gpp
+@pytest.mark.parametrize(("name", "partition"), TRIED)
+def test_the_loops_of_a_partition_compute_what_the_module_does(name, partition, tmp_path):
+    problem, made = derive(tmp_path, name, text_of(name))
+    family = load_family(made.name, [made.folder])
+    candidate = family.render({"template": f"nest_{partition}", "unroll": 1}, FACTS)
+    operator = bind(candidate.plan, "cpp", compiled(candidate))
+    calls = []
+    module = module_of(family.model_new)
+    module |= {**fused(operator), "fused_op": lambda *args: calls.append(args) or operator(*args)}
+    batches = [problem.make_inputs(1)]
+    if name != "batches":  # whose means are over a batch
+        batches.append(problem.make_inputs(2, batch=5))
+    for inputs in batches:
+        assert_right(problem, module["ModelNew"](), inputs, "cpu")
+    assert len(calls) == len(batches), "a call took the reference's way"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", [(32, 32), (8, 16)])
+@pytest.mark.parametrize(("name", "partition"), TRIED)
+def test_the_triton_blocks_of_a_partition_compute_what_the_module_does(
+    name, partition, tile, tmp_path
+):
+    problem, made = derive(tmp_path, name, text_of(name))
+    family = load_family(made.name, [made.folder])
+    template = f"nest_{partition}_triton"
+    known = family.templates[template].parameters
+    params = {"tile_rows": tile[0], "tile_columns": tile[1], "num_warps": 4, "block_rows": 1}
+    params = {p: value for p, value in params.items() if p in known}
+    candidate = family.render({"template": template, **params}, known_device("H200").facts())
+    path = tmp_path / "source.py"
+    path.write_text(candidate.source)
+    module = module_of(family.model_new)
+    module |= {**fused(bind(candidate.plan, "triton", path)), "fused_device": "cuda"}
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        assert_right(problem, module["ModelNew"]().cuda(), problem.make_inputs(1), "cuda")
+
+
+@needs_gpp
+@pytest.mark.parametrize(
+    ("name", "partition"), [("groups", "channels_last"), ("kept", "channels_last_recomputed")]
+)
+def test_a_step_of_training_is_right_beside_any_partition(name, partition, tmp_path, monkeypatch):
+    """What a step keeps lies as ever, however images lie in the forward that a search times."""
+    pooled = (
+        f"{F}.avg_pool2d(torch.tanh(self.c({F}.silu(x))), 2) * 2.0",
+        "self.c = nn.Conv2d(3, 12, 3)", "torch.randn(2, 3, 10, 12)",
+    )  # fmt: skip
+    monkeypatch.setitem(MODULES, "kept", pooled)
+    taken = Taken(tmp_path, name, text_of(name), template=f"nest_{partition}")
+    assert_gradients_are_as_exact(taken, name)
+    with torch.no_grad():
+        for batch in (None, 5):
+            inputs = taken.inputs(1, batch)
+            exact = answers(taken.wide(*in_float64(inputs)))
+            assert_as_exact(answers(taken.mine(*inputs)), answers(taken.own(*inputs)), exact)
+
+
+MIXED = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c, self.l = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(512, 200)
+
+    def forward(self, x):
+        return torch.softmax(self.l(torch.relu(self.c(x) * 2.0).flatten(1)), -1)
+
+
+def get_inputs():
+    return [torch.randn(160, 3, 8, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(tmp_path):
+    _, made = derive(tmp_path, "mixed", MIXED)
+    planned = plan(load_config(made.config, {"device": "cuda"}), may_assume=True)
+    firsts = first_of_each(planned.space, planned.family, planned.facts)
+    by_template = {str(params.pop("template")): set(params) for params in firsts}
+    assert {"nest_triton", "nest_channels_last_triton", HALVES_TEMPLATE} <= {*by_template}
+    assert "chunk" in by_template[HALVES_TEMPLATE]
+    assert {"block_rows", "block_rows_2"} <= by_template["nest_triton"]
+    last = by_template["nest_channels_last_triton"]
+    assert {"tile_rows", "tile_columns"} <= last and "chunk" not in last
+    (chunk,) = (p for p in planned.space.parameters if p.name == "chunk")
+    assert [*chunk.values] == [512, 1024, 2048]
+
+
+def test_what_is_cheap_is_computed_again_and_nothing_large_lies_between(tmp_path):
+    (tmp_path / "groups.py").write_text(text_of("groups"))
+    graph = capture(load_problem(tmp_path / "groups.py"), with_sizes=False)
+    stages = stages_of(graph, Partition(is_channels_last=True))
+    copy, convolution, moments, rest = stages.tasks
+    assert convolution.reads[0] in stages.images and convolution.name in stages.images
+    assert isinstance(copy, Nest) and copy.is_transposed
+    assert "gelu" in moments.computed & rest.computed
+    assert rest.is_transposed and not moments.is_transposed
+    large = [name for name, shape in stages.between.items() if len(shape) == 4 and shape[2] > 1]
+    assert large == [copy.outputs[0].name]
+
+
+def test_pointwise_work_before_windows_is_not_stored(tmp_path):
+    (tmp_path / "windows.py").write_text(text_of("windows"))
+    graph = capture(load_problem(tmp_path / "windows.py"), with_sizes=False)
+    default, stages = stages_of(graph), stages_of(graph, Partition(is_recomputed=True))
+    assert "tanh" in default.between and "tanh" not in stages.between
+    assert traffic_bytes(graph, stages) < traffic_bytes(graph, default)
+    assert worth_a_search(graph, default) == ["", "recomputed", "channels_last_recomputed"]
+
+
+def test_windows_that_overlap_read_what_is_stored(tmp_path, monkeypatch):
+    forward = f"{F}.max_pool2d(torch.tanh(x), 3, 2)"
+    monkeypatch.setitem(MODULES, "overlapping", (forward, "", "torch.randn(2, 3, 9, 9)"))
+    (tmp_path / "overlapping.py").write_text(text_of("overlapping"))
+    graph = capture(load_problem(tmp_path / "overlapping.py"), with_sizes=False)
+    assert "tanh" in stages_of(graph, Partition(is_recomputed=True)).between
+
+
+def test_a_scan_of_an_image_has_no_template_that_is_channels_last(tmp_path, monkeypatch):
+    scanned = ("self.c(x).cumsum(1)", "self.c = nn.Conv2d(3, 4, 3)", "torch.randn(2, 3, 9, 9)")
+    monkeypatch.setitem(MODULES, "scanned", scanned)
+    _, made = derive(tmp_path, "scanned", text_of("scanned"))
+    assert {*load_family(made.name, [made.folder]).templates} == {"nest", "nest_triton"}
