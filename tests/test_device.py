@@ -57,6 +57,7 @@ def test_a_gpu_has_the_facts_that_templates_use():
         "device.max_threads_per_block": 1024,
         "device.warp_size": 32,
         "device.has_triton": True,
+        "device.has_nvcc": True,
     }
     assert A100.capability == 80 and A100.smem_bytes_max == 163 * 1024
 
@@ -76,7 +77,8 @@ def test_properties_of_pytorch_without_the_block_size_are_enough():
 
     seen = room._describe_cuda(3, Properties())
     assert seen.torch_name == "cuda:3"
-    own = {"device.memory_bytes": H200.memory_bytes, "device.has_triton": True}
+    own = {"device.memory_bytes": H200.memory_bytes}
+    own |= {"device.has_triton": True, "device.has_nvcc": True}
     assert {**seen.facts(), **own} == H200.facts()
 
 

@@ -234,16 +234,16 @@ def test_a_configuration_that_is_not_feasible_here_is_not_tried(folder, around, 
 
 
 def test_of_a_product_the_template_and_its_parameter_are_found_again(folder, runs):
-    size = {"rows": 128, "cols": 128, "device": "cuda"}
+    size = {"rows": 256, "cols": 256, "device": "cuda"}
     alone, followed = (
         plan(config_of(folder, name, forward, **size), may_assume=True)
         for name, forward in (("product", "return x @ y"), ("relu", "return torch.relu(x @ y)"))
     )
-    best = {"template": HALVES_TEMPLATE, "chunk": 2048, "block_rows": 2, "block_columns": 256}
+    best = {"template": HALVES_TEMPLATE, "chunk": 1024, "block_rows": 2, "block_columns": 256}
     changed(runs, "1-relu", best, followed, device_name=alone.device.name)
     (suggestion,) = told(alone, runs).first
     assert suggestion.is_same and alone.space.num_feasible > 1
-    assert suggestion.params == {"template": HALVES_TEMPLATE, "chunk": 2048}
+    assert suggestion.params == {"template": HALVES_TEMPLATE, "chunk": 1024}
     ((again, *_), found) = (told(followed, runs).first, told(followed, runs).runs)
     assert best.items() <= again.params.items() and found == ("1-relu",)
 

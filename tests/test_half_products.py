@@ -10,7 +10,7 @@ from test_any_module import derive
 from test_steps import Taken
 
 from tuner.capture.by_hand import written_by_hand
-from tuner.capture.half_products import HALVES_TEMPLATE
+from tuner.capture.half_products import PRODUCTS, WGMMA_TEMPLATE
 from tuner.config.run_config import load_config
 from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.modules import fused, module_of
@@ -67,21 +67,39 @@ def made_of(folder: Path, module: tuple[str, str, str]):
     return derive(folder, "product", TEXT.format(init=init, forward=forward, shape=shape))
 
 
+@pytest.mark.parametrize("template", PRODUCTS)
 @pytest.mark.parametrize("name", ["alone", "chain", "a_view"])
-def test_large_products_have_a_template_of_their_own(name, tmp_path):
+def test_large_products_have_templates_of_their_own(name, template, tmp_path):
     _, made = made_of(tmp_path, MODULES[name])
     family = load_family(made.name, [made.folder])
-    assert HALVES_TEMPLATE in family.templates
-    candidate = family.render({"template": HALVES_TEMPLATE}, known_device("H200").facts())
+    candidate = family.render({"template": template}, known_device("H200").facts())
     steps = [step.function for step in candidate.plan.steps]
-    assert steps.count("product_of_halves") == (2 if name == "chain" else 1)
+    ours = [s for s in steps if s == PRODUCTS[template].function or s.endswith("behind_product")]
+    assert len(ours) == (2 if name == "chain" else 1)
     assert not {"linear", "matmul"} & set(steps)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "facts", "reason"),
+    [
+        ("H200", {}, ""),
+        ("H200", {"device.has_nvcc": False}, "nvcc"),
+        ("A100", {}, "sm_90a"),
+    ],
+)
+def test_the_kernel_of_ours_is_for_hopper_with_nvcc(gpu, facts, reason, tmp_path):
+    _, made = made_of(tmp_path, MODULES["alone"])
+    family = load_family(made.name, [made.folder])
+    rules = family.constraints([WGMMA_TEMPLATE], {})
+    known = {**known_device(gpu).facts(), **facts, "template": WGMMA_TEMPLATE}
+    broken = [rule.why for rule in rules if not rule.expression.evaluate(known)]
+    assert len(broken) == bool(reason) and reason in "".join(broken)
 
 
 @pytest.mark.parametrize("name", NOT_TAKEN)
 def test_where_halves_would_not_pay_or_be_exact_pytorchs_own_are_taken(name, tmp_path):
     _, made = made_of(tmp_path, NOT_TAKEN[name])
-    assert HALVES_TEMPLATE not in load_family(made.name, [made.folder]).templates
+    assert not PRODUCTS.keys() & load_family(made.name, [made.folder]).templates.keys()
 
 
 def test_on_a_cpu_there_is_nothing_to_generate_for_products_alone(tmp_path):
@@ -95,9 +113,9 @@ def test_steps_of_training_are_not_by_halves(tmp_path):
     taken = Taken(tmp_path, "chain", TEXT.format(init=init, forward=forward, shape=shape))
     facts = known_device("H200").facts()
     also = {name: taken.family.render({"template": name}, facts).plan.also for name in
-            (HALVES_TEMPLATE, "nest_triton")}  # fmt: skip
+            (*PRODUCTS, "nest_triton")}  # fmt: skip
     assert None not in also["nest_triton"].values()
-    assert not any(also[HALVES_TEMPLATE].values())
+    assert not any(any(also[name].values()) for name in PRODUCTS)
 
 
 def test_a_module_of_products_alone_has_no_task_to_write_by_hand(tmp_path):
@@ -125,9 +143,10 @@ def filled(x: torch.Tensor, what: str) -> torch.Tensor:
     "what", ["normal", "positive", "offset", "tiny", "huge", "one large column"]
 )
 @pytest.mark.parametrize("name", ["alone", "turned", "in_rows", "chain"])
-def test_halves_are_as_exact_as_float32(name, what, tmp_path):
+@pytest.mark.parametrize("template", PRODUCTS)
+def test_halves_are_as_exact_as_float32(template, name, what, tmp_path):
     problem, made = made_of(tmp_path, MODULES[name])
-    model, wide, x = on_gpu(problem, made, tmp_path)
+    model, wide, x = on_gpu(problem, made, tmp_path, template)
     reference = problem.make_model(0).cuda()
     for m in (model, reference, wide):
         for i, p in enumerate(m.parameters()):
@@ -145,10 +164,11 @@ def test_halves_are_as_exact_as_float32(name, what, tmp_path):
 
 
 @pytest.mark.gpu
-def test_sums_of_rows_beyond_float32_are_no_infinities(tmp_path):
+@pytest.mark.parametrize("template", PRODUCTS)
+def test_sums_of_rows_beyond_float32_are_no_infinities(template, tmp_path):
     """Denormal inputs by weights whose sums overflow, of which the products are usual numbers."""
     problem, made = made_of(tmp_path, MODULES["alone"])
-    model, wide, x = on_gpu(problem, made, tmp_path)
+    model, wide, x = on_gpu(problem, made, tmp_path, template)
     with torch.no_grad():
         for m in (model, wide):
             m.a.weight.copy_(torch.full_like(m.a.weight, 2.0**125))
@@ -159,10 +179,11 @@ def test_sums_of_rows_beyond_float32_are_no_infinities(tmp_path):
 
 
 @pytest.mark.gpu
-def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(tmp_path):
+@pytest.mark.parametrize("template", PRODUCTS)
+def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(template, tmp_path):
     """A large number of one operand meets usual ones of the other, which float16 would lose."""
     problem, made = made_of(tmp_path, MODULES["turned"])
-    model, wide, x = on_gpu(problem, made, tmp_path)
+    model, wide, x = on_gpu(problem, made, tmp_path, template)
     with torch.no_grad():
         x[50, 3], x[50, 4], x[51, 9] = 2e37, -1.6e37, -2e37
         model.w[100, 7], model.w[101, 8] = 2e37, -1e37
@@ -175,10 +196,11 @@ def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(tmp_path):
 
 
 @pytest.mark.gpu
-def test_products_of_whole_numbers_are_exact(tmp_path):
+@pytest.mark.parametrize("template", PRODUCTS)
+def test_products_of_whole_numbers_are_exact(template, tmp_path):
     """So that a kink behind them is where PyTorch has it."""
     problem, made = made_of(tmp_path, MODULES["alone"])
-    model, wide, x = on_gpu(problem, made, tmp_path)
+    model, wide, x = on_gpu(problem, made, tmp_path, template)
     whole = torch.Generator("cuda").manual_seed(1)
     with torch.no_grad():
         for weight in (model.a.weight, model.a.bias):
@@ -189,9 +211,10 @@ def test_products_of_whole_numbers_are_exact(tmp_path):
 
 
 @pytest.mark.gpu
-def test_infinities_and_nan_go_where_pytorchs_products_let_them(tmp_path):
+@pytest.mark.parametrize("template", PRODUCTS)
+def test_infinities_and_nan_go_where_pytorchs_products_let_them(template, tmp_path):
     problem, made = made_of(tmp_path, MODULES["alone"])
-    model, _, x = on_gpu(problem, made, tmp_path)
+    model, _, x = on_gpu(problem, made, tmp_path, template)
     reference = problem.make_model(0).cuda()
     reference.load_state_dict(model.state_dict())
     x[3, 5], x[100, 7], x[150, 0] = float("inf"), -float("inf"), float("nan")
@@ -205,11 +228,28 @@ def test_infinities_and_nan_go_where_pytorchs_products_let_them(tmp_path):
     torch.testing.assert_close(mine, own, equal_nan=True, atol=1e-5, rtol=1e-5)
 
 
-def on_gpu(problem, made, folder: Path):
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", [(128, 64, 128, 2), (192, 32, 256, 1), (256, 64, 64, 2)])
+@pytest.mark.parametrize("sizes", [(128, 128, 256), (333, 1025, 520), (1000, 129, 257)])
+def test_wgmma_products_of_any_size_in_any_tile(tile, sizes, tmp_path):
+    rows, columns, depth = sizes
+    layer = f"self.a = nn.Linear({depth}, {columns})"
+    problem, made = made_of(tmp_path, (layer, "self.a(x)", f"{rows}, {depth}"))
+    names = ("product_n", "product_k", "promote_k", "product_cluster")
+    more = dict(zip(names, tile, strict=True))
+    model, wide, x = on_gpu(problem, made, tmp_path, WGMMA_TEMPLATE, **more)
+    own = problem.make_model(0).cuda()
+    own.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        mine, theirs, exact = model(x), own(x), wide(x.double())
+    error, limit = ((y.double() - exact).abs().max() for y in (mine, theirs))
+    assert error <= 2 * limit + 2.0**-23 * exact.abs().max()
+
+
+def on_gpu(problem, made, folder: Path, template: str, **more: int):
     """The module by float16 halves, the same in float64, and its input."""
     family = load_family(made.name, [made.folder])
-    params = {"template": HALVES_TEMPLATE, "chunk": 512}
-    candidate = family.render(params, known_device("H200").facts())
+    candidate = family.render({"template": template, **more}, known_device("H200").facts())
     path = folder / "source.py"
     path.write_text(candidate.source)
     module = module_of(family.model_new)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tuner.capture.graph import GRAPH_FILE, Graph
-from tuner.capture.half_products import HALVES_TEMPLATE
+from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import Outline, outline_of
 from tuner.config.names import check_names, unknown_values
 from tuner.config.run_config import RunConfig, load_config
@@ -171,7 +171,7 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
 def _require_kernels(family: Family, names: Sequence[str], device: Device) -> None:
     """Refuse a module of PyTorch's own products where these are not made on a GPU."""
     is_derived = (family.model_file.parent / GRAPH_FILE).is_file()
-    if is_derived and names == [HALVES_TEMPLATE] and device.kind != "cuda":
+    if is_derived and set(names) <= set(PRODUCTS) and device.kind != "cuda":
         raise NothingToGainError(
             "nothing to generate: the forward is PyTorch's own operations; products have kernels "
             "of ours on a GPU alone",

@@ -22,7 +22,7 @@ from pathlib import Path
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.graph import GRAPH_FILE, Graph
-from tuner.capture.half_products import HALVES_TEMPLATE, has_halves
+from tuner.capture.half_products import PRODUCTS, has_halves
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
@@ -44,14 +44,15 @@ __all__ = ["Derived", "derived", "identifier", "space_of_templates"]
 _VARIED = (
     *("unroll", "stream_output", "huge_pages", "keep", "num_warps", "stages", "piece", "split"),
     *("tile_rows", "tile_columns", "block_rows", "block_columns"),
-    *("chunk", *(name + SECOND for name in NAMES)),
+    *("chunk", "product_n", "product_k", "promote_k", "product_cluster", "product_epilogue"),
+    *(name + SECOND for name in NAMES),
 )
 # Files of every operator that has them; a template of another partition may be missing.
 _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
-    f"{HALVES_TEMPLATE}.triton.py.j2",
+    *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 17  # of what is written; part of the key
+FORMAT = 18  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -105,8 +106,9 @@ def derived(
         }
         if has_halves(graph, own.calls):
             # Of the forward alone: gradients by halves were not exact enough on integers.
-            text = triton_template(parts[:1], op, by_halves=True)
-            made[f"{HALVES_TEMPLATE}.triton.py.j2"] = text
+            for name, products in PRODUCTS.items():
+                text = triton_template(parts[:1], op, products=products)
+                made[f"{name}.triton.py.j2"] = text
         if own.nests:
             made |= _templates(graph, parts, op)
         return made
@@ -127,7 +129,7 @@ def derived(
         write_whole(family / file, text)
     config = root / f"{op}.yaml"
     searched = {f"nest_{name}".rstrip("_") for name in worth_a_search(graph, stages)}
-    searched.add(HALVES_TEMPLATE)
+    searched |= set(PRODUCTS)
     templates = sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     templates = [t for t in templates if t.removesuffix("_triton") in searched]
     mode = "train" if graph.is_training else "eval"

@@ -1,24 +1,106 @@
 """Products of float32 as three of float16, which tensor cores take: which calls, and their step.
 
-The kernels are `templates/_lib/triton_products.py`.
+Two templates make them: from PyTorch's own float16 products (`templates/_lib/triton_products.py`),
+and on Hopper by one kernel of ours (`triton_wgmma.py` there).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 
-__all__ = ["CHUNK", "HALVES_TEMPLATE", "INCLUDE", "has_halves", "step_of", "takes_halves"]
+__all__ = [
+    "HALVES_TEMPLATE", "PRODUCTS", "WGMMA_TEMPLATE", "Products", "given_to", "has_halves",
+    "step_of", "takes_halves",
+]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
-INCLUDE = '{% include "_lib/triton_products.py" %}\n'
-CHUNK = (
-    '  chunk: {about: "columns whose float16 products the tensor cores add up by themselves, '
-    'which truncate", default: 512, values: [512, 1024]}\n'
-)
+WGMMA_TEMPLATE = "nest_wgmma"
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """How a template makes large products of float32.
+
+    Attributes:
+        title: more words for the template's.
+        function: that computes one.
+        tail: further arguments of the function, each after a comma.
+        requires: lines of the head, what must hold.
+        parameters: lines of the head, by the parameter's name.
+        include: the functions' text.
+        takes_epilogues: whether pointwise work behind a product can be part of its kernel.
+    """
+
+    title: str
+    function: str
+    tail: str
+    requires: str
+    parameters: dict[str, str]
+    include: str
+    takes_epilogues: bool = False
+
+
+def _parameter(name: str, about: str, rest: str) -> dict[str, str]:
+    return {name: f'  {name}: {{about: "{about}", {rest}}}\n'}
+
+
+_INCLUDE = '{% include "_lib/triton_products.py" %}\n'
+PRODUCTS = {
+    HALVES_TEMPLATE: Products(
+        title=", products of float16",
+        function="product_of_halves",
+        tail=", chunk",
+        requires="",
+        parameters=_parameter(
+            "chunk",
+            "columns whose float16 products the tensor cores add up by themselves, which truncate",
+            "default: 512, values: [512, 1024]",
+        ),
+        include=_INCLUDE,
+    ),
+    WGMMA_TEMPLATE: Products(
+        title=", products of float16 in one Hopper kernel",
+        function="product_by_wgmma",
+        tail="",
+        requires='  - {expr: "device.capability == 90", why: "wgmma is in sm_90a alone"}\n'
+        '  - {expr: "device.has_nvcc", why: "the products\' CUDA C++ needs nvcc"}\n'
+        '  - {expr: "product_n < 256 or promote_k == 64", why: "both parts of a wide tile read '
+        'the same stages, which are half of those that fit in shared memory"}\n',
+        parameters=_parameter(
+            "product_n",
+            "columns of one output tile of a product, which has 128 rows",
+            "default: 256, values: [128, 192, 256]",
+        )
+        | _parameter(
+            "product_k",
+            "elements of k in one stage of a product's copies; as many stages as fit",
+            "default: 32, values: [32, 64]",
+        )
+        | _parameter(
+            "promote_k",
+            "elements of k between additions of the truncating accumulator to a float32 sum",
+            "default: 64, values: [64, 128, 256]",
+        )
+        | _parameter(
+            "product_cluster",
+            "blocks that share rows of the weight",
+            "default: 1, values: [1, 2]",
+        )
+        | _parameter(
+            "product_raster",
+            "row tiles walked before the next column tile, so that both operands stay in L2; "
+            "0: all",
+            "default: 8, values: [0, 4, 8, 16]",
+        ),
+        include=_INCLUDE + '{% include "_lib/triton_wgmma.py" %}\n',
+        takes_epilogues=True,
+    ),
+}
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
 
@@ -39,16 +121,30 @@ def has_halves(graph: Graph, calls: Sequence[Call]) -> bool:
     return any(takes_halves(graph, call) for call in calls)
 
 
-def step_of(graph: Graph, call: Call, named: Callable[[str], str]) -> tuple[str, str]:
-    """Return the step of such a product, and the line of the workspace that it writes to.
+def given_to(graph: Graph, call: Call, named: Callable[[str], str], out: str = "") -> list[str]:
+    """Return the arguments of such a product.
 
-    `named` gives a value's name in the plan.
+    Args:
+        graph: that the call is of.
+        call: the product.
+        named: gives a value's name in the plan.
+        out: where it writes, if not to the call's value.
     """
     x, weight, bias = (*(named(name) for name in call.reads), "null")[:3]
     depth = graph.value(call.reads[0]).shape[-1]
     rows, columns = math.prod(call.shape[:-1]), call.shape[-1]
     is_turned = int(call.function == "matmul")
-    out = named(call.name)
-    args = f"{x}, {weight}, {bias}, {out}, {rows}, {columns}, {depth}, {is_turned}, chunk"
+    return [x, weight, bias, out or named(call.name), *map(str, (rows, columns, depth, is_turned))]
+
+
+def step_of(
+    products: Products, graph: Graph, call: Call, named: Callable[[str], str]
+) -> tuple[str, str]:
+    """Return the step of such a product, and the line of the workspace that it writes to.
+
+    `named` gives a value's name in the plan.
+    """
+    args = ", ".join(given_to(graph, call, named))
     shape = ", ".join(map(str, call.shape))
-    return f"  - {{call: product_of_halves, args: [{args}]}}", f"  {out}: {{shape: [{shape}]}}"
+    step = f"  - {{call: {products.function}, args: [{args}{products.tail}]}}"
+    return step, f"  {named(call.name)}: {{shape: [{shape}]}}"

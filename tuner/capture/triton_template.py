@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
-from tuner.capture.half_products import CHUNK, INCLUDE, step_of, takes_halves
+from tuner.capture.half_products import Products, given_to, step_of, takes_halves
 from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
 from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
 from tuner.capture.precision import in_float64
+from tuner.capture.product_epilogues import cuda_text, epilogue_of, python_text
 from tuner.capture.templates import (
     Part,
     arguments_of,
@@ -77,6 +79,11 @@ _SPLIT = (
     '  split: {about: "blocks of a long row that one program takes", default: 8, '
     "values: [1, 2, 4, 8, 16, 32, 64]}\n"
 )
+_EPILOGUE = (
+    '  product_epilogue: {about: "pointwise work behind a product: at the end of its kernel, or a '
+    'kernel of its own", default: fused, values: ["fused", "apart"]}\n'
+)
+_FUSED, _APART = (f", when: \"product_epilogue == '{how}'\"" for how in ("fused", "apart"))
 _PROGRAMS = (
     '  programs: {about: "programs that sums over the batch are split between, at least one for '
     'each block of them", default: {expr: "4 * device.num_sms"}}\n'
@@ -98,21 +105,34 @@ def _writer(
 
 
 def _steps(
-    part: Part, op: str, texts: list[str], by_halves: bool, shared: Sequence[Nest]
+    part: Part,
+    op: str,
+    texts: list[str],
+    products: Products | None,
+    epilogues: dict[str, str],
+    shared: Sequence[Nest],
 ) -> tuple[list[str], list[str]]:
     """Add the functions of a call to `texts`; return its steps, and its workspace.
 
-    `shared` are the nests whose parameters have plain names.
+    The CUDA C++ of products with nests behind them is added to `epilogues`, by nest; `shared` are
+    the nests whose parameters have plain names.
     """
     steps: list[str] = []
+    product: Call | None = None  # whose epilogue the next nest may be
     stages, names = part.stages, part.names
     workspace = between_of(stages, names)
     results = {*stages.outputs, *stages.updates.values()}
     suffixes = {} if part.name else suffixes_of(stages.nests)
+
+    def placed(name: str) -> str:
+        return place_of(stages, names, name)
+
     for task in stages.tasks if part.is_forward else with_sums(stages):
-        if isinstance(task, Call) and by_halves and takes_halves(part.graph, task):
-            step, room = step_of(part.graph, task, lambda name: place_of(stages, names, name))
-            steps.append(step)
+        if isinstance(task, Call) and products and takes_halves(part.graph, task):
+            step, room = step_of(products, part.graph, task, placed)
+            is_first = products.takes_epilogues and epilogue_of(stages, task, results) is not None
+            product = task if is_first else None
+            steps.append(step[:-1] + _APART + "}" if is_first else step)
             workspace += [room] * (task.name not in results)
             continue
         if isinstance(task, Call):
@@ -137,46 +157,68 @@ def _steps(
         arguments += [f'"{writer.pieces}"'] if writer.is_given_pieces else []
         text = writer.text()
         texts.append(in_float64(text) if nest.is_wide else text)
-        steps.append(f"  - {{call: {function}, args: [{', '.join(arguments)}]}}")
+        condition = ""
+        if product is not None:
+            fused, condition = f"{function}_behind_product", _APART
+            text, more = python_text(nest, product, fused, function)
+            texts[-1] += text
+            epilogues[nest.name] = cuda_text(nest, product, fused)
+            given = given_to(part.graph, product, placed, placed(nest.outputs[0].name))
+            given += [*arguments[-2:], *map(placed, more)]
+            steps.append(f"  - {{call: {fused}, args: [{', '.join(given)}]{_FUSED}}}")
+            product = None
+        steps.append(f"  - {{call: {function}, args: [{', '.join(arguments)}]{condition}}}")
     return steps, workspace
 
 
-def triton_template(parts: Sequence[Part], op: str, *, by_halves: bool = False) -> str:
+def triton_template(parts: Sequence[Part], op: str, *, products: Products | None = None) -> str:
     """Return the template of Triton kernels, its head included.
 
     Args:
         parts: the calls that it offers, the operator's own first.
         op: the operator's name.
-        by_halves: make large products of float32 by those of float16.
+        products: how large products of float32 are made; by PyTorch where that is None.
     """
     stages = parts[0].stages
     texts: list[str] = []
+    epilogues: dict[str, str] = {}
     groups = groups_of(stages.nests)
     shared = groups.get("", [])
-    found = [_steps(part, op, texts, by_halves, shared) for part in parts]
+    found = [_steps(part, op, texts, products, epilogues, shared) for part in parts]
     workspace = [line for _, lines in found for line in lines]
     others: list[Nest] = []
     for part in parts[1:]:
         searched_too = [n for n in part.stages.nests if _is_searched(part, n, shared)]
         others += [nest for nest in part.stages.nests if nest not in searched_too]
         shared += searched_too
-    own = [_own(nests, suffix) for suffix, nests in groups.items()]
+    own = [
+        _own(nests, suffix, _APART * all(nest.name in epilogues for nest in nests))
+        for suffix, nests in groups.items()
+    ]
     is_one = len(stages.nests) == 1 and not any(map(_is_shared_out, stages.nests))
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
-    more += CHUNK if by_halves else ""
+    more += "".join(products.parameters.values()) if products else ""
+    more += _EPILOGUE if epilogues else ""
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)"
-        + ", products of float16" * by_halves,
+        + (products.title if products else ""),
         steps="\n".join(found[0][0]),
         further=further_calls(parts, [steps for steps, _ in found]),
         work=work_of(stages),
         kernels="one kernel" if is_one else "a few kernels",
-        requires="".join(requires for requires, _ in own),
+        requires=(products.requires if products else "")
+        + "".join(requires for requires, _ in own),
         parameters="".join(parameters for _, parameters in own) + more,
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )
     divided = _DIVIDED if stages.nests and main_of(stages).is_wide else ""
-    return head + (INCLUDE if by_halves else "") + divided + "".join(texts)
+    if products and products.takes_epilogues:
+        made = "\n".join(["", *epilogues.values()])
+        chosen_text = f'{{% if product_epilogue == "fused" %}}{made}{{% endif %}}' * bool(
+            epilogues
+        )
+        head += f"{{% set epilogues %}}{chosen_text}{{% endset %}}\n"
+    return head + (products.include if products else "") + divided + "".join(texts)
 
 
 def _is_searched(part: Part, nest: Nest, shared: Sequence[Nest]) -> bool:
@@ -193,11 +235,16 @@ def _is_shared_out(nest: Nest) -> bool:
     return is_split(nest) or is_split_by_blocks(nest)
 
 
-def _own(nests: Sequence[Nest], suffix: str) -> tuple[str, str]:
-    """Return what must hold of the parameters that nests share, the largest first, and these."""
+def _own(nests: Sequence[Nest], suffix: str, condition: str) -> tuple[str, str]:
+    """Return what must hold of the parameters that nests share, the largest first, and these.
+
+    `condition` is when there are such parameters.
+    """
     requires, parameters, warps = block_parameters(nests)
     requires += _OF_SCANS if any(nest.scans for nest in nests) else ""
     parameters += _WARPS.format(warps=warps)
     parameters += _STAGES if any(nest.reductions or nest.scans for nest in nests) else ""
     parameters += _SPLIT if any(map(_is_shared_out, nests)) else ""
+    if condition:
+        parameters = re.sub(r"\}\n(?=  \w|\Z)", f"{condition}}}\n", parameters)
     return named(requires, suffix), declared(parameters, nests[0], suffix)

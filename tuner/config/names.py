@@ -24,6 +24,7 @@ DEVICE_FACTS = (  # of any kind of device; each device has those of its kind
     "device.max_threads_per_block",
     "device.warp_size",
     "device.has_triton",
+    "device.has_nvcc",
     "device.num_cores",
     "device.simd_bits",
     "device.simd_registers",

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from tuner.capture.from_module import made_from
 from tuner.errors import TemplateError
 from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
+from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
 from tuner.plans import Plan
 from tuner.trial import Candidate, content_key
@@ -123,7 +124,7 @@ def _header(family: Family, candidate: Candidate, provenance: Sequence[str], sta
         "Optimisations:",
         *(f"  - {line}" for line in candidate.optimisations),
         f"Deterministic: {'yes' if candidate.is_deterministic else 'no (floating-point atomics)'}",
-        f"Needs: PyTorch {OLDEST_TORCH} or later and {_NEEDS[candidate.language]}",
+        f"Needs: PyTorch {OLDEST_TORCH} or later and {_needs(candidate)}",
         "",
         *provenance,
     ]
@@ -135,6 +136,13 @@ _NEEDS = {
     "cpp": "a C++ compiler with OpenMP and ninja (compiled at the first import)",
     "triton": "Triton (compiled at the first call)",
 }
+
+
+def _needs(candidate: Candidate) -> str:
+    """Name what the file is compiled with, and when."""
+    if candidate.language == "triton" and f"\n{CUDA_CODE} = " in candidate.source:
+        return "Triton (compiled at the first call), nvcc and a C++ compiler (at the first import)"
+    return _NEEDS[candidate.language]
 
 
 def escape(text: str) -> str:

@@ -24,7 +24,9 @@ from tuner.trial import Language
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BoundOp", "bind", "match_sizes"]
+__all__ = ["CUDA_CODE", "BoundOp", "bind", "match_sizes"]
+
+CUDA_CODE = "cuda_code"  # the global name of a Triton text for the CUDA C++ that it holds
 
 ALIGNMENT_BYTES = 16  # the widest vector load, and what the bulk copy engine needs
 
@@ -78,7 +80,7 @@ def bind(plan: Plan, language: Language, artefact: Path) -> BoundOp:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return BoundOp(plan, language, functools.partial(getattr, module), None)
+        return BoundOp(plan, language, functools.partial(getattr, module), None, vars(module))
     library = ctypes.CDLL(str(artefact))
 
     def function_of(name: str) -> Callable[..., Any]:
@@ -98,6 +100,7 @@ class BoundOp:
     Attributes:
         device: the kind of device that it runs on, "cpu" or "cuda".
         also: the operators of the plan's further calls, by name; None for what is not offered.
+        globals: of a Triton text; its functions see what is changed there.
     """
 
     def __init__(
@@ -106,7 +109,9 @@ class BoundOp:
         language: Language,
         function_of: Callable[[str], Callable[..., Any]],
         library: ctypes.CDLL | None,
+        names: dict[str, Any] | None = None,
     ) -> None:
+        self.globals = {} if names is None else names
         self.device = "cpu" if language == "cpp" else "cuda"
         self._plan = plan
         self._language = language

@@ -4,7 +4,8 @@
 
 Triton compiles a kernel when it is first called. Here the candidate's plan is called with
 tensors that have a shape and no memory, under a driver that only names the target, and every
-launch stops after its compilation. Triton's cache folder then holds what a worker, which uses
+launch stops after its compilation. CUDA C++ that the text holds is compiled as it is loaded, and
+its launches are noted alone. Triton's cache folder then holds what a worker, which uses
 the same folder, finds there instead of compiling. So builders compile in parallel, and the one
 process that owns the device only loads.
 
@@ -24,6 +25,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -34,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import ToolchainError, TunerError
-from tuner.kernel.binding import bind
-from tuner.kernel.compiler_words import hash_code
+from tuner.kernel.binding import CUDA_CODE, bind
+from tuner.kernel.compiler_words import hash_code, parse_resources
 from tuner.machine.forkserver import die_with
 from tuner.plans import Plan
 from tuner.trial import KernelResources, from_json, to_json
@@ -161,6 +163,16 @@ class _Recorder:
             resources = from_json(KernelResources, beside.read_text())
         self.kernels[kernel.hash] = resources
 
+    def beside(self, code: Any) -> Any:
+        """Return what stands in for CUDA C++ beside the kernels, which is compiled: no launch."""
+        self.kernels |= {k.name: k for k in parse_resources(code.log, shutil.which("c++filt"))}
+
+        def launch(name: str, *arguments: Any) -> None:
+            given = [self._described(value) for value in arguments]
+            self.launches.append(repr((code.key, name, given)))
+
+        return launch
+
     def _launch(
         self, kernel: Any, args: Sequence[Any], options: Mapping[str, Any], grid: Any
     ) -> str:
@@ -226,6 +238,8 @@ def build_ahead(
         traceback.print_exc(file=sys.stderr)
         error = _last_line(failure)
     else:
+        if CUDA_CODE in call.globals:
+            call.globals[CUDA_CODE] = recorder.beside(call.globals[CUDA_CODE])
         try:
             for shape in sizes:
                 for one, made in zip(plan.calls, call.calls, strict=True):

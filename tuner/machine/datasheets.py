@@ -47,6 +47,7 @@ def _gpu(name: str, memory_mib: int, *, capability: int, num_sms: int, l2_mib: i
         max_threads_per_block=1024,
         warp_size=32,
         has_triton=True,
+        has_nvcc=True,
     )
 
 

@@ -12,6 +12,7 @@ from tuner.machine.host import (
     cpu_cache_bytes,
     cpu_name,
     driver_version,
+    find_nvcc,
     usable_cores,
     usable_memory_bytes,
 )
@@ -48,6 +49,7 @@ class Device:
     warp_size: int | None = None
     driver: str | None = None
     has_triton: bool | None = None  # installed beside PyTorch
+    has_nvcc: bool | None = None
     # cpu
     num_cores: int | None = None
     simd_bits: int | None = None
@@ -123,6 +125,7 @@ def _describe_cuda(index: int, properties: Any) -> Device:
         warp_size=properties.warp_size,
         driver=driver_version(),
         has_triton=importlib.util.find_spec("triton") is not None,
+        has_nvcc=find_nvcc() is not None,
     )
 
 

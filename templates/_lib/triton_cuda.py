@@ -1,0 +1,69 @@
+import ctypes
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+
+
+class CudaCode:
+    # CUDA C++ beside Triton's kernels: compiled by nvcc when it is made, once for each content,
+    # into the folder that Triton caches in. Its functions are called by name, with tensors,
+    # whole numbers and None; they get the current stream last, and return a message or nothing.
+
+    def __init__(self, text, flags):
+        nvcc = self.compiler()
+        told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True)
+        host = os.environ.get("CXX")
+        command = [nvcc, *flags, *(["-ccbin", host] if host else [])]
+        content = "\0".join([text, *command, told.stdout])
+        self.key = hashlib.sha256(content.encode()).hexdigest()[:32]
+        folder = os.environ.get("TRITON_CACHE_DIR") or os.path.expanduser("~/.triton/cache")
+        os.makedirs(folder, exist_ok=True)
+        self.path = os.path.join(folder, f"cuda-{self.key}.so")
+        with open(os.path.join(folder, f"cuda-{self.key}.lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # others that want the same wait, and find it
+            if not os.path.exists(self.path):
+                self.compile(command, text, folder)
+        with open(self.path + ".log") as log:
+            self.log = log.read()
+        self.library = ctypes.CDLL(self.path)
+
+    @staticmethod
+    def compiler():
+        homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+        places = [shutil.which("nvcc", path=os.path.join(home, "bin")) for home in homes]
+        places += [shutil.which("nvcc"), shutil.which("nvcc", path="/usr/local/cuda/bin")]
+        found = next(filter(None, places), None)
+        if found is None:
+            raise RuntimeError("nvcc not found: set CUDA_HOME to a CUDA toolkit")
+        return found
+
+    def compile(self, command, text, folder):
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            with open(os.path.join(scratch, "beside.cu"), "w") as source:
+                source.write(text)
+            more = ["-Xcompiler", "-fPIC", "-Xptxas", "-v", "-shared", "-o", "made.so", "beside.cu"]
+            done = subprocess.run([*command, *more], cwd=scratch, capture_output=True, text=True)
+            log = done.stdout + done.stderr
+            if done.returncode != 0:
+                lines = [line for line in log.splitlines() if "error" in line or "fatal" in line]
+                raise RuntimeError(f"{log}\n{(lines or ['nvcc failed and says nothing'])[0]}")
+            with open(os.path.join(scratch, "log"), "w") as made:
+                made.write(log)
+            os.replace(os.path.join(scratch, "log"), self.path + ".log")
+            os.replace(os.path.join(scratch, "made.so"), self.path)
+
+    def __call__(self, name, *arguments):
+        function = getattr(self.library, name)
+        function.restype = ctypes.c_char_p
+        given = [
+            ctypes.c_int64(value) if isinstance(value, int)
+            else ctypes.c_void_p(None if value is None else value.data_ptr())
+            for value in arguments
+        ]
+        stream = torch.cuda.current_stream().cuda_stream
+        message = function(*given, ctypes.c_void_p(stream))
+        if message is not None:
+            raise RuntimeError(f"{name}: {message.decode(errors='replace')}")

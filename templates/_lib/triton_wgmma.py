@@ -1,0 +1,64 @@
+{% include "_lib/triton_cuda.py" %}
+
+
+# ---- float32 products of float16 halves by one kernel of CUDA C++ ----
+#
+# Halves, their scales and the repair of rows with an Inf or a NaN are triton_products' own. Between
+# these is one kernel in place of three products by PyTorch, and of what joins them.
+
+cuda_code = CudaCode(
+    r"""
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+{% with overlap = false %}
+{% include "_lib/launch.cuh" %}
+{% endwith %}
+
+{% include "_lib/wgmma_tensor_map.cuh" %}
+
+{% include "_lib/wgmma_pipeline.cuh" %}
+
+{% set stage_bytes = 4 * (128 + product_n) * product_k %}
+{% with block_n = 128 if product_n == 256 else product_n, product_stages = 230000 // stage_bytes %}
+{% include "_lib/wgmma_halves.cuh" %}
+{% endwith %}
+
+{{ epilogues }}
+""",
+    ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a"],
+)
+
+
+def product_by_wgmma(
+    x, weight, bias, out, num_rows, num_columns, depth, is_turned,
+    function="product_of_rows", given=(), apart=None,
+):
+    # As product_of_halves, which says what x and weight are. `function` may have an epilogue that
+    # reads what is `given`; `apart` computes that of a product from PyTorch.
+    x, out = x.reshape(num_rows, depth), out.view(num_rows, num_columns)
+    weight = weight.reshape(depth, num_columns).t() if is_turned else weight.view(-1, depth)
+    if min(num_rows, num_columns) < 128:  # splitting costs what it saves
+        made = out if apart is None else torch.empty_like(out)
+        if bias is None:
+            torch.mm(x, weight.t(), out=made)
+        else:
+            torch.addmm(bias, x, weight.t(), out=made)
+        if apart is not None:
+            apart(made)
+        return
+    padded = triton.cdiv(depth, 8) * 8  # rows of halves begin at multiples of 16 bytes
+    x_halves, x_high, x_unit, x_mean = product_split(x, padded, True)
+    halves, high, unit, sums = product_split(weight, padded, False)
+    # First: the kernel takes what is repaired from `out`, so that its epilogue is of all values.
+    product_repair_kernel[(triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32),)](
+        x, weight, bias, x_unit, unit, out, num_rows, num_columns, depth,
+        x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
+        ROWS=32, COLUMNS=32, DEPTH=32, num_warps=4,
+    )
+    cuda_code(
+        function, x_high, x_halves[:, :padded], high, halves[:, padded:],
+        x_unit, x_mean, unit, sums, bias, out, *given, num_rows, num_columns, padded,
+    )

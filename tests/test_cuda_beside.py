@@ -1,0 +1,130 @@
+"""CUDA C++ in a Triton text: compiled once for each content, without spills; its errors' words."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test_half_products import MODULES, made_of
+
+from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.export.module import export_text
+from tuner.kernel.builder import Builder
+from tuner.kernel.compiler_words import parse_resources
+from tuner.kernel.family import builtin_folder, load_family
+from tuner.kernel.rendering import rendered
+from tuner.kernel.toolchain import Toolchain
+from tuner.machine.datasheets import known_device
+from tuner.trial import Candidate, Status
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc on the PATH")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+ANSWER = 'extern "C" const char* answer(void*) { return "forty-two"; }\n'
+FLAGS = ["-std=c++17"]
+TILES = [
+    {"product_n": n, "product_k": k, "promote_k": p, "product_cluster": c, "product_raster": 8}
+    for n, k, p, c in itertools.product([128, 192, 256], [32, 64], [64, 128], [1, 2])
+    if n < 256 or p == 64
+]
+
+
+def cuda_code(monkeypatch, folder: Path):
+    """The class of the text, which compiles into `folder`."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    names: dict = {}
+    exec((builtin_folder() / "_lib" / "triton_cuda.py").read_text(), names)
+    return names["CudaCode"]
+
+
+@needs_nvcc
+def test_equal_texts_are_compiled_once_also_at_the_same_time(monkeypatch, tmp_path):
+    make = cuda_code(monkeypatch, tmp_path / "cache")
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(lambda _: make(ANSWER, FLAGS), range(3)))
+    (path,) = {code.path for code in made}
+    before = Path(path).stat().st_mtime_ns
+    again = make(ANSWER, FLAGS)
+    assert (again.path, Path(path).stat().st_mtime_ns) == (path, before)
+    other = make(ANSWER.replace("forty", "fifty"), FLAGS)
+    assert other.key != again.key and other.path != path
+    assert len(list((tmp_path / "cache").glob("*.so"))) == 2
+    assert not [place for place in (tmp_path / "cache").iterdir() if place.is_dir()]
+
+
+@needs_nvcc
+def test_a_text_that_does_not_compile_says_why_in_its_last_line(monkeypatch, tmp_path):
+    make = cuda_code(monkeypatch, tmp_path)
+    with pytest.raises(RuntimeError) as caught:
+        make(ANSWER.replace("return", "retrun"), FLAGS)
+    last = str(caught.value).splitlines()[-1]
+    assert last.startswith("beside.cu(1): error:") and "retrun" in last
+    assert not list(tmp_path.glob("*.so"))
+
+
+def test_without_nvcc_that_is_said(monkeypatch, tmp_path):
+    make = cuda_code(monkeypatch, tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(RuntimeError, match="nvcc not found: set CUDA_HOME"):
+        make(ANSWER, FLAGS)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "-".join(map(str, tile.values())))
+def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
+    make = cuda_code(monkeypatch, tmp_path)
+    root = builtin_folder()
+    names = {"CudaCode": make}
+    names_of = {**tile, "epilogues": ""}
+    text = rendered(Path("t.py"), '{% include "_lib/triton_wgmma.py" %}', [root], names_of)
+    beside = text[text.index("cuda_code = CudaCode(") : text.index("def product_by_wgmma")]
+    exec(beside, names)
+    (kernel,) = parse_resources(names["cuda_code"].log, None)
+    assert (kernel.registers, kernel.spill_store_bytes, kernel.stack_bytes) == (168, 0, 0)
+
+
+def candidate_of(folder: Path, module=MODULES["epilogue"], **params) -> tuple:
+    _, made = made_of(folder, module)
+    family = load_family(made.name, [made.folder])
+    facts = known_device("H200").facts()
+    return family, family.render({"template": WGMMA_TEMPLATE, **params}, facts)
+
+
+def test_an_exported_file_holds_the_cuda_text_and_names_its_compiler(tmp_path):
+    family, candidate = candidate_of(tmp_path)
+    text = export_text(
+        family,
+        candidate,
+        reference=family.reference.read_text(),
+        sizes={},
+        flags=[],
+        provenance=[],
+    )
+    assert candidate.source.strip() in text and "product_of_halves_kernel(const" in text
+    assert "nvcc and a C++ compiler (at the first import)" in text
+    compile(text, "model_new.py", "exec")
+
+
+@needs_nvcc
+@needs_triton
+def test_cuda_text_is_compiled_ahead_and_part_of_the_binary_key(tmp_path):
+    toolchain = Toolchain("cuda", None, capability=90, triton="installed")
+    family, one = candidate_of(tmp_path)
+    _, other = candidate_of(tmp_path, product_k=64)
+    broken = Candidate(
+        one.op, one.template, {}, "triton", one.source.replace("make_float2", "flaot2"), one.plan
+    )
+    sizes = [dict(family.sizes)]
+    with Builder(toolchain, tmp_path / "cache", num_workers=2, triton_sizes=sizes) as builder:
+        builds = [builder.submit(candidate).result(120) for candidate in (one, other)]
+        bad = builder.submit(broken).result(120)
+    assert [build.status for build in builds] == [Status.CORRECT] * 2, builds
+    assert all("product_of_halves_kernel" in str(build.kernels) for build in builds)
+    assert builds[0].binary_key != builds[1].binary_key
+    assert len(list((tmp_path / "cache" / "triton").glob("cuda-*.so"))) == 2
+    assert bad.status is Status.COMPILE and "flaot2" in bad.error

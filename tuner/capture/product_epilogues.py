@@ -1,0 +1,148 @@
+"""Pointwise work behind a large product, as the epilogue of the kernel that makes the product.
+
+It is a class of CUDA C++ beside `templates/_lib/wgmma_halves.cuh`, which calls it with each value
+and its place. What the work reads besides lies as the product does, or varies over its rows or
+its columns alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+
+from tuner.capture.library import Call
+from tuner.capture.nest import COLUMN, Nest, Statement
+from tuner.capture.operations import OPERATIONS, converted, emit, literal, operation_of
+from tuner.capture.stages import Stages
+
+__all__ = ["cuda_text", "epilogue_of", "python_text"]
+
+
+def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | None:
+    """Return the nest that can be a product's epilogue: the next task, which alone reads it.
+
+    Args:
+        stages: of the graph.
+        call: the product.
+        results: what the graph gives, which is stored.
+    """
+    behind = stages.tasks[stages.tasks.index(call) + 1 :]
+    if not behind or not isinstance(behind[0], Nest) or call.name in results:
+        return None
+    nest, later = behind[0], behind[1:]
+    read = {n for t in later if isinstance(t, Nest) for n in (a.name for a in t.arguments)}
+    read |= {n for t in later if isinstance(t, Call) for n in t.reads}
+    (output, *others), num = nest.outputs, math.prod(call.shape)
+    is_one = not (others or nest.reductions or nest.scans or nest.taps or len(nest.passes) > 1)
+    is_plain = not (nest.is_wide or nest.is_transposed or nest.space.last)
+    if call.name in read or not is_one or not is_plain or output.dtype != "float32":
+        return None
+    if math.prod(nest.space.sizes) != num or output.count != num:
+        return None
+    operands = [o for s in _statements(nest) for o in s.operands]
+    is_known = COLUMN not in operands and all(s.op in OPERATIONS for s in _statements(nest))
+    places = {t.name: _place(nest, t.name, call.shape[-1]) for t in nest.arguments}
+    is_read = None not in places.values() and {t.dtype for t in nest.arguments} == {"float32"}
+    is_whole = places.get(call.name) == _PLACES[True, True]
+    return nest if is_known and is_read and is_whole else None
+
+
+# Where an element lies, by whether it varies over rows and over columns.
+_PLACES = {
+    (True, True): "row * columns + column",
+    (True, False): "row",
+    (False, True): "column",
+    (False, False): "0",
+}
+
+
+def _place(nest: Nest, name: str, columns: int) -> str | None:
+    """Return where the element of a value lies in memory; None where that is not as simple."""
+    sizes, varies = nest.space.sizes, nest.space.varies[name]
+    cuts = [k for k in range(len(sizes) + 1) if math.prod(sizes[k:]) == columns]
+    if len(cuts) != 1:
+        return None
+    own = [{*range(cuts[0])}, {*range(cuts[0], len(sizes))}]  # rows, columns
+    if any(varies & part not in (set(), part) for part in own):
+        return None
+    rows, cols = (bool(varies & part) for part in own)
+    return _PLACES[rows, cols]
+
+
+def _statements(nest: Nest) -> list[Statement]:
+    return [*nest.before, *nest.passes[0].statements]
+
+
+def cuda_text(nest: Nest, call: Call, function: str) -> str:
+    """Return the epilogue's class, and the function that a product with it is started by.
+
+    Args:
+        nest: the epilogue.
+        call: the product.
+        function: the name of the function.
+    """
+    given = [t.name for t in nest.arguments if t.name != call.name]
+    names = {call.name: "sum"} | {name: f"a{i}" for i, name in enumerate(given)}
+    lines = [f"struct {function}_epilogue {{"]
+    lines += [f"  const float* g{i};" for i in range(len(given))]
+    lines += [
+        "  __device__ __forceinline__ float operator()(float sum, int64_t row, int64_t column,",
+        "                                              int64_t columns) const {",
+    ]
+    for i, name in enumerate(given):
+        lines.append(f"    const float a{i} = __ldg(g{i} + {_place(nest, name, call.shape[-1])});")
+    for i, statement in enumerate(_statements(nest)):
+        operation = operation_of(statement.op)
+        operands = [
+            converted(names[o], nest.kinds.get(o, "float"), wanted, "cuda")
+            if isinstance(o, str)
+            else converted(literal(float(o), "cuda"), "float", wanted, "cuda")
+            for o, wanted in zip(statement.operands, operation.takes, strict=True)
+        ]
+        attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
+        kind = "bool" if operation.gives == "mask" else "float"
+        names[statement.name] = f"v{i}"
+        lines.append(f"    const {kind} v{i} = {emit(statement.op, operands, attrs, 'cuda')};")
+    output = nest.outputs[0].name
+    kinds = nest.kinds.get(output, "float")
+    pointers = "".join(f", const float* g{i}" for i in range(len(given)))
+    more = ", ".join(f"g{i}" for i in range(len(given)))
+    lines += [
+        f"    return {converted(names[output], kinds, 'float', 'cuda')};",
+        "  }",
+        "};",
+        f'extern "C" const char* {function}(',
+        f"    PRODUCT_ARGUMENTS{pointers}, int64_t rows, int64_t columns, int64_t padded,",
+        "    void* stream) {",
+        f"  const {function}_epilogue epilogue = {{{more}}};",
+        "  return halves::product(PRODUCT_NAMES, epilogue, rows, columns, padded, stream);",
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def python_text(nest: Nest, call: Call, function: str, apart: str) -> tuple[str, list[str]]:
+    """Return the function that a step calls, and the values that it is given besides, in order.
+
+    Args:
+        nest: the epilogue.
+        call: the product.
+        function: the name of both functions, of Python and of CUDA C++.
+        apart: the function of the nest's own kernel, for products too small for ours.
+    """
+    given = [t.name for t in nest.arguments if t.name != call.name]
+    words = {call.name: "made"} | {name: f"given[{i}]" for i, name in enumerate(given)}
+    arguments = ", ".join([*(words[t.name] for t in nest.arguments), "out", "rows", "cols"])
+    return (
+        f'''
+
+def {function}(
+    x, weight, bias, out, num_rows, num_columns, depth, is_turned, rows, cols, *given
+):
+    product_by_wgmma(
+        x, weight, bias, out, num_rows, num_columns, depth, is_turned,
+        "{function}", given, lambda made: {apart}({arguments}),
+    )
+''',
+        given,
+    )
