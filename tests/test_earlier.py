@@ -15,7 +15,7 @@ from command_line import environment
 from cpu_machine import GPP
 
 import tuner
-from tuner.capture.half_products import HALVES_TEMPLATE
+from tuner.capture.half_products import WGMMA_TEMPLATE
 from tuner.deriving import derive_config
 from tuner.earlier import Earlier, earlier_of, sources_from
 from tuner.kernel.cache import default_cache_dir
@@ -239,11 +239,12 @@ def test_of_a_product_the_template_and_its_parameter_are_found_again(folder, run
         plan(config_of(folder, name, forward, **size), may_assume=True)
         for name, forward in (("product", "return x @ y"), ("relu", "return torch.relu(x @ y)"))
     )
-    best = {"template": HALVES_TEMPLATE, "chunk": 1024, "block_rows": 2, "block_columns": 256}
+    own = {"template": WGMMA_TEMPLATE, "product_n": 128, "product_k": 32, "product_cluster": 2}
+    best = {**own, "product_epilogue": "apart", "block_rows": 2, "block_columns": 256}
     changed(runs, "1-relu", best, followed, device_name=alone.device.name)
     (suggestion,) = told(alone, runs).first
     assert suggestion.is_same and alone.space.num_feasible > 1
-    assert suggestion.params == {"template": HALVES_TEMPLATE, "chunk": 1024}
+    assert own.items() <= suggestion.params.items() and "block_rows" not in suggestion.params
     ((again, *_), found) = (told(followed, runs).first, told(followed, runs).runs)
     assert best.items() <= again.params.items() and found == ("1-relu",)
 

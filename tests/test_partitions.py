@@ -7,7 +7,7 @@ from test_any_module import F, answers, assert_as_exact, derive, in_float64, tex
 from test_steps import Taken, assert_gradients_are_as_exact
 
 from tuner.capture.capture import capture
-from tuner.capture.half_products import HALVES_TEMPLATE
+from tuner.capture.half_products import WGMMA_TEMPLATE
 from tuner.capture.nest import Nest
 from tuner.capture.partitions import traffic_bytes, worth_a_search
 from tuner.capture.stages import Partition, stages_of
@@ -166,13 +166,11 @@ def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(t
     planned = plan(load_config(made.config, {"device": "cuda"}), may_assume=True)
     firsts = first_of_each(planned.space, planned.family, planned.facts)
     by_template = {str(params.pop("template")): set(params) for params in firsts}
-    assert {"nest_triton", "nest_channels_last_triton", HALVES_TEMPLATE} <= {*by_template}
-    assert "chunk" in by_template[HALVES_TEMPLATE]
+    assert {"nest_triton", "nest_channels_last_triton", WGMMA_TEMPLATE} <= {*by_template}
+    assert "product_n" in by_template[WGMMA_TEMPLATE]
     assert {"block_rows", "block_rows_2"} <= by_template["nest_triton"]
     last = by_template["nest_channels_last_triton"]
-    assert {"tile_rows", "tile_columns"} <= last and "chunk" not in last
-    (chunk,) = (p for p in planned.space.parameters if p.name == "chunk")
-    assert [*chunk.values] == [512, 1024]
+    assert {"tile_rows", "tile_columns"} <= last and "product_n" not in last
 
 
 def test_what_is_cheap_is_computed_again_and_nothing_large_lies_between(tmp_path):

@@ -105,7 +105,7 @@ def product_split(source, padded_columns, is_x):
         source, high, low, unit, beside if is_x else None, None if is_x else beside,
         num_rows, num_columns, padded_columns, source.stride(0), source.stride(1),
         ROWS=rows, COLUMNS=columns, IS_ONE_BLOCK=padded_columns <= columns,
-        num_warps=8,
+        num_warps=max(8, rows * columns // 512),
     )
     return made, high, unit, beside
 

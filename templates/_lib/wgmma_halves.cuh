@@ -2,14 +2,13 @@
 //
 //   out = ((low high^T + high low^T + high high^T) + x_mean w_sum^T) * x_unit * w_unit + bias
 //
-// Tensor cores truncate what they add up. So each accumulator serves `promote_k` columns, the small
+// Tensor cores truncate what they add up. So each accumulator serves 64 columns, the small
 // products of each stage first, and is then added to float32 sums in registers. A tile with more
 // columns than one instruction's is computed in parts, one after the other from the same stages:
 // all of its sums are held, but one part's accumulator alone.
 //
 // Expects launch.cuh, wgmma_tensor_map.cuh, wgmma_pipeline.cuh, and the parameters block_n (columns
-// of one instruction), product_n, product_k, product_stages, promote_k, product_cluster and
-// product_raster.
+// of one instruction), product_n, product_k, product_stages, product_cluster and product_raster.
 namespace halves {
 
 {% include "_lib/wgmma_products.cuh" %}
@@ -23,10 +22,12 @@ constexpr int kClusterN = 1;
 constexpr int kRasterRows = {{ product_raster }};
 constexpr int kConsumers = kBlockM / 64;
 constexpr int kParts = kBlockN / wgmma_products::kColumns;
-constexpr int kPromoteStages = {{ promote_k }} / kBlockK;
+// 128 and more were beyond twice the error of a float32 product with few columns (on an H200).
+constexpr int kPromoteK = 64;
+constexpr int kPromoteStages = kPromoteK / kBlockK;
 constexpr int kSums = wgmma_products::kSums;
 static_assert(kBlockN % wgmma_products::kColumns == 0, "whole parts");
-static_assert(kPromoteStages * kBlockK == {{ promote_k }}, "a promotion ends with a stage");
+static_assert(kPromoteStages * kBlockK == kPromoteK, "a promotion ends with a stage");
 static_assert(kParts == 1 || kPromoteStages < kStages, "stages of a promotion lie there together");
 
 constexpr int kThreads = 128 * (kConsumers + 1);

@@ -44,7 +44,7 @@ __all__ = ["Derived", "derived", "identifier", "space_of_templates"]
 _VARIED = (
     *("unroll", "stream_output", "huge_pages", "keep", "num_warps", "stages", "piece", "split"),
     *("tile_rows", "tile_columns", "block_rows", "block_columns"),
-    *("chunk", "product_n", "product_k", "promote_k", "product_cluster", "product_epilogue"),
+    *("chunk", "product_n", "product_k", "product_cluster", "product_epilogue"),
     *(name + SECOND for name in NAMES),
 )
 # Files of every operator that has them; a template of another partition may be missing.
@@ -132,6 +132,7 @@ def derived(
     searched |= set(PRODUCTS)
     templates = sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     templates = [t for t in templates if t.removesuffix("_triton") in searched]
+    templates.sort(key=lambda t: t not in PRODUCTS)  # first: a short search tries few
     mode = "train" if graph.is_training else "eval"
     # Eager as its user has it: on a GPU convolutions take TF32 unless told otherwise.
     content = {

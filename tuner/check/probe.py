@@ -208,8 +208,11 @@ class Probe:
 
     @property
     def has_zeros(self) -> bool:
-        """Whether weights are zero, where some of a reference's own numbers are not defined."""
-        return any(a.startswith("zero") for actions in self.before for a in actions)
+        """Whether weights or options are zero, where some of a reference's numbers are undefined.
+
+        A division by an option of 0 has the sign of what rounding has left.
+        """
+        return self.has_options == "zeros" or any(a.startswith("zero") for actions in self.before for a in actions)
 
     @property
     def may_be_refused(self) -> bool:
