@@ -149,3 +149,33 @@ def test_a_new_module_has_the_ties_of_the_one_that_it_replaces(tmp_path):
     assert tied_as(model) == apart
     tie_as(model, whole)
     assert tied_as(model) == whole and model.a.weight is model.b.weight
+
+
+DIVIDED = reference(
+    "x: self.divided(torch.sigmoid(x) * 0 + 0.1)", "torch.randn(40, 24)", "2.0",
+    """    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def divided(self, y):
+        return (y - y.mean(1, keepdim=True)) / self.by
+
+""",
+)  # fmt: skip
+
+
+def test_of_a_division_by_zero_the_sign_of_what_rounding_leaves_is_nobodys(tmp_path):
+    """The mean of equal numbers, added up in another order, is above or below them."""
+    problem = load_reference(tmp_path, DIVIDED)
+
+    class Reordered(problem.module.Model):
+        def divided(self, y):
+            return (y - (0.5 * y.mean(1, keepdim=True) + 0.5 * y[:, :1])) / self.by * -1.0 * -1.0
+
+    class Negated(problem.module.Model):
+        def divided(self, y):
+            return -super().divided(y)
+
+    probes = thorough_probes(0, problem.num_rows(), modes=modes_of(problem, "cpu"))
+    zeros = [expected(problem, p, FLOAT32) for p in probes if p.name == "other options, zeros"]
+    assert zeros and reasons(Reordered, problem, zeros) == reasons(Negated, problem, zeros) == []

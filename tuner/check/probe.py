@@ -212,7 +212,9 @@ class Probe:
 
         A division by an option of 0 has the sign of what rounding has left.
         """
-        return self.has_options == "zeros" or any(a.startswith("zero") for actions in self.before for a in actions)
+        return self.has_options == "zeros" or any(
+            a.startswith("zero") for actions in self.before for a in actions
+        )
 
     @property
     def may_be_refused(self) -> bool:
