@@ -25,6 +25,7 @@ from tuner.check.compare import compare, limits_of
 from tuner.check.crossing import Answer, Question, Report, Script, pack, unpack
 from tuner.check.exercise import checksum_of
 from tuner.check.expected import expected
+from tuner.check.layouts import laid_out
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
 from tuner.check.probes import screening_probes, thorough_probes
@@ -426,6 +427,21 @@ def test_a_module_that_is_put_together_otherwise_is_named(problem, thorough):
     assert verdict(problem, OtherBuffers, thorough[:1]).is_accepted
     words = "a __call__ of its own: hooks on the module would not run"
     asked_until_told(problem, WithoutHooks, thorough[:1], words)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_view_of_the_negative_has_the_bits_of_the_values(device, dtype):
+    """NaN of any sign and payload as well, which a GPU's own negation makes all alike."""
+    value = torch.randn(5, 7, dtype=dtype, device=device)
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
+    value[1], value[2] = torch.nan, -torch.inf
+    value.view(whole)[3] = torch.tensor(torch.nan, dtype=dtype).view(whole).item() + 5
+    value.view(whole)[4] = -3  # a NaN with its sign
+    laid = laid_out(value, "negated")
+    assert laid.is_neg() and checksum_of(laid) == checksum_of(value)
+    laid._neg_view()[0, 0] += 1
+    assert checksum_of(laid) != checksum_of(value)
 
 
 def test_where_rounding_decides_about_an_infinity_both_are_right():

@@ -155,16 +155,17 @@ def product_repair_kernel(
     other = tl.load(weight_unit + columns, mask=is_column, other=0.0)
     wants = (one != one)[:, None] | (other != other)[None, :]
     if tl.max(tl.max(wants.to(tl.int32), axis=1), axis=0) > 0:
-        total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        # Short sums in float32: one over all columns would be less exact than PyTorch's own.
+        total = tl.zeros([ROWS, COLUMNS], dtype=tl.float64)
         for first in range(0, depth, DEPTH):
             at = first + tl.arange(0, DEPTH)
             a = product_rows(x, rows, at, num_rows, depth, x_row, x_column)
             b = product_rows(weight, columns, at, num_columns, depth, weight_row, weight_column)
-            total = tl.dot(a, tl.trans(b), total, input_precision="ieee")
+            total += tl.dot(a, tl.trans(b), input_precision="ieee").to(tl.float64)
         if bias is not None:
             total += tl.load(bias + columns, mask=is_column, other=0.0)[None, :]
         place = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-        tl.store(out + place, total, mask=wants & is_row[:, None] & is_column[None, :])
+        tl.store(out + place, total.to(tl.float32), mask=wants & is_row[:, None] & is_column[None, :])
 
 
 def product_of_halves(x, weight, bias, out, num_rows, num_columns, depth, is_turned, chunk):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Script
+from tuner.check.layouts import opposite
 
 if TYPE_CHECKING:
     import torch
@@ -233,7 +234,10 @@ def checksum_of(tensor: torch.Tensor) -> int:
     """Return 64 bits that depend on a tensor's bits and their places; equal on one device."""
     import torch
 
-    bits = tensor.detach().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    tensor = tensor.detach()
+    if tensor.is_neg() and tensor.is_floating_point():
+        tensor = opposite(tensor._neg_view())
+    bits = tensor.resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     if bits.device.type == "cpu":  # seven times as fast as the sum below
         memory = memoryview(bits.numpy())
         return zlib.crc32(memory) << 32 | zlib.adler32(memory)

@@ -11,7 +11,7 @@ from tuner.check.crossing import Layout, Script
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["fitted", "laid_out", "laid_out_where", "one_object", "overwrite"]
+__all__ = ["fitted", "laid_out", "laid_out_where", "one_object", "opposite", "overwrite"]
 
 EXTRA_ROWS: dict[Layout, int] = {"fewer rows": -1, "more rows": 1}
 
@@ -65,8 +65,22 @@ def laid_out(value: Any, layout: Layout, padding: int = 8) -> Any:
         rows = _overlapping(torch.empty_like(value).reshape(-1), value.shape)
         return rows.copy_(value)  # equal where they overlap
     if layout == "negated":  # what is in memory is the negative, as in a conjugate's view
-        return torch._neg_view(-value)
+        return torch._neg_view(opposite(value))
     return value.clone(memory_format=torch.contiguous_format)
+
+
+def opposite(value: torch.Tensor) -> torch.Tensor:
+    """Return the negative, contiguous; of floating-point numbers to the bit.
+
+    A GPU's own negation gives all NaN the same bits, which then are not the given ones.
+    """
+    import torch
+
+    if not value.is_floating_point():
+        return -value
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[value.element_size()]
+    bits = value.contiguous().view(whole)
+    return bits.bitwise_xor(torch.iinfo(whole).min).view(value.dtype)
 
 
 def _order_in_memory(layout: Layout, ndim: int) -> list[int]:
