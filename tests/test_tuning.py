@@ -159,7 +159,7 @@ def test_a_run_that_is_locked_is_refused_before_anything_is_planned(tmp_path):
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return any("tuner.evaluate.child" in argument for argument in process.cmdline())
+        return any("serve_forks" in argument for argument in process.cmdline())
     except psutil.Error:
         return False
 
