@@ -46,7 +46,7 @@ from tuner.kernel.compilers import (
     read_some,
     restrain,
     spawned,
-)  # fmt: skip
+)
 from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
 from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
 from tuner.trial import Build, Candidate, Status, content_key, from_json, to_json
