@@ -168,16 +168,30 @@ def product_repair_kernel(
         tl.store(out + place, total.to(tl.float32), mask=wants & is_row[:, None] & is_column[None, :])
 
 
+def product_repair(x, weight, bias, x_unit, weight_unit, out):
+    # Writes what rows and columns with a unit of NaN give, and nothing else.
+    (num_rows, depth), num_columns = x.shape, len(weight)
+    product_repair_kernel[(triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32),)](
+        x, weight, bias, x_unit, weight_unit, out, num_rows, num_columns, depth,
+        x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
+        ROWS=32, COLUMNS=32, DEPTH=32, num_warps=4,
+    )
+
+
+def product_as_pytorch(x, weight, bias, out):
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
+
+
 def product_of_halves(x, weight, bias, out, num_rows, num_columns, depth, is_turned, chunk):
     # x is [num_rows, depth], weight [num_columns, depth], or [depth, num_columns] where turned.
     x, out = x.reshape(num_rows, depth), out.view(num_rows, num_columns)
     weight = weight.reshape(depth, num_columns).t() if is_turned else weight.view(-1, depth)
     sums_in_halves = getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
     if min(num_rows, num_columns) < 128 or sums_in_halves:  # below, splitting costs what it saves
-        if bias is None:
-            torch.mm(x, weight.t(), out=out)
-        else:
-            torch.addmm(bias, x, weight.t(), out=out)
+        product_as_pytorch(x, weight, bias, out)
         return
     num_pieces = max(4, triton.cdiv(depth, chunk))  # few pieces would be most of a short sum
     piece = triton.cdiv(triton.cdiv(depth, num_pieces), 8) * 8  # float16 of 16 bytes
@@ -197,8 +211,4 @@ def product_of_halves(x, weight, bias, out, num_rows, num_columns, depth, is_tur
             out[first:end], count, num_columns,
             num_pieces, ROWS=32, COLUMNS=128, num_warps=4,
         )
-    product_repair_kernel[(triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32),)](
-        x, weight, bias, x_unit, unit, out, num_rows, num_columns, depth,
-        x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
-        ROWS=32, COLUMNS=32, DEPTH=32, num_warps=4,
-    )
+    product_repair(x, weight, bias, x_unit, unit, out)

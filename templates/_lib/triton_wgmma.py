@@ -42,10 +42,7 @@ def product_by_wgmma(
     weight = weight.reshape(depth, num_columns).t() if is_turned else weight.view(-1, depth)
     if min(num_rows, num_columns) < 128:  # splitting costs what it saves
         made = out if apart is None else torch.empty_like(out)
-        if bias is None:
-            torch.mm(x, weight.t(), out=made)
-        else:
-            torch.addmm(bias, x, weight.t(), out=made)
+        product_as_pytorch(x, weight, bias, made)
         if apart is not None:
             apart(made)
         return
@@ -53,11 +50,7 @@ def product_by_wgmma(
     x_halves, x_high, x_unit, x_mean = product_split(x, padded, True)
     halves, high, unit, sums = product_split(weight, padded, False)
     # First: the kernel takes what is repaired from `out`, so that its epilogue is of all values.
-    product_repair_kernel[(triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32),)](
-        x, weight, bias, x_unit, unit, out, num_rows, num_columns, depth,
-        x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
-        ROWS=32, COLUMNS=32, DEPTH=32, num_warps=4,
-    )
+    product_repair(x, weight, bias, x_unit, unit, out)
     cuda_code(
         function, x_high, x_halves[:, :padded], high, halves[:, padded:],
         x_unit, x_mean, unit, sums, bias, out, *given, num_rows, num_columns, padded,

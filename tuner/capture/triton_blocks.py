@@ -13,7 +13,8 @@ from tuner.capture.nest import Nest
 from tuner.capture.precision import HALVES, num_bytes_of
 
 __all__ = [
-    "SEARCHED", "Blocks", "chosen", "is_split_across", "searched", "with_sums_of",
+    "SEARCHED", "Blocks", "chosen", "is_split_across", "power_of_2", "searched",
+    "with_sums_of",
 ]  # fmt: skip
 
 STAGED_BYTES = 80 * 1024  # of shared memory, which a program has on any GPU since Ampere
@@ -79,7 +80,7 @@ def chosen(nest: Nest) -> Blocks:
     given = [t.dtype for t in nest.arguments if nest.is_dense(t.name)]
     dense = given + [o.dtype for o in nest.outputs if nest.is_dense(o.name)]
     if is_split_across(nest):
-        rows = min(256 if HALVES & {*given} else 128, _power_of_2(nest.space.rows))
+        rows = min(256 if HALVES & {*given} else 128, power_of_2(nest.space.rows))
         return Blocks(rows, max(1, 2048 // rows), 4)
     if nest.scans:
         return Blocks(32, 32, 4) if nest.space.is_across else Blocks(1, 1024, 4)
@@ -98,7 +99,7 @@ def chosen(nest: Nest) -> Blocks:
 
 def with_sums_of(nest: Nest) -> Blocks:
     """Return the blocks of a nest whose programs keep sums of its rows: 4 values a lane."""
-    columns = _power_of_2(nest.space.cols)
+    columns = power_of_2(nest.space.cols)
     rows = max(1, 1024 // columns)
     warps = min(32, max(4, rows * columns // 128))
     return Blocks(rows, columns, warps, _stages(nest, rows * columns), max_registers=64)
@@ -110,6 +111,6 @@ def _stages(nest: Nest, size: int) -> int:
     return 1 + min(2, STAGED_BYTES // max(1, num_bytes * size))
 
 
-def _power_of_2(number: int) -> int:
+def power_of_2(number: int) -> int:
     """Return the least power of 2 that is no less."""
     return 1 << (number - 1).bit_length()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from tuner.capture.indexing import is_split
 from tuner.capture.nest import Nest
+from tuner.capture.triton_blocks import power_of_2
 
 __all__ = ["block_parameters", "is_tiled"]
 
@@ -56,7 +57,7 @@ def first_blocks(nest: Nest) -> tuple[int, int, int]:
     Where columns lie apart in memory, and where a row is too long for a block, warps are few and
     read what lies together.
     """
-    whole = 1 << (nest.space.cols - 1).bit_length()
+    whole = power_of_2(nest.space.cols)
     if nest.space.is_across:
         columns = min(128, whole)
         return min(256, max(16, 2048 // columns)), columns, 4
@@ -86,7 +87,7 @@ def block_parameters(nests: Sequence[Nest]) -> tuple[str, str, int]:
         fits += _FITS.format(kind=kind, per_lane=max(16, 256 // num_whole))
         rows, columns, warps = first_blocks(first)
         if kind == "tile":  # for the nest of the most channels; of windows each place is read
-            columns = min(64, max(8, *(1 << (n.space.cols - 1).bit_length() for n in own)))
+            columns = min(64, max(8, *(power_of_2(n.space.cols) for n in own)))
             rows, warps = (2048 if num_taps <= 4 else 512) // columns, 4
         values = TILES if kind == "tile" else blocks_of(first)
         blocks += _BLOCK.format(
