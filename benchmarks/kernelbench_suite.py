@@ -2,14 +2,17 @@
 
     git clone https://github.com/ScalingIntelligence/KernelBench
     python -m benchmarks.kernelbench_suite --kernelbench KernelBench --level 1 \
-        [--problems 23,36,40-49] [--effort quick] [--compile] --json OUT
+        [--problems 23,36,40-49] [--effort quick] [--compile] [--jobs 3] --json OUT
 
 Each file is tuned by `tune` in a process of its own, whole forward, in the mode that the file
 leaves the module in. OUT holds one entry a problem and is written after each: what it holds is not
 tuned again, so that a run that was cut off goes on, and machines share the work by `--problems`.
+With `--jobs` several files are tuned at a time: while one times on the GPU, which it has alone for
+that (`tuner.machine.turns`), others are captured, built and compiled. For GPUs: a CPU's jobs would
+disturb each other.
 
-Prints a line a problem, then counts by verdict and the geometric mean of the exported files'
-speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was to be
+Prints a line a problem as it ends, then counts by verdict and the geometric mean of the exported
+files' speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was to be
 gained); with `--compile`, torch.compile's as well, raced in the same rounds as the exported file.
 Problems whose product collapses by an exact rewrite, and those whose result is the same for all
 finite inputs, are listed apart and not counted.
@@ -27,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -156,19 +160,33 @@ def main() -> int:
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--compile", action="store_true", help="race torch.compile as well")
     parser.add_argument("--limit-s", type=float, default=180.0, help="of one problem, in seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="files that are tuned at a time")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     parser.add_argument("--json", type=Path, required=True, help="where the entries are kept")
     options = parser.parse_args()
     entries: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
-    for level in options.level or (1, 2):
-        for path in problems_of(options.kernelbench, level, options.problems):
-            name = f"level{level}/{path.name}"
-            if name not in entries:
-                entries[name] = tuned(path, options)
-                unfinished = options.json.with_suffix(".tmp")
-                unfinished.write_text(json.dumps(entries, indent=1))
-                unfinished.replace(options.json)
+    paths = {
+        f"level{level}/{path.name}": path
+        for level in options.level or (1, 2)
+        for path in problems_of(options.kernelbench, level, options.problems)
+    }
+    for name in filter(entries.__contains__, paths):
+        print(line_of(name, entries[name]))
+    begun_s = time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        names = {
+            pool.submit(tuned, path, options): name
+            for name, path in paths.items()
+            if name not in entries
+        }
+        for done in as_completed(names):
+            name = names[done]
+            entries[name] = done.result()
+            unfinished = options.json.with_suffix(".tmp")
+            unfinished.write_text(json.dumps(entries, indent=1))
+            unfinished.replace(options.json)
             print(line_of(name, entries[name]), flush=True)
+    spent_s = time.monotonic() - begun_s
     counted = [e for e in entries.values() if not is_apart(e)]
     speedups = [s for e in counted if (s := speedup_of(e)) is not None]
     both = [(speedup_of(e) or 1.0, c) for e in counted if (c := compiled_of(e))]
@@ -184,7 +202,8 @@ def main() -> int:
         print(f"of {len(both)} raced with torch.compile: {ours:.2f}x, torch.compile {theirs:.2f}x")
     if seconds:
         print(
-            f"seconds a problem: median {seconds[len(seconds) // 2]:.0f}, most {seconds[-1]:.0f}"
+            f"seconds a problem: median {seconds[len(seconds) // 2]:.0f}, most {seconds[-1]:.0f};"
+            f" {len(names)} now, in {spent_s:.0f} s, {options.jobs} at a time"
         )
     return 0
 

@@ -23,8 +23,8 @@ from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
 from tuner.evaluate.worker import JobFailed
-from tuner.kernel.cache import default_cache_dir
 from tuner.kernel.toolchain import SOURCE_NAMES
+from tuner.machine.host import cache_folder
 from tuner.observing import Observer
 from tuner.planning import Planned, first_of_each
 from tuner.storage import storage_errors, write_whole
@@ -75,7 +75,7 @@ def derive_operator(
         except JobFailed as failure:
             raise explained(failure) from failure
     forwards = [from_json(Captured, json.dumps(f)) for f in found["forwards"]]
-    folder = default_cache_dir().parent / "modules"
+    folder = cache_folder() / "modules"
 
     def written(captured: Captured, *others: Captured) -> Derived:
         with storage_errors(folder):

@@ -17,6 +17,7 @@ from tuner.errors import NothingToGainError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, asked, new_worker
 from tuner.machine.ceilings import bound_us
+from tuner.machine.turns import turns_of
 from tuner.observing import Observer
 from tuner.planning import Planned
 from tuner.review.gain import Gain, ModuleRecord
@@ -123,7 +124,9 @@ def _latency_us(task: dict[str, Any]) -> float:
     """Return the median time of a reference's forward."""
     with new_worker(task["device"], name="gain", env=QUIET, is_ours=True) as worker:
         asked(worker, "prepare", task, timeout_s=PREPARE_TIMEOUT_S)
-        first = asked(worker, "time_model", {"num_samples": FIRST_SAMPLES}).data["samples_us"]
-        number = round(TIMED_S * 1e6 / max(statistics.median(first), 1.0))
-        wanted = {"num_samples": min(MOST, max(FEWEST, number))}
-        return float(statistics.median(asked(worker, "time_model", wanted).data["samples_us"]))
+        with turns_of(task["device"]).alone():
+            first = asked(worker, "time_model", {"num_samples": FIRST_SAMPLES}).data["samples_us"]
+            number = round(TIMED_S * 1e6 / max(statistics.median(first), 1.0))
+            wanted = {"num_samples": min(MOST, max(FEWEST, number))}
+            samples_us = asked(worker, "time_model", wanted).data["samples_us"]
+        return float(statistics.median(samples_us))

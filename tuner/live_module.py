@@ -28,8 +28,8 @@ from tuner.capture.derive import identifier
 from tuner.config.run_config import RunConfig, load_config
 from tuner.deriving import derive_operator
 from tuner.errors import InputError, NothingCorrectError
-from tuner.kernel.cache import default_cache_dir
 from tuner.machine.forkserver import MARKER
+from tuner.machine.host import cache_folder
 from tuner.observing import Observer
 from tuner.problem.modes import others_in_mode
 from tuner.run import Run
@@ -171,7 +171,7 @@ def write_live(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Path:
     state = _state(module, inputs)
     key = hashlib.sha256(state + source.encode()).hexdigest()[:12]
     kind = type(module)
-    folder = default_cache_dir().parent / "live" / f"{identifier(kind.__name__)}-{key}"
+    folder = cache_folder() / "live" / f"{identifier(kind.__name__)}-{key}"
     path, beside = folder / f"{identifier(kind.__name__)}.py", folder / "state.pt"
     file = Path(source).resolve()
     name = kind.__module__ if kind.__module__ != "__main__" else file.stem

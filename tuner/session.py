@@ -25,7 +25,7 @@ from tuner.exporting import ExportCompiler
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir
 from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
-from tuner.machine.host import has_many_cores, usable_cores
+from tuner.machine.host import busy_words, has_many_cores
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop_rule_of
 from tuner.ranking import ranked_trials
@@ -39,13 +39,12 @@ from tuner.search.t4 import to_t4
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import Build, Candidate, Check, Finalist, Outcome, Params, Status, Trial
 from tuner.verification import Verification
-from tuner.wording import one_line, percent
+from tuner.wording import one_line
 
 __all__ = ["Session"]
 
 MAX_FIRST_CHECKS = 3  # configurations that are put to all probes before the search
-NOISY = 0.15  # of a baseline's samples: a quiet machine has 0.01 to 0.05
-BUSY_SHARE = 0.6  # of the cores in use before a run begins
+WORTH_SAYING_S = 1.0  # of waiting for a device that other tuners had
 FLUSH_S = 0.02  # of a cold call on a CPU: what clears its caches
 # From these shares of the search's time on, that many of the best trials' files are compiled
 # ahead. Not on the processor that is being timed.
@@ -288,7 +287,7 @@ class Session:
             }
             writer.write_text("environment.json", json.dumps(environment, indent=1))
             self.observer.on_run(self.run, baseline, self.trials)
-            if busy := busy_words(self._load, usable_cores(), baseline.noise):
+            if busy := busy_words(self._load, baseline.noise):
                 self.observer.on_stage(f"warning: {busy}")
                 self.notes.append(busy)
             cold_s = FLUSH_S if planned.device.kind == "cpu" else 0.0
@@ -328,10 +327,16 @@ class Session:
                     previous=list(self.trials),
                     record=record,
                     first=first,
+                    waited_s=lambda: evaluator.waited_s,
                     should_stop=self.should_stop,
                     on_remaining=told,
                 )
             self.observer.on_stage(why)
+            if evaluator.waited_s > WORTH_SAYING_S:
+                waited = (
+                    f"other tuners had the device for {evaluator.waited_s:.0f} s of the search"
+                )
+                self.observer.on_stage(f"{waited}, which do not count as its time")
         finally:
             evaluator.close()
 
@@ -372,17 +377,6 @@ class Session:
         log = Path(build.log)
         text = log.read_text(errors="replace") if log.is_file() else build.error
         write_whole(folder / "log.txt", text)
-
-
-def busy_words(load: float, num_cores: int, noise: float) -> str:
-    """Return why times of this machine are not to be believed now, and what to do, or nothing."""
-    if noise <= NOISY and load <= BUSY_SHARE * num_cores:
-        return ""
-    return (
-        f"this machine is busy: load {load:.1f} on {num_cores} cores at the start, the baseline's"
-        f" times scatter by {percent(noise)}; speed-ups found now are rough; end other"
-        " programs, or raise measure.finalists"
-    )
 
 
 def _nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> str:

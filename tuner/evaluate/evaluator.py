@@ -21,6 +21,7 @@ from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.kernel.builder import Builder
 from tuner.kernel.family import Family
 from tuner.machine.device import Device
+from tuner.machine.turns import turns_of
 from tuner.trial import (
     Build,
     Candidate,
@@ -104,6 +105,7 @@ class DeviceEvaluator:
         self._worker = new_worker(
             task.device, on_start=[("prepare", payload)], env=builder.environment
         )
+        self._turns = turns_of(task.device)
         self._impossible_us = task.impossible_us
         self._seen: dict[str, tuple[int, Outcome]] = {}
         self._num_since_anchor = 0
@@ -119,6 +121,11 @@ class DeviceEvaluator:
     def overlaps(self) -> bool:
         """Whether the search may go on meanwhile: not on the processor that is being timed."""
         return self._quiet is nullcontext
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which other tuners had the device when a candidate was to be timed."""
+        return self._turns.waited_s
 
     @property
     def num_building(self) -> int:
@@ -248,14 +255,15 @@ class DeviceEvaluator:
         return float(measurement["latency_us"]) * SURPRISING < before_us
 
     def _screened(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        return self._worker.call("screen", dict(payload), timeout_s=SCREEN_TIMEOUT_S).data
+        with self._turns.alone():
+            return self._worker.call("screen", dict(payload), timeout_s=SCREEN_TIMEOUT_S).data
 
     def _too_fast(self, latency_us: float) -> str:
         return too_fast(latency_us, self._impossible_us)
 
     def _time_baseline(self) -> Measurement:
         payload = {"budget_s": 4 * self._screen_s, "max_noise": self._max_noise}
-        with self._quiet():
+        with self._quiet(), self._turns.alone():
             reply = self._worker.call("time_baseline", payload, timeout_s=SCREEN_TIMEOUT_S)
         self.baseline = from_json(Measurement, json.dumps(reply.data["measurement"]))
         self._num_since_anchor = 0

@@ -29,6 +29,7 @@ from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, too_fast
 from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.timers import BOUND_LAUNCH_US, USERS_LAUNCH_US
 from tuner.evaluate.worker import Reply, Worker
+from tuner.machine.turns import turns_of
 
 __all__ = ["Racer"]
 
@@ -60,6 +61,7 @@ class Racer:
         self._task = task
         self._is_gpu = task.device.startswith("cuda")
         self._files = Unedited(task)
+        self._turns = turns_of(task.device)
         self._calls = TimedCalls()
         self._num_throttled = 0
         self._num_disturbed = 0
@@ -120,36 +122,15 @@ class Racer:
                 for racer in racers:  # no thread of one slows the turn of another
                     racer.rest_between_calls()
                 self._give_timing_set(racers)
+                with ThreadPoolExecutor(len(racers)) as pool:  # torch.compile compiles in it
+                    list(pool.map(lambda racer: self._burst(racer, 1), racers))
 
                 def on_turn(share: float, before: int = number) -> None:
                     on_round((before + 0.8 * share) / num_processes)
 
-                turns = self._rounds(racers, seconds, on_round=on_turn)
-                for lane, rounds in zip((0, *lanes), turns, strict=True):
-                    race.bursts[lane].append(rounds)
-                told = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
-                for place, (lane, contender) in enumerate(zip(lanes, active, strict=True), 1):
-                    refusal = too_fast(told[place], self._task.impossible_us)
-                    if not refusal and judged[lane - 1] == number and not contender.is_ours:
-                        is_bound_here = "file" not in contender.load
-                        refusal = self._cross_check(racers, told, place, is_bound_here)
-                    if refusal:
-                        raise WorkerError(f"{contender.name}: {refusal}")
-                self._judge_kept(racers, active)
-                if number == 0:
-                    for lane, contender in zip(lanes, active, strict=True):
-                        race.falls_back[lane] = not contender.is_ours and (
-                            self._calls.is_own_path(racers[0], racers[lane])
-                        )
-                if race.elsewhere is not None and number < SETS_ELSEWHERE:
-                    self._give_timing_set(racers, has_other_values=True)
-                    shorter_s = seconds * SHARE_ELSEWHERE
-                    turns = self._rounds(racers, shorter_s, FEW_WARM_UPS, FEW_ROUNDS)
-                    for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
-                        bursts.append(rounds)
-                    self._judge_kept(racers, active)
-                if race.steps is not None and number < MIN_SETS:
-                    self._race_steps(race.steps, racers, lanes)
+                asked_now = [judged[lane - 1] == number for lane in lanes]
+                with self._turns.alone():
+                    self._race_set(race, racers, lanes, active, asked_now, seconds, on_turn)
                 for contender in active:
                     edited = self._files.edited(contender)
                     if edited:
@@ -162,6 +143,47 @@ class Racer:
                     break
         race.num_throttled, race.num_disturbed = self._num_throttled, self._num_disturbed
         return race
+
+    def _race_set(
+        self,
+        race: Race,
+        racers: Sequence[Worker],
+        lanes: Sequence[int],
+        active: Sequence[Contender],
+        asked_now: Sequence[bool],
+        seconds: float,
+        on_turn: Callable[[float], None],
+    ) -> None:
+        """Let one set of processes race, and add what they told.
+
+        `active` are the contenders of `lanes`; those of `asked_now` are judged in this set.
+        """
+        number = race.num_processes
+        turns = self._rounds(racers, seconds, on_round=on_turn)
+        for lane, rounds in zip((0, *lanes), turns, strict=True):
+            race.bursts[lane].append(rounds)
+        told = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
+        for place, contender in enumerate(active, 1):
+            refusal = too_fast(told[place], self._task.impossible_us)
+            if not refusal and asked_now[place - 1] and not contender.is_ours:
+                refusal = self._cross_check(racers, told, place, "file" not in contender.load)
+            if refusal:
+                raise WorkerError(f"{contender.name}: {refusal}")
+        self._judge_kept(racers, active)
+        if number == 0:
+            for place, (lane, contender) in enumerate(zip(lanes, active, strict=True), 1):
+                race.falls_back[lane] = not contender.is_ours and (
+                    self._calls.is_own_path(racers[0], racers[place])
+                )
+        if race.elsewhere is not None and number < SETS_ELSEWHERE:
+            self._give_timing_set(racers, has_other_values=True)
+            short_s = seconds * SHARE_ELSEWHERE
+            turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
+            for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
+                bursts.append(rounds)
+            self._judge_kept(racers, active)
+        if race.steps is not None and number < MIN_SETS:
+            self._race_steps(race.steps, racers, lanes)
 
     def _race_steps(self, race: Race, racers: Sequence[Worker], lanes: Sequence[int]) -> None:
         """Add a few turns of steps of training; none where the reference has no gradients."""

@@ -28,6 +28,7 @@ from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
+from tuner.machine.turns import turns_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json, to_json
 from tuner.wording import one_line
@@ -67,6 +68,7 @@ class Verifier:
         self._timeout_s = timeout_s
         self._accuracy = Accuracy.parse(task.accuracy)
         self._files = Unedited(task)
+        self._turns = turns_of(task.device)
         self._judge = new_worker(task.device, name="judge", env=QUIET, is_ours=True)
         self._about: dict[str, Any] = {}
         self._lock = threading.Lock()  # several contenders may be checked at a time
@@ -191,7 +193,8 @@ class Verifier:
                     drawn = redrawn(probe, draw)
                     asks = self._question(drawn, generation, lends) if draw else question
                     rest = (known, most_s, generation, lends)
-                    result = self._answered(producer, drawn, asks, *rest)
+                    with self._turns.shared():
+                        result = self._answered(producer, drawn, asks, *rest)
                     if _lacks_memory(result) and producer.is_alive:
                         return self._asked_again(producer, drawn, *rest)
                     return result
@@ -223,7 +226,9 @@ class Verifier:
         self._of_judge(generation, "free", {})
         while True:
             question = self._question(probe, generation, lends)
-            result = self._answered(producer, probe, question, known, most_s, generation, lends)
+            rest = (known, most_s, generation, lends)
+            with self._turns.shared():
+                result = self._answered(producer, probe, question, *rest)
             if result.is_accepted or not _lacks_memory(result):
                 return result
             freed = self._of_judge(generation, "free", {})
@@ -244,7 +249,8 @@ class Verifier:
             rows = self._fewer_rows.get(probe.name, probe.batch)
             asks = {"probe": to_json(replace(probe, batch=rows)), "lends": lends}
             try:
-                return self._of_judge(generation, "ask", asks)
+                with self._turns.shared():
+                    return self._of_judge(generation, "ask", asks)
             except JudgeEnded:
                 raise
             except TunerError as error:

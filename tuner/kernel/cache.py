@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.errors import StorageError
+from tuner.machine.host import cache_folder
 from tuner.trial import Build, from_json, to_json
 
 __all__ = [
@@ -42,9 +43,7 @@ __all__ = [
 
 def default_cache_dir() -> Path:
     """Where builds are kept unless told otherwise: $XDG_CACHE_HOME/tuner/builds."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(root) if Path(root).is_absolute() else Path.home() / ".cache"
-    return base / "tuner" / "builds"
+    return cache_folder() / "builds"
 
 
 @contextlib.contextmanager

@@ -16,9 +16,13 @@ from pathlib import Path
 
 import psutil
 
+from tuner.wording import percent
+
 __all__ = [
     "ProgramAnswer",
     "ask_program",
+    "busy_words",
+    "cache_folder",
     "cpu_cache_bytes",
     "cpu_name",
     "driver_version",
@@ -32,6 +36,8 @@ __all__ = [
 
 
 MANY_CORES = 8
+NOISY = 0.15  # of a baseline's samples: a quiet machine has 0.01 to 0.05
+BUSY_SHARE = 0.6  # of the cores in use before a run begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +155,32 @@ def usable_cores() -> int:
     return cores
 
 
+def cache_folder() -> Path:
+    """Return where a user's tuners keep what can be made again: $XDG_CACHE_HOME/tuner."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "tuner"
+
+
 def has_many_cores() -> bool:
     """Whether modules of a GPU can be checked side by side: most of a check is the host's work."""
     return usable_cores() >= MANY_CORES
+
+
+def busy_words(load: float, noise: float) -> str:
+    """Return why times of this machine are not to be believed now, and what to do, or nothing.
+
+    Args:
+        load: how many processes were running when the user began to wait.
+        noise: relative, of the samples of a baseline.
+    """
+    num_cores = usable_cores()
+    if noise <= NOISY and load <= BUSY_SHARE * num_cores:
+        return ""
+    return (
+        f"this machine is busy: load {load:.1f} on {num_cores} cores at the start, the baseline's"
+        f" times scatter by {percent(noise)}; speed-ups found now are rough; end other"
+        " programs, or raise measure.finalists"
+    )
 
 
 def usable_memory_bytes() -> int:

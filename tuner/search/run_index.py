@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tuner.capture.outline import MODULE_FILE, KernelTask
 from tuner.errors import TunerError
-from tuner.kernel.cache import default_cache_dir
+from tuner.machine.host import cache_folder
 from tuner.run import Run, is_locked, open_run
 from tuner.storage import write_whole
 from tuner.trial import Params, content_key, from_json, to_json
@@ -57,7 +57,7 @@ def known_runs(folder: Path) -> list[KnownRun]:
 
     Runs without a correct trial, folders that are none, and what cannot be read are left out.
     """
-    path = default_cache_dir().parent / "index" / f"{content_key(folder.resolve())}.json"
+    path = cache_folder() / "index" / f"{content_key(folder.resolve())}.json"
     before = _read_index(path)
     now: dict[str, _Entry] = {}
     num_bytes, is_changed = 0, False

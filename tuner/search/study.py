@@ -79,6 +79,7 @@ def search(
     should_stop: Callable[[], bool] = lambda: False,
     sources: Sequence[Source] = (),
     on_remaining: Callable[[int, Remaining], None] = lambda number, remaining: None,
+    waited_s: Callable[[], float] = lambda: 0.0,
 ) -> str:
     """Search until the budget is used up, the space is exhausted, or `should_stop()`.
 
@@ -98,6 +99,8 @@ def search(
         on_remaining: called every ten trials with the number of the next and what the rest is
             expected to bring, where the sampler knows; the study's user attribute `remaining`
             holds the same.
+        waited_s: seconds until now for which nothing could be evaluated, since others had the
+            device: they do not count against the budget.
 
     Returns:
         Why it ended, in words.
@@ -111,6 +114,7 @@ def search(
         record=record,
         should_stop=should_stop,
         on_remaining=on_remaining,
+        waited_s=waited_s,
     )
     with quiet_optuna():
         store = Journal(journal) if journal else None
@@ -142,6 +146,7 @@ def _loop(
     record: Callable[[Trial], None],
     should_stop: Callable[[], bool],
     on_remaining: Callable[[int, Remaining], None],
+    waited_s: Callable[[], float],
 ) -> str:
     """Search; `replayed` are the trials of `previous` that are asked for again: all or none.
 
@@ -156,6 +161,7 @@ def _loop(
     most, end = max(budget.trials, len(previous)), ""
     flying: deque[InFlight[P]] = deque()
     clock = _WorkingTime(previous[-1].elapsed_s if previous else 0.0)
+    waited_before_s = waited_s()
     with Finisher(evaluator, best_us) as finisher:
         is_over = False  # what is finished, and next in order, is still told; the rest is dropped
         while True:
@@ -165,7 +171,10 @@ def _loop(
                 elapsed_s = clock.seconds()
                 if should_stop():
                     is_over, end = True, "stopped by the user after {} trials"
-                elif elapsed_s >= budget.timeout_s and number >= min(budget.least, most):
+                elif (
+                    elapsed_s >= budget.timeout_s + waited_s() - waited_before_s
+                    and number >= min(budget.least, most)
+                ):
                     is_over, end = True, f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
             if is_over:
                 finisher.leave()

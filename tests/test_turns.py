@@ -1,0 +1,123 @@
+"""Tuners that share a GPU: who times has it alone; real processes hold and wait."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from tuner.machine.turns import Turns, turns_of
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from tuner.machine.turns import Turns
+with getattr(Turns(Path(sys.argv[1])), sys.argv[2])():
+    print("has it", flush=True)
+    time.sleep(60)
+"""
+SHORT_S, LONG_S = 0.2, 30.0
+
+
+@pytest.fixture
+def held(tmp_path):
+    """Let another process have the device, in a way; ends it."""
+    processes = []
+
+    def begin(how):
+        command = [sys.executable, "-c", HOLDER, str(tmp_path), how]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout.readline() == "has it\n"
+        return process
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def begins(turn, within_s):
+    """Whether a turn begins in that time; it goes on waiting if it does not."""
+    begun, done = threading.Event(), threading.Event()
+
+    def take():
+        with turn():
+            begun.set()
+            done.wait(LONG_S)
+
+    threading.Thread(target=take, daemon=True).start()
+    has_begun = begun.wait(within_s)
+    done.set()
+    return has_begun
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "waits"),
+    [
+        ("alone", "alone", True), ("alone", "shared", True), ("shared", "alone", True),
+        ("shared", "shared", False),
+    ],
+)  # fmt: skip
+def test_who_times_waits_for_all_others_and_they_for_him(tmp_path, held, theirs, ours, waits):
+    other = held(theirs)
+    turns = Turns(tmp_path)
+    assert begins(getattr(turns, ours), SHORT_S if waits else LONG_S) is not waits
+    other.kill()  # in the middle of its turn
+    other.wait()
+    assert begins(getattr(turns, ours), LONG_S)
+
+
+def test_waiting_is_counted_while_it_lasts(tmp_path, held):
+    other, turns = held("shared"), Turns(tmp_path)
+    assert turns.waited_s < SHORT_S
+    assert not begins(turns.alone, 2 * SHORT_S)
+    assert turns.waited_s >= 2 * SHORT_S  # and goes on
+    other.kill()
+    other.wait()
+    assert begins(turns.alone, LONG_S)
+    before_s = turns.waited_s
+    time.sleep(SHORT_S)
+    assert turns.waited_s == before_s
+
+
+def test_who_waits_to_be_alone_is_not_overtaken(tmp_path, held):
+    other, turns = held("shared"), Turns(tmp_path)
+    assert not begins(turns.alone, SHORT_S)  # it still waits
+    assert not begins(Turns(tmp_path).shared, SHORT_S)
+    other.kill()
+    other.wait()
+    assert begins(Turns(tmp_path).shared, LONG_S)
+
+
+def test_a_tuner_that_was_stopped_is_not_waited_for_again_and_again(tmp_path, held):
+    held("alone")
+    turns = Turns(tmp_path, patience_s=SHORT_S)
+    assert begins(turns.alone, LONG_S)
+    begun_s = time.monotonic()
+    for _ in range(10):
+        with turns.alone():
+            pass
+    assert time.monotonic() - begun_s < 10 * SHORT_S
+
+
+def test_nobody_waits_for_a_cpu_nor_where_nothing_can_be_locked(tmp_path, monkeypatch):
+    with turns_of("cpu").alone(), turns_of("cpu").alone():
+        pass
+    (tmp_path / "file").write_text("")
+    turns = Turns(tmp_path / "file" / "folder")
+    with turns.alone(), turns.alone():
+        pass
+
+
+def test_a_gpu_is_known_by_its_visible_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-12")
+    turns_of.cache_clear()
+    for device, name in (("cuda:0", "3"), ("cuda", "3"), ("cuda:1", "GPU-12"), ("cuda:2", "2")):
+        with turns_of(device).alone():
+            assert (tmp_path / "tuner" / "turns" / name / "device").exists()
+    turns_of.cache_clear()

@@ -1,0 +1,105 @@
+"""Tuners that share a GPU take turns: who times has it alone, who checks shares it.
+
+Two files a GPU below `cache_folder()`, locked while it is used; whoever is killed lets go of both.
+
+    gate     held while waiting for the device, so that who waits to be alone is not overtaken
+    device   held alone to time, shared to check
+
+Only tuners of one user on one machine see each other, and only where all name the GPU alike in
+`CUDA_VISIBLE_DEVICES`. A CPU is not shared by turns: all that a machine does is on it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from tuner.machine.host import cache_folder
+
+__all__ = ["Turns", "turns_of"]
+
+LOOK_EVERY_S = 0.002
+PATIENCE_S = 180.0  # more than one turn of any tuner takes that is not stopped, by Ctrl-Z say
+
+
+class Turns:
+    """The turns of this process's threads on one device; without a folder nobody waits.
+
+    Args:
+        folder: where the two files are, created when the first turn begins.
+        patience_s: after which a turn begins in any case, and all later ones at once.
+    """
+
+    def __init__(self, folder: Path | None, patience_s: float = PATIENCE_S) -> None:
+        self._folder = folder
+        self._patience_s = patience_s
+        self._waited_s = 0.0
+        self._waiting_since: float | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this process has waited to be alone, until now."""
+        since = self._waiting_since
+        return self._waited_s + (0.0 if since is None else time.monotonic() - since)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have the device alone, to time something; one thread of a process at a time."""
+        self._waiting_since = begun_s = time.monotonic()
+        with ExitStack() as stack:
+            try:
+                self._take(stack, fcntl.LOCK_EX)
+            finally:
+                self._waiting_since = None
+                self._waited_s += time.monotonic() - begun_s
+            yield
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Use the device beside others that do not time anything."""
+        with ExitStack() as stack:
+            self._take(stack, fcntl.LOCK_SH)
+            yield
+
+    def _take(self, stack: ExitStack, how: int) -> None:
+        if self._folder is None:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            device = stack.enter_context((self._folder / "device").open("a"))
+            with (self._folder / "gate").open("a") as gate:
+                until_s = time.monotonic() + self._patience_s
+                if self._locked(gate, fcntl.LOCK_EX, until_s):
+                    self._locked(device, how, until_s)
+        except OSError:  # a file system without locks, or a full one: as if there were one tuner
+            self._folder = None
+
+    def _locked(self, file: IO[str], how: int, until_s: float) -> bool:
+        """Lock a file; False, and no patience from now on, where it takes too long."""
+        while True:
+            try:
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    self._patience_s = 0.0
+                    return False
+                time.sleep(LOOK_EVERY_S)
+            else:
+                return True
+
+
+@functools.cache
+def turns_of(device: str) -> Turns:
+    """Return this process's turns on a device, `cpu` or `cuda:0`."""
+    if not device.startswith("cuda"):
+        return Turns(None)
+    index = int(device.partition(":")[2] or 0)
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    name = visible[index].strip() if index < len(visible) else str(index)
+    return Turns(cache_folder() / "turns" / name)
