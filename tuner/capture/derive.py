@@ -105,12 +105,13 @@ def derived(
             "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
         }
         if has_halves(graph, own.calls):
-            # Of the forward alone: gradients by halves were not exact enough on integers.
             for name, products in PRODUCTS.items():
-                text = triton_template(parts[:1], op, products=products)
+                own_parts = parts if products.takes_steps else parts[:1]
+                text = triton_template(own_parts, op, products=products)
                 made[f"{name}.triton.py.j2"] = text
         if own.nests:
-            made |= _templates(graph, parts, op)
+            is_ours = any(part.stages.nests for part in parts[1:])  # or PyTorch's products alone
+            made |= _templates(graph, parts if is_ours else parts[:1], op)
         return made
 
     mine = replace(captured, graph=graph)
