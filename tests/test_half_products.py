@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from test_any_module import derive
-from test_steps import Taken
 
 from tuner.capture.by_hand import written_by_hand
 from tuner.capture.half_products import PRODUCTS, WGMMA_TEMPLATE
@@ -106,16 +105,6 @@ def test_on_a_cpu_there_is_nothing_to_generate_for_products_alone(tmp_path):
     _, made = made_of(tmp_path, MODULES["alone"])
     with pytest.raises(NothingToGainError, match=r"nothing to generate: .* on a GPU alone"):
         plan(load_config(made.config, {"device": "cpu"}))
-
-
-def test_steps_of_training_are_not_by_halves(tmp_path):
-    init, forward, shape = MODULES["chain"]
-    taken = Taken(tmp_path, "chain", TEXT.format(init=init, forward=forward, shape=shape))
-    facts = known_device("H200").facts()
-    also = {name: taken.family.render({"template": name}, facts).plan.also for name in
-            (*PRODUCTS, "nest_triton")}  # fmt: skip
-    assert None not in also["nest_triton"].values()
-    assert not any(any(also[name].values()) for name in PRODUCTS)
 
 
 def test_a_module_of_products_alone_has_no_task_to_write_by_hand(tmp_path):

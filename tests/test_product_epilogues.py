@@ -114,7 +114,7 @@ extern "C" void run(float* y, int64_t rows, int64_t columns{", " * bool(num)}{gi
     with torch.no_grad():
         expected, y = model(x), model.a(x).contiguous()
     own = {name: p.detach() for name, p in model.named_parameters()}
-    tensors = [own[place.removesuffix("_v")] for place in step.args[10:]]
+    tensors = [own[place.removesuffix("_v")] for place in step.args[11:]]
     run = ctypes.CDLL(str(tmp_path / "host.so")).run
     sizes = (y.numel() // 260, 260)
     run(

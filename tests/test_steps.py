@@ -23,12 +23,25 @@ from tuner.capture.settings import settings_of
 from tuner.capture.step_text import planned, without_steps
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import BoundOp, bind
-from tuner.kernel.family import load_family
+from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device
 from tuner.problem.reference import Problem, load_problem
 from tuner.trial import to_json
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+
+
+def derive_with_steps(folder: Path, name: str, text: str) -> tuple[Problem, Family]:
+    """Return a module's problem, and the operator of it with its steps of training."""
+    path = folder / f"{name}.py"
+    path.write_text(text)
+    problem = load_problem(path)
+    graph = capture(problem, with_sizes=False)
+    other = with_another_batch(problem, graph)
+    forwards = [Captured(g, joint_of(problem, g)) for g in (graph, other) if g]
+    settings = settings_of(problem.make_model(0), False)
+    made = derived(forwards[0], text, name, settings, False, folder / "made", *forwards[1:])
+    return problem, load_family(made.name, [made.folder])
 
 
 class Taken:
@@ -40,17 +53,7 @@ class Taken:
     def __init__(
         self, folder: Path, name: str, text: str = "", device: str = "cpu", **params: object
     ) -> None:
-        path = folder / f"{name}.py"
-        path.write_text(text or text_of(name))
-        self.problem: Problem = load_problem(path)
-        graph = capture(self.problem, with_sizes=False)
-        other = with_another_batch(self.problem, graph)
-        forwards = [Captured(g, joint_of(self.problem, g)) for g in (graph, other) if g]
-        settings = settings_of(self.problem.make_model(0), False)
-        made = derived(
-            forwards[0], path.read_text(), name, settings, False, folder / "made", *forwards[1:]
-        )
-        self.family = load_family(made.name, [made.folder])
+        self.problem, self.family = derive_with_steps(folder, name, text or text_of(name))
         self.device = device
         operator = self._bound(folder, params)
         self.num_calls = 0

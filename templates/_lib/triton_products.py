@@ -185,10 +185,21 @@ def product_as_pytorch(x, weight, bias, out):
         torch.addmm(bias, x, weight.t(), out=out)
 
 
-def product_of_halves(x, weight, bias, out, num_rows, num_columns, depth, is_turned, chunk):
-    # x is [num_rows, depth], weight [num_columns, depth], or [depth, num_columns] where turned.
-    x, out = x.reshape(num_rows, depth), out.view(num_rows, num_columns)
-    weight = weight.reshape(depth, num_columns).t() if is_turned else weight.view(-1, depth)
+def product_operands(x, weight, out, num_rows, num_columns, depth, x_turned, weight_turned):
+    # What is turned lies the other way in memory: x as [depth, num_rows], weight as
+    # [depth, num_columns].
+    x = x.reshape(depth, num_rows).t() if x_turned else x.reshape(num_rows, depth)
+    weight = weight.reshape(depth, num_columns).t() if weight_turned else weight.view(-1, depth)
+    return x, weight, out.view(num_rows, num_columns)
+
+
+def product_of_halves(
+    x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned, chunk
+):
+    # x is [num_rows, depth], weight [num_columns, depth], either the other way where turned.
+    x, weight, out = product_operands(
+        x, weight, out, num_rows, num_columns, depth, x_turned, weight_turned
+    )
     sums_in_halves = getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False)
     if min(num_rows, num_columns) < 128 or sums_in_halves:  # below, splitting costs what it saves
         product_as_pytorch(x, weight, bias, out)

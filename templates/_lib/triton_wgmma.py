@@ -33,14 +33,16 @@ cuda_code = CudaCode(
 
 
 def product_by_wgmma(
-    x, weight, bias, out, num_rows, num_columns, depth, is_turned,
+    x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned,
     function="product_of_rows", given=(), apart=None,
 ):
     # As product_of_halves, which says what x and weight are. `function` may have an epilogue that
     # reads what is `given`; `apart` computes that of a product from PyTorch.
-    x, out = x.reshape(num_rows, depth), out.view(num_rows, num_columns)
-    weight = weight.reshape(depth, num_columns).t() if is_turned else weight.view(-1, depth)
-    if min(num_rows, num_columns) < 128:  # splitting costs what it saves
+    x, weight, out = product_operands(
+        x, weight, out, num_rows, num_columns, depth, x_turned, weight_turned
+    )
+    # Splitting costs what it saves; a gradient's sum is as long as the batch.
+    if min(num_rows, num_columns) < 128 or depth < 256:
         made = out if apart is None else torch.empty_like(out)
         product_as_pytorch(x, weight, bias, made)
         if apart is not None:

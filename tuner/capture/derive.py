@@ -52,7 +52,7 @@ _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 18  # of what is written; part of the key
+FORMAT = 19  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -105,12 +105,13 @@ def derived(
             "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
         }
         if has_halves(graph, own.calls):
-            # Of the forward alone: gradients by halves were not exact enough on integers.
             for name, products in PRODUCTS.items():
-                text = triton_template(parts[:1], op, products=products)
+                own_parts = parts if products.takes_steps else parts[:1]
+                text = triton_template(own_parts, op, products=products)
                 made[f"{name}.triton.py.j2"] = text
         if own.nests:
-            made |= _templates(graph, parts, op)
+            is_ours = any(part.stages.nests for part in parts[1:])  # or PyTorch's products alone
+            made |= _templates(graph, parts if is_ours else parts[:1], op)
         return made
 
     mine = replace(captured, graph=graph)

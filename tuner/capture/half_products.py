@@ -7,15 +7,15 @@ and on Hopper by one kernel of ours (`triton_wgmma.py` there).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 
 __all__ = [
-    "HALVES_TEMPLATE", "PRODUCTS", "WGMMA_TEMPLATE", "Products", "given_to", "has_halves",
-    "step_of", "takes_halves",
+    "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE", "Products", "given_to",
+    "has_halves", "step_of", "takes_halves", "turned",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
@@ -34,6 +34,7 @@ class Products:
         parameters: lines of the head, by the parameter's name.
         include: the functions' text.
         takes_epilogues: whether pointwise work behind a product can be part of its kernel.
+        takes_steps: whether the products of a step of training are made so as well.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Products:
     parameters: dict[str, str]
     include: str
     takes_epilogues: bool = False
+    takes_steps: bool = False
 
 
 def _parameter(name: str, about: str, rest: str) -> dict[str, str]:
@@ -93,21 +95,28 @@ PRODUCTS = {
         ),
         include=_INCLUDE + '{% include "_lib/triton_wgmma.py" %}\n',
         takes_epilogues=True,
+        takes_steps=True,
     ),
 }
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
 
 
-def takes_halves(graph: Graph, call: Call) -> bool:
-    """Whether a call is a product of two matrices of float32 that is large enough."""
+def takes_halves(graph: Graph, call: Call, *, shortest: int = SHORTEST) -> bool:
+    """Whether a call is a product of two matrices of float32 that is large enough.
+
+    Args:
+        graph: that the call is of.
+        call: any.
+        shortest: the fewest numbers in a sum.
+    """
     if call.function not in ("linear", "matmul") or call.dtype != "float32":
         return False
     x, weight = (graph.value(name) for name in call.reads[:2])
     is_matrix = len(weight.shape) == 2 and len(x.shape) >= 2
     if not is_matrix or {x.dtype, weight.dtype} != {"float32"}:
         return False
-    return min(math.prod(x.shape[:-1]), call.shape[-1]) >= FEWEST and x.shape[-1] >= SHORTEST
+    return min(math.prod(x.shape[:-1]), call.shape[-1]) >= FEWEST and x.shape[-1] >= shortest
 
 
 def has_halves(graph: Graph, calls: Sequence[Call]) -> bool:
@@ -115,30 +124,51 @@ def has_halves(graph: Graph, calls: Sequence[Call]) -> bool:
     return any(takes_halves(graph, call) for call in calls)
 
 
-def given_to(graph: Graph, call: Call, named: Callable[[str], str], out: str = "") -> list[str]:
+def turned(calls: Iterable[Call]) -> dict[str, str]:
+    """Return the matrices that some calls transpose, by the names of what these give."""
+    return {c.name: c.reads[0] for c in calls if c.function == "permute" and c.args[1] == "[1, 0]"}
+
+
+def given_to(
+    graph: Graph,
+    call: Call,
+    named: Callable[[str], str],
+    turns: Mapping[str, str],
+    out: str = "",
+) -> list[str]:
     """Return the arguments of such a product.
+
+    An operand that a call transposes is read where it lies, and is turned: another step would
+    have to copy it.
 
     Args:
         graph: that the call is of.
         call: the product.
         named: gives a value's name in the plan.
+        turns: of `turned`.
         out: where it writes, if not to the call's value.
     """
-    x, weight, bias = (*(named(name) for name in call.reads), "null")[:3]
+    x, weight, bias = (*(named(turns.get(name, name)) for name in call.reads), "null")[:3]
     depth = graph.value(call.reads[0]).shape[-1]
     rows, columns = math.prod(call.shape[:-1]), call.shape[-1]
-    is_turned = int(call.function == "matmul")
-    return [x, weight, bias, out or named(call.name), *map(str, (rows, columns, depth, is_turned))]
+    x_turned = call.reads[0] in turns
+    weight_turned = (call.function == "matmul") != (call.reads[1] in turns)
+    numbers = (rows, columns, depth, int(x_turned), int(weight_turned))
+    return [x, weight, bias, out or named(call.name), *map(str, numbers)]
 
 
 def step_of(
-    products: Products, graph: Graph, call: Call, named: Callable[[str], str]
+    products: Products,
+    graph: Graph,
+    call: Call,
+    named: Callable[[str], str],
+    turns: Mapping[str, str],
 ) -> tuple[str, str]:
     """Return the step of such a product, and the line of the workspace that it writes to.
 
-    `named` gives a value's name in the plan.
+    The arguments are as for `given_to`.
     """
-    args = ", ".join(given_to(graph, call, named))
+    args = ", ".join(given_to(graph, call, named, turns))
     shape = ", ".join(map(str, call.shape))
     step = f"  - {{call: {products.function}, args: [{args}{products.tail}]}}"
     return step, f"  {named(call.name)}: {{shape: [{shape}]}}"

@@ -137,10 +137,10 @@ def python_text(nest: Nest, call: Call, function: str, apart: str) -> tuple[str,
         f'''
 
 def {function}(
-    x, weight, bias, out, num_rows, num_columns, depth, is_turned, rows, cols, *given
+    x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned, rows, cols, *given
 ):
     product_by_wgmma(
-        x, weight, bias, out, num_rows, num_columns, depth, is_turned,
+        x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned,
         "{function}", given, lambda made: {apart}({arguments}),
     )
 ''',

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
+from tuner.capture.half_products import has_halves
 from tuner.capture.index_space import NothingToGenerate, NotOneNest, viewed
 from tuner.capture.joint import Joint, of_weights
 from tuner.capture.module_text import (
@@ -51,7 +52,9 @@ def planned(joint: Joint | None) -> StepPlan | None:
     except (NotOneNest, NothingToGenerate):
         return None
     nests = (*(forward.nests if forward else ()), *gradients.nests)
-    if len({nest.is_wide for nest in nests}) != 1:  # none, or of two precisions
+    if len({nest.is_wide for nest in nests}) > 1:
+        return None
+    if not nests and not has_halves(joint.gradients, gradients.calls):  # PyTorch's own alone
         return None
     fewer = of_weights(joint) if gradients.calls else None
     of_data = planned(fewer) if fewer is not None else None

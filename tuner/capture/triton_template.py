@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from tuner.capture.half_products import Products, given_to, step_of, takes_halves
+from tuner.capture.half_products import SHORTEST, Products, given_to, step_of, takes_halves, turned
 from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
 from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
 from tuner.capture.precision import in_float64
 from tuner.capture.product_epilogues import cuda_text, epilogue_of, python_text
+from tuner.capture.stages import Stages
 from tuner.capture.templates import (
     Part,
     arguments_of,
@@ -50,7 +51,7 @@ requires:
 {steps}
 {further}optimisations:
   - {{text: "{work} in {kernels}: nothing else is stored"}}
-deterministic: true
+{of_steps}deterministic: true
 ---
 import triton
 import triton.language as tl
@@ -80,9 +81,10 @@ _SPLIT = (
     "values: [1, 2, 4, 8, 16, 32, 64]}\n"
 )
 _EPILOGUE = (
-    '  product_epilogue: {about: "pointwise work behind a product: at the end of its kernel, or a '
-    'kernel of its own", default: fused, values: ["fused", "apart"]}\n'
+    '  product_epilogue: {{about: "pointwise work behind a product: at the end of its kernel, '
+    'or a kernel of its own", default: fused, values: {values}}}\n'
 )
+_OF_STEPS = '  - {text: "products of gradients are made as the large ones of the forward are"}\n'
 _FUSED, _APART = (f", when: \"product_epilogue == '{how}'\"" for how in ("fused", "apart"))
 _PROGRAMS = (
     '  programs: {about: "programs that sums over the batch are split between, at least one for '
@@ -109,17 +111,20 @@ def _steps(
     op: str,
     texts: list[str],
     products: Products | None,
-    epilogues: dict[str, str],
+    epilogues: dict[tuple[str, str], str],
     shared: Sequence[Nest],
 ) -> tuple[list[str], list[str]]:
     """Add the functions of a call to `texts`; return its steps, and its workspace.
 
-    The CUDA C++ of products with nests behind them is added to `epilogues`, by nest; `shared` are
-    the nests whose parameters have plain names.
+    The CUDA C++ of products with nests behind them is added to `epilogues`, by call and nest;
+    `shared` are the nests whose parameters have plain names.
     """
     steps: list[str] = []
     product: Call | None = None  # whose epilogue the next nest may be
     stages, names = part.stages, part.names
+    halves = _by_halves(part) if products else set()
+    turns = turned(stages.calls) if products else {}
+    left_out = _left_out(stages, turns, halves)
     workspace = between_of(stages, names)
     results = {*stages.outputs, *stages.updates.values()}
     suffixes = {} if part.name else suffixes_of(stages.nests)
@@ -128,12 +133,15 @@ def _steps(
         return place_of(stages, names, name)
 
     for task in stages.tasks if part.is_forward else with_sums(stages):
-        if isinstance(task, Call) and products and takes_halves(part.graph, task):
-            step, room = step_of(products, part.graph, task, placed)
-            is_first = products.takes_epilogues and epilogue_of(stages, task, results) is not None
+        if isinstance(task, Call) and products and task.name in halves:
+            step, room = step_of(products, part.graph, task, placed, turns)
+            is_first = products.takes_epilogues and part.is_forward
+            is_first = is_first and epilogue_of(stages, task, results) is not None
             product = task if is_first else None
             steps.append(step[:-1] + _APART + "}" if is_first else step)
             workspace += [room] * (task.name not in results)
+            continue
+        if isinstance(task, Call) and task.name in left_out:
             continue
         if isinstance(task, Call):
             steps.append(call_step(stages, task, names))
@@ -162,13 +170,33 @@ def _steps(
             fused, condition = f"{function}_behind_product", _APART
             text, more = python_text(nest, product, fused, function)
             texts[-1] += text
-            epilogues[nest.name] = cuda_text(nest, product, fused)
-            given = given_to(part.graph, product, placed, placed(nest.outputs[0].name))
+            epilogues[part.name, nest.name] = cuda_text(nest, product, fused)
+            place = placed(nest.outputs[0].name)
+            given = given_to(part.graph, product, placed, turns, place)
             given += [*arguments[-2:], *map(placed, more)]
             steps.append(f"  - {{call: {fused}, args: [{', '.join(given)}]{_FUSED}}}")
             product = None
         steps.append(f"  - {{call: {function}, args: [{', '.join(arguments)}]{condition}}}")
     return steps, workspace
+
+
+def _by_halves(part: Part) -> set[str]:
+    """Return the products of a call that are made by halves.
+
+    A sum of a gradient may be as long as the batch, which is not known: the function that makes
+    the product decides about those.
+    """
+    shortest = SHORTEST if part.is_forward else 1
+    calls = part.stages.calls
+    return {c.name for c in calls if takes_halves(part.graph, c, shortest=shortest)}
+
+
+def _left_out(stages: Stages, turns: Collection[str], halves: Collection[str]) -> set[str]:
+    """Return the transpositions that products by halves alone read, which turn them back."""
+    others = [task for task in stages.tasks if task.name not in halves]
+    read = {n for task in others if isinstance(task, Call) for n in task.reads}
+    read |= {t.name for task in others if isinstance(task, Nest) for t in task.arguments}
+    return {*turns} - read - {*stages.outputs, *stages.updates.values()}
 
 
 def triton_template(parts: Sequence[Part], op: str, *, products: Products | None = None) -> str:
@@ -181,7 +209,7 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     """
     stages = parts[0].stages
     texts: list[str] = []
-    epilogues: dict[str, str] = {}
+    epilogues: dict[tuple[str, str], str] = {}
     groups = groups_of(stages.nests)
     shared = groups.get("", [])
     found = [_steps(part, op, texts, products, epilogues, shared) for part in parts]
@@ -192,19 +220,23 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
         others += [nest for nest in part.stages.nests if nest not in searched_too]
         shared += searched_too
     own = [
-        _own(nests, suffix, _APART * all(nest.name in epilogues for nest in nests))
+        _own(nests, suffix, _APART * all(("", nest.name) in epilogues for nest in nests))
         for suffix, nests in groups.items()
     ]
     is_one = len(stages.nests) == 1 and not any(map(_is_shared_out, stages.nests))
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
     more += "".join(products.parameters.values()) if products else ""
-    more += _EPILOGUE if epilogues else ""
+    if epilogues:
+        # A search times the forward alone.
+        is_timed = any(not part for part, _ in epilogues)
+        more += _EPILOGUE.format(values='["fused", "apart"]' if is_timed else '["fused"]')
     head = _TRITON_HEAD.format(
         title=f"Blocks of rows ({sum(len(n.passes) for n in stages.nests)} passes)"
         + (products.title if products else ""),
         steps="\n".join(found[0][0]),
         further=further_calls(parts, [steps for steps, _ in found]),
         work=work_of(stages),
+        of_steps=_OF_STEPS if products and any(map(_by_halves, parts[1:])) else "",
         kernels="one kernel" if is_one else "a few kernels",
         requires=(products.requires if products else "")
         + "".join(requires for requires, _ in own),
