@@ -12,8 +12,8 @@ that (`tuner.machine.turns`), others are captured, built and compiled. For GPUs:
 disturb each other.
 
 Prints a line a problem as it ends, then counts by verdict and the geometric mean of the exported
-files' speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was to be
-gained); with `--compile`, torch.compile's as well, raced in the same rounds as the exported file.
+files' speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was
+to be gained); with `--compile`, torch.compile's as well, raced in the same rounds as the file.
 Problems whose product collapses by an exact rewrite, and those whose result is the same for all
 finite inputs, are listed apart and not counted.
 """

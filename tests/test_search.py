@@ -132,6 +132,7 @@ class Bench:
         seed: int = 0,
         first: Sequence[Params] = (),
         should_stop: Callable[[], bool] = lambda: False,
+        waited_s: Callable[[], float] = lambda: 0.0,
     ) -> str:
         def record(trial: Trial) -> None:
             evaluator.events.append(("record", trial.params))
@@ -148,6 +149,7 @@ class Bench:
             record=record,
             first=first,
             should_stop=should_stop,
+            waited_s=waited_s,
         )
 
     def study(self) -> optuna.Study:
@@ -401,6 +403,22 @@ def test_the_time_is_up_after_so_many_seconds_of_all_sessions(bench, clock):
     elapsed = [t.elapsed_s for t in bench.trials]
     assert elapsed == sorted(elapsed) and elapsed[-1] <= 31
     assert bench.search(FakeEvaluator(), timeout_s=30.0).endswith("the time is used up")
+
+
+def test_what_it_waits_for_the_device_does_not_count_as_its_time(bench, clock):
+    bench.search(FakeEvaluator(), trials=1000, timeout_s=20.0)
+    num_alone, other = len(bench.trials), Bench(bench.journal.parent / "other")
+    other.journal.parent.mkdir()
+    begun_s = clock.now_s
+    # Half of the time another tuner has the device; it had it for 100 s before.
+    why = other.search(
+        FakeEvaluator(),
+        trials=1000,
+        timeout_s=20.0,
+        waited_s=lambda: 100.0 + (clock.now_s - begun_s) / 2,
+    )
+    assert why.endswith("the time is used up")
+    assert 1.7 * num_alone <= len(other.trials) <= 2.3 * num_alone
 
 
 def test_one_outcome_is_waited_for_however_little_time_there_is(bench, clock):
