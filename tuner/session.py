@@ -271,6 +271,9 @@ class Session:
             num_workers=num_workers(planned),
             keep=self._keep,
         )
+        if evaluator.overlaps and not self.trials:  # compile while the worker gets ready
+            for params in self.first:
+                evaluator.submit(params)
         try:
             baseline = evaluator.start()
             environment |= {
