@@ -41,8 +41,9 @@ def product_by_wgmma(
     x, weight, out = product_operands(
         x, weight, out, num_rows, num_columns, depth, x_turned, weight_turned
     )
-    # Splitting costs what it saves; a gradient's sum is as long as the batch.
-    if min(num_rows, num_columns) < 128 or depth < 256:
+    # Splitting costs what it saves, and long sums are less exact than PyTorch's, which are of
+    # pieces; a gradient's sum is as long as the batch.
+    if min(num_rows, num_columns) < 128 or not 256 <= depth <= 2**16:
         made = out if apart is None else torch.empty_like(out)
         product_as_pytorch(x, weight, bias, made)
         if apart is not None:

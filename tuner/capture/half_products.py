@@ -100,6 +100,7 @@ PRODUCTS = {
 }
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
+LONGEST = 2**16  # beyond, PyTorch sums in pieces, side by side and more exactly
 
 
 def takes_halves(graph: Graph, call: Call, *, shortest: int = SHORTEST) -> bool:
@@ -116,7 +117,8 @@ def takes_halves(graph: Graph, call: Call, *, shortest: int = SHORTEST) -> bool:
     is_matrix = len(weight.shape) == 2 and len(x.shape) >= 2
     if not is_matrix or {x.dtype, weight.dtype} != {"float32"}:
         return False
-    return min(math.prod(x.shape[:-1]), call.shape[-1]) >= FEWEST and x.shape[-1] >= shortest
+    is_large = min(math.prod(x.shape[:-1]), call.shape[-1]) >= FEWEST
+    return is_large and shortest <= x.shape[-1] <= LONGEST
 
 
 def has_halves(graph: Graph, calls: Sequence[Call]) -> bool:
