@@ -188,10 +188,13 @@ class Writer:
             return
         for reduction in each.reductions:
             name = self.names[reduction.name]
-            found = self._reduced(reduction, f"{name}_part", f"{name}_place")
+            is_stored_sum = reduction.fold == "sum" and not is_all
+            part = f"{name}_part" + (".to(tl.float64)" if is_stored_sum else "")
+            found = self._reduced(reduction, part, f"{name}_place")
             if is_all or reduction.is_wide:  # a wide sum would not fit as it is
                 found += _scaled(reduction)
-            yield f"{name} = {f'({found}).to(tl.float32)' if reduction.is_wide else found}"
+            is_rounded = reduction.is_wide and is_all
+            yield f"{name} = {f'({found}).to(tl.float32)' if is_rounded else found}"
 
     # ---- rows and blocks ----------------------------------------------------------------------
 

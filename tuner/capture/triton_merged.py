@@ -101,8 +101,9 @@ def joined(
         yield f"{first}_off = {first}_part.to(tl.float64) - {exact}[:, None]"
         squares = f"{first}_counts * {first}_off * {first}_off"
         squares = f"tl.sum({second}_part.to(tl.float64) + {squares}, axis=1){scaled}"
-        yield f"{second} = ({squares}).to(tl.float32)"
-        yield f"{first} = {exact}.to(tl.float32)"
+        rounded = ".to(tl.float32)" if is_all else ""
+        yield f"{second} = ({squares}){rounded}"
+        yield f"{first} = {exact}{rounded}"
         return
     yield f"{first} = tl.reduce({first}_part, 1, {largest})"
     factor = emit("exp", [f"{first}_part - {first}[:, None]"], None, "triton")

@@ -129,7 +129,7 @@ class SumsWriter(Writer):
         for reduction in reductions:
             place, name = self.sums.place_of(reduction), self.names[reduction.name]
             at = f"({place} * pieces + tl.program_id(0)) * num_columns + last_col"
-            found = f"tl.sum({name}_part, axis=0)"
+            found = f"tl.sum({name}_part.to(tl.float64), axis=0)"
             yield f"    tl.store(partial + {at}, {found}, mask=last_col < num_columns)"
 
     def _launch(self) -> Iterator[str]:

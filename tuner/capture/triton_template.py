@@ -157,9 +157,12 @@ def _steps(
         arguments += [a for a in arguments_of(stages, split, names) if a not in arguments]
         if writer.pieces:
             count = len(split.reductions) * split.space.rows
-            for what, form in ("partial", f"{count} * {writer.pieces}"), ("totals", f"{count}"):
-                form = f'shape: ["{form}"], dtype: {nest.precision}'
-                workspace.append(f"  {what}_{number}: {{{form}}}")
+            # Of terms that cancel, what a program found must not be rounded as it is stored.
+            for what, form, dtype in (
+                ("partial", f"{count} * {writer.pieces}", "float64"),
+                ("totals", f"{count}", nest.precision),
+            ):
+                workspace.append(f'  {what}_{number}: {{shape: ["{form}"], dtype: {dtype}}}')
                 arguments.append(f"{what}_{number}")
         arguments += [str(nest.space.rows), str(nest.space.cols)]
         arguments += [f'"{writer.pieces}"'] if writer.is_given_pieces else []
