@@ -72,6 +72,20 @@ class Flying:
     candidate_key: str
 
 
+def of_two_templates() -> SearchSpace:
+    """16 configurations of one template, and 10,000 of the other."""
+    wide = Expression.parse("template == 'wide'")
+    return SearchSpace.build(
+        [
+            Parameter("template", ("wide", "narrow")),
+            Parameter("block", tuple(range(1, 17)), Expression.parse("template == 'narrow'")),
+            *(Parameter(f"p{i}", tuple(range(10)), wide) for i in range(4)),
+        ],
+        [],
+        {},
+    )
+
+
 @dataclass
 class FakeEvaluator:
     """Answers at once, slow ones when nothing else is left; writes down what it is asked."""
@@ -190,6 +204,17 @@ def test_every_outcome_is_recorded_before_the_next_question(bench):
         if kind == "finish":
             assert kinds[place + 1] == "record"
             assert evaluator.events[place][1] == evaluator.events[place + 1][1]
+
+
+@pytest.mark.parametrize("sampler", ["surrogate", "random"])
+def test_what_is_asked_before_anything_is_known_is_of_every_template(tmp_path, sampler):
+    """However many parameters one has: it may be the one that is wrong, or slow."""
+    evaluator = FakeEvaluator(lambda params: None, ahead=32)
+    bench = Bench(tmp_path, of_two_templates())
+    with pytest.raises(KeyError):  # no times are known of these: what was asked first is
+        bench.search(evaluator, sampler=sampler, trials=32)
+    asked = [params["template"] for params in evaluator.submitted]
+    assert len(asked) == 32 and 8 <= asked.count("narrow") <= 24
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

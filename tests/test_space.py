@@ -453,3 +453,33 @@ def test_a_listed_space_holds_exactly_what_was_listed():
     assert built.reject({"a": 2}) is None
     assert built.neighbours({"a": 4, "b": 2}) == [{"a": 2}]
     assert built.neighbour_positions(0).tolist() == [1]
+
+
+def of_two_kinds(length: int) -> SearchSpace:
+    """3 configurations of one template, and 10 ** length of the other."""
+    many = Expression.parse("template == 'many'")
+    return SearchSpace.build(
+        [
+            Parameter("template", ("few", "many")),
+            Parameter("block", (1, 2, 3), Expression.parse("template == 'few'")),
+            *(Parameter(f"p{i}", tuple(range(10)), many) for i in range(length)),
+        ],
+        [],
+        {},
+    )
+
+
+@pytest.mark.parametrize("length", [3, 8])  # the second one is too large to list
+def test_as_many_of_each_kind_are_drawn_as_there_are(length):
+    built = of_two_kinds(length)
+    drawn = built.sample(100, np.random.default_rng(0))
+    assert len(drawn) == len(set(drawn.tolist())) == 100
+    assert int((built.rows(drawn)[:, 0] == 0).sum()) == 3  # all there are
+    if built.is_listed:
+        assert built.kinds == [range(3), range(3, 3 + 10**length)]
+    even = of_two_kinds(length).sample(4, np.random.default_rng(1))
+    assert sorted(built.rows(even)[:, 0].tolist()) == [0, 0, 1, 1]
+
+
+def test_what_decides_nothing_makes_no_kinds():
+    assert chain(3).kinds == [range(1000)]

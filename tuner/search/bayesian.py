@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence, Set
 from functools import cache
@@ -24,6 +25,7 @@ from tuner.space.search_space import SearchSpace
 __all__ = ["JUDGE_EVERY", "Bayesian"]
 
 NUM_FIRST = 12  # trials that are spread over the space before the model is asked
+FEWEST_FIRST = 2  # of them of each kind
 NUM_WARM = 5  # the fastest elsewhere, tried first
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
 NUM_JUDGED = 4  # judgements that must agree; two were right in 75 % where they said 90 %
@@ -114,8 +116,7 @@ class Bayesian:
         positions = self._pool.positions
         codes = self._codes(positions)
         before = self._codes(np.array(sorted(tried), dtype=np.int64))
-        first = first_columns(codes, self._encoding, NUM_FIRST, self._rng, before)
-        spread = [int(positions[i]) for i in first]
+        spread = [int(positions[i]) for i in self._spread(codes, before)]
         if not self._sources:
             self._opening = Opening(spread)
             return Surrogate(self._encoding, codes)
@@ -123,6 +124,20 @@ class Bayesian:
         best = [int(positions[i]) for i in expectation.best(codes, NUM_WARM)]
         self._opening = Opening(spread, best)
         return Informed(self._encoding, codes, expectation)
+
+    def _spread(self, codes: np.ndarray, before: np.ndarray) -> list[int]:
+        """Return columns to try first, by turns of each kind."""
+        kinds = self._space.kinds
+        found = []
+        for kind in kinds:
+            positions = self._pool.positions
+            inside = (positions >= kind.start) & (positions < kind.stop)
+            count = max(FEWEST_FIRST, NUM_FIRST // len(kinds))
+            own = before if len(kinds) == 1 else before[before[:, 0] == codes[inside][0, 0]]
+            first = first_columns(codes[inside], self._encoding, count, self._rng, own)
+            found.append([int(i) for i in np.flatnonzero(inside)[first]])
+        turns = itertools.zip_longest(*found)
+        return [column for turn in turns for column in turn if column is not None]
 
     def _codes(self, positions: np.ndarray) -> np.ndarray:
         return self._encoding.codes(self._space.rows(positions))

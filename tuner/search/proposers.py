@@ -33,10 +33,11 @@ class Proposer(Protocol):
 
 
 class Random:
-    """Any untried configuration, all of them equally likely."""
+    """Any untried configuration: of any kind, and of its kind any, all equally likely."""
 
     def __init__(self, space: SearchSpace, seed: int) -> None:
         self._num_feasible = space.num_feasible
+        self._kinds = space.kinds
         self._rng = np.random.default_rng(seed)
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
@@ -44,9 +45,11 @@ class Random:
         if len(tried) * 2 > self._num_feasible:
             left = [i for i in range(self._num_feasible) if i not in tried]
             return left[int(self._rng.integers(len(left)))]
-        while (position := int(self._rng.integers(self._num_feasible))) in tried:
-            pass
-        return position
+        while True:  # of a kind that is small all may be tried: soon another one is drawn
+            kind = self._kinds[int(self._rng.integers(len(self._kinds)))]
+            position = kind[int(self._rng.integers(len(kind)))]
+            if position not in tried:
+                return position
 
 
 class Grid:

@@ -8,6 +8,7 @@ NumPy arrays of digits and positions, and need not know what the parameters are.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,15 +155,30 @@ class SearchSpace:
         found = self._set.positions(np.where(is_digit[:, None], rows, 0))
         return np.where(is_digit, found, -1)
 
+    @property
+    def kinds(self) -> list[range]:
+        """The positions by what the first parameter is, where that decides which others exist.
+
+        Templates, say: one with more parameters has a thousand times as many configurations, and
+        is not a thousand times as likely to have the best one. Else all positions are of one kind.
+        """
+        whole = [range(self.num_feasible)]
+        if not self._decides(0):
+            return whole
+        ends = [int(end) for end in np.cumsum(self._set.counts(0)) if end]
+        found = [range(a, b) for a, b in itertools.pairwise([0, *dict.fromkeys(ends)])]
+        edges = self.rows(np.array([[kind[0], kind[-1]] for kind in found]).ravel())[:, 0]
+        # A space that is too large to list may have another order.
+        is_in_order = bool((edges[::2] == edges[1::2]).all())
+        return found if is_in_order else whole
+
     def sample(self, num: int, rng: np.random.Generator) -> Ints:
-        """Draw different positions, all equally likely; fewer where there are fewer."""
-        if num * 2 >= self.num_feasible:
-            return rng.permutation(self.num_feasible)[:num]
-        drawn = np.unique(rng.integers(self.num_feasible, size=2 * num))
-        while len(drawn) < num:
-            more = rng.integers(self.num_feasible, size=num)
-            drawn = np.unique(np.concatenate([drawn, more]))
-        return rng.permutation(drawn)[:num]
+        """Draw different positions, as many of each kind; fewer where there are fewer."""
+        drawn: list[Ints] = []
+        for left, kind in zip(itertools.count(len(self.kinds), -1), sorted(self.kinds, key=len)):
+            share = -(-(num - sum(map(len, drawn))) // left)  # of what smaller kinds leave
+            drawn.append(kind.start + _distinct(len(kind), share, rng))
+        return rng.permutation(np.concatenate(drawn))[:num]
 
     def neighbour_positions(self, position: int, *, adjacent: bool = False) -> Ints:
         """Return the positions of the feasible configurations one change away, ascending.
@@ -322,6 +338,16 @@ class SearchSpace:
         """
         tries = completions(wanted, self.parameters, self._steps, self.facts)
         return next((params for params in tries if self.index(params) is not None), None)
+
+
+def _distinct(count: int, num: int, rng: np.random.Generator) -> Ints:
+    """Draw different numbers below `count`, all equally likely; fewer where there are fewer."""
+    if num * 2 >= count:
+        return rng.permutation(count)[:num]
+    drawn = np.unique(rng.integers(count, size=2 * num))
+    while len(drawn) < num:
+        drawn = np.unique(np.concatenate([drawn, rng.integers(count, size=num)]))
+    return rng.permutation(drawn)[:num]
 
 
 class _Feasible(Sequence[Params]):
