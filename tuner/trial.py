@@ -133,6 +133,8 @@ class ProbeResult:
     was so near its limit that chance may have decided, and the probe was drawn anew; `is_close`
     says that this is so of a rejection. `difference` tells of a right one by how it differs from
     the reference's class: it refuses what that does not, or answers where that refuses.
+    `is_at_kinks`: gradients of a right one differ from float64 where rounding decides on which
+    side of a kink a number lies.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -148,6 +150,7 @@ class ProbeResult:
     is_close: bool = False
     num_draws: int = 1
     difference: str = ""
+    is_at_kinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from tuner.check.compare import FLOOR_ULPS, ULP, Error
+from tuner.check.compare import FLOOR_ULPS, ULP, Error, Limits, first_beyond, index_of
 from tuner.check.crossing import Answer
 from tuner.check.expected import Expected
+from tuner.check.form import label_of
+from tuner.problem.accuracy import Accuracy
+from tuner.wording import percent
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["diagnosis", "received"]
+__all__ = ["diagnosis", "offence", "received"]
 
 # Values of which neither squares nor differences leave what float32 holds.
 USUAL = ("as_given", "normal", "dyadic", "few_values", "special", "all_special", "like_rows")
@@ -30,6 +33,46 @@ def diagnosis(expected: Expected, answer: Answer, name: str, error: Error) -> st
     if name.startswith("buffer."):
         return _buffer_diagnosis(expected, name, got)
     return _output_diagnosis(expected, answer, name, got, error)
+
+
+def offence(
+    expected: Expected,
+    answer: Answer,
+    name: str,
+    error: Error,
+    limits: Limits,
+    accuracy: Accuracy,
+) -> str:
+    """Say which element is the first beyond its limit, by how much, and what the limit was."""
+    want = expected.oracle[name]
+    got = received(answer, want, name)
+    label = label_of(name)
+    if not want.is_floating_point():
+        at = int((got != want).reshape(-1).nonzero()[0])
+        return (
+            f"{label}{index_of(at, want)}: got {got.reshape(-1)[at].item()}, "
+            f"expected {want.reshape(-1)[at].item()}"
+        )
+    at, share = first_beyond(got, want, expected.unjudged.get(name), error, limits, accuracy)
+    g, w = float(got.reshape(-1)[at]), float(want.reshape(-1)[at])
+    text = f"{label}{index_of(at, want)}: got {g:.9g}, expected {w:.9g}"
+    if error.num_misplaced:
+        return f"{text}; {error.num_misplaced} elements have NaN or Inf at other places"
+    if limits.is_elementwise:
+        return (
+            f"{text}, error {abs(g - w):.3g}; {percent(share, 3)} of elements are beyond "
+            f"{limits.why}, and the largest error {error.max_abs:.3g} is beyond 2 x PyTorch's own "
+            f"{limits.max_abs / 2:.3g}"
+        )
+    if error.max_abs > limits.max_abs:
+        return (
+            f"{text}, error {abs(g - w):.3g} with limit {limits.max_abs:.3g} ({limits.why}); "
+            f"largest error {error.max_abs:.3g}, {percent(share, 3)} of elements are beyond"
+        )
+    return (
+        f"{label}: rms error {error.rms_abs:.3g} with limit {limits.rms_abs:.3g}; the largest "
+        f"error is {error.max_abs:.3g}, at {index_of(at, want)}: got {g:.9g}, expected {w:.9g}"
+    )
 
 
 def _output_diagnosis(

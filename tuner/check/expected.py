@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import lending
-from tuner.check.arguments import draw_output_gradients, draw_tangents, inputs_of_calls
+from tuner.check.arguments import draw_tangents, inputs_of_calls
 from tuner.check.compare import (
     SMALL_BATCH,
     Error,
@@ -20,32 +20,20 @@ from tuner.check.compare import (
 )
 from tuner.check.crossing import Question, Report, Script
 from tuner.check.exercise import (
-    arguments_of,
-    checksums_of,
     keys_of,
     kinds_of,
-    mode_of,
     outputs_of,
-    recorded,
-    snapshot,
 )
 from tuner.check.gradients import (
     OUTPUT_FACTORS,
-    accumulated,
-    differentiated,
-    edit_before_backward,
-    leaves_of,
-    with_tangents,
 )
-from tuner.check.history import History
-from tuner.check.layouts import laid_out, laid_out_where, one_object
-from tuner.check.mapping import mapped
+from tuner.check.kinks import Replay
 from tuner.check.noise import is_noisy, noise
 from tuner.check.parts import copied
+from tuner.check.playing import played
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
 from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, says_no_memory, tamer
-from tuner.check.sharing import aliases_of
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import widened
@@ -83,6 +71,7 @@ class Expected:
     may_refuse: bool = False  # as the reference refuses such strides
     may_refuse_backward: bool = False  # as it does after such an edit
     error: str = ""
+    replay: Replay | None = None  # for gradients that a kink may decide
 
 
 def expected(
@@ -115,7 +104,7 @@ def expected(
     again = copied(model) if is_noisy(probe) else None
     start = {name: buffer.detach().clone() for name, buffer in wide.named_buffers()}
     with math_mode(accuracy):
-        report, baseline = _reference_answer(problem, model, script, tensors, probe)
+        report, baseline = played(problem, model, script, tensors, probe)
     if says_no_memory(report.error):  # the judge's own: with fewer rows it can tell
         raise ProblemError(report.error)
     num_rows = _rows_of(arguments[0])
@@ -141,7 +130,7 @@ def expected(
     script = dataclasses.replace(script, output_bytes=sizes)
     wide_tensors = {name: widened(value) for name, value in tensors.items()}
     own = frozenset(id(t) for n, t in wide_tensors.items() if t is not tensors[n])
-    wide_report, oracle = _reference_answer(
+    wide_report, oracle = played(
         problem, wide, script, wide_tensors, probe, is_exact=True, own=own
     )
     if wide_report.error:
@@ -154,7 +143,7 @@ def expected(
     _require_stable(problem, probe, errors)
     if again is not None:
         with math_mode(accuracy), noise(probe.distribution == "far"):
-            _, moved = _reference_answer(problem, again, script, tensors, probe, is_laid=True)
+            _, moved = played(problem, again, script, tensors, probe, is_laid=True)
         for name in [n for n in errors if n in moved]:
             error = compare(moved[name], oracle[name], unjudged.get(name), accuracy)
             most = max(errors[name].max_abs, error.max_abs)
@@ -168,6 +157,7 @@ def expected(
         repeats=not probe.wants_same_bits or repeats(baseline, oracle),
         drawn=known["drawn"] if script.own_seed is not None else 0,
         may_refuse=refuses_layout(problem, model, probe, arguments[0]),
+        replay=Replay(problem, probe, script, tensors, accuracy, device, known),
     )  # fmt: skip
 
 
@@ -185,9 +175,11 @@ def _without_edits(
     # An edited output passes its gradient on by that factor, where nothing was kept of it.
     factor = OUTPUT_FACTORS.get(probe.edits, 1.0)
     oracle = {n: t * factor if n.startswith("grad") else t for n, t in found.oracle.items()}
+    replay = found.replay and dataclasses.replace(found.replay, factor=factor)
     return dataclasses.replace(
-        found, probe=probe, question=question, oracle=oracle, may_refuse_backward=True
-    )
+        found, probe=probe, question=question, oracle=oracle, may_refuse_backward=True,
+        replay=replay,
+    )  # fmt: skip
 
 
 def _beyond_reference(
@@ -205,7 +197,7 @@ def _beyond_reference(
     oracle: dict[str, torch.Tensor] = {}
     if probe.layout in ("float64", "mixed") or probe.dtype:
         exact = {name: widened(value) for name, value in question.tensors.items()}
-        _, oracle = _reference_answer(problem, wide, question.script, exact, probe, is_exact=True)
+        _, oracle = played(problem, wide, question.script, exact, probe, is_exact=True)
     return Expected(probe, question, num_rows, oracle, {}, report, error=report.error)
 
 
@@ -242,130 +234,6 @@ def expected_of_call(
     return Expected(
         probe, question, _rows_of(arguments), oracle, errors, report, unjudged, dtypes=dtypes
     )
-
-
-def _reference_answer(
-    problem: Problem,
-    model: torch.nn.Module,
-    script: Script,
-    tensors: dict[str, torch.Tensor],
-    probe: Probe,
-    *,
-    is_exact: bool = False,
-    is_laid: bool = False,
-    own: frozenset[int] = frozenset(),
-) -> tuple[Report, dict[str, torch.Tensor]]:
-    """Play the script with the reference; draws `grad.*` into `tensors` when they are missing.
-
-    With `is_laid` its inputs have the script's layout, for which PyTorch may compute otherwise. A
-    single call may use up the tensors of which `own` has the `id`.
-    """
-    import torch
-
-    answers: dict[str, torch.Tensor] = {}
-    kinds: list[tuple[str, ...]] = []
-    keys = tuple(keys_of(model))
-    values: list[Any] = []
-    outputs: tuple[torch.Tensor, ...] = ()
-    operations: list[str] = []
-    aliases: list[str] = []
-    earlier: list[tuple[Any, ...]] = []
-    leaves: list[dict[str, torch.Tensor]] = []
-    arguments_of_calls: list[list[Any]] = []
-    said: list[str] = []  # of gradients
-    history = History(model, script, tensors, is_exact)
-    second = copied(model) if script.at_once == "two modules" else None
-
-    def differentiate(k: int, call: int) -> None:
-        edit_before_backward(script.edits, arguments_of_calls[call], earlier[call], history.model)
-        if any(y.requires_grad for y in earlier[call]):
-            with recorded(operations, script.traces):
-                grads = differentiated(script, leaves[call], earlier[call], tensors, k, said)
-            answers.update(grads)
-
-    def answered(called: Any, values: list[Any], call: int) -> Any:
-        if script.mapped:
-            with problem.explained("torch.func.vmap of Model.forward"):
-                return mapped(history.model, values, script.mapped, tensors)
-        if not script.is_forward:
-            return problem.result_of(called, values)
-        of_weights = script.gradients == "forward weights"
-        called = history.model if of_weights else called
-        result, tangents = with_tangents(
-            problem.result_of, called, values, tensors, call, of_weights
-        )
-        answers.update(tangents)
-        return result
-
-    try:
-        with torch.set_grad_enabled(script.has_backward):
-            history.serve_mild(problem.result_of)
-    except ProblemError as error:
-        return Report(error=str(error), stage="call 1", keys=keys), {}
-    for call in range(script.calls):
-        if call and second is not None:
-            history.model = second
-        called = history.prepare(call)
-        values = arguments_of(script, tensors, call)
-        if script.calls > 1 or not own.issuperset(map(id, values)):
-            values = [laid_out(value, "contiguous") for value in values]
-        if is_laid:
-            values = laid_out_where(values, script)
-        if script.gradients == "all":
-            values = [_as_leaf(x) if script.wants(call, i) else x for i, x in enumerate(values)]
-        if script.layout == "same":
-            values = one_object(values)
-        with torch.set_grad_enabled(script.has_backward):
-            try:
-                for _ in range(script.more_calls if call == 1 else 0):
-                    problem.result_of(called, values)
-                with recorded(operations, script.traces), mode_of(script, is_exact):
-                    result = answered(called, values, call)
-            except ProblemError as error:
-                return Report(error=str(error), stage=f"call {call + 1}", keys=keys), {}
-            kinds.append(kinds_of(result))
-        outputs = outputs_of(result)
-        arguments_of_calls.append(values)
-        leaves.append(leaves_of(history.model, values) if script.has_backward else {})
-        aliases += aliases_of(history.model, values, earlier, outputs)
-        earlier.append(outputs)
-        answers.update((f"call{call}.output{j}", snapshot(y)) for j, y in enumerate(outputs))
-        if script.has_backward:
-            draw_output_gradients(outputs, tensors, probe)
-        if script.backward_at_once:
-            differentiate(call, call)
-    answers.update((f"buffer.{n}", b.detach().clone()) for n, b in history.model.named_buffers())
-    checksums = {} if is_exact else checksums_of(history.model, values)  # nobody's in float64
-    try:
-        if script.accumulates:
-            grads = accumulated(leaves, earlier, tensors, script.first_place)
-            answers.update((f"grad0.{name}", grad) for name, grad in grads.items())
-        else:
-            for k, call in enumerate(script.backward):
-                differentiate(k, call)
-    except RuntimeError as error:
-        if not script.edits:
-            raise
-        return Report(error=str(error), stage="gradients", keys=keys), {}
-    report = Report(
-        keys=tuple(keys_of(history.model)),
-        kinds=tuple(kinds),
-        aliases=tuple(aliases),
-        checksums=checksums,
-        operations=tuple(operations),
-        refusals=tuple(history.refusals),
-        loads=tuple(history.loads),
-        changes=(*history.changes, *said),
-    )
-    return report, answers
-
-
-def _as_leaf(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value.detach().requires_grad_()
-    return value
 
 
 def _rows_of(arguments: Sequence[Any]) -> int:

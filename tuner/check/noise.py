@@ -8,13 +8,16 @@ sums. The baseline's own error says nothing of that.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from tuner.check.exercise import outputs_of
 from tuner.check.probe import Probe
 
-__all__ = ["is_noisy", "noise"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["each_result", "is_noisy", "noise"]
 
 # Where softmaxes saturate, or deviations from a mean are small beside it.
 UNUSUAL = (
@@ -55,27 +58,43 @@ def noise(keeps_copies: bool = False) -> Iterator[None]:
     last bits of an input are most of the answer.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    def moved(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+    def move(func: Any, y: torch.Tensor) -> None:
         if keeps_copies and func is torch.ops.aten.clone.default:
-            return made
-        returned = func._schema.returns
-        for y, said in zip(outputs_of(made), returned, strict=False):
-            is_number = isinstance(y, torch.Tensor) and y.is_floating_point() and not y.is_sparse
-            if is_number and said.alias_info is None and y.numel():
-                eps = MOST_ULPS * torch.finfo(y.dtype).eps
-                generator = generators.setdefault(y.device, torch.Generator(y.device))
-                drawn = torch.empty_like(y).uniform_(-eps, eps, generator=generator)
-                y.mul_(drawn.add_(1.0))
-        return made
+            return
+        eps = MOST_ULPS * torch.finfo(y.dtype).eps
+        generator = generators.setdefault(y.device, torch.Generator(y.device))
+        drawn = torch.empty_like(y).uniform_(-eps, eps, generator=generator)
+        y.mul_(drawn.add_(1.0))
 
     generators: dict[Any, Any] = {}
+    with each_result(move):
+        yield
+
+
+@contextlib.contextmanager
+def each_result(look: Callable[[Any, torch.Tensor], None]) -> Iterator[None]:
+    """Show each operation inside, and each new floating-point tensor it makes; `look` may edit it.
+
+    What an operation edits or views is not new.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def looked_at(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for y, said in zip(outputs_of(made), func._schema.returns, strict=False):
+            is_number = isinstance(y, torch.Tensor) and y.is_floating_point() and not y.is_sparse
+            # Zeros of autograd's forward mode have no memory: to read them ends the process.
+            is_held = is_number and y.numel() and not torch._is_zerotensor(y)
+            if is_held and said.alias_info is None:
+                look(func, y)
+        return made
+
     words = {
-        "__torch_dispatch__": moved,
+        "__torch_dispatch__": looked_at,
         "_should_skip_dynamo": classmethod(lambda cls: False),  # else it imports all of dynamo
     }
-    mover: Any = type("Mover", (TorchDispatchMode,), words)
-    with mover():
+    watcher: Any = type("Watcher", (TorchDispatchMode,), words)
+    with watcher():
         yield

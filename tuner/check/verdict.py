@@ -23,24 +23,23 @@ from tuner.check.compare import (
     Error,
     Limits,
     compare,
-    first_beyond,
     gradient_limits,
-    index_of,
     limits_of,
 )
 from tuner.check.crossing import Answer
-from tuner.check.diagnosis import diagnosis, received
+from tuner.check.diagnosis import diagnosis, offence, received
 from tuner.check.exercise import DRAWN, checksum_of
 from tuner.check.expected import Expected
 from tuner.check.form import judge_behaviour, judge_form, label_of, refused_load
 from tuner.check.history import BEFORE_CALL
+from tuner.check.kinks import errors_at_kinks, note_at_kinks
 from tuner.check.noise import is_noisy
 from tuner.check.own_work import note_of, notes_of
 from tuner.check.probe import Probe
 from tuner.check.tells import ROUNDING, TELLS
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult
-from tuner.wording import one_line, percent
+from tuner.wording import one_line
 
 __all__ = ["judge", "merge"]
 
@@ -79,8 +78,16 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     limits = _limits_of_all(expected, accuracy)
     values = _judge_values(expected, answer, errors, limits, accuracy)
     of_gradient = "" if values else _judge_gradients(expected, answer, errors, limits, accuracy)
-    values = values or of_gradient
     bits = _judge_bits(expected, answer)
+    at_kinks = (
+        of_gradient
+        and not behaviour
+        and not bits
+        and _at_kinks(expected, answer, errors, limits, accuracy)
+    )
+    if at_kinks:
+        errors, of_gradient = errors | at_kinks, ""
+    values = values or of_gradient
     reason = behaviour or values or bits
     is_exact = bool(behaviour or bits or limits.keys() - errors.keys())
     excess = max((limits[name].excess(error) for name, error in errors.items()), default=0.0)
@@ -102,7 +109,26 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
         note_of(expected, answer),
         is_close=bool(values) and not is_exact and (excess <= CLOSE or is_chance),
         difference="" if reason else _undone(expected, answer),
+        is_at_kinks=bool(at_kinks),
     )  # fmt: skip
+
+
+def _at_kinks(
+    expected: Expected,
+    answer: Answer,
+    errors: Mapping[str, Error],
+    limits: Mapping[str, Limits],
+    accuracy: Accuracy,
+) -> dict[str, Error]:
+    """Return new errors of the gradients beyond their limits, where kinks make them right."""
+    is_whole = not limits.keys() - errors.keys() and not answer.report.detached
+    if not is_whole or any(error.num_misplaced for error in errors.values()):
+        return {}
+    beyond = [name for name, error in errors.items() if not limits[name].accepts(error)]
+    got = {name: received(answer, expected.oracle[name], name) for name in beyond}
+    return errors_at_kinks(
+        expected.replay, got, expected.oracle, expected.unjudged, limits, accuracy
+    )
 
 
 def _undone(expected: Expected, answer: Answer) -> str:
@@ -282,7 +308,7 @@ def _judge_values(
             continue
         limits = all_limits[name]
         if not limits.accepts(error):
-            where = _offence(expected, answer, name, error, limits, accuracy)
+            where = offence(expected, answer, name, error, limits, accuracy)
             told = diagnosis(expected, answer, name, error)
             return where + (f"; {told}" if told else "")
     return ""
@@ -304,7 +330,7 @@ def _judge_gradients(
             return f"{label_of(name)} is missing: the output does not depend on it"
         limits, error = all_limits[name], errors[name]
         if not limits.accepts(error):
-            return _offence(expected, answer, name, error, limits, accuracy)
+            return offence(expected, answer, name, error, limits, accuracy)
     return ""
 
 
@@ -329,46 +355,6 @@ def _judge_bits(expected: Expected, answer: Answer) -> str:
     return ""
 
 
-def _offence(
-    expected: Expected,
-    answer: Answer,
-    name: str,
-    error: Error,
-    limits: Limits,
-    accuracy: Accuracy,
-) -> str:
-    """Say which element is the first beyond its limit, by how much, and what the limit was."""
-    want = expected.oracle[name]
-    got = received(answer, want, name)
-    label = label_of(name)
-    if not want.is_floating_point():
-        at = int((got != want).reshape(-1).nonzero()[0])
-        return (
-            f"{label}{index_of(at, want)}: got {got.reshape(-1)[at].item()}, "
-            f"expected {want.reshape(-1)[at].item()}"
-        )
-    at, share = first_beyond(got, want, expected.unjudged.get(name), error, limits, accuracy)
-    g, w = float(got.reshape(-1)[at]), float(want.reshape(-1)[at])
-    text = f"{label}{index_of(at, want)}: got {g:.9g}, expected {w:.9g}"
-    if error.num_misplaced:
-        return f"{text}; {error.num_misplaced} elements have NaN or Inf at other places"
-    if limits.is_elementwise:
-        return (
-            f"{text}, error {abs(g - w):.3g}; {percent(share, 3)} of elements are beyond "
-            f"{limits.why}, and the largest error {error.max_abs:.3g} is beyond 2 x PyTorch's own "
-            f"{limits.max_abs / 2:.3g}"
-        )
-    if error.max_abs > limits.max_abs:
-        return (
-            f"{text}, error {abs(g - w):.3g} with limit {limits.max_abs:.3g} ({limits.why}); "
-            f"largest error {error.max_abs:.3g}, {percent(share, 3)} of elements are beyond"
-        )
-    return (
-        f"{label}: rms error {error.rms_abs:.3g} with limit {limits.rms_abs:.3g}; the largest "
-        f"error is {error.max_abs:.3g}, at {index_of(at, want)}: got {g:.9g}, expected {w:.9g}"
-    )
-
-
 def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool) -> Check:
     """Return the verdict over all probes: the first reason, and which other probes failed."""
     rejected = [result for result in results if not result.is_accepted]
@@ -384,6 +370,6 @@ def merge(results: Sequence[ProbeResult], accuracy: Accuracy, is_thorough: bool)
     differences = tuple(result.difference for result in results if result.difference)
     return Check(
         not rejected, accuracy.label, reason, tuple(results), is_thorough,
-        () if rejected else notes_of(results),
+        () if rejected else (*notes_of(results), *note_at_kinks(results)),
         differences,
     )  # fmt: skip
