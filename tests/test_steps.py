@@ -264,6 +264,9 @@ def test_other_ways_to_train_take_the_reference(gate):
     per_row = torch.func.vmap(torch.func.grad(lambda a, b: gate.mine(a[None], b[None]).sum()))
     own = torch.func.vmap(torch.func.grad(lambda a, b: gate.own(a[None], b[None]).sum()))
     torch.testing.assert_close(per_row(x, y), own(x, y))
+    with torch.no_grad():  # without gradients as well
+        rows = torch.func.vmap(gate.mine)(x[:, None], y[:, None])
+        torch.testing.assert_close(rows, torch.func.vmap(gate.own)(x[:, None], y[:, None]))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         gate.mine(x, y).sum().backward()
     halves = gate.mine(x.double(), y.double())

@@ -202,7 +202,7 @@ _SETTINGS = {settings!r}
 
 def is_in_range(x, size, ignored):
     # On a CPU PyTorch refuses other places; on a GPU nobody waits to know.
-    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if torch.compiler.is_compiling():
         return False
     is_wrong = (x < 0) | (x >= size)
     return not bool((is_wrong if ignored is None else is_wrong & (x != ignored)).any())
@@ -210,7 +210,7 @@ def is_in_range(x, size, ignored):
 
 def is_usual(module, inputs):
     # Whether a call is one that the loops were written for.
-    device = torch.device(fused_device).type
+    device, is_compiling = torch.device(fused_device).type, torch.compiler.is_compiling()
     if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
         return False
     inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
@@ -219,6 +219,9 @@ def is_usual(module, inputs):
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         return False
     if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
+        return False
+    # Mapped by torch.func PyTorch makes one call of many: in another way, and sooner.
+    if not is_compiling and torch._C._functorch.peek_interpreter_stack() is not None:
         return False
     if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
         return False

@@ -196,8 +196,6 @@ def can_step(given):
     # Whether a call that wants gradients is one that Step was written for.
     if not _TAKES_STEPS or fused_gradients is None or torch.compiler.is_compiling():
         return False
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
     wanted = [given[place].requires_grad for place in _DIFFERENTIABLE]
     if {spares_inputs} and not any(wanted[:_NUM_INPUTS]):  # as data
         wanted = wanted[_NUM_INPUTS:]
