@@ -101,7 +101,10 @@ class Lowering:
         return self.emit("cast", operand, shape=self.shape_of(operand), dtype=dtype)
 
     def view(self, operand: Ref, shape: Sequence[int]) -> Ref:
-        """Return a tensor in that shape, by a node where need be."""
+        """Return a tensor in that shape, by a node where need be; of a view, what that is of."""
+        before = next((node for node in reversed(self.nodes) if node.name == operand.name), None)
+        if before is not None and before.op == "view" and isinstance(before.args[0], Ref):
+            operand = before.args[0]
         if self.shape_of(operand) == tuple(shape):
             return operand
         return self.emit("view", operand, shape=shape, dtype=self.forms[operand.name][1])

@@ -116,8 +116,17 @@ def _permute(low: Lowering, a: dict[str, Any]) -> Results:
         i, j = (a["dim0"], a["dim1"]) if "dim0" in a else (0, -1)
         if rank:
             axes[i], axes[j] = axes[j], axes[i]
+    x = a["self"]
+    before = next((n for n in reversed(low.nodes) if n.name == x.name), None)
+    if before is not None and before.op == "permute":  # einsum moves dimensions there and back
+        earlier: Any = before.attrs["axes"]
+        x, axes = before.args[0], [earlier[axis] for axis in axes]
+    sizes = low.shape_of(x)
+    moved = [axis for axis in axes if sizes[axis] != 1]
+    if moved == sorted(moved):  # nothing but dimensions of one element
+        return low.view(x, low.shape)
     order: Any = axes
-    return low.emit("permute", a["self"], axes=order)
+    return low.emit("permute", x, axes=order)
 
 
 def _expand(low: Lowering, a: dict[str, Any]) -> Results:
@@ -239,6 +248,14 @@ def _arange(low: Lowering, a: dict[str, Any]) -> Results:
 # ---- products -------------------------------------------------------------------------------
 
 
+def _bmm(low: Lowering, a: dict[str, Any]) -> Results:
+    x, y = a.values()
+    if low.shape[0] != 1:
+        return low.emit("bmm", x, y)
+    x, y = (low.view(each, low.shape_of(each)[1:]) for each in (x, y))
+    return low.view(low.emit("matmul", x, y, shape=low.shape[1:]), low.shape)
+
+
 def _addmm(op: str) -> Rule:
     def rule(low: Lowering, a: dict[str, Any]) -> Results:
         left, right = list(a.values())[1:3]
@@ -342,7 +359,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(["ones", "ones_like", "new_ones"], _full(1)),
     "arange": _arange,
     **dict.fromkeys(["mm", "matmul"], lambda low, a: low.emit("matmul", *a.values())),
-    "bmm": lambda low, a: low.emit("bmm", *a.values()),
+    "bmm": _bmm,
     "addmm": _addmm("matmul"),
     "baddbmm": _addmm("bmm"),
 }
