@@ -26,7 +26,13 @@ from typing import Any
 from tuner.check.exercise import keys_of, outputs_of
 from tuner.errors import InputError, ProblemError, TemplateError, did_you_mean
 from tuner.evaluate.described import declared, described, differences, form_of, kind_of
-from tuner.evaluate.modules import constructed, differentiable, module_of
+from tuner.evaluate.modules import (
+    TookReference,
+    constructed,
+    differentiable,
+    module_of,
+    without_reference,
+)
 from tuner.kernel.binding import match_sizes
 from tuner.plans import Argument, Tensor
 from tuner.problem.reference import Problem
@@ -193,16 +199,20 @@ class Fit:
             raise _Seen(args, named)
 
         module |= {**self._absent(), "fused_op": seen}
-        try:
-            with self._told("ModelNew.forward", self._inputs(inputs), passing=_Seen):
-                # First: one without gradients is called there alone, and where they are wanted
-                # the reference itself would take its time, at full size on the CPU.
-                with torch.no_grad():
+        ending = (_Seen, TookReference)
+        for has_gradients in (False, True):  # one without them is called in the first alone
+            try:
+                with (
+                    self._told("ModelNew.forward", self._inputs(inputs), passing=ending),
+                    torch.set_grad_enabled(has_gradients),
+                    without_reference(module),
+                ):
                     model(*inputs)
-                model(*inputs)
-        except _Seen as call:
-            args, named = call.args
-            return self._matched(args, named, self._place_in(call) or str(self.file))
+            except _Seen as call:
+                args, named = call.args
+                return self._matched(args, named, self._place_in(call) or str(self.file))
+            except TookReference:
+                continue
         raise ProblemError(
             f"{self.problem.path}: the operator's module never called its operator on these "
             f"inputs\n  got: {self._inputs(inputs)}\n"
