@@ -71,6 +71,7 @@ PYTORCH: dict[str, Callable[..., Tensor]] = {
     "gelu": lambda x: F.gelu(x.double()).to(x),
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "product": torch.mul,
+    "cube": lambda x: x**3,
     "leaky_relu": lambda x, slope=0.01: F.leaky_relu(x, slope),
     "softplus": lambda x, beta=1.0, threshold=20.0: F.softplus(x, beta, threshold),
     "elu": lambda x, alpha=1.0: F.elu(x, alpha),

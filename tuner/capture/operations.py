@@ -123,6 +123,7 @@ OPERATIONS: dict[str, Operation] = {
     "neg": Operation("(-{0})", "(-{0})", "(-{0})", 1),
     "abs": _function("abs", "fabsf({0})", "tl.abs({0})", 1),
     "square": _function("square", "({0} * {0})", "({0} * {0})", 1, 0.5),
+    "cube": Operation("({0} * {0} * {0})", "({0} * {0} * {0})", "({0} * {0} * {0})", 2, 1.5),
     "reciprocal": _function("reciprocal", "(1.0f / {0})", "tl.div_rn(1.0, {0})", 1, 0.5),
     "sqrt": _function("sqrt", "sqrtf({0})", "tl.sqrt_rn({0})", 1, 0.5),
     "rsqrt": _function("rsqrt", "rsqrtf({0})", "tl.div_rn(1.0, tl.sqrt_rn({0}))", 2, 2.0),
@@ -377,7 +378,7 @@ def literal(value: float, language: Language = "cpp", *, is_wide: bool = False) 
     return f"math::splat({text})"
 
 
-_POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+_POWERS = {2: "square", 3: "cube", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
 T = TypeVar("T")
 
 
