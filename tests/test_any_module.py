@@ -557,7 +557,8 @@ REFUSED = {
         "mul of whole numbers",
     ),
     "another type": ("x.int()", X, "a result is int32"),
-    "a range": ("x * torch.arange(100)", X, "arange of int64, which is not called"),
+    "a range": ("x * (torch.arange(100) // 3)", X, "arange of int64, which is not called"),
+    "a range past 2^24": ("x * (torch.arange(100) * 169467)", X, "arange of int64"),
 }
 
 

@@ -37,6 +37,7 @@ FUSED = {
         "F.silu(self.a(x) * self.o)",
         "200, 264",
     ),
+    "masked": (LAYER, "torch.triu(self.a(x), 2) + torch.arange(200)[:, None] * 3", "200, 264"),
     "more dimensions": (
         LAYER + "; self.s = nn.Parameter(torch.randn(260))",
         "(self.a(x) + self.s).sigmoid()",
@@ -52,6 +53,7 @@ APART = {
         "torch.relu(self.a(x)).view(200, 13, 20) * self.s",
         "200, 264",
     ),
+    "a mask in each of several": (LAYER, "torch.tril(self.a(x))", "5, 40, 264"),
 }
 # What the epilogue's text needs of CUDA, for a host compiler.
 HOST = """

@@ -29,6 +29,7 @@ from tuner.capture.module_text import given_of, has_batch, model_new, results_of
 from tuner.capture.own_parameters import NAMES, SECOND
 from tuner.capture.partitions import partitions_of, worth_a_search
 from tuner.capture.precision import num_bytes_of
+from tuner.capture.ranges import ranges_in
 from tuner.capture.scalars import with_numbers_as_tensors
 from tuner.capture.stages import Stages, stages_of
 from tuner.capture.step_text import StepPlan, planned, step_text
@@ -170,6 +171,8 @@ def _for_any_batch(
 ) -> dict[str, str] | None:
     """Return the texts of an operator for any batch, None where there are none."""
     one, two = mine.graph.batch, other.graph.batch
+    if _ranges_of(mine) != _ranges_of(other):  # floats are exact for numbers up to a bound
+        return None
     stages = stages_of(mine.graph)
     given = [t for t in given_of(mine.graph, stages) if has_batch(mine.graph, t, one)]
     if one is None or two is None or not given:
@@ -189,6 +192,12 @@ def _for_any_batch(
         elif file in _NEEDED:
             return None
     return found
+
+
+def _ranges_of(captured: Captured) -> list[list[object]]:
+    joint = captured.joint
+    graphs = [captured.graph, *((joint.forward, joint.gradients) if joint else ())]
+    return [ranges_in(graph) for graph in graphs]
 
 
 def _templates(graph: Graph, parts: Sequence[Part], op: str) -> dict[str, str]:
@@ -237,7 +246,7 @@ def _names(
     """
     values = []
     for nest in stages.nests:
-        values += [*(t.name for t in nest.arguments), *nest.taps]
+        values += [*(t.name for t in nest.arguments), *nest.taps, *nest.indices]
         for each in nest.passes:
             values += [s.name for s in (*each.statements, *each.after)]
             values += [r.name for r in each.reductions]

@@ -83,7 +83,7 @@ def _nest_lines(nest: Nest, has_sizes: bool) -> Iterator[object]:
             # A window's source lies in no dimensions of the loops.
             line = ["given", given[name].dtype, math.prod(given[name].shape) if has_sizes else 0]
         else:
-            line = [name]  # which column it is
+            line = ["index" if name in nest.indices else name]  # or which column it is
         numbers[name] = len(numbers)
         yield [*line, varies, *["channels last"] * (name in nest.space.last)]
     yield ["gives", [[numbers[o.name], o.dtype] for o in nest.outputs]]

@@ -8,8 +8,8 @@ from tuner.capture.index_space import Space
 from tuner.capture.nest import Nest
 
 __all__ = [
-    "inner_rows", "is_split", "is_split_by_blocks", "loaded", "offset", "row_dims", "stored",
-    "tail_stride",
+    "counted", "inner_rows", "is_split", "is_split_by_blocks", "loaded", "offset", "row_dims",
+    "stored", "tail_stride",
 ]  # fmt: skip
 
 SPLIT_ROWS = 512  # at most so many rows of
@@ -108,6 +108,15 @@ def loaded(apart: int | str, first: str, lane: str) -> str:
     if apart == 1:
         return f"rows_of::load<kPart>({first} + {lane}, n)"
     return f"rows_of::load_apart<kPart>({first} + {lane} * {apart}, {apart}, n)"
+
+
+def counted(apart: int | str, first: str, lane: str) -> str:
+    """Write in C++ the numbers of a vector's elements; for the arguments see `loaded`."""
+    lane = lane if apart == 1 else f"{lane} * {apart}"
+    if apart not in (0, 1):
+        more = f"rows_of::columns(0) * math::splat(static_cast<simd::Float>({apart}))"
+        return f"math::splat(static_cast<simd::Float>({first} + {lane})) + {more}"
+    return f"rows_of::columns({first} + {lane})"
 
 
 def stored(apart: int | str, first: str, lane: str, value: str) -> str:

@@ -53,7 +53,7 @@ _FORMS = {
 # Calls that no arithmetic is done in.
 MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
 # What has loops and is no pointwise operation.
-_OTHERS = {*OVER_COLUMNS, "gather", "placed", "cast", "tap"}
+_OTHERS = {*OVER_COLUMNS, "gather", "placed", "cast", "tap", "index"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from tuner.capture.cpp_folds import START, carries_of, joined, parts_of, scaled, statement_text
-from tuner.capture.indexing import is_split, loaded, offset, row_dims, stored, tail_stride
+from tuner.capture.indexing import counted, is_split, loaded, offset, row_dims, stored, tail_stride
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement, still_needed
 from tuner.capture.operations import converted, operation_of
 from tuner.capture.precision import CPP_TYPES
@@ -193,6 +193,10 @@ class RowWriter:
                 value = f"rows_of::as_float({name}_all[{self._at(tensor.name)}])"
                 yield f"const simd::Floats {name} = math::splat({value});"
                 yield f"(void){name};"
+        for index in self.nest.indices:
+            if not self.nest.is_inner(index):
+                yield f"const simd::Floats {self.names[index]} = {_number(self._at(index))};"
+                yield f"(void){self.names[index]};"
         for statement in self.nest.before:
             yield from self._statement(statement)
 
@@ -279,6 +283,12 @@ class RowWriter:
                 yield f"const int64_t {text}_row = {self._segment_at(name)};"
                 source, apart = f"{self.names[tap.source]}_all", tail_stride(self.space, name)
                 body.append(cpp_tap(text, source, f"{text}_row", "j", apart))
+            elif name in self.nest.indices and self.nest.is_inner(name):
+                at, apart = self._segment_at(name), tail_stride(self.space, name)
+                if self.nest.is_dense(name):
+                    body.append(f"const simd::Floats {text} = {counted(apart, at, 'j')};")
+                else:
+                    yield f"const simd::Floats {text} = {_number(at)};"
             elif name in self.given and self.nest.is_inner(name):
                 at = self._segment_at(name)
                 if self.nest.is_dense(name):
@@ -366,6 +376,10 @@ _STEPS_BACKWARDS = [
     "while (j > begin) step(std::false_type{}, j -= simd::kWidth, simd::kWidth, 0);",
 ]
 FINISH = ["{% if stream_output %}", "    streams::finish();", "{% endif %}"]
+
+
+def _number(place: str) -> str:
+    return f"math::splat(static_cast<simd::Float>({place}))"
 
 
 def _kind(reduction: Reduction) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.cpp_folds import carries_of, joined, parts_of, scaled, statement_text
-from tuner.capture.indexing import loaded, offset, stored, tail_stride
+from tuner.capture.indexing import counted, loaded, offset, stored, tail_stride
 from tuner.capture.loops import signature
 from tuner.capture.nest import COLUMN, Nest, Pass, Statement, still_needed
 from tuner.capture.operations import Kind, converted
@@ -39,7 +39,7 @@ class _Writer:
         every = range(len(self.space.sizes))
         self.outer = [d for d in every if d not in self.space.columns and d < self.space.tail]
         self.columns = sorted(self.space.columns)
-        self.given = {t.name for t in nest.arguments}
+        self.given = [*(t.name for t in nest.arguments), *nest.indices]  # read or counted
 
     def lines(self) -> Iterator[str]:
         length = self.space.length
@@ -84,6 +84,10 @@ class _Writer:
 
     def _load(self, name: str, column: str = "") -> str:
         own, at = self.names[name], self._at(name, column)
+        if name in self.nest.indices:
+            apart, is_dense = tail_stride(self.space, name), self.nest.is_dense(name)
+            number = f"math::splat(static_cast<simd::Float>({at}))"
+            return counted(apart, at, _LANE) if is_dense else number
         if self.nest.is_dense(name):
             return loaded(tail_stride(self.space, name), f"{own}_all + {at}", _LANE)
         return f"math::splat(rows_of::as_float({own}_all[{at}]))"
@@ -93,11 +97,11 @@ class _Writer:
         return stored(tail_stride(self.space, name), place, _LANE, value)
 
     def _tile(self) -> Iterator[str]:
-        for tensor in self.nest.arguments:
-            if not self.nest.is_inner(tensor.name):
-                name = self.names[tensor.name]
+        for given in self.given:
+            if not self.nest.is_inner(given):
+                name = self.names[given]
                 yield f"simd::Floats {name}_rows[kUnroll];"
-                yield from _each([f"{name}_rows[u] = {self._load(tensor.name)};"])
+                yield from _each([f"{name}_rows[u] = {self._load(given)};"])
         yield from self._of_rows(self.nest.before)
         for each in self.nest.passes:
             yield from self._pass(each)
@@ -178,7 +182,7 @@ class _Writer:
         if COLUMN in read:
             index = "math::splat(static_cast<simd::Float>(c))"
             yield f"const simd::Floats {self.names[COLUMN]} = {index};"
-        for name in sorted(read & self.given, key=lambda n: self.names[n]):
+        for name in sorted(read.intersection(self.given), key=lambda n: self.names[n]):
             if not self.nest.is_inner(name):
                 continue
             text = f"const simd::Floats {self.names[name]} = {self._load(name, 'c')};"

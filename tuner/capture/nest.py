@@ -157,6 +157,7 @@ class Nest:
         kinds: of values that are no floats: masks.
         taps: values that are read from windows of an argument, by name.
         precision: of the arithmetic.
+        indices: values that count the places over which they vary, in row-major order.
     """
 
     space: Space
@@ -168,6 +169,7 @@ class Nest:
     kinds: Mapping[str, Kind]
     taps: Mapping[str, Tap] = field(default_factory=dict)
     precision: Precision = "float32"
+    indices: tuple[str, ...] = ()
 
     @property
     def is_wide(self) -> bool:

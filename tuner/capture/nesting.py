@@ -11,14 +11,13 @@ from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, re
 from tuner.capture.mixtures import refuse_mixtures
 from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
 from tuner.capture.operations import OPERATIONS, Kind, operation_of, simpler
-from tuner.capture.precision import HALVES, computed_in, rounding_of, stored_as
+from tuner.capture.precision import EXACT, HALVES, computed_in, rounding_of, stored_as
+from tuner.capture.ranges import with_ranges_read
 from tuner.capture.scans import scan_of
 from tuner.capture.viewing import is_same, real_name, views_read
 from tuner.capture.windows import tap_of
 
 __all__ = ["nest_of"]
-
-EXACT = 2**24  # float32 tells whole numbers apart up to here
 
 
 def nest_of(
@@ -41,6 +40,7 @@ def nest_of(
     Raises:
         NotOneNest: it names the line of the user's file and the operation.
     """
+    nodes = with_ranges_read(graph, nodes)
     return _Builder(graph, nodes, wanted, images).build(is_apart=is_apart)
 
 
@@ -54,9 +54,8 @@ class _Builder:
     ) -> None:
         self.graph = graph
         self.nodes = [n for n in nodes if not is_same(graph, n)]
-        self.wanted = wanted
+        self.wanted, self.kinds = wanted, dict[str, Kind]()
         self.numbers: dict[str, float] = {}  # what is one number everywhere
-        self.kinds: dict[str, Kind] = {}
         self.levels: dict[str, int] = {COLUMN: 0}
         self.statements: dict[str, Statement] = {}
         self.reductions: dict[str, Reduction] = {}
@@ -81,6 +80,8 @@ class _Builder:
         numbers = [t for t in graph.given if isinstance(t.value, int | float)]
         self.numbers |= {t.name: float(t.value) for t in numbers}  # type: ignore[arg-type]
         in_order = [n for n in in_order if n.name not in self.numbers]
+        self.indices = tuple(n.name for n in in_order if n.op == "index")
+        self.levels |= dict.fromkeys(self.indices, 0)
         self.space = space_of(graph, in_order, self.numbers, self.last)
         self.varies = dict(self.space.varies)
         self.varies[COLUMN] = self.space.columns
@@ -112,11 +113,11 @@ class _Builder:
 
     def build(self, *, is_apart: bool) -> Nest:
         own = {n.name for n in self.nodes}
+        known = own.union(self.numbers, self.indices)
         used: dict[str, Node] = {}
         for node in self.nodes:
-            for name in node.refs:
-                real = real_name(self.graph, name)
-                if real not in own and real not in self.numbers:
+            for real in (real_name(self.graph, name) for name in node.refs):
+                if real not in known:
                     used.setdefault(real, node)
         arguments = []
         everything: tuple[Tensor | Node, ...] = (*self.graph.given, *self.graph.nodes)
@@ -152,11 +153,10 @@ class _Builder:
             self.varies.setdefault(tap.source, self.space.columns)
         if self.reductions:
             self._require_order(space, outputs, is_apart=is_apart)
-        names = [o.name for o in outputs]
+        before = self._of_rows(self._needed([o.name for o in outputs]), 0)
         return Nest(
-            space, tuple(arguments), tuple(self._of_rows(self._needed(names), 0)),
-            tuple(self._passes(outputs)), tuple(outputs), self.flops, self.kinds,
-            self.taps, self.precision,
+            space, tuple(arguments), tuple(before), tuple(self._passes(outputs)), tuple(outputs),
+            self.flops, self.kinds, self.taps, self.precision, self.indices,
         )  # fmt: skip
 
     def _require_order(self, space: Space, outputs: Sequence[Output], *, is_apart: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Literal
 from tuner.capture.graph import Graph, Node, Ref, Tensor
 
 __all__ = [
-    "CPP_TYPES", "FLOATS", "HALVES", "Precision", "computed_in", "in_float64", "is_wider",
+    "CPP_TYPES", "EXACT", "FLOATS", "HALVES", "Precision", "computed_in", "in_float64", "is_wider",
     "num_bytes_of", "rounding_of", "stored_as",
 ]  # fmt: skip
 
@@ -24,6 +24,7 @@ Precision = Literal["float32", "float64"]
 HALVES = {"float16", "bfloat16"}
 _RANKS = {"float16": 0, "bfloat16": 0, "float32": 1, "float64": 2}
 FLOATS = frozenset(_RANKS)
+EXACT = 2**24  # float32 tells whole numbers apart up to here
 CPP_TYPES = {
     "float32": "float", "float64": "double", "bfloat16": "halves::Bfloat16",
     "float16": "halves::Float16", "int64": "int64_t", "bool": "uint8_t",

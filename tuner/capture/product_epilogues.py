@@ -30,18 +30,19 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
     if not behind or not isinstance(behind[0], Nest) or call.name in results:
         return None
     nest, later = behind[0], behind[1:]
-    read = {n for t in later if isinstance(t, Nest) for n in (a.name for a in t.arguments)}
-    read |= {n for t in later if isinstance(t, Call) for n in t.reads}
+    later_reads = {n for t in later if isinstance(t, Nest) for n in (a.name for a in t.arguments)}
+    later_reads |= {n for t in later if isinstance(t, Call) for n in t.reads}
     (output, *others), num = nest.outputs, math.prod(call.shape)
     is_one = not (others or nest.reductions or nest.scans or nest.taps or len(nest.passes) > 1)
     is_plain = not (nest.is_wide or nest.is_transposed or nest.space.last)
-    if call.name in read or not is_one or not is_plain or output.dtype != "float32":
+    if call.name in later_reads or not is_one or not is_plain or output.dtype != "float32":
         return None
     if math.prod(nest.space.sizes) != num or output.count != num:
         return None
     operands = [o for s in _statements(nest) for o in s.operands]
     is_known = COLUMN not in operands and all(s.op in OPERATIONS for s in _statements(nest))
-    places = {t.name: _place(nest, t.name, call.shape[-1]) for t in nest.arguments}
+    read = [*(t.name for t in nest.arguments), *nest.indices]
+    places = {name: _place(nest, name, call.shape[-1]) for name in read}
     is_read = None not in places.values() and {t.dtype for t in nest.arguments} == {"float32"}
     is_whole = places.get(call.name) == _PLACES[True, True]
     return nest if is_known and is_read and is_whole else None
@@ -91,6 +92,10 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
     ]
     for i, name in enumerate(given):
         lines.append(f"    const float a{i} = __ldg(g{i} + {_place(nest, name, call.shape[-1])});")
+    for i, name in enumerate(nest.indices):
+        names[name] = f"i{i}"
+        place = _place(nest, name, call.shape[-1])
+        lines.append(f"    const float i{i} = static_cast<float>({place});")
     for i, statement in enumerate(_statements(nest)):
         operation = operation_of(statement.op)
         operands = [

@@ -25,6 +25,7 @@ from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of
 from tuner.capture.precision import FLOATS, stored_as
 from tuner.capture.products import with_products
+from tuner.capture.ranges import computed_of_ranges, with_ranges
 from tuner.capture.recomputed import with_windows_of_operands
 from tuner.capture.scans import with_scans
 from tuner.capture.viewing import real_name
@@ -108,9 +109,9 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         NothingToGenerate: it is nothing but PyTorch's own operations, and none is a product that
             a kernel of ours takes on a GPU.
     """
-    graph = with_windows(graph)
+    graph = with_windows(with_ranges(graph))
     if partition.is_recomputed:
-        names = [*graph.outputs, *graph.buffer_updates.values()]
+        names = {*graph.outputs, *graph.buffer_updates.values()} | computed_of_ranges(graph)
         graph = with_windows_of_operands(graph, {real_name(graph, name) for name in names})
     graph = with_products(with_scans(graph))
     graph = with_images_copied(graph) if partition.is_channels_last else graph
@@ -127,10 +128,11 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         n
         for n in graph.nodes
         if real_name(graph, n.name) == n.name
-        and n.op != "full"
+        and n.op not in ("full", "index")
         and graph.buffer_updates.get(_counted(n)) != n.name
     ]
     left = _live(graph, left, {*outputs, *updates.values()})
+    left = _stored_or_read(graph, left, {*outputs, *updates.values()})
     dtypes: dict[str, str] = {}
     for name, real in zip(graph.outputs, outputs, strict=True):
         dtype = graph.value(name).dtype
@@ -290,6 +292,16 @@ def _live(graph: Graph, nodes: list[Node], wanted: set[str]) -> list[Node]:
         if isinstance(value, Node):
             left += [real_name(graph, r) for r in value.refs]
     return [n for n in nodes if n.name in found]
+
+
+def _stored_or_read(graph: Graph, nodes: list[Node], results: set[str]) -> list[Node]:
+    """Leave out what each nest that reads it computes of ranges, and nothing else needs."""
+    stored = set(results)
+    for node in nodes:
+        if is_call(node) or node.op == "tap":
+            stored |= {real_name(graph, ref) for ref in node.refs}
+    alone = computed_of_ranges(graph) - stored
+    return [n for n in nodes if n.name not in alone]
 
 
 def _counted(node: Node) -> str:

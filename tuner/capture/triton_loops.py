@@ -218,6 +218,10 @@ class Writer:
             else:
                 value = f"tl.load({name}_all)"
             yield f"    {name} = {value}.to(tl.float32)"
+        for index in self.nest.indices:
+            if not self.nest.is_inner(index):
+                at = self._row_at(index, "row_ids")
+                yield f"    {self.names[index]} = ({at}).to(tl.float32)"
         yield from (f"    {self._statement(s)}" for s in self.nest.before)
 
     def _row_at(self, name: str, rows: str) -> str:
@@ -268,6 +272,8 @@ class Writer:
             text = self.names[name]
             if name == COLUMN:
                 yield f"{text} = col_ids.to(tl.float32)"
+            elif name in self.nest.indices and self.nest.is_inner(name):
+                yield f"{text} = ({self._at(name)}).to(tl.float32)"
             elif name in self.nest.taps:
                 tap = self.nest.taps[name]
                 source = f"{self.names[tap.source]}_all"

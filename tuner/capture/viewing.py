@@ -32,7 +32,7 @@ def is_same(graph: Graph, node: Node) -> bool:
 
 
 def views_read(graph: Graph, nodes: Sequence[Node]) -> dict[str, Node]:
-    """Return the views that some nodes read, by name, and the constants that fill a tensor."""
+    """Return the views that some nodes read, by name, constants that fill a tensor, indices."""
     own = {n.name for n in nodes}
     found: dict[str, Node] = {}
     left = [r for n in nodes if n.op != "tap" for r in n.refs]
@@ -40,7 +40,7 @@ def views_read(graph: Graph, nodes: Sequence[Node]) -> dict[str, Node]:
         value = graph.value(left.pop())
         if not isinstance(value, Node) or value.name in found or value.name in own:
             continue
-        if value.name != real_name(graph, value.name) or value.op == "full":
+        if value.name != real_name(graph, value.name) or value.op in ("full", "index"):
             found[value.name] = value
             left += value.refs
     return found
