@@ -64,6 +64,10 @@ class Lowering:
         """Return an operand's shape; () for a number."""
         return self.forms[operand.name][0] if isinstance(operand, Ref) else ()
 
+    def node_of(self, operand: Ref) -> Node | None:
+        """Return the node that makes a value, None of what is given."""
+        return next((node for node in reversed(self.nodes) if node.name == operand.name), None)
+
     def emit(
         self,
         op: str,
@@ -102,7 +106,7 @@ class Lowering:
 
     def view(self, operand: Ref, shape: Sequence[int]) -> Ref:
         """Return a tensor in that shape, by a node where need be; of a view, what that is of."""
-        before = next((node for node in reversed(self.nodes) if node.name == operand.name), None)
+        before = self.node_of(operand)
         if before is not None and before.op == "view" and isinstance(before.args[0], Ref):
             operand = before.args[0]
         if self.shape_of(operand) == tuple(shape):

@@ -117,7 +117,7 @@ def _permute(low: Lowering, a: dict[str, Any]) -> Results:
         if rank:
             axes[i], axes[j] = axes[j], axes[i]
     x = a["self"]
-    before = next((n for n in reversed(low.nodes) if n.name == x.name), None)
+    before = low.node_of(x)
     if before is not None and before.op == "permute":  # einsum moves dimensions there and back
         earlier: Any = before.attrs["axes"]
         x, axes = before.args[0], [earlier[axis] for axis in axes]

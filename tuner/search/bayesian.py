@@ -127,10 +127,9 @@ class Bayesian:
 
     def _spread(self, codes: np.ndarray, before: np.ndarray) -> list[int]:
         """Return columns to try first, by turns of each kind."""
-        kinds = self._space.kinds
+        kinds, positions = self._space.kinds, self._pool.positions
         found = []
         for kind in kinds:
-            positions = self._pool.positions
             inside = (positions >= kind.start) & (positions < kind.stop)
             count = max(FEWEST_FIRST, NUM_FIRST // len(kinds))
             own = before if len(kinds) == 1 else before[before[:, 0] == codes[inside][0, 0]]
