@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuner.capture.half_products import HALVES_TEMPLATE
+from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import Outline
 from tuner.errors import NothingToGainError
 from tuner.evaluate.contender import QUIET
@@ -25,7 +25,7 @@ from tuner.review.gain import Gain, ModuleRecord
 __all__ = ["bound_of", "measured", "nothing", "worth_searching"]
 
 PRECISION = "fp32"  # a nest has no products for tensor cores
-PRODUCTS = "fp16x3"  # products by halves have
+OF_HALVES = "fp16x3"  # products by halves have
 FIRST_SAMPLES = 3
 TIMED_S = 0.5  # of samples, of PyTorch and of the copy each
 FEWEST, MOST = 5, 100  # samples
@@ -53,7 +53,8 @@ def get_init_inputs():
 
 def bound_of(planned: Planned, outline: Outline) -> Gain:
     """Return traffic and bound of a derived operator on a device, with nothing timed."""
-    precision = PRODUCTS if HALVES_TEMPLATE in planned.family.templates else PRECISION
+    has_halves = not PRODUCTS.keys().isdisjoint(planned.family.templates)
+    precision = OF_HALVES if has_halves else PRECISION
     return Gain(
         device=planned.device.name,
         is_gpu=planned.device.kind == "cuda",

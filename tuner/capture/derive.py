@@ -22,7 +22,7 @@ from pathlib import Path
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
 from tuner.capture.graph import GRAPH_FILE, Graph
-from tuner.capture.half_products import PRODUCTS, has_halves
+from tuner.capture.half_products import PRODUCTS, makers_of
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.joint import Captured, Joint
 from tuner.capture.module_text import given_of, has_batch, model_new, results_of
@@ -46,6 +46,8 @@ _VARIED = (
     *("unroll", "stream_output", "huge_pages", "keep", "num_warps", "stages", "piece", "split"),
     *("tile_rows", "tile_columns", "block_rows", "block_columns"),
     *("chunk", "product_n", "product_k", "product_cluster", "product_epilogue"),
+    *("image_pixels", "image_channels", "image_depth", "image_warps", "image_stages"),
+    "image_products",
     *(name + SECOND for name in NAMES),
 )
 # Files of every operator that has them; a template of another partition may be missing.
@@ -53,7 +55,7 @@ _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 23  # of what is written; part of the key
+FORMAT = 24  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -105,11 +107,9 @@ def derived(
             "op.yaml": _op_yaml(graph, parts, op, batch),
             "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
         }
-        if has_halves(graph, own.calls):
-            for name, products in PRODUCTS.items():
-                own_parts = parts if products.takes_steps else parts[:1]
-                text = triton_template(own_parts, op, products=products)
-                made[f"{name}.triton.py.j2"] = text
+        for name, products in makers_of(graph, own.calls).items():
+            own_parts = parts if products.takes_steps else parts[:1]
+            made[f"{name}.triton.py.j2"] = triton_template(own_parts, op, products=products)
         if own.nests:
             is_ours = any(part.stages.nests for part in parts[1:])  # or PyTorch's products alone
             made |= _templates(graph, parts if is_ours else parts[:1], op)

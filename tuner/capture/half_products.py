@@ -1,12 +1,15 @@
 """Products of float32 as three of float16, which tensor cores take: which calls, and their step.
 
-Two templates make them: from PyTorch's own float16 products (`templates/_lib/triton_products.py`),
-and on Hopper by one kernel of ours (`triton_wgmma.py` there).
+Two templates make products of matrices: from PyTorch's own float16 products
+(`templates/_lib/triton_products.py`), and on Hopper by one kernel of ours (`triton_wgmma.py`).
+A third makes convolutions (`triton_convolutions.py`).
 """
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,27 +17,30 @@ from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 
 __all__ = [
-    "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE", "Products", "given_to",
-    "has_halves", "step_of", "takes_halves", "turned",
+    "CONVOLUTION_TEMPLATE", "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE",
+    "Products", "given_to", "makers_of", "step_of", "takes_halves", "turned",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
 WGMMA_TEMPLATE = "nest_wgmma"
+CONVOLUTION_TEMPLATE = "nest_convolution"
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """How a template makes large products of float32.
+    """How a template makes large products of float32, or convolutions.
 
     Attributes:
         title: more words for the template's.
         function: that computes one.
         tail: further arguments of the function, each after a comma.
         requires: lines of the head, what must hold.
-        parameters: lines of the head, by the parameter's name.
+        parameters: lines of the head, by the parameter's name; `<channels>` there is how many a
+            convolution has at most, rounded up to a power of two.
         include: the functions' text.
         takes_epilogues: whether pointwise work behind a product can be part of its kernel.
         takes_steps: whether the products of a step of training are made so as well.
+        convolves: whether it makes convolutions, and no products of matrices.
     """
 
     title: str
@@ -45,6 +51,16 @@ class Products:
     include: str
     takes_epilogues: bool = False
     takes_steps: bool = False
+    convolves: bool = False
+
+    def declared(self, calls: Iterable[Call]) -> str:
+        """Return the head's lines of its parameters, where it makes these calls."""
+        most = max((call.shape[1] for call in calls if len(call.shape) > 1), default=1)
+        channels = max(16, 2 ** (most - 1).bit_length())
+        values = [value for value in _CHANNELS if value <= channels][-3:]
+        text = "".join(self.parameters.values())
+        text = text.replace("<channels>", str(min(values[-1], 128)))
+        return text.replace("<all channels>", str(values))
 
 
 def _parameter(name: str, about: str, rest: str) -> dict[str, str]:
@@ -97,33 +113,115 @@ PRODUCTS = {
         takes_epilogues=True,
         takes_steps=True,
     ),
+    CONVOLUTION_TEMPLATE: Products(
+        title=", convolutions of float16",
+        function="convolution_by_halves",
+        tail="",
+        requires='  - {expr: "device.capability >= 80", why: "float16 products of tensor cores"}\n'
+        '  - {expr: "image_pixels * image_channels <= 2048 * image_warps", '
+        'why: "a block\'s sums, twice, are in registers"}\n'
+        '  - {expr: "4 * image_stages * image_depth * (image_pixels + image_channels) '
+        '<= 232448", why: "halves of stages lie in shared memory"}\n',
+        parameters=_parameter(
+            "image_pixels",
+            "pixels of the result that a program makes",
+            "default: 128, values: [64, 128, 256]",
+        )
+        | _parameter(
+            "image_channels",
+            "channels of the result that a program makes",
+            "default: <channels>, values: <all channels>",
+        )
+        | _parameter(
+            "image_depth",
+            "numbers of a sum that tensor cores add up by themselves, which truncate",
+            "default: 64, values: [32, 64]",
+        )
+        | _parameter("image_warps", "warps of such a program", "default: 8, values: [4, 8]")
+        | _parameter(
+            "image_stages",
+            "parts of a sum on their way at a time",
+            "default: 3, values: [2, 3, 4]",
+        )
+        | _parameter(
+            "image_products",
+            "float16 products for one of float32; 1 where PyTorch takes TF32, of as many bits",
+            "default: 3, values: [3, 1]",
+        ),
+        include=_INCLUDE + '{% include "_lib/triton_convolutions.py" %}\n',
+        convolves=True,
+    ),
 }
+_CONVOLUTION = re.compile(r"conv(_transpose)?[123]d")
+_CHANNELS = (16, 32, 64, 128, 256)
+MOST_PHASES = 64
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
 LONGEST = 2**16  # beyond, PyTorch sums in pieces, side by side and more exactly
 
 
-def takes_halves(graph: Graph, call: Call, *, shortest: int = SHORTEST) -> bool:
-    """Whether a call is a product of two matrices of float32 that is large enough.
+def takes_halves(
+    graph: Graph, call: Call, *, products: Products | None = None, shortest: int = SHORTEST
+) -> bool:
+    """Whether halves can make a call: a large product of two matrices, or a convolution.
 
     Args:
         graph: that the call is of.
         call: any.
-        shortest: the fewest numbers in a sum.
+        products: what would make it; any of `PRODUCTS` if not given.
+        shortest: the fewest numbers in a sum of a product of matrices.
     """
-    if call.function not in ("linear", "matmul") or call.dtype != "float32":
+    if call.dtype != "float32" or {graph.value(n).dtype for n in call.reads} != {"float32"}:
+        return False
+    if _CONVOLUTION.fullmatch(call.function):
+        return (products is None or products.convolves) and _takes_convolution(graph, call)
+    if call.function not in ("linear", "matmul") or (products is not None and products.convolves):
         return False
     x, weight = (graph.value(name) for name in call.reads[:2])
-    is_matrix = len(weight.shape) == 2 and len(x.shape) >= 2
-    if not is_matrix or {x.dtype, weight.dtype} != {"float32"}:
+    if len(weight.shape) != 2 or len(x.shape) < 2:
         return False
     is_large = min(math.prod(x.shape[:-1]), call.shape[-1]) >= FEWEST
     return is_large and shortest <= x.shape[-1] <= LONGEST
 
 
-def has_halves(graph: Graph, calls: Sequence[Call]) -> bool:
-    """Whether any of the calls is such a product."""
-    return any(takes_halves(graph, call) for call in calls)
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """What a call of a convolution says of its geometry, a number for each direction."""
+
+    stride: list[int]
+    pad: list[int]
+    dilation: list[int]
+    groups: int
+    is_transposed: bool
+
+
+def _convolution(call: Call) -> _Convolution:
+    numbers = [ast.literal_eval(arg) for arg in call.args[3:]]
+    if call.function.startswith("conv_transpose"):
+        stride, pad, _, groups, dilation = numbers
+        return _Convolution(stride, pad, dilation, groups, True)
+    stride, pad, dilation, groups = numbers
+    return _Convolution(stride, pad, dilation, groups, False)
+
+
+def _takes_convolution(graph: Graph, call: Call) -> bool:
+    how = _convolution(call)
+    is_image = len(call.shape) == len(graph.value(call.reads[0]).shape) == 2 + len(how.stride)
+    is_plain = isinstance(how.pad, list) and how.groups == 1 and is_image
+    if not how.is_transposed or not is_plain:
+        return is_plain
+    # Phases whose places of the filter lie side by side.
+    is_even = all(s == 1 or d == 1 for s, d in zip(how.stride, how.dilation, strict=True))
+    return is_even and math.prod(how.stride) <= MOST_PHASES
+
+
+def makers_of(graph: Graph, calls: Sequence[Call]) -> dict[str, Products]:
+    """Return of `PRODUCTS` those that make any of the calls."""
+    return {
+        name: products
+        for name, products in PRODUCTS.items()
+        if any(takes_halves(graph, call, products=products) for call in calls)
+    }
 
 
 def turned(calls: Iterable[Call]) -> dict[str, str]:
@@ -170,7 +268,18 @@ def step_of(
 
     The arguments are as for `given_to`.
     """
-    args = ", ".join(given_to(graph, call, named, turns))
+    given = (_image_of if products.convolves else given_to)(graph, call, named, turns)
     shape = ", ".join(map(str, call.shape))
-    step = f"  - {{call: {products.function}, args: [{args}{products.tail}]}}"
+    step = f"  - {{call: {products.function}, args: [{', '.join(given)}{products.tail}]}}"
     return step, f"  {named(call.name)}: {{shape: [{shape}]}}"
+
+
+def _image_of(
+    graph: Graph, call: Call, named: Callable[[str], str], turns: Mapping[str, str]
+) -> list[str]:
+    """Return the arguments of a convolution."""
+    x, weight, bias = (*map(named, call.reads), "null")[:3]
+    how = _convolution(call)
+    numbers = (int(how.is_transposed), *how.stride, *how.pad, *how.dilation)
+    parameters = PRODUCTS[CONVOLUTION_TEMPLATE].parameters
+    return [x, weight, bias, named(call.name), *parameters, *map(str, numbers)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Rewrite, Tensor
-from tuner.capture.half_products import PRODUCTS, takes_halves
+from tuner.capture.half_products import makers_of
 from tuner.capture.identity import keys_of
 from tuner.capture.index_space import ALIASES, NothingToGenerate, NotOneNest, viewed
 from tuner.capture.library import Call
@@ -150,8 +150,8 @@ def _tasks(graph: Graph) -> tuple[KernelTask, ...]:
 def _task(graph: Graph, task: Nest | Call, steps: Sequence[str], suffix: str) -> KernelTask:
     parameters: list[str] = []
     if isinstance(task, Call):
-        if takes_halves(graph, task):
-            parameters += [name for made in PRODUCTS.values() for name in made.parameters]
+        for made in makers_of(graph, [task]).values():
+            parameters += made.parameters
         kind, forms = "library", [*task.forms, (task.shape, task.dtype)]
         num_bytes = sum(math.prod(shape) * num_bytes_of(dtype) for shape, dtype in forms)
     else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tuner.capture.graph import Graph, Node, Ref
 from tuner.capture.grouping import grouped
-from tuner.capture.half_products import has_halves
+from tuner.capture.half_products import makers_of
 from tuner.capture.images import images_of, with_images_copied
 from tuner.capture.index_space import (
     OVER_COLUMNS,
@@ -161,7 +161,7 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     if not tasks:
         raise refusal(None, "nothing is computed")
     calls = [task for task in tasks if isinstance(task, Call)]
-    if len(calls) == len(tasks) and not has_halves(graph, calls):
+    if len(calls) == len(tasks) and not makers_of(graph, calls):
         done = dict.fromkeys(n.op.removeprefix("aten.") for n in left)
         what = " and ".join(done)
         number_words = "one call" if len(left) == 1 else f"{len(left)} calls"

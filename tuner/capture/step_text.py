@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
-from tuner.capture.half_products import has_halves
+from tuner.capture.half_products import makers_of
 from tuner.capture.index_space import NothingToGenerate, NotOneNest, viewed
 from tuner.capture.joint import Joint, of_weights
 from tuner.capture.module_text import (
@@ -54,7 +54,8 @@ def planned(joint: Joint | None) -> StepPlan | None:
     nests = (*(forward.nests if forward else ()), *gradients.nests)
     if len({nest.is_wide for nest in nests}) > 1:
         return None
-    if not nests and not has_halves(joint.gradients, gradients.calls):  # PyTorch's own alone
+    makers = makers_of(joint.gradients, gradients.calls).values()
+    if not nests and not any(products.takes_steps for products in makers):  # PyTorch's own alone
         return None
     fewer = of_weights(joint) if gradients.calls else None
     of_data = planned(fewer) if fewer is not None else None

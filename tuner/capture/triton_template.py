@@ -122,7 +122,7 @@ def _steps(
     steps: list[str] = []
     product: Call | None = None  # whose epilogue the next nest may be
     stages, names = part.stages, part.names
-    halves = _by_halves(part) if products else set()
+    halves = _by_halves(part, products) if products else set()
     turns = turned(stages.calls) if products else {}
     left_out = _left_out(stages, turns, halves)
     workspace = between_of(stages, names)
@@ -183,7 +183,7 @@ def _steps(
     return steps, workspace
 
 
-def _by_halves(part: Part) -> set[str]:
+def _by_halves(part: Part, products: Products) -> set[str]:
     """Return the products of a call that are made by halves.
 
     A sum of a gradient may be as long as the batch, which is not known: the function that makes
@@ -191,7 +191,9 @@ def _by_halves(part: Part) -> set[str]:
     """
     shortest = SHORTEST if part.is_forward else 1
     calls = part.stages.calls
-    return {c.name for c in calls if takes_halves(part.graph, c, shortest=shortest)}
+    return {
+        c.name for c in calls if takes_halves(part.graph, c, products=products, shortest=shortest)
+    }
 
 
 def _left_out(stages: Stages, turns: Collection[str], halves: Collection[str]) -> set[str]:
@@ -228,7 +230,7 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     ]
     is_one = len(stages.nests) == 1 and not any(map(_is_shared_out, stages.nests))
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
-    more += "".join(products.parameters.values()) if products else ""
+    more += products.declared(stages.calls) if products else ""
     if epilogues:
         # A search times the forward alone.
         is_timed = any(not part for part, _ in epilogues)
@@ -239,7 +241,9 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
         steps="\n".join(found[0][0]),
         further=further_calls(parts, [steps for steps, _ in found]),
         work=work_of(stages),
-        of_steps=_OF_STEPS if products and any(map(_by_halves, parts[1:])) else "",
+        of_steps=_OF_STEPS
+        if products and any(_by_halves(part, products) for part in parts[1:])
+        else "",
         kernels="one kernel" if is_one else "a few kernels",
         requires=(products.requires if products else "")
         + "".join(requires for requires, _ in own),

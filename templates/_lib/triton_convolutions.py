@@ -1,0 +1,394 @@
+# ---- float32 convolutions of float16 halves ----
+#
+# A convolution is a product without its matrix being written anywhere: a row for each pixel of the
+# result, a column for each channel, and for pixel p of a sample
+#     out[p, channel] = sum over k of image[start(p) + step(k)] * filters[channel, k],
+# where the image has its channels beside each other and zeros around it, and k counts the filter's
+# places and, within each, channels. A transposed convolution of stride s is s products in each
+# direction, one for each phase: every s-th pixel of the result meets every s-th place of the filter.
+#
+# A sample and a filter of a phase are each scaled by a power of two and split: high + low are 22
+# leading bits. A product is then high x high + low x high + high x low. Tensor cores truncate what
+# they add up, so sums of DEPTH numbers are added in float32. Samples and filters with an Inf or a
+# NaN, and those of so wide a range that float16 would lose many of their numbers, are computed
+# again in float32.
+#
+# Geometry is in three directions, of which the first ones may be trivial. SIZE, KERNEL, STRIDE, PAD,
+# DILATION and MADE (the result's) are the operation's; LOW and PADDED are of the image with its
+# zeros, MOST of the places of a phase.
+
+
+@triton.jit
+def convolution_unit(largest):
+    # The power of two that brings the largest number to [2^12, 2^13), and its inverse.
+    exponent = (largest >> 23) - 127
+    shift = tl.minimum(12 - exponent, 126)
+    factor = ((shift + 127) << 23).to(tl.float32, bitcast=True)
+    return factor, ((127 - shift) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def convolution_is_fine(largest, lost, count):
+    return (largest < 0x7F800000) & (lost.to(tl.int64) * 8 <= count)
+
+
+@triton.jit
+def convolution_range_kernel(image, largest, count, PIECE: tl.constexpr, BLOCK: tl.constexpr):
+    # Of |x| as whole numbers, which are in the same order; a NaN is the largest.
+    sample = tl.program_id(1)
+    source = image + sample.to(tl.int64) * count
+    found = tl.zeros([BLOCK], dtype=tl.int32)
+    for first in range(0, PIECE, BLOCK):
+        at = tl.program_id(0) * PIECE + first + tl.arange(0, BLOCK)
+        bits = tl.load(source + at, mask=at < count, other=0.0).to(tl.int32, bitcast=True)
+        found = tl.maximum(found, bits & 0x7FFFFFFF)
+    tl.atomic_max(largest + sample, tl.max(found, axis=0))
+
+
+@triton.jit
+def convolution_halves(values, factor):
+    values = values * factor
+    high = values.to(tl.float16)
+    is_lost = (tl.abs(values) < 2.0**-8) & (values != 0)
+    return high, (values - high.to(tl.float32)).to(tl.float16), is_lost.to(tl.int32)
+
+
+@triton.jit
+def convolution_image_kernel(
+    image, high, low, largest, lost,
+    CHANNELS: tl.constexpr, ROOM: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
+    LOW: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr,
+):
+    # ROOM: channels as they are stored, some of them zeros.
+    count: tl.constexpr = PADDED[0] * PADDED[1] * PADDED[2]
+    own: tl.constexpr = SIZE[0] * SIZE[1] * SIZE[2]
+    sample = tl.program_id(1)
+    factor, _ = convolution_unit(tl.load(largest + sample))
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    x = pixel % PADDED[2] - LOW[2]
+    y = pixel // PADDED[2] % PADDED[1] - LOW[1]
+    z = pixel // (PADDED[1] * PADDED[2]) - LOW[0]
+    is_own = (x >= 0) & (x < SIZE[2]) & (y >= 0) & (y < SIZE[1]) & (z >= 0) & (z < SIZE[0])
+    source = image + sample.to(tl.int64) * (CHANNELS * own) + (z * SIZE[1] + y) * SIZE[2] + x
+    num_lost = tl.zeros([PIXELS, WIDTH], dtype=tl.int32)
+    for first in tl.static_range(0, ROOM, WIDTH):
+        channel = first + tl.arange(0, WIDTH)
+        inside = is_own[:, None] & (channel < CHANNELS)[None, :]
+        at = channel.to(tl.int64)[None, :] * own
+        values = tl.load(source[:, None] + at, mask=inside, other=0.0)
+        main, rest, is_lost = convolution_halves(values, factor)
+        num_lost += is_lost
+        place = (sample.to(tl.int64) * count + pixel)[:, None] * ROOM + channel[None, :]
+        stored = (pixel < count)[:, None] & (channel < ROOM)[None, :]
+        tl.store(high + place, main, mask=stored)
+        tl.store(low + place, rest, mask=stored)
+    total = tl.sum(tl.sum(num_lost, axis=1), axis=0)
+    if total > 0:
+        tl.atomic_add(lost + sample, total)
+
+
+@triton.jit
+def convolution_phase(phase, axis: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+                      KERNEL: tl.constexpr, MADE: tl.constexpr, LOW: tl.constexpr,
+                      IS_TRANSPOSED: tl.constexpr):
+    # In one direction: the first pixel of the result, how many there are, the place in the image
+    # with its zeros that the first one starts at, and how many places of the filter are met.
+    if IS_TRANSPOSED:
+        first = (phase + STRIDE[axis] * PAD[axis] - PAD[axis]) % STRIDE[axis]
+        num = (MADE[axis] - first + STRIDE[axis] - 1) // STRIDE[axis]
+        start = (first + PAD[axis] - phase) // STRIDE[axis] + LOW[axis]
+        places = (KERNEL[axis] - phase + STRIDE[axis] - 1) // STRIDE[axis]
+    else:
+        first, num, start, places = 0, MADE[axis], 0, KERNEL[axis]
+    return first, num, start, places
+
+
+@triton.jit
+def convolution_places(at, num_y, num_x, CHANNELS: tl.constexpr):
+    # Of numbers k: channel, and places of the filter in the three directions.
+    place = at // CHANNELS
+    return at % CHANNELS, place // (num_y * num_x), place // num_x % num_y, place % num_x
+
+
+@triton.jit
+def convolution_filters_kernel(
+    filters, high, low, unit,
+    CHANNELS: tl.constexpr, ROOM: tl.constexpr, COLUMNS: tl.constexpr, KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, MADE: tl.constexpr, LOW: tl.constexpr,
+    IS_TRANSPOSED: tl.constexpr, ROW: tl.constexpr, BLOCK: tl.constexpr,
+):
+    # A program takes a filter of a phase, in the order of its sums.
+    column, phase = tl.program_id(0), tl.program_id(1)
+    own_strides: tl.constexpr = STRIDE if IS_TRANSPOSED else (1, 1, 1)
+    pz = phase // (own_strides[1] * own_strides[2])
+    py = phase // own_strides[2] % own_strides[1]
+    px = phase % own_strides[2]
+    _, _, _, nz = convolution_phase(pz, 0, STRIDE, PAD, KERNEL, MADE, LOW, IS_TRANSPOSED)
+    _, _, _, ny = convolution_phase(py, 1, STRIDE, PAD, KERNEL, MADE, LOW, IS_TRANSPOSED)
+    _, _, _, nx = convolution_phase(px, 2, STRIDE, PAD, KERNEL, MADE, LOW, IS_TRANSPOSED)
+    num = nz * ny * nx * ROOM
+    area: tl.constexpr = KERNEL[0] * KERNEL[1] * KERNEL[2]
+    largest = tl.zeros([BLOCK], dtype=tl.int32)
+    lost = tl.zeros([BLOCK], dtype=tl.int32)
+    factor = 1.0
+    own = 1.0
+    for sweep in tl.static_range(2):
+        for begin in range(0, ROW, BLOCK):
+            at = begin + tl.arange(0, BLOCK)
+            channel, z, y, x = convolution_places(at, tl.maximum(ny, 1), tl.maximum(nx, 1), ROOM)
+            z, y, x = pz + z * own_strides[0], py + y * own_strides[1], px + x * own_strides[2]
+            is_own = (at < num) & (channel < CHANNELS) & (column < COLUMNS)
+            line = channel * COLUMNS + column if IS_TRANSPOSED else column * CHANNELS + channel
+            source = filters + line * area + (z * KERNEL[1] + y) * KERNEL[2] + x
+            values = tl.load(source, mask=is_own, other=0.0)
+            if sweep == 0:
+                largest = tl.maximum(largest, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+            else:
+                main, rest, is_lost = convolution_halves(values, factor)
+                lost += is_lost
+                place = (phase * tl.num_programs(0) + column).to(tl.int64) * ROW + at
+                tl.store(high + place, main, mask=at < ROW)
+                tl.store(low + place, rest, mask=at < ROW)
+        if sweep == 0:
+            bits = tl.max(largest, axis=0)
+            factor, own = convolution_unit(bits)
+        else:
+            is_fine = convolution_is_fine(bits, tl.sum(lost, axis=0), num // ROOM * CHANNELS)
+            own = tl.where(is_fine | (num == 0), own, float("nan"))
+            tl.store(unit + phase * tl.num_programs(0) + column, own)
+
+
+@triton.jit
+def convolution_kernel(
+    high, low, filters_high, filters_low, bias, out, largest, unit,
+    COLUMNS: tl.constexpr, ROOM: tl.constexpr, PADDED: tl.constexpr, LOW: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr,
+    MADE: tl.constexpr, IS_TRANSPOSED: tl.constexpr, ROW: tl.constexpr,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr,
+    VECTOR: tl.constexpr, STAGES: tl.constexpr,
+):
+    # A program takes PIXELS pixels of a phase of one sample, and CHANNELS channels of the result.
+    across: tl.constexpr = (COLUMNS + CHANNELS - 1) // CHANNELS
+    column = tl.program_id(0) % across * CHANNELS + tl.arange(0, CHANNELS)
+    tile = tl.program_id(0) // across
+    sample, phase = tl.program_id(1), tl.program_id(2)
+    own_strides: tl.constexpr = STRIDE if IS_TRANSPOSED else (1, 1, 1)
+    pz = phase // (own_strides[1] * own_strides[2])
+    py = phase // own_strides[2] % own_strides[1]
+    px = phase % own_strides[2]
+    z0, mz, sz, nz = convolution_phase(pz, 0, STRIDE, PAD, KERNEL, MADE, LOW, IS_TRANSPOSED)
+    y0, my, sy, ny = convolution_phase(py, 1, STRIDE, PAD, KERNEL, MADE, LOW, IS_TRANSPOSED)
+    x0, mx, sx, nx = convolution_phase(px, 2, STRIDE, PAD, KERNEL, MADE, LOW, IS_TRANSPOSED)
+    if tile * PIXELS < mz * my * mx:
+        pixel = tile * PIXELS + tl.arange(0, PIXELS)
+        is_row = pixel < mz * my * mx
+        pixel = tl.where(is_row, pixel, 0)
+        x, y, z = pixel % mx, pixel // mx % my, pixel // (mx * my)
+        if IS_TRANSPOSED:
+            start = ((sz + z) * PADDED[1] + sy + y) * PADDED[2] + sx + x
+            z, y, x = z0 + z * STRIDE[0], y0 + y * STRIDE[1], x0 + x * STRIDE[2]
+        else:
+            start = (z * STRIDE[0] * PADDED[1] + y * STRIDE[1]) * PADDED[2] + x * STRIDE[2]
+        turn: tl.constexpr = -1 if IS_TRANSPOSED else 1
+        step_x: tl.constexpr = turn * DILATION[2] * ROOM
+        step_y: tl.constexpr = turn * DILATION[1] * PADDED[2] * ROOM
+        step_z: tl.constexpr = turn * DILATION[0] * PADDED[1] * PADDED[2] * ROOM
+        count: tl.constexpr = PADDED[0] * PADDED[1] * PADDED[2] * ROOM
+        high += sample.to(tl.int64) * count
+        low += sample.to(tl.int64) * count
+        line = phase * (tl.cdiv(COLUMNS, CHANNELS) * CHANNELS) + column
+        depth = nz * ny * nx * ROOM
+        total = tl.zeros([PIXELS, CHANNELS], dtype=tl.float32)
+        for begin in tl.range(0, depth, DEPTH, num_stages=STAGES):
+            at = begin + tl.arange(0, DEPTH)
+            channel, kz, ky, kx = convolution_places(at, ny, nx, ROOM)
+            step = kz * step_z + ky * step_y + kx * step_x + channel
+            step = tl.where(at < depth, step, 0)
+            step = tl.max_contiguous(tl.multiple_of(step, VECTOR), VECTOR)
+            place = (start * ROOM)[:, None] + step[None, :]
+            own = line[None, :] * ROW + at[:, None]
+            x_high, w_high = tl.load(high + place), tl.load(filters_high + own)
+            if PRODUCTS == 1:
+                total += tl.dot(x_high, w_high)
+            else:
+                x_low, w_low = tl.load(low + place), tl.load(filters_low + own)
+                part = tl.dot(x_low, w_high)
+                part = tl.dot(x_high, w_low, part)
+                total += tl.dot(x_high, w_high, part)
+        _, one = convolution_unit(tl.load(largest + sample))
+        other = tl.load(unit + line)
+        total = product_scaled(total, one, other[None, :])
+        if bias is not None:
+            total += tl.load(bias + column, mask=column < COLUMNS, other=0.0)[None, :]
+        made: tl.constexpr = MADE[0] * MADE[1] * MADE[2]
+        place = (sample.to(tl.int64) * COLUMNS + column)[None, :] * made
+        place += ((z * MADE[1] + y) * MADE[2] + x)[:, None]
+        tl.store(out + place, total, mask=is_row[:, None] & (column < COLUMNS)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_samples"])
+def convolution_repair_kernel(
+    image, filters, bias, out, largest, lost, unit, num_samples,
+    COUNT: tl.constexpr, UNITS: tl.constexpr, NUM_UNITS: tl.constexpr, SAMPLES: tl.constexpr,
+    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr, MADE: tl.constexpr,
+    IS_TRANSPOSED: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):
+    # Writes what samples and filters that are not fine give, and nothing else. `COUNT` numbers are
+    # of a sample. All programs share each sample that needs it; as a rule there is none.
+    units = tl.arange(0, UNITS)
+    known = tl.load(unit + units, mask=units < NUM_UNITS, other=0.0)
+    are_filters_fine = tl.sum((known != known).to(tl.int32), axis=0) == 0
+    made: tl.constexpr = MADE[0] * MADE[1] * MADE[2]
+    own: tl.constexpr = SIZE[0] * SIZE[1] * SIZE[2]
+    area: tl.constexpr = KERNEL[0] * KERNEL[1] * KERNEL[2]
+    across: tl.constexpr = (COLUMNS + WIDTH - 1) // WIDTH
+    for begin in range(0, num_samples, SAMPLES):
+        samples = begin + tl.arange(0, SAMPLES)
+        is_sample = samples < num_samples
+        found = tl.load(largest + samples, mask=is_sample, other=0)
+        count = tl.load(lost + samples, mask=is_sample, other=0)
+        wants = is_sample & ~convolution_is_fine(found, count, COUNT)
+        wants = wants | (is_sample & (not are_filters_fine))
+        if tl.sum(wants.to(tl.int32), axis=0) > 0:
+            for i in range(SAMPLES):
+                if tl.sum((wants & (samples == begin + i)).to(tl.int32), axis=0) > 0:
+                    source = image + tl.cast(begin + i, tl.int64) * (CHANNELS * own)
+                    target = out + tl.cast(begin + i, tl.int64) * (COLUMNS * made)
+                    for tile in range(
+                        tl.program_id(0), tl.cdiv(made, PIXELS) * across, tl.num_programs(0)
+                    ):
+                        column = tile % across * WIDTH + tl.arange(0, WIDTH)
+                        pixel = tile // across * PIXELS + tl.arange(0, PIXELS)
+                        x = pixel % MADE[2]
+                        y = pixel // MADE[2] % MADE[1]
+                        z = pixel // (MADE[1] * MADE[2])
+                        total = tl.zeros([PIXELS, WIDTH], dtype=tl.float64)
+                        for first in range(0, CHANNELS * area, DEPTH):
+                            at = first + tl.arange(0, DEPTH)
+                            channel, place = at // area, at % area
+                            kz = place // (KERNEL[1] * KERNEL[2])
+                            ky, kx = place // KERNEL[2] % KERNEL[1], place % KERNEL[2]
+                            if IS_TRANSPOSED:
+                                iz = z[:, None] + PAD[0] - (kz * DILATION[0])[None, :]
+                                iy = y[:, None] + PAD[1] - (ky * DILATION[1])[None, :]
+                                ix = x[:, None] + PAD[2] - (kx * DILATION[2])[None, :]
+                                meets = (iz >= 0) & (iy >= 0) & (ix >= 0)
+                                meets &= (iz % STRIDE[0] == 0) & (iy % STRIDE[1] == 0)
+                                meets &= ix % STRIDE[2] == 0
+                                iz, iy, ix = iz // STRIDE[0], iy // STRIDE[1], ix // STRIDE[2]
+                                line = channel[:, None] * COLUMNS + column[None, :]
+                            else:
+                                iz = (z * STRIDE[0])[:, None] - PAD[0] + (kz * DILATION[0])[None, :]
+                                iy = (y * STRIDE[1])[:, None] - PAD[1] + (ky * DILATION[1])[None, :]
+                                ix = (x * STRIDE[2])[:, None] - PAD[2] + (kx * DILATION[2])[None, :]
+                                meets = (iz >= 0) & (iy >= 0) & (ix >= 0)
+                                line = column[None, :] * CHANNELS + channel[:, None]
+                            meets &= (iz < SIZE[0]) & (iy < SIZE[1]) & (ix < SIZE[2])
+                            meets &= (at < CHANNELS * area)[None, :] & (pixel < made)[:, None]
+                            there = (iz * SIZE[1] + iy) * SIZE[2] + ix
+                            there = channel.to(tl.int64)[None, :] * own + there
+                            a = tl.load(source + there, mask=meets, other=0.0)
+                            is_own = (at < CHANNELS * area)[:, None] & (column < COLUMNS)[None, :]
+                            b = tl.load(
+                                filters + line * area + place[:, None], mask=is_own, other=0.0
+                            )
+                            total += tl.dot(a, b, input_precision="ieee").to(tl.float64)
+                        if bias is not None:
+                            total += tl.load(bias + column, mask=column < COLUMNS, other=0.0)[None, :]
+                        there = column.to(tl.int64)[None, :] * made + pixel[:, None]
+                        inside = (pixel < made)[:, None] & (column < COLUMNS)[None, :]
+                        tl.store(target + there, total.to(tl.float32), mask=inside)
+
+
+def convolution_in_one_direction(size, kernel, stride, pad, dilation, made, is_transposed):
+    # Zeros before the image, its size with all zeros, and the most places of a phase.
+    if not is_transposed:
+        return pad, (made - 1) * stride + (kernel - 1) * dilation + 1, kernel
+    low = end = most = 0
+    for phase in range(stride):
+        first = (phase - pad) % stride
+        start = (first + pad - phase) // stride
+        places = (kernel - phase + stride - 1) // stride
+        low = max(low, (places - 1) * dilation - start)
+        end = max(end, start + (made - first + stride - 1) // stride)
+        most = max(most, places)
+    return low, low + end, most
+
+
+def convolution_as_pytorch(x, filters, bias, out, is_transposed, strides, pads, dilations):
+    num_axes = len(strides)
+    extra = tuple(
+        m - ((i - 1) * s - 2 * p + d * (k - 1) + 1) for m, i, s, p, d, k in
+        zip(out.shape[2:], x.shape[2:], strides, pads, dilations, filters.shape[2:])
+    ) if is_transposed else (0,) * num_axes
+    out.copy_(torch.convolution(
+        x, filters, bias, strides, pads, dilations, bool(is_transposed), extra, 1
+    ))
+
+
+def convolution_by_halves(
+    x, filters, bias, out, pixels, channels, depth, warps, stages, products,
+    is_transposed, *geometry
+):
+    # `geometry`: strides, zeros before and behind, and dilations, a number for each direction.
+    own = len(geometry) // 3
+    given = [geometry[own * i : own * (i + 1)] for i in range(3)]
+    ahead = (1,) * (3 - own)
+    stride, dilation = ahead + given[0], ahead + given[2]
+    pad = (0,) * (3 - own) + given[1]
+    size, kernel = ahead + tuple(x.shape[2:]), ahead + tuple(filters.shape[2:])
+    made = ahead + tuple(out.shape[2:])
+    low, padded, most = zip(*(
+        convolution_in_one_direction(*numbers, is_transposed)
+        for numbers in zip(size, kernel, stride, pad, dilation, made)
+    ))
+    num_samples, num_channels, num_columns = x.shape[0], x.shape[1], out.shape[1]
+    room = 4 if num_channels <= 4 else triton.cdiv(num_channels, 8) * 8
+    count = padded[0] * padded[1] * padded[2]
+    largest_part = max(count * room, x.stride(0), out.stride(0))
+    if num_samples > 65535 or largest_part >= 2**31 - 2**20:  # of a grid, and of 32 bits
+        convolution_as_pytorch(x, filters, bias, out, is_transposed, *given)
+        return
+    phases = stride[0] * stride[1] * stride[2] if is_transposed else 1
+    columns = triton.cdiv(num_columns, channels) * channels
+    row = triton.cdiv(most[0] * most[1] * most[2] * room, 64) * 64
+    image = torch.empty((2, num_samples, count * room), dtype=torch.float16, device=x.device)
+    halves = torch.empty((2, phases * columns, row), dtype=torch.float16, device=x.device)
+    unit = torch.empty(phases * columns, dtype=torch.float32, device=x.device)
+    largest, lost = torch.zeros((2, num_samples), dtype=torch.int32, device=x.device)
+    per_sample = x.stride(0)
+    convolution_range_kernel[(triton.cdiv(per_sample, 16384), num_samples)](
+        x, largest, per_sample, PIECE=16384, BLOCK=4096, num_warps=8,
+    )
+    width = min(64, triton.next_power_of_2(room))
+    convolution_image_kernel[(triton.cdiv(count, 4096 // width), num_samples)](
+        x, image[0], image[1], largest, lost, CHANNELS=num_channels, ROOM=room, SIZE=size,
+        PADDED=padded, LOW=low, PIXELS=4096 // width, WIDTH=width, num_warps=8,
+    )
+    about = {
+        "KERNEL": kernel, "STRIDE": stride, "PAD": pad, "MADE": made,
+        "IS_TRANSPOSED": bool(is_transposed),
+    }
+    convolution_filters_kernel[(columns, phases)](
+        filters, halves[0], halves[1], unit, CHANNELS=num_channels, ROOM=room,
+        COLUMNS=num_columns, LOW=low, ROW=row, BLOCK=min(1024, triton.next_power_of_2(row)),
+        num_warps=4, **about,
+    )
+    # One product where PyTorch takes TF32, which has no more bits.
+    is_tf32 = torch.backends.cudnn.allow_tf32
+    products = products if products > 1 or is_tf32 else 3
+    own_made = [triton.cdiv(m, s) if is_transposed else m for m, s in zip(made, stride)]
+    tiles = triton.cdiv(own_made[0] * own_made[1] * own_made[2], pixels)
+    convolution_kernel[(tiles * (columns // channels), num_samples, phases)](
+        image[0], image[1], halves[0], halves[1], bias, out, largest, unit,
+        COLUMNS=num_columns, ROOM=room, PADDED=padded, LOW=low, DILATION=dilation, ROW=row,
+        PIXELS=pixels, CHANNELS=channels, DEPTH=depth, PRODUCTS=products,
+        VECTOR=min(room, 8), STAGES=stages, num_warps=warps, **about,
+    )
+    convolution_repair_kernel[(512,)](
+        x, filters, bias, out, largest, lost, unit, num_samples,
+        COUNT=per_sample, UNITS=triton.next_power_of_2(phases * columns),
+        NUM_UNITS=phases * columns, SAMPLES=64, COLUMNS=num_columns, CHANNELS=num_channels,
+        SIZE=size, DILATION=dilation, PIXELS=32, WIDTH=32, DEPTH=32, num_warps=4, **about,
+    )
