@@ -160,19 +160,22 @@ def convolution_filters_kernel(
 
 @triton.jit
 def convolution_kernel(
-    high, low, filters_high, filters_low, bias, out, largest, unit,
+    high, low, filters_high, filters_low, bias, out, largest, unit, given,
     COLUMNS: tl.constexpr, ROOM: tl.constexpr, PADDED: tl.constexpr, LOW: tl.constexpr,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr,
     MADE: tl.constexpr, IS_TRANSPOSED: tl.constexpr, ROW: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr,
-    VECTOR: tl.constexpr, STAGES: tl.constexpr,
+    VECTOR: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr,
 ):
     # A program takes PIXELS pixels of a phase of one sample, and CHANNELS channels of the result.
-    across: tl.constexpr = (COLUMNS + CHANNELS - 1) // CHANNELS
-    column = tl.program_id(0) % across * CHANNELS + tl.arange(0, CHANNELS)
-    tile = tl.program_id(0) // across
-    sample, phase = tl.program_id(1), tl.program_id(2)
+    # Phases follow each other: what lies between each other's pixels meets in L2.
     own_strides: tl.constexpr = STRIDE if IS_TRANSPOSED else (1, 1, 1)
+    phases: tl.constexpr = own_strides[0] * own_strides[1] * own_strides[2]
+    across: tl.constexpr = (COLUMNS + CHANNELS - 1) // CHANNELS
+    phase = tl.program_id(0) % phases
+    column = tl.program_id(0) // phases % across * CHANNELS + tl.arange(0, CHANNELS)
+    tile = tl.program_id(0) // (phases * across)
+    sample = tl.program_id(1)
     pz = phase // (own_strides[1] * own_strides[2])
     py = phase // own_strides[2] % own_strides[1]
     px = phase % own_strides[2]
@@ -221,18 +224,21 @@ def convolution_kernel(
         if bias is not None:
             total += tl.load(bias + column, mask=column < COLUMNS, other=0.0)[None, :]
         made: tl.constexpr = MADE[0] * MADE[1] * MADE[2]
-        place = (sample.to(tl.int64) * COLUMNS + column)[None, :] * made
-        place += ((z * MADE[1] + y) * MADE[2] + x)[:, None]
+        pixel = (z * MADE[1] + y) * MADE[2] + x
+        if EPILOGUE is not None:
+            total = EPILOGUE(total, sample, column, pixel, is_row, given, COLUMNS, made)
+        place = (sample.to(tl.int64) * COLUMNS + column)[None, :] * made + pixel[:, None]
         tl.store(out + place, total, mask=is_row[:, None] & (column < COLUMNS)[None, :])
 
 
 @triton.jit(do_not_specialize=["num_samples"])
 def convolution_repair_kernel(
-    image, filters, bias, out, largest, lost, unit, num_samples,
+    image, filters, bias, out, largest, lost, unit, given, num_samples,
     COUNT: tl.constexpr, UNITS: tl.constexpr, NUM_UNITS: tl.constexpr, SAMPLES: tl.constexpr,
     COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr, MADE: tl.constexpr,
     IS_TRANSPOSED: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+    EPILOGUE: tl.constexpr,
 ):
     # Writes what samples and filters that are not fine give, and nothing else. `COUNT` numbers are
     # of a sample. All programs share each sample that needs it; as a rule there is none.
@@ -295,10 +301,17 @@ def convolution_repair_kernel(
                             )
                             total += tl.dot(a, b, input_precision="ieee").to(tl.float64)
                         if bias is not None:
-                            total += tl.load(bias + column, mask=column < COLUMNS, other=0.0)[None, :]
+                            more = tl.load(bias + column, mask=column < COLUMNS, other=0.0)
+                            total += more[None, :]
+                        result = total.to(tl.float32)
+                        if EPILOGUE is not None:
+                            result = EPILOGUE(
+                                result, begin + i, column, pixel, pixel < made, given,
+                                COLUMNS, made,
+                            )
                         there = column.to(tl.int64)[None, :] * made + pixel[:, None]
                         inside = (pixel < made)[:, None] & (column < COLUMNS)[None, :]
-                        tl.store(target + there, total.to(tl.float32), mask=inside)
+                        tl.store(target + there, result, mask=inside)
 
 
 def convolution_in_one_direction(size, kernel, stride, pad, dilation, made, is_transposed):
@@ -329,16 +342,18 @@ def convolution_as_pytorch(x, filters, bias, out, is_transposed, strides, pads, 
 
 def convolution_by_halves(
     x, filters, bias, out, pixels, channels, depth, warps, stages, products,
-    is_transposed, *geometry
+    is_transposed, *geometry, epilogue=None, given=None, apart=None,
 ):
-    # `geometry`: strides, zeros before and behind, and dilations, a number for each direction.
-    own = len(geometry) // 3
-    given = [geometry[own * i : own * (i + 1)] for i in range(3)]
+    # `geometry`: strides, zeros before and behind, dilations and the result's size, a number for
+    # each direction. `epilogue` is of all values and may read what is `given`; `apart` computes
+    # that of a convolution from PyTorch.
+    own = len(geometry) // 4
+    told = [geometry[own * i : own * (i + 1)] for i in range(4)]
+    out = out.view(len(x), -1, *told[3])
     ahead = (1,) * (3 - own)
-    stride, dilation = ahead + given[0], ahead + given[2]
-    pad = (0,) * (3 - own) + given[1]
+    stride, dilation, made = ahead + told[0], ahead + told[2], ahead + told[3]
+    pad = (0,) * (3 - own) + told[1]
     size, kernel = ahead + tuple(x.shape[2:]), ahead + tuple(filters.shape[2:])
-    made = ahead + tuple(out.shape[2:])
     low, padded, most = zip(*(
         convolution_in_one_direction(*numbers, is_transposed)
         for numbers in zip(size, kernel, stride, pad, dilation, made)
@@ -348,7 +363,10 @@ def convolution_by_halves(
     count = padded[0] * padded[1] * padded[2]
     largest_part = max(count * room, x.stride(0), out.stride(0))
     if num_samples > 65535 or largest_part >= 2**31 - 2**20:  # of a grid, and of 32 bits
-        convolution_as_pytorch(x, filters, bias, out, is_transposed, *given)
+        whole = out if apart is None else torch.empty_like(out)
+        convolution_as_pytorch(x, filters, bias, whole, is_transposed, *told[:3])
+        if apart is not None:
+            apart(whole)
         return
     phases = stride[0] * stride[1] * stride[2] if is_transposed else 1
     columns = triton.cdiv(num_columns, channels) * channels
@@ -380,15 +398,16 @@ def convolution_by_halves(
     products = products if products > 1 or is_tf32 else 3
     own_made = [triton.cdiv(m, s) if is_transposed else m for m, s in zip(made, stride)]
     tiles = triton.cdiv(own_made[0] * own_made[1] * own_made[2], pixels)
-    convolution_kernel[(tiles * (columns // channels), num_samples, phases)](
-        image[0], image[1], halves[0], halves[1], bias, out, largest, unit,
+    convolution_kernel[(phases * tiles * (columns // channels), num_samples)](
+        image[0], image[1], halves[0], halves[1], bias, out, largest, unit, given,
         COLUMNS=num_columns, ROOM=room, PADDED=padded, LOW=low, DILATION=dilation, ROW=row,
         PIXELS=pixels, CHANNELS=channels, DEPTH=depth, PRODUCTS=products,
-        VECTOR=min(room, 8), STAGES=stages, num_warps=warps, **about,
+        VECTOR=min(room, 8), STAGES=stages, EPILOGUE=epilogue, num_warps=warps, **about,
     )
     convolution_repair_kernel[(512,)](
-        x, filters, bias, out, largest, lost, unit, num_samples,
+        x, filters, bias, out, largest, lost, unit, given, num_samples,
         COUNT=per_sample, UNITS=triton.next_power_of_2(phases * columns),
         NUM_UNITS=phases * columns, SAMPLES=64, COLUMNS=num_columns, CHANNELS=num_channels,
-        SIZE=size, DILATION=dilation, PIXELS=32, WIDTH=32, DEPTH=32, num_warps=4, **about,
+        SIZE=size, DILATION=dilation, PIXELS=32, WIDTH=32, DEPTH=32, EPILOGUE=epilogue,
+        num_warps=4, **about,
     )

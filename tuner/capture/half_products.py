@@ -149,6 +149,7 @@ PRODUCTS = {
             "default: 3, values: [3, 1]",
         ),
         include=_INCLUDE + '{% include "_lib/triton_convolutions.py" %}\n',
+        takes_epilogues=True,
         convolves=True,
     ),
 }
@@ -230,31 +231,41 @@ def turned(calls: Iterable[Call]) -> dict[str, str]:
 
 
 def given_to(
+    products: Products,
     graph: Graph,
     call: Call,
     named: Callable[[str], str],
     turns: Mapping[str, str],
     out: str = "",
+    more: Sequence[str] = (),
 ) -> list[str]:
-    """Return the arguments of such a product.
+    """Return the arguments of such a product or convolution.
 
     An operand that a call transposes is read where it lies, and is turned: another step would
     have to copy it.
 
     Args:
+        products: that make it.
         graph: that the call is of.
         call: the product.
         named: gives a value's name in the plan.
         turns: of `turned`.
         out: where it writes, if not to the call's value.
+        more: what its epilogue is given.
     """
-    x, weight, bias = (*(named(turns.get(name, name)) for name in call.reads), "null")[:3]
+    reads = [turns.get(name, name) for name in call.reads]
+    operands = [*(*map(named, reads), "null")[:3], out or named(call.name)]
+    if products.convolves:
+        how = _convolution(call)
+        numbers = [*how.stride, *how.pad, *how.dilation, *call.shape[2:]]
+        numbers.insert(0, int(how.is_transposed))
+        return [*operands, *more, *products.parameters, *map(str, numbers)]
     depth = graph.value(call.reads[0]).shape[-1]
     rows, columns = math.prod(call.shape[:-1]), call.shape[-1]
     x_turned = call.reads[0] in turns
     weight_turned = (call.function == "matmul") != (call.reads[1] in turns)
-    numbers = (rows, columns, depth, int(x_turned), int(weight_turned))
-    return [x, weight, bias, out or named(call.name), *map(str, numbers)]
+    numbers = [rows, columns, depth, int(x_turned), int(weight_turned)]
+    return [*operands, *map(str, numbers), *more]
 
 
 def step_of(
@@ -268,18 +279,7 @@ def step_of(
 
     The arguments are as for `given_to`.
     """
-    given = (_image_of if products.convolves else given_to)(graph, call, named, turns)
+    args = ", ".join(given_to(products, graph, call, named, turns))
     shape = ", ".join(map(str, call.shape))
-    step = f"  - {{call: {products.function}, args: [{', '.join(given)}{products.tail}]}}"
+    step = f"  - {{call: {products.function}, args: [{args}{products.tail}]}}"
     return step, f"  {named(call.name)}: {{shape: [{shape}]}}"
-
-
-def _image_of(
-    graph: Graph, call: Call, named: Callable[[str], str], turns: Mapping[str, str]
-) -> list[str]:
-    """Return the arguments of a convolution."""
-    x, weight, bias = (*map(named, call.reads), "null")[:3]
-    how = _convolution(call)
-    numbers = (int(how.is_transposed), *how.stride, *how.pad, *how.dilation)
-    parameters = PRODUCTS[CONVOLUTION_TEMPLATE].parameters
-    return [x, weight, bias, named(call.name), *parameters, *map(str, numbers)]

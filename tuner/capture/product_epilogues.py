@@ -1,19 +1,28 @@
 """Pointwise work behind a large product, as the epilogue of the kernel that makes the product.
 
-It is a class of CUDA C++ beside `templates/_lib/wgmma_halves.cuh`, which calls it with each value
-and its place. What the work reads besides lies as the product does, or varies over its rows or
-its columns alone.
+Behind a product of matrices it is a class of CUDA C++ beside `templates/_lib/wgmma_halves.cuh`,
+which calls it with each value and its place; behind a convolution it is a function of Triton that
+`templates/_lib/triton_convolutions.py` calls with a block of values. What the work reads besides
+lies as the product does, or varies over its rows or its columns alone: in an image over some of
+samples, channels and pixels.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from tuner.capture.library import Call
 from tuner.capture.nest import COLUMN, Nest, Statement
-from tuner.capture.operations import OPERATIONS, converted, emit, literal, operation_of
+from tuner.capture.operations import (
+    OPERATIONS,
+    converted,
+    emit,
+    literal,
+    operation_of,
+)
 from tuner.capture.stages import Stages
+from tuner.trial import Language
 
 __all__ = ["cuda_text", "epilogue_of", "python_text"]
 
@@ -42,10 +51,20 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
     operands = [o for s in _statements(nest) for o in s.operands]
     is_known = COLUMN not in operands and all(s.op in OPERATIONS for s in _statements(nest))
     read = [*(t.name for t in nest.arguments), *nest.indices]
-    places = {name: _place(nest, name, call.shape[-1]) for name in read}
-    is_read = None not in places.values() and {t.dtype for t in nest.arguments} == {"float32"}
-    is_whole = places.get(call.name) == _PLACES[True, True]
+    found: Mapping[str, object]
+    if _is_image(call):
+        found = {name: _image_place(nest, name, call) for name in read}
+        sizes = (*call.shape[:2], math.prod(call.shape[2:]))
+        is_whole = found.get(call.name) == tuple(size > 1 for size in sizes) and not nest.indices
+    else:
+        places = {name: _place(nest, name, call.shape[-1]) for name in read}
+        found, is_whole = places, places.get(call.name) == _PLACES[True, True]
+    is_read = None not in found.values() and {t.dtype for t in nest.arguments} == {"float32"}
     return nest if is_known and is_read and is_whole else None
+
+
+def _is_image(call: Call) -> bool:
+    return call.function.startswith("conv")
 
 
 # Where an element lies, by whether it varies over rows and over columns.
@@ -70,18 +89,74 @@ def _place(nest: Nest, name: str, columns: int) -> str | None:
     return _PLACES[rows, cols]
 
 
+# The same of an image, by whether it varies over samples, channels and pixels, and what is there.
+_IMAGE_PLACES = {
+    (True, True, True): ("first[None, :] * MADE + pixel[:, None]", "inside"),
+    (True, True, False): ("first[None, :]", "is_column[None, :]"),
+    (True, False, True): (
+        "tl.cast(sample, tl.int64) * MADE + pixel[:, None]",
+        "is_pixel[:, None]",
+    ),
+    (True, False, False): ("sample", ""),
+    (False, True, True): ("column[None, :] * MADE + pixel[:, None]", "inside"),
+    (False, True, False): ("column[None, :]", "is_column[None, :]"),
+    (False, False, True): ("pixel[:, None]", "is_pixel[:, None]"),
+    (False, False, False): ("0", ""),
+}
+
+
+def _image_place(nest: Nest, name: str, call: Call) -> tuple[bool, bool, bool] | None:
+    """Return over which of an image's samples, channels and pixels a value varies, or None.
+
+    A dimension of the nest may be several of these where all values vary alike over them.
+    """
+    ends = [1, call.shape[0], math.prod(call.shape[:2]), math.prod(call.shape)]
+    varies, before = nest.space.varies[name], 1
+    found: list[set[bool]] = [set(), set(), set()]
+    for dim, size in enumerate(nest.space.sizes):
+        after = before * size
+        for which in range(3):
+            if before < ends[which + 1] and after > ends[which]:
+                found[which].add(dim in varies)
+        before = after
+    if any(len(each) > 1 for each in found):
+        return None
+    samples, channels, pixels = (True in each for each in found)
+    return samples, channels, pixels
+
+
 def _statements(nest: Nest) -> list[Statement]:
     return [*nest.before, *nest.passes[0].statements]
 
 
+def _computed(nest: Nest, names: dict[str, str], language: Language) -> Iterator[tuple[str, str]]:
+    """Yield kind and text of each statement, whose value is then called `v0`, `v1`, ..."""
+    for i, statement in enumerate(_statements(nest)):
+        operation = operation_of(statement.op)
+        operands = [
+            converted(names[o], nest.kinds.get(o, "float"), wanted, language)
+            if isinstance(o, str)
+            else converted(literal(float(o), language), "float", wanted, language)
+            for o, wanted in zip(statement.operands, operation.takes, strict=True)
+        ]
+        attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
+        names[statement.name] = f"v{i}"
+        kind = "bool" if operation.gives == "mask" else "float"
+        yield kind, emit(statement.op, operands, attrs, language)
+
+
 def cuda_text(nest: Nest, call: Call, function: str) -> str:
     """Return the epilogue's class, and the function that a product with it is started by.
+
+    There is none behind a convolution.
 
     Args:
         nest: the epilogue.
         call: the product.
         function: the name of the function.
     """
+    if _is_image(call):
+        return ""
     given = [t.name for t in nest.arguments if t.name != call.name]
     names = {call.name: "sum"} | {name: f"a{i}" for i, name in enumerate(given)}
     lines = [f"struct {function}_epilogue {{"]
@@ -96,18 +171,8 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
         names[name] = f"i{i}"
         place = _place(nest, name, call.shape[-1])
         lines.append(f"    const float i{i} = static_cast<float>({place});")
-    for i, statement in enumerate(_statements(nest)):
-        operation = operation_of(statement.op)
-        operands = [
-            converted(names[o], nest.kinds.get(o, "float"), wanted, "cuda")
-            if isinstance(o, str)
-            else converted(literal(float(o), "cuda"), "float", wanted, "cuda")
-            for o, wanted in zip(statement.operands, operation.takes, strict=True)
-        ]
-        attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
-        kind = "bool" if operation.gives == "mask" else "float"
-        names[statement.name] = f"v{i}"
-        lines.append(f"    const {kind} v{i} = {emit(statement.op, operands, attrs, 'cuda')};")
+    for i, (kind, text) in enumerate(_computed(nest, names, "cuda")):
+        lines.append(f"    const {kind} v{i} = {text};")
     output = nest.outputs[0].name
     kinds = nest.kinds.get(output, "float")
     pointers = "".join(f", const float* g{i}" for i in range(len(given)))
@@ -138,6 +203,20 @@ def python_text(nest: Nest, call: Call, function: str, apart: str) -> tuple[str,
     given = [t.name for t in nest.arguments if t.name != call.name]
     words = {call.name: "made"} | {name: f"given[{i}]" for i, name in enumerate(given)}
     arguments = ", ".join([*(words[t.name] for t in nest.arguments), "out", "rows", "cols"])
+    if _is_image(call):
+        own = "".join(f"g{i}, " for i in range(len(given)))
+        text = f"""
+
+{_triton_text(nest, call, function, given)}
+
+def {function}(x, filters, bias, out, rows, cols, {own}*how):
+    given = ({own})
+    convolution_by_halves(
+        x, filters, bias, out, *how, epilogue={function}_epilogue, given=given,
+        apart=lambda made: {apart}({arguments}),
+    )
+"""
+        return text, given
     return (
         f'''
 
@@ -151,3 +230,29 @@ def {function}(
 ''',
         given,
     )
+
+
+def _triton_text(nest: Nest, call: Call, function: str, given: Sequence[str]) -> str:
+    """Return the epilogue of a convolution: of a block of pixels and channels of a sample."""
+    names = {call.name: "value"} | {name: f"a{i}" for i, name in enumerate(given)}
+    lines = [
+        "@triton.jit",
+        f"def {function}_epilogue(",
+        "    value, sample, column, pixel, is_pixel, given, COLUMNS: tl.constexpr, "
+        "MADE: tl.constexpr,",
+        "):",
+        "    is_column = column < COLUMNS",
+        "    inside = is_pixel[:, None] & is_column[None, :]",
+        "    first = tl.cast(sample, tl.int64) * COLUMNS + column",
+    ]
+    for i, name in enumerate(given):
+        varies = _image_place(nest, name, call)
+        assert varies is not None
+        place, mask = _IMAGE_PLACES[varies]
+        masked = f", mask={mask}, other=0.0" if any(varies[1:]) else ""
+        lines.append(f"    a{i} = tl.load(given[{i}] + {place}{masked})")
+    for i, (_, text) in enumerate(_computed(nest, names, "triton")):
+        lines.append(f"    v{i} = {text}")
+    output = nest.outputs[0].name
+    made = converted(names[output], nest.kinds.get(output, "float"), "float", "triton")
+    return "\n".join([*lines, f"    return {made}", ""])

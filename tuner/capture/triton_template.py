@@ -171,12 +171,13 @@ def _steps(
         condition = ""
         if product is not None:
             fused, condition = f"{function}_behind_product", _APART
+            assert products is not None
             text, more = python_text(nest, product, fused, function)
             texts[-1] += text
             epilogues[part.name, nest.name] = cuda_text(nest, product, fused)
             place = placed(nest.outputs[0].name)
-            given = given_to(part.graph, product, placed, turns, place)
-            given += [*arguments[-2:], *map(placed, more)]
+            behind = [*arguments[-2:], *map(placed, more)]
+            given = given_to(products, part.graph, product, placed, turns, place, behind)
             steps.append(f"  - {{call: {fused}, args: [{', '.join(given)}]{_FUSED}}}")
             product = None
         steps.append(f"  - {{call: {function}, args: [{', '.join(arguments)}]{condition}}}")

@@ -187,6 +187,8 @@ class _Recorder:
     def _described(self, value: Any) -> str:
         import torch
 
+        if isinstance(value, tuple):
+            return repr(tuple(map(self._described, value)))
         base = getattr(value, "base", None)  # a tensor descriptor's
         if base is not None and not isinstance(value, torch.Tensor):
             return f"descriptor {self._described(base)} {value.shape} {value.strides} " + str(
