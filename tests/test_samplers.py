@@ -200,6 +200,22 @@ def test_tpe_stays_away_from_what_fails():
     assert late.count(TrialState.COMPLETE) > len(late) * 0.5  # chance is 25 %
 
 
+def test_a_template_that_always_fails_is_left_until_nothing_else_is():
+    space = small_space()
+    study = make_study(space, "surrogate")
+    wrong = []
+    for _ in range(space.num_feasible):
+        trial, params = ask(study, space)
+        wrong.append(params["template"] == "mma")
+        if wrong[-1]:
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, objective_of(params))
+    num_others = wrong.count(False)
+    assert wrong[: num_others + 3].count(True) <= 4  # those of the opening
+    assert all(wrong[num_others + 4 :])  # and in the end every one is asked for
+
+
 def test_tpe_draws_from_a_space_of_more_than_a_million_millions():
     parameters = [Parameter(f"p{i}", tuple(range(10))) for i in range(14)]
     rules = [Constraint(Expression.parse(f"p{i} + p{i + 1} == 9"), "a tenth") for i in (0, 2)]

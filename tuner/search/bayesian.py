@@ -31,6 +31,7 @@ JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
 NUM_JUDGED = 4  # judgements that must agree; two were right in 75 % where they said 90 %
 FEWEST_JUDGED = 2  # while there are no more
 PATIENCE = 8  # trials without a better one, after which every second one looks wider
+HOPELESS = 3  # trials of a kind, all failed, after which the others come first
 PROGRESS = 0.002  # by which the logarithm of a time must be less to be better
 NUM_CENTRES = 3  # fastest trials that a pool is drawn near
 
@@ -57,6 +58,9 @@ class Bayesian:
     A model that has mostly seen one family may be sure that no other is better. So when nothing
     better was found for some trials, every second one is chosen by how families compared at the
     start (`Surrogate.observe`).
+
+    A template that is wrong by its values is so with all of its parameters. So a kind of which
+    `HOPELESS` trials failed and none did not is asked for when nothing else is left.
     """
 
     def __init__(self, space: SearchSpace, seed: int, sources: Sequence[Source] = ()) -> None:
@@ -68,6 +72,7 @@ class Bayesian:
             [parameter.values for parameter in space.parameters],
             [parameter.when is not None for parameter in space.parameters],
         )
+        self._kinds = space.kinds
         self._pool = Pool(space, self._rng)
         self._model: Surrogate | Informed | None = None  # made at the first question
         self._opening = Opening([])
@@ -90,8 +95,9 @@ class Bayesian:
         if self._opening.is_misled(dict(zip(self._seen, self._known, strict=True))):
             assert isinstance(model, Informed)
             model.distrust()
+        aside = self._hopeless()
         for position in self._opening.positions:
-            if position not in tried:
+            if position not in tried and not any(position in kind for kind in aside):
                 return position
         if not is_known:
             return self._random.propose(study, trial, tried)
@@ -105,12 +111,29 @@ class Bayesian:
         is_tried = np.isin(pool.positions, list(tried))
         if is_tried.all():
             return self._random.propose(study, trial, tried)
+        if (is_tried | _is_within(pool.positions, aside)).all():
+            aside = []
         merit = np.where(is_tried, -np.inf, model.log_improvement())
+        merit[_is_within(pool.positions, aside)] = -np.inf
         if pool.is_whole:
             return int(pool.positions[np.argmax(merit)])
-        return pool.climbed(
-            merit, lambda near: model.log_improvement(self._codes(near)), centres, tried
-        )
+
+        def merit_of(near: np.ndarray) -> np.ndarray:
+            promised = model.log_improvement(self._codes(near))
+            return np.where(_is_within(near, aside), -np.inf, promised)
+
+        return pool.climbed(merit, merit_of, centres, tried)
+
+    def _hopeless(self) -> list[range]:
+        """Return the kinds of which all that is known failed, unless all kinds are such."""
+        found = []
+        for kind in self._kinds:
+            known = zip(self._seen, self._known, strict=True)
+            own = [what for position, (what, _) in known if position in kind]
+            own = [what for what in own if what is not Known.PENDING]
+            if len(own) >= HOPELESS and all(what is Known.FAILED for what in own):
+                found.append(kind)
+        return found if len(found) < len(self._kinds) else []
 
     def _made(self, tried: Set[int]) -> Surrogate | Informed:
         positions = self._pool.positions
@@ -127,7 +150,7 @@ class Bayesian:
 
     def _spread(self, codes: np.ndarray, before: np.ndarray) -> list[int]:
         """Return columns to try first, by turns of each kind."""
-        kinds, positions = self._space.kinds, self._pool.positions
+        kinds, positions = self._kinds, self._pool.positions
         found = []
         for kind in kinds:
             inside = (positions >= kind.start) & (positions < kind.stop)
@@ -203,6 +226,13 @@ class Bayesian:
         names = list(self._seen)
         model.observe(names, self._codes(np.array(names)), kinds, logs, is_wide)
         self._is_told = True
+
+
+def _is_within(positions: np.ndarray, kinds: Sequence[range]) -> np.ndarray:
+    is_within = np.zeros(len(positions), dtype=bool)
+    for kind in kinds:
+        is_within |= (positions >= kind.start) & (positions < kind.stop)
+    return is_within
 
 
 def _known(trial: FrozenTrial) -> tuple[Known, float]:
