@@ -9,9 +9,9 @@
 #
 # A sample and a filter of a phase are each scaled by a power of two and split: high + low are 22
 # leading bits. A product is then high x high + low x high + high x low. Tensor cores truncate what
-# they add up, so sums of DEPTH numbers are added in float32. Samples and filters with an Inf or a
-# NaN, and those of so wide a range that float16 would lose many of their numbers, are computed
-# again in float32.
+# they add up, so sums of DEPTH numbers are added in float32, unless all are few. Samples and
+# filters with an Inf or a NaN, and those of so wide a range that float16 would lose many of their
+# numbers, are computed again in float32.
 #
 # Geometry is in three directions, of which the first ones may be trivial. SIZE, KERNEL, STRIDE, PAD,
 # DILATION and MADE (the result's) are the operation's; LOW and PADDED are of the image with its
@@ -165,7 +165,7 @@ def convolution_kernel(
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr,
     MADE: tl.constexpr, IS_TRANSPOSED: tl.constexpr, ROW: tl.constexpr,
     PIXELS: tl.constexpr, CHANNELS: tl.constexpr, DEPTH: tl.constexpr, PRODUCTS: tl.constexpr,
-    VECTOR: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr,
+    VECTOR: tl.constexpr, IS_SHORT: tl.constexpr, STAGES: tl.constexpr, EPILOGUE: tl.constexpr,
 ):
     # A program takes PIXELS pixels of a phase of one sample, and CHANNELS channels of the result.
     # Phases follow each other: what lies between each other's pixels meets in L2.
@@ -211,13 +211,12 @@ def convolution_kernel(
             place = (start * ROOM)[:, None] + step[None, :]
             own = line[None, :] * ROW + at[:, None]
             x_high, w_high = tl.load(high + place), tl.load(filters_high + own)
-            if PRODUCTS == 1:
-                total += tl.dot(x_high, w_high)
-            else:
-                x_low, w_low = tl.load(low + place), tl.load(filters_low + own)
-                part = tl.dot(x_low, w_high)
-                part = tl.dot(x_high, w_low, part)
-                total += tl.dot(x_high, w_high, part)
+            part = total if IS_SHORT else tl.zeros([PIXELS, CHANNELS], dtype=tl.float32)
+            if PRODUCTS == 3:
+                part = tl.dot(tl.load(low + place), w_high, part)
+                part = tl.dot(x_high, tl.load(filters_low + own), part)
+            part = tl.dot(x_high, w_high, part)
+            total = part if IS_SHORT else total + part
         _, one = convolution_unit(tl.load(largest + sample))
         other = tl.load(unit + line)
         total = product_scaled(total, one, other[None, :])
@@ -402,7 +401,8 @@ def convolution_by_halves(
         image[0], image[1], halves[0], halves[1], bias, out, largest, unit, given,
         COLUMNS=num_columns, ROOM=room, PADDED=padded, LOW=low, DILATION=dilation, ROW=row,
         PIXELS=pixels, CHANNELS=channels, DEPTH=depth, PRODUCTS=products,
-        VECTOR=min(room, 8), STAGES=stages, EPILOGUE=epilogue, num_warps=warps, **about,
+        VECTOR=min(room, 8), IS_SHORT=most[0] * most[1] * most[2] * room <= 96,
+        STAGES=stages, EPILOGUE=epilogue, num_warps=warps, **about,
     )
     convolution_repair_kernel[(512,)](
         x, filters, bias, out, largest, lost, unit, given, num_samples,

@@ -2,7 +2,7 @@
 
 Two templates make products of matrices: from PyTorch's own float16 products
 (`templates/_lib/triton_products.py`), and on Hopper by one kernel of ours (`triton_wgmma.py`).
-A third makes convolutions (`triton_convolutions.py`).
+Two make convolutions (`triton_convolutions.py`): as exact as float32, or as TF32.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 
 __all__ = [
-    "CONVOLUTION_TEMPLATE", "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE",
-    "Products", "given_to", "makers_of", "step_of", "takes_halves", "turned",
+    "CONVOLUTION_TEMPLATE", "HALVES_TEMPLATE", "PRODUCTS", "ROUNDED_TEMPLATE", "SHORTEST",
+    "WGMMA_TEMPLATE", "Products", "given_to", "makers_of", "step_of", "takes_halves", "turned",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
 WGMMA_TEMPLATE = "nest_wgmma"
 CONVOLUTION_TEMPLATE = "nest_convolution"
+ROUNDED_TEMPLATE = "nest_convolution_rounded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,14 @@ class Products:
         function: that computes one.
         tail: further arguments of the function, each after a comma.
         requires: lines of the head, what must hold.
-        parameters: lines of the head, by the parameter's name; `<channels>` there is how many a
-            convolution has at most, rounded up to a power of two.
+        parameters: lines of the head, by the parameter's name; words as `<channels>` there are by
+            how many channels the convolutions have.
         include: the functions' text.
         takes_epilogues: whether pointwise work behind a product can be part of its kernel.
         takes_steps: whether the products of a step of training are made so as well.
-        convolves: whether it makes convolutions, and no products of matrices.
+        num_products: of float16 for one of float32 in convolutions, where it makes those: 3, or 1
+            where PyTorch takes TF32, which has as many bits as float16; 0 where it makes products
+            of matrices.
     """
 
     title: str
@@ -51,16 +54,22 @@ class Products:
     include: str
     takes_epilogues: bool = False
     takes_steps: bool = False
-    convolves: bool = False
+    num_products: int = 0
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it makes convolutions, and no products of matrices."""
+        return self.num_products > 0
 
     def declared(self, calls: Iterable[Call]) -> str:
         """Return the head's lines of its parameters, where it makes these calls."""
         most = max((call.shape[1] for call in calls if len(call.shape) > 1), default=1)
-        channels = max(16, 2 ** (most - 1).bit_length())
-        values = [value for value in _CHANNELS if value <= channels][-3:]
-        text = "".join(self.parameters.values())
-        text = text.replace("<channels>", str(min(values[-1], 128)))
-        return text.replace("<all channels>", str(values))
+        values = [value for value in _CHANNELS if value < 2 * most] or [*_CHANNELS[:1]]
+        channels = min(values[-1], 128)
+        text = "".join(self.parameters.values()).replace("<channels>", str(channels))
+        text = text.replace("<depth>", "64" if channels == 128 else "32")
+        text = text.replace("<warps>", "8" if channels == 128 else "4")
+        return text.replace("<all channels>", str(values[-3:]))
 
 
 def _parameter(name: str, about: str, rest: str) -> dict[str, str]:
@@ -68,6 +77,42 @@ def _parameter(name: str, about: str, rest: str) -> dict[str, str]:
 
 
 _INCLUDE = '{% include "_lib/triton_products.py" %}\n'
+_OF_IMAGES = Products(
+    title=", convolutions of float16",
+    function="convolution_by_halves",
+    tail="",
+    requires='  - {expr: "device.capability >= 80", why: "float16 products of tensor cores"}\n'
+    '  - {expr: "image_pixels * image_channels <= 2048 * image_warps", '
+    'why: "a block\'s sums, twice, are in registers"}\n'
+    '  - {expr: "4 * image_stages * image_depth * (image_pixels + image_channels) '
+    '<= 232448", why: "halves of stages lie in shared memory"}\n',
+    parameters=_parameter(
+        "image_pixels",
+        "pixels of the result that a program makes",
+        "default: 128, values: [64, 128, 256]",
+    )
+    | _parameter(
+        "image_channels",
+        "channels of the result that a program makes",
+        "default: <channels>, values: <all channels>",
+    )
+    | _parameter(
+        "image_depth",
+        "numbers of a sum that tensor cores add up by themselves, which truncate",
+        "default: <depth>, values: [32, 64]",
+    )
+    | _parameter(
+        "image_warps",
+        "warps of such a program",
+        "default: <warps>, values: [4, 8]",
+    )
+    | _parameter(
+        "image_stages", "parts of a sum on their way at a time", "default: 3, values: [2, 3, 4]"
+    ),
+    include=_INCLUDE + '{% include "_lib/triton_convolutions.py" %}\n',
+    takes_epilogues=True,
+    num_products=3,
+)
 PRODUCTS = {
     HALVES_TEMPLATE: Products(
         title=", products of float16",
@@ -113,44 +158,9 @@ PRODUCTS = {
         takes_epilogues=True,
         takes_steps=True,
     ),
-    CONVOLUTION_TEMPLATE: Products(
-        title=", convolutions of float16",
-        function="convolution_by_halves",
-        tail="",
-        requires='  - {expr: "device.capability >= 80", why: "float16 products of tensor cores"}\n'
-        '  - {expr: "image_pixels * image_channels <= 2048 * image_warps", '
-        'why: "a block\'s sums, twice, are in registers"}\n'
-        '  - {expr: "4 * image_stages * image_depth * (image_pixels + image_channels) '
-        '<= 232448", why: "halves of stages lie in shared memory"}\n',
-        parameters=_parameter(
-            "image_pixels",
-            "pixels of the result that a program makes",
-            "default: 128, values: [64, 128, 256]",
-        )
-        | _parameter(
-            "image_channels",
-            "channels of the result that a program makes",
-            "default: <channels>, values: <all channels>",
-        )
-        | _parameter(
-            "image_depth",
-            "numbers of a sum that tensor cores add up by themselves, which truncate",
-            "default: 64, values: [32, 64]",
-        )
-        | _parameter("image_warps", "warps of such a program", "default: 8, values: [4, 8]")
-        | _parameter(
-            "image_stages",
-            "parts of a sum on their way at a time",
-            "default: 3, values: [2, 3, 4]",
-        )
-        | _parameter(
-            "image_products",
-            "float16 products for one of float32; 1 where PyTorch takes TF32, of as many bits",
-            "default: 3, values: [3, 1]",
-        ),
-        include=_INCLUDE + '{% include "_lib/triton_convolutions.py" %}\n',
-        takes_epilogues=True,
-        convolves=True,
+    CONVOLUTION_TEMPLATE: _OF_IMAGES,
+    ROUNDED_TEMPLATE: replace(
+        _OF_IMAGES, title=", convolutions of float16 as inexact as TF32", num_products=1
     ),
 }
 _CONVOLUTION = re.compile(r"conv(_transpose)?[123]d")
@@ -257,9 +267,9 @@ def given_to(
     operands = [*(*map(named, reads), "null")[:3], out or named(call.name)]
     if products.convolves:
         how = _convolution(call)
-        numbers = [*how.stride, *how.pad, *how.dilation, *call.shape[2:]]
-        numbers.insert(0, int(how.is_transposed))
-        return [*operands, *more, *products.parameters, *map(str, numbers)]
+        geometry = (*how.stride, *how.pad, *how.dilation, *call.shape[2:])
+        told = map(str, (products.num_products, int(how.is_transposed), *geometry))
+        return [*operands, *more, *products.parameters, *told]
     depth = graph.value(call.reads[0]).shape[-1]
     rows, columns = math.prod(call.shape[:-1]), call.shape[-1]
     x_turned = call.reads[0] in turns
