@@ -111,6 +111,7 @@ _OF_IMAGES = Products(
     ),
     include=_INCLUDE + '{% include "_lib/triton_convolutions.py" %}\n',
     takes_epilogues=True,
+    takes_steps=True,  # those of what is kept for the backward; gradients are PyTorch's
     num_products=3,
 )
 PRODUCTS = {

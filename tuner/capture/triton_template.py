@@ -184,6 +184,13 @@ def _steps(
     return steps, workspace
 
 
+def _of_steps(parts: Sequence[Part], products: Products | None) -> str:
+    """Return what a head says of the products of a step of training, if there are any."""
+    if products is None or products.convolves:
+        return ""
+    return _OF_STEPS if any(_by_halves(part, products) for part in parts[1:]) else ""
+
+
 def _by_halves(part: Part, products: Products) -> set[str]:
     """Return the products of a call that are made by halves.
 
@@ -242,9 +249,7 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
         steps="\n".join(found[0][0]),
         further=further_calls(parts, [steps for steps, _ in found]),
         work=work_of(stages),
-        of_steps=_OF_STEPS
-        if products and any(_by_halves(part, products) for part in parts[1:])
-        else "",
+        of_steps=_of_steps(parts, products),
         kernels="one kernel" if is_one else "a few kernels",
         requires=(products.requires if products else "")
         + "".join(requires for requires, _ in own),
