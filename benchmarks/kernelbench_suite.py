@@ -34,6 +34,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+END_LINES = 40  # of what a failure said; a frame of a traceback takes three
+FRAME_LINES = 3
+MOST_CHARS = 5000
 TUNE = "import sys; sys.argv[0] = 'tune'; from tuner.cli import main; main()"
 
 
@@ -78,20 +81,42 @@ def tuned(path: Path, options: argparse.Namespace) -> dict[str, Any]:
                 os.killpg(process.pid, signal.SIGKILL)
                 answer, said = process.communicate()
                 return {"kind": "no file in time", "seconds": options.limit_s,
-                        "reason": last_lines(said)}  # fmt: skip
+                        "reason": reason_of(said)}  # fmt: skip
     entry = {"seconds": time.monotonic() - start_s, "exit_code": process.returncode}
     try:
         summary = json.loads(answer)
     except json.JSONDecodeError:
         return {**entry, "kind": "refused" if process.returncode == 2 else "failed",
-                "reason": last_lines(said)}  # fmt: skip
+                "reason": reason_of(said)}  # fmt: skip
     return {**entry, **in_short(summary)}
 
 
-def last_lines(said: str) -> str:
-    """Return the end of what `tune` said, without the records for programs."""
-    lines = [line for line in said.splitlines() if line.strip() and line[:1] != "{"]
-    return "\n".join(lines[-6:])[-1500:]
+def reason_of(said: str) -> str:
+    """Return why `tune` failed: its error, what repeats in a traceback, the end of that.
+
+    Where it was ended before it said why: the last stages, from the records for programs.
+    """
+    lines = [line for line in said.splitlines() if line.strip()]
+    words = [line for line in lines if line[:1] != "{"]
+    if not words:
+        return "\n".join(filter(None, map(stage_of, lines)))[-MOST_CHARS:]
+    first = next((i for i, line in enumerate(words) if line.startswith("error:")), 0)
+    rest = words[first + 1 :]
+    kept = {*range(max(0, len(rest) - END_LINES), len(rest))}
+    for i, line in enumerate(rest):
+        if "[Previous line repeated" in line:
+            kept |= {*range(max(0, i - FRAME_LINES), i + 1)}
+    told = "\n".join(rest[i] for i in sorted(kept))
+    return f"{words[first]}\n{told[-MOST_CHARS:]}".rstrip()
+
+
+def stage_of(line: str) -> str:
+    """Return what a record for programs tells, and when; empty where it is none."""
+    try:
+        record = json.loads(line)
+        return f"{record['elapsed_s']:.0f} s: {record['text']}"
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def in_short(summary: dict[str, Any]) -> dict[str, Any]:
@@ -142,7 +167,7 @@ def line_of(name: str, entry: dict[str, Any]) -> str:
         "     -" if compiled is None else f"{compiled:5.2f}x",
         f"{entry['seconds']:5.0f} s", entry["kind"],
         "collapsed" if entry.get("collapsed") else "constant" if entry.get("constant") else "",
-        (entry.get("reason") or "")[:80],
+        (entry.get("reason") or "").partition("\n")[0][:80],
     ]).replace("\n", " ").rstrip()  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import yaml
 
 from benchmarks import ablation, gpu_shapes, sanitize
 from benchmarks.candidates import label, refusal
+from benchmarks.kernelbench_suite import line_of, reason_of
 from benchmarks.shapes import table
 from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device
@@ -118,3 +119,30 @@ def test_every_configuration_of_the_ablation_can_run_and_each_idea_is_one_of_its
 )
 def test_a_kernels_stage_is_told_by_its_name(kernel, stage):
     assert ablation.stage_of(kernel) == stage
+
+
+def test_a_suites_entry_tells_the_error_what_repeats_and_the_end_of_a_traceback():
+    frames = [f'  File "x.py", line {n}, in f{n}\n    y{n}()' for n in range(60)]
+    frames.insert(9, "  [Previous line repeated 978 more times]")
+    record = '{"elapsed_s": 8.4, "text": "checking"}'
+    said = [
+        record,
+        "error: too deep",
+        "Traceback (most recent call last):",
+        *frames,
+        "E: too deep",
+    ]
+    reason = reason_of("\n".join(said)).splitlines()
+    assert reason[0] == "error: too deep" and reason[-1] == "E: too deep"
+    assert "    y8()" in reason and "  [Previous line repeated 978 more times]" in reason
+    assert "    y59()" in reason and "    y20()" not in reason
+    entry = {"seconds": 1.0, "kind": "failed", "reason": "\n".join(reason)}
+    assert line_of("a.py", entry).endswith("failed    error: too deep")
+
+
+def test_a_suites_entry_tells_what_took_too_long():
+    records = [
+        '{"elapsed_s": 0.0, "text": "capturing"}', '{"best": 3}',
+        '{"elapsed_s": 61.3, "text": "checking"}',
+    ]  # fmt: skip
+    assert reason_of("\n".join(records)) == "0 s: capturing\n61 s: checking"

@@ -30,6 +30,7 @@ from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
 from tuner.check.probes import screening_probes, thorough_probes
 from tuner.check.produce import answer
+from tuner.check.refusals import tamer
 from tuner.check.verdict import CLOSE, judge, merge
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy
@@ -545,6 +546,26 @@ def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
             return tuple(y.clone() for y in self.first) if several else self.first.clone()
 
     asked_until_told(problem, Replay, expectations, "output of call 2")
+
+
+def test_what_a_reference_refuses_is_asked_more_tamely_and_never_the_same_again():
+    for num_rows in (None, 64, 512):
+        for probe in thorough_probes(SEED, num_rows, has_cuda=True, row_elements=512.0):
+            asked = [probe]
+            while (tame := tamer(asked[-1])) is not None:
+                assert tame not in asked, probe.name
+                asked.append(tame)
+
+
+def test_a_reference_without_options_and_without_a_batch_is_asked_at_its_own_rows(tmp_path):
+    inputs = "torch.rand(200, 200), torch.rand(200, 200)"
+    problem = load_reference(tmp_path, reference_of("torch.triu(a @ b)", inputs, "0"))
+    [probe] = [p for p in thorough_probes(SEED, 512) if p.name == "other options, zeros"]
+    assert probe.batch is not None and probe.batch < 512
+    found = expected(problem, dataclasses.replace(probe, batch=100), FLOAT32)
+    assert not found.error and found.num_rows == 200
+    check = verdict(problem, problem.module.Model, [found])
+    assert check.is_accepted, check.reason
 
 
 def test_a_reference_that_returns_a_parameter_even_without_gradients_accepts_itself(tmp_path):

@@ -134,6 +134,7 @@ class Accidents:
     first: Said
     at_first: tuple[Trial, ...]
     had_report: bool
+    failure: str
     second: Said
 
 
@@ -177,9 +178,10 @@ def accidents(tmp_path_factory: pytest.TempPathFactory) -> Accidents:
     (path,) = (folder / "runs").iterdir()
     run = open_run(path)
     at_first, had_report = tuple(run.trials()), run.report_path.is_file()
+    failure = (path / "failure.txt").read_text()
     device.write_text(REFERENCE)
     second = tune("--resume", path)
-    return Accidents(run, first, at_first, had_report, second)
+    return Accidents(run, first, at_first, had_report, failure, second)
 
 
 def test_a_candidate_that_eats_all_memory_is_an_outcome(accidents):
@@ -213,10 +215,12 @@ def test_a_lost_device_stops_the_run_and_is_no_candidates_fault(accidents):
     assert said.code == 3 and "Traceback" not in said.out + said.err
     assert "cannot be started any more" in said.err and "SIGSEGV" in said.err
     assert "tune --resume" in said.err and accidents.had_report
+    assert "in _replace" in accidents.failure and "cannot be started any more" in accidents.failure
     assert len(accidents.at_first) == 3  # the trial in flight is lost, and none is blamed
 
 
 def test_when_the_device_is_back_the_run_goes_on(accidents):
+    assert not (accidents.run.path / "failure.txt").exists()
     assert accidents.second.code == 1 and "no candidate is correct: 4 trials" in (
         accidents.second.err
     )

@@ -12,6 +12,10 @@ import pytest
 from command_line import Said, tune
 from tiny_operator import NAME, config_text, write_family
 
+from tuner.evaluate.fit import Fit
+from tuner.plans import Argument, Tensor
+from tuner.problem.reference import load_problem
+
 OP = """
 name: doubled_values
 title: Doubled values and their scale
@@ -299,3 +303,44 @@ def test_a_formula_may_refuse_numbers_without_meaning(tmp_path):
     )
     found = dry_run(folder_of(tmp_path, MODEL_NEW.replace(GRADS, checked)))
     assert found.code == 0, found
+
+
+DERIVED = """\
+CALLS = []
+
+
+class Model(nn.Module):
+    def forward(self, x):
+        CALLS.append(tuple(x.shape))
+        return 2 * x
+
+
+class ModelNew(Model):
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            return super().forward(x)
+        return fused_op(x)[0]
+
+
+def setup_context(ctx, inputs, output):
+    raise AssertionError
+
+
+def backward(ctx, grad):
+    raise AssertionError
+"""
+
+
+def test_a_step_that_is_the_references_own_is_not_computed_at_planning(tmp_path):
+    reference = tmp_path / "reference.py"
+    given = "def get_inputs():\n    return [torch.rand(64, 5)]\n"
+    own = DERIVED.partition("\n\nclass ModelNew")[0]
+    imports = "import torch\nimport torch.nn as nn\n\n"
+    reference.write_text(f"{imports}{own}\n{given}def get_init_inputs():\n    return []\n")
+    x, y = (Argument("x", shape=("rows", "cols")), Tensor("y", ("rows", "cols")))
+    fit = Fit(load_problem(reference), tmp_path / "model_new.py", DERIVED, [x], [y], ())
+    module = fit.names()
+    model = fit.model(module)
+    assert fit.sizes(module, model, fit.problem.stand_ins()) == {"rows": 64, "cols": 5}
+    fit.rehearse(module, model)
+    assert module["CALLS"] == []

@@ -118,6 +118,15 @@ def test_payload_that_json_cannot_hold_is_the_callers_error(worker):
 # ---- jobs that fail, in a child that lives on -----------------------------------------------
 
 
+def test_of_a_recursion_without_end_both_ends_are_told(worker):
+    with pytest.raises(JobFailed) as caught:
+        worker.call("recurse", {"depth": 0}, timeout_s=60)
+    trace = caught.value.traceback
+    assert caught.value.error_type == "builtins.RecursionError" and len(trace) < 21_000
+    assert "in _serve_one" in trace and "characters left out" in trace
+    assert trace.rstrip().splitlines()[-1].startswith("RecursionError")
+
+
 def test_exception_comes_with_type_message_and_traceback(worker):
     with pytest.raises(JobFailed) as caught:
         worker.call("raise_error", {"kind": "value"}, timeout_s=10)

@@ -28,6 +28,7 @@ from tuner.storage import append_line, drop_half_line, storage_errors, write_who
 from tuner.trial import Finalist, Result, Trial, from_json, to_json
 
 __all__ = [
+    "FAILURE_NAME",
     "PROGRESS_NAME",
     "Outlook",
     "Run",
@@ -42,6 +43,7 @@ __all__ = [
 R = TypeVar("R")
 
 PROGRESS_NAME = "progress.json"  # see `underway`
+FAILURE_NAME = "failure.txt"  # of the last sitting, where the machine or the tuner failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +192,8 @@ class RunWriter:
             self._file = self._path.open("a+b", buffering=0)
             drop_half_line(self._file)
         with suppress(OSError):  # of who had the lock before, and may have been killed
-            (self.run.path / PROGRESS_NAME).unlink(missing_ok=True)
+            for name in (PROGRESS_NAME, FAILURE_NAME):
+                (self.run.path / name).unlink(missing_ok=True)
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import numpy as np
 
 from tuner.earlier import Earlier, sources_from
-from tuner.errors import NothingCorrectError, TunerError
+from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.evaluator import SCREEN_TIMEOUT_S, DeviceEvaluator
 from tuner.evaluate.verifier import Verifier
@@ -31,7 +32,7 @@ from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop
 from tuner.ranking import ranked_trials
 from tuner.records import SET_ASIDE
 from tuner.review.report import write_report
-from tuner.run import Outlook, Run, RunWriter
+from tuner.run import FAILURE_NAME, Outlook, Run, RunWriter
 from tuner.schedule import COMPILE_S, START_S, Costs, scheduled
 from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
@@ -115,9 +116,11 @@ class Session:
                     self._search(writer, builder, environment, None)
                     if not any(t.outcome.latency_us for t in self.trials):
                         raise NothingCorrectError(_nothing_correct(self.trials, ()))
-            except Exception:  # not Ctrl-C, which ends at once
+            except Exception as error:  # not Ctrl-C, which ends at once
                 with suppress(TunerError):  # a full disk, say: the first error is the one
                     self._report()
+                    if not isinstance(error, (InputError, NothingCorrectError)):
+                        writer.write_text(FAILURE_NAME, "".join(format_exception(error)))
                 raise
             self._report()
         return self.run

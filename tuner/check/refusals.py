@@ -133,7 +133,9 @@ def tamer(probe: Probe) -> Probe | None:
         return dataclasses.replace(probe, default_dtype="")
     is_handled = probe.has_zeros or probe.is_touched
     if is_handled or probe.methods or probe.attributes or probe.paths:
-        return dataclasses.replace(probe, before=(), methods=(), attributes=(), paths=())
+        bare = dataclasses.replace(probe, before=(), methods=(), attributes=(), paths=())
+        if bare != probe:  # it may be that options are zeros, and nothing else is done
+            return bare
     if probe.mild_more:
         return dataclasses.replace(probe, mild=(), mild_more=0)
     if probe.calls > 1 and probe.inputs != "repeated" and not probe.is_drawn:

@@ -85,9 +85,18 @@ def _describe_error(error: BaseException) -> dict[str, Any]:
     return {
         "type": f"{kind.__module__}.{kind.__qualname__}",
         "message": message[:MESSAGE_CHARS],
-        "traceback": trace[-MESSAGE_CHARS:],
+        "traceback": _with_both_ends(trace),
         "is_fatal": isinstance(error, Fault),
     }
+
+
+def _with_both_ends(trace: str) -> str:
+    """Return a traceback without its middle where it is long, as of a recursion without end."""
+    half = MESSAGE_CHARS // 2
+    if len(trace) <= 2 * half:
+        return trace
+    left_out = f"\n  ... ({len(trace) - 2 * half} characters left out)\n"
+    return trace[:half] + left_out + trace[-half:]
 
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

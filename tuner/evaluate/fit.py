@@ -199,11 +199,10 @@ class Fit:
             raise _Seen(args, named)
 
         module |= {**self._absent(), "fused_op": seen}
-        ending = (_Seen, TookReference)
         for has_gradients in (False, True):  # one without them is called in the first alone
             try:
                 with (
-                    self._told("ModelNew.forward", self._inputs(inputs), passing=ending),
+                    self._told("ModelNew.forward", self._inputs(inputs), passing=_Seen),
                     torch.set_grad_enabled(has_gradients),
                     without_reference(module),
                 ):
@@ -291,8 +290,11 @@ class Fit:
             if isinstance(value, torch.Tensor) and value.is_floating_point():
                 value.requires_grad_()
         module |= {**self._absent(), "fused_op": differentiable(stand_in, module)}
-        with self._told("ModelNew.forward", self._inputs(inputs)):
-            result = model(*inputs)
+        try:
+            with self._told("ModelNew.forward", self._inputs(inputs)), without_reference(module):
+                result = model(*inputs)
+        except TookReference:  # where gradients are wanted: no formula of ours goes back there
+            return
         self._compare_forms(module, result, inputs)
         outputs = [y for y in outputs_of(result) if getattr(y, "requires_grad", False)]
         if outputs:
@@ -347,7 +349,7 @@ class Fit:
         """Turn whatever the user's code raises into a message with its file and line."""
         try:
             yield
-        except (InputError, SyntaxError):
+        except (InputError, SyntaxError, TookReference):
             raise
         except (Exception, SystemExit) as error:
             if isinstance(error, passing):
