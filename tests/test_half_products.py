@@ -40,6 +40,7 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+OF_MATRICES = [name for name, products in PRODUCTS.items() if not products.convolves]
 LAYER = "self.a = nn.Linear(264, 260)"
 MODULES = {
     "alone": (LAYER, "self.a(x)", "200, 264"),
@@ -66,7 +67,7 @@ def made_of(folder: Path, module: tuple[str, str, str]):
     return derive(folder, "product", TEXT.format(init=init, forward=forward, shape=shape))
 
 
-@pytest.mark.parametrize("template", PRODUCTS)
+@pytest.mark.parametrize("template", OF_MATRICES)
 @pytest.mark.parametrize("name", ["alone", "chain", "a_view"])
 def test_large_products_have_templates_of_their_own(name, template, tmp_path):
     _, made = made_of(tmp_path, MODULES[name])
@@ -132,7 +133,7 @@ def filled(x: torch.Tensor, what: str) -> torch.Tensor:
     "what", ["normal", "positive", "offset", "tiny", "huge", "one large column"]
 )
 @pytest.mark.parametrize("name", ["alone", "turned", "in_rows", "chain"])
-@pytest.mark.parametrize("template", PRODUCTS)
+@pytest.mark.parametrize("template", OF_MATRICES)
 def test_halves_are_as_exact_as_float32(template, name, what, tmp_path):
     problem, made = made_of(tmp_path, MODULES[name])
     model, wide, x = on_gpu(problem, made, tmp_path, template)
@@ -153,7 +154,7 @@ def test_halves_are_as_exact_as_float32(template, name, what, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", PRODUCTS)
+@pytest.mark.parametrize("template", OF_MATRICES)
 def test_sums_of_rows_beyond_float32_are_no_infinities(template, tmp_path):
     """Denormal inputs by weights whose sums overflow, of which the products are usual numbers."""
     problem, made = made_of(tmp_path, MODULES["alone"])
@@ -168,7 +169,7 @@ def test_sums_of_rows_beyond_float32_are_no_infinities(template, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", PRODUCTS)
+@pytest.mark.parametrize("template", OF_MATRICES)
 def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(template, tmp_path):
     """A large number of one operand meets usual ones of the other, which float16 would lose."""
     problem, made = made_of(tmp_path, MODULES["turned"])
@@ -185,7 +186,7 @@ def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(template, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", PRODUCTS)
+@pytest.mark.parametrize("template", OF_MATRICES)
 def test_products_of_whole_numbers_are_exact(template, tmp_path):
     """So that a kink behind them is where PyTorch has it."""
     problem, made = made_of(tmp_path, MODULES["alone"])
@@ -200,7 +201,7 @@ def test_products_of_whole_numbers_are_exact(template, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", PRODUCTS)
+@pytest.mark.parametrize("template", OF_MATRICES)
 def test_infinities_and_nan_go_where_pytorchs_products_let_them(template, tmp_path):
     problem, made = made_of(tmp_path, MODULES["alone"])
     model, _, x = on_gpu(problem, made, tmp_path, template)
