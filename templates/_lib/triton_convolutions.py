@@ -5,7 +5,8 @@
 #     out[p, channel] = sum over k of image[start(p) + step(k)] * filters[channel, k],
 # where the image has its channels beside each other and zeros around it, and k counts the filter's
 # places and, within each, channels. A transposed convolution of stride s is s products in each
-# direction, one for each phase: every s-th pixel of the result meets every s-th place of the filter.
+# direction, one for each phase: every s-th pixel of the result meets every s-th place of the
+# filter.
 #
 # A sample and a filter of a phase are each scaled by a power of two and split: high + low are 22
 # leading bits. A product is then high x high + low x high + high x low. Tensor cores truncate what
@@ -13,9 +14,9 @@
 # filters with an Inf or a NaN, and those of so wide a range that float16 would lose many of their
 # numbers, are computed again in float32.
 #
-# Geometry is in three directions, of which the first ones may be trivial. SIZE, KERNEL, STRIDE, PAD,
-# DILATION and MADE (the result's) are the operation's; LOW and PADDED are of the image with its
-# zeros, MOST of the places of a phase.
+# Geometry is in three directions, of which the first ones may be trivial. SIZE, KERNEL, STRIDE,
+# PAD, DILATION and MADE (the result's) are the operation's; LOW and PADDED are of the image with
+# its zeros.
 
 
 @triton.jit
@@ -230,6 +231,55 @@ def convolution_kernel(
         tl.store(out + place, total, mask=is_row[:, None] & (column < COLUMNS)[None, :])
 
 
+@triton.jit
+def convolution_exactly(
+    source, filters, pixel, column,
+    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr, MADE: tl.constexpr,
+    IS_TRANSPOSED: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr,
+):
+    # Places of the filter are taken one by one, each a number: as a block of them Triton 3.6 takes
+    # masks for alike in pairs of pixels where they are not.
+    own: tl.constexpr = SIZE[0] * SIZE[1] * SIZE[2]
+    area: tl.constexpr = KERNEL[0] * KERNEL[1] * KERNEL[2]
+    made: tl.constexpr = MADE[0] * MADE[1] * MADE[2]
+    x = pixel % MADE[2]
+    y = pixel // MADE[2] % MADE[1]
+    z = pixel // (MADE[1] * MADE[2])
+    total = tl.zeros([PIXELS, WIDTH], dtype=tl.float64)
+    for place in range(area):
+        kz = place // (KERNEL[1] * KERNEL[2])
+        ky, kx = place // KERNEL[2] % KERNEL[1], place % KERNEL[2]
+        meets = pixel < made
+        if IS_TRANSPOSED:
+            iz = z + PAD[0] - kz * DILATION[0]
+            iy = y + PAD[1] - ky * DILATION[1]
+            ix = x + PAD[2] - kx * DILATION[2]
+            meets &= (iz % STRIDE[0] == 0) & (iy % STRIDE[1] == 0) & (ix % STRIDE[2] == 0)
+            meets &= (iz >= 0) & (iy >= 0) & (ix >= 0)
+            iz, iy, ix = iz // STRIDE[0], iy // STRIDE[1], ix // STRIDE[2]
+        else:
+            iz = z * STRIDE[0] - PAD[0] + kz * DILATION[0]
+            iy = y * STRIDE[1] - PAD[1] + ky * DILATION[1]
+            ix = x * STRIDE[2] - PAD[2] + kx * DILATION[2]
+            meets &= (iz >= 0) & (iy >= 0) & (ix >= 0)
+        meets &= (iz < SIZE[0]) & (iy < SIZE[1]) & (ix < SIZE[2])
+        there = (iz * SIZE[1] + iy) * SIZE[2] + ix
+        for first in range(0, CHANNELS, DEPTH):
+            channel = first + tl.arange(0, DEPTH)
+            is_own = channel < CHANNELS
+            from_image = source + channel.to(tl.int64)[None, :] * own + there[:, None]
+            a = tl.load(from_image, mask=meets[:, None] & is_own[None, :], other=0.0)
+            if IS_TRANSPOSED:
+                line = channel[:, None] * COLUMNS + column[None, :]
+            else:
+                line = column[None, :] * CHANNELS + channel[:, None]
+            inside = is_own[:, None] & (column < COLUMNS)[None, :]
+            b = tl.load(filters + line * area + place, mask=inside, other=0.0)
+            total += tl.dot(a, b, input_precision="ieee").to(tl.float64)
+    return total
+
+
 @triton.jit(do_not_specialize=["num_samples"])
 def convolution_repair_kernel(
     image, filters, bias, out, largest, lost, unit, given, num_samples,
@@ -246,7 +296,6 @@ def convolution_repair_kernel(
     are_filters_fine = tl.sum((known != known).to(tl.int32), axis=0) == 0
     made: tl.constexpr = MADE[0] * MADE[1] * MADE[2]
     own: tl.constexpr = SIZE[0] * SIZE[1] * SIZE[2]
-    area: tl.constexpr = KERNEL[0] * KERNEL[1] * KERNEL[2]
     across: tl.constexpr = (COLUMNS + WIDTH - 1) // WIDTH
     for begin in range(0, num_samples, SAMPLES):
         samples = begin + tl.arange(0, SAMPLES)
@@ -265,40 +314,10 @@ def convolution_repair_kernel(
                     ):
                         column = tile % across * WIDTH + tl.arange(0, WIDTH)
                         pixel = tile // across * PIXELS + tl.arange(0, PIXELS)
-                        x = pixel % MADE[2]
-                        y = pixel // MADE[2] % MADE[1]
-                        z = pixel // (MADE[1] * MADE[2])
-                        total = tl.zeros([PIXELS, WIDTH], dtype=tl.float64)
-                        for first in range(0, CHANNELS * area, DEPTH):
-                            at = first + tl.arange(0, DEPTH)
-                            channel, place = at // area, at % area
-                            kz = place // (KERNEL[1] * KERNEL[2])
-                            ky, kx = place // KERNEL[2] % KERNEL[1], place % KERNEL[2]
-                            if IS_TRANSPOSED:
-                                iz = z[:, None] + PAD[0] - (kz * DILATION[0])[None, :]
-                                iy = y[:, None] + PAD[1] - (ky * DILATION[1])[None, :]
-                                ix = x[:, None] + PAD[2] - (kx * DILATION[2])[None, :]
-                                meets = (iz >= 0) & (iy >= 0) & (ix >= 0)
-                                meets &= (iz % STRIDE[0] == 0) & (iy % STRIDE[1] == 0)
-                                meets &= ix % STRIDE[2] == 0
-                                iz, iy, ix = iz // STRIDE[0], iy // STRIDE[1], ix // STRIDE[2]
-                                line = channel[:, None] * COLUMNS + column[None, :]
-                            else:
-                                iz = (z * STRIDE[0])[:, None] - PAD[0] + (kz * DILATION[0])[None, :]
-                                iy = (y * STRIDE[1])[:, None] - PAD[1] + (ky * DILATION[1])[None, :]
-                                ix = (x * STRIDE[2])[:, None] - PAD[2] + (kx * DILATION[2])[None, :]
-                                meets = (iz >= 0) & (iy >= 0) & (ix >= 0)
-                                line = column[None, :] * CHANNELS + channel[:, None]
-                            meets &= (iz < SIZE[0]) & (iy < SIZE[1]) & (ix < SIZE[2])
-                            meets &= (at < CHANNELS * area)[None, :] & (pixel < made)[:, None]
-                            there = (iz * SIZE[1] + iy) * SIZE[2] + ix
-                            there = channel.to(tl.int64)[None, :] * own + there
-                            a = tl.load(source + there, mask=meets, other=0.0)
-                            is_own = (at < CHANNELS * area)[:, None] & (column < COLUMNS)[None, :]
-                            b = tl.load(
-                                filters + line * area + place[:, None], mask=is_own, other=0.0
-                            )
-                            total += tl.dot(a, b, input_precision="ieee").to(tl.float64)
+                        total = convolution_exactly(
+                            source, filters, pixel, column, COLUMNS, CHANNELS, SIZE, KERNEL,
+                            STRIDE, PAD, DILATION, MADE, IS_TRANSPOSED, PIXELS, WIDTH, DEPTH,
+                        )
                         if bias is not None:
                             more = tl.load(bias + column, mask=column < COLUMNS, other=0.0)
                             total += more[None, :]
@@ -408,6 +427,7 @@ def convolution_by_halves(
         x, filters, bias, out, largest, lost, unit, given, num_samples,
         COUNT=per_sample, UNITS=triton.next_power_of_2(phases * columns),
         NUM_UNITS=phases * columns, SAMPLES=64, COLUMNS=num_columns, CHANNELS=num_channels,
-        SIZE=size, DILATION=dilation, PIXELS=32, WIDTH=32, DEPTH=32, EPILOGUE=epilogue,
+        SIZE=size, DILATION=dilation, PIXELS=32, WIDTH=32,
+        DEPTH=min(32, max(16, triton.next_power_of_2(num_channels))), EPILOGUE=epilogue,
         num_warps=4, **about,
     )
