@@ -74,13 +74,12 @@ def joint_of(problem: Problem, graph: Graph) -> Joint | None:
     """Record a step of a module whose forward was captured; None where that cannot be.
 
     Arguments that are no tensors, constants, and operators with several results other than the
-    backward of a convolution are not taken yet.
+    backward of a convolution are not taken yet; nor are products of many, whose gradients depend
+    on which values are zero: to record these PyTorch takes, in some versions, an hour.
     """
-    if (
-        graph.constants
-        or graph.tied
-        or any(not argument.is_tensor for argument in graph.arguments)
-    ):
+    has_numbers = any(not argument.is_tensor for argument in graph.arguments)
+    has_products = any(node.op in ("cumprod", "prod") for node in graph.nodes)
+    if graph.constants or graph.tied or has_numbers or has_products:
         return None
     try:
         return _Step(problem, graph).joint()
