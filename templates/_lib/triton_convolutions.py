@@ -412,7 +412,7 @@ def convolution_by_halves(
         num_warps=4, **about,
     )
     # One product where PyTorch takes TF32, which has no more bits.
-    is_tf32 = torch.backends.cudnn.allow_tf32
+    is_tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"  # also where allow_tf32 is set
     products = products if products > 1 or is_tf32 else 3
     own_made = [triton.cdiv(m, s) if is_transposed else m for m, s in zip(made, stride)]
     tiles = triton.cdiv(own_made[0] * own_made[1] * own_made[2], pixels)
