@@ -14,7 +14,12 @@ import torch
 from test_any_module import derive
 from test_half_products import TEXT
 
-from tuner.capture.half_products import CONVOLUTION_TEMPLATE, ROUNDED_TEMPLATE
+from tuner.capture.half_products import (
+    CONVOLUTION_TEMPLATE,
+    PLANES_TEMPLATE,
+    PRODUCTS,
+    ROUNDED_TEMPLATE,
+)
 from tuner.config.run_config import load_config
 from tuner.errors import NothingToGainError
 from tuner.evaluate.modules import fused, module_of
@@ -57,7 +62,17 @@ MODULES = {
     "fewer places than a stride": (
         "self.a = nn.ConvTranspose2d(4, 20, 2, stride=3)", "self.a(x)", "2, 4, 3, 4"
     ),
+    "planes": (
+        "self.a = nn.Conv2d(6, 12, (3, 5), padding=(1, 2), stride=(1, 2), groups=6); "
+        "self.scale = nn.Parameter(torch.rand(12, 1, 1))",
+        "torch.relu(self.a(x) * self.scale) - 0.25",
+        "2, 6, 12, 16",
+    ),
+    "plane of a line": (
+        "self.a = nn.Conv1d(6, 6, 5, dilation=2, groups=6)", "self.a(x)", "3, 6, 40"
+    ),
 }  # fmt: skip
+OF_PLANES = {"planes", "plane of a line"}
 NOT_TAKEN = {
     "groups": ("self.a = nn.Conv2d(8, 16, 3, groups=2)", "F.gelu(self.a(x))", "2, 8, 9, 9"),
     "float64": (
@@ -76,6 +91,7 @@ SMALL = {
     "image_pixels": 64, "image_channels": 16, "image_depth": 32, "image_warps": 4,
     "image_stages": 2,
 }  # fmt: skip
+SMALL_PLANES = {"plane_pixels": 256, "plane_warps": 2}
 HOWS = ({}, {"product_epilogue": "apart"})
 
 
@@ -88,8 +104,12 @@ def made_of(folder: Path, module: tuple[str, str, str]):
 def steps_of(folder: Path, name: str, **params: object) -> list[str]:
     _, made = made_of(folder, MODULES[name])
     family = load_family(made.name, [made.folder])
-    candidate = family.render({"template": CONVOLUTION_TEMPLATE, **params}, facts())
+    candidate = family.render({"template": template_of(name), **params}, facts())
     return [step.function for step in candidate.plan.steps]
+
+
+def template_of(name: str) -> str:
+    return PLANES_TEMPLATE if name in OF_PLANES else CONVOLUTION_TEMPLATE
 
 
 def facts():
@@ -99,9 +119,9 @@ def facts():
 @pytest.mark.parametrize("name", MODULES)
 def test_convolutions_have_templates_of_their_own(name, tmp_path):
     steps = steps_of(tmp_path, name)
-    assert not [step for step in steps if step.startswith("conv") and "halves" not in step]
+    assert not [step for step in steps if step.startswith("conv") and step[-1] == "d"]
     count = 2 if name == "dilated" else 1
-    ours = [s for s in steps if "behind_product" in s or s == "convolution_by_halves"]
+    ours = [s for s in steps if "behind_product" in s or s == PRODUCTS[template_of(name)].function]
     assert len(ours) == count
 
 
@@ -114,7 +134,7 @@ def test_pointwise_work_behind_a_convolution_is_its_epilogue_or_a_kernel_of_its_
 def test_what_the_kernel_does_not_make_is_pytorchs(name, tmp_path):
     _, made = made_of(tmp_path, NOT_TAKEN[name])
     templates = load_family(made.name, [made.folder]).templates
-    assert not {CONVOLUTION_TEMPLATE, ROUNDED_TEMPLATE} & templates.keys()
+    assert not PRODUCTS.keys() & templates.keys()
 
 
 def test_on_a_cpu_there_is_nothing_to_generate_for_a_convolution_alone(tmp_path):
@@ -126,14 +146,12 @@ def test_on_a_cpu_there_is_nothing_to_generate_for_a_convolution_alone(tmp_path)
 # ---- how exact ------------------------------------------------------------------------------
 
 
-def model_of(
-    folder: Path, name: str, device: str, template: str = CONVOLUTION_TEMPLATE, **params: object
-):
+def model_of(folder: Path, name: str, device: str, template: str = "", **params: object):
     """The module by halves, the reference, the same in float64, and an input."""
     problem, made = made_of(folder, MODULES[name])
     family = load_family(made.name, [made.folder])
     how = {k: v for k, v in params.items() if k != "product_epilogue" or has_epilogue(name)}
-    candidate = family.render({"template": template, **how}, facts())
+    candidate = family.render({"template": template or template_of(name), **how}, facts())
     source = folder / "source.py"
     source.write_text(candidate.source)
     (folder / "plan.json").write_text(to_json(candidate.plan))
@@ -153,7 +171,8 @@ def check(folder: str, names: list[str], device: str) -> None:
     """Compare with PyTorch; with TRITON_INTERPRET set, on the CPU."""
     for i, name in enumerate(names):
         path = Path(folder) / str(i)
-        model, own, wide, x = model_of(path, name, device, **SMALL, **HOWS[i % 2])
+        tile = SMALL_PLANES if name in OF_PLANES else SMALL
+        model, own, wide, x = model_of(path, name, device, **tile, **HOWS[i % 2])
         with torch.no_grad():
             assert_as_exact(model(x), own(x), wide(x.double()))
 
@@ -178,10 +197,16 @@ def test_interpreted_convolutions_are_as_exact_as_pytorch(names, tmp_path):
 
 
 @needs_triton
-@pytest.mark.parametrize("template", [CONVOLUTION_TEMPLATE, ROUNDED_TEMPLATE])
-def test_a_convolution_compiles_ahead_for_a_hopper_gpu(template, tmp_path):
-    made_of(tmp_path, MODULES["transposed"])
-    model_of(tmp_path, "transposed", "cpu", template)
+@pytest.mark.parametrize(
+    ("name", "template", "kernel"),
+    [
+        ("transposed", CONVOLUTION_TEMPLATE, "convolution_kernel"),
+        ("transposed", ROUNDED_TEMPLATE, "convolution_kernel"),
+        ("planes", PLANES_TEMPLATE, "planes_kernel"),
+    ],
+)
+def test_a_convolution_compiles_ahead_for_a_hopper_gpu(name, template, kernel, tmp_path):
+    model_of(tmp_path, name, "cpu", template)
     ran = subprocess.run(
         [sys.executable, "-m", "tuner.kernel.triton_build", str(tmp_path / "source.py"),
          str(tmp_path / "plan.json"), str(tmp_path), "--arch", "90",
@@ -192,7 +217,7 @@ def test_a_convolution_compiles_ahead_for_a_hopper_gpu(template, tmp_path):
     assert ran.returncode == 0, ran.stderr[-4000:]
     found = json.loads(ran.stdout)
     assert not found["error"] and not found["note"]
-    assert "convolution_kernel" in {kernel["name"] for kernel in found["kernels"]}
+    assert kernel in {each["name"] for each in found["kernels"]}
 
 
 def filled(x: torch.Tensor, what: str) -> torch.Tensor:

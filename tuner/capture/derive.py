@@ -47,6 +47,7 @@ _VARIED = (
     *("tile_rows", "tile_columns", "block_rows", "block_columns"),
     *("chunk", "product_n", "product_k", "product_cluster", "product_epilogue"),
     *("image_pixels", "image_channels", "image_depth", "image_warps", "image_stages"),
+    *("plane_pixels", "plane_warps"),
     *(name + SECOND for name in NAMES),
 )
 # Files of every operator that has them; a template of another partition may be missing.
@@ -54,7 +55,7 @@ _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 24  # of what is written; part of the key
+FORMAT = 25  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",

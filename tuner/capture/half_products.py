@@ -2,7 +2,9 @@
 
 Two templates make products of matrices: from PyTorch's own float16 products
 (`templates/_lib/triton_products.py`), and on Hopper by one kernel of ours (`triton_wgmma.py`).
-Two make convolutions (`triton_convolutions.py`): as exact as float32, or as TF32.
+Two make convolutions (`triton_convolutions.py`): as exact as float32, or as TF32. Convolutions of
+each channel by itself have few products, and a template that makes them in float32
+(`triton_planes.py`).
 """
 
 from __future__ import annotations
@@ -12,19 +14,22 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 
 __all__ = [
-    "CONVOLUTION_TEMPLATE", "HALVES_TEMPLATE", "PRODUCTS", "ROUNDED_TEMPLATE", "SHORTEST",
-    "WGMMA_TEMPLATE", "Products", "given_to", "makers_of", "step_of", "takes_halves", "turned",
+    "CONVOLUTION_TEMPLATE", "HALVES_TEMPLATE", "PLANES_TEMPLATE", "PRODUCTS", "ROUNDED_TEMPLATE",
+    "SHORTEST", "WGMMA_TEMPLATE", "Products", "given_to", "makers_of", "step_of", "takes_halves",
+    "turned",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
 WGMMA_TEMPLATE = "nest_wgmma"
 CONVOLUTION_TEMPLATE = "nest_convolution"
 ROUNDED_TEMPLATE = "nest_convolution_rounded"
+PLANES_TEMPLATE = "nest_depthwise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +46,8 @@ class Products:
         include: the functions' text.
         takes_epilogues: whether pointwise work behind a product can be part of its kernel.
         takes_steps: whether the products of a step of training are made so as well.
-        num_products: of float16 for one of float32 in convolutions, where it makes those: 3, or 1
-            where PyTorch takes TF32, which has as many bits as float16; 0 where it makes products
-            of matrices.
+        of: what it makes: products of matrices, convolutions, or those of each channel by itself.
+        more: numbers that its function is told behind its parameters.
     """
 
     title: str
@@ -54,12 +58,13 @@ class Products:
     include: str
     takes_epilogues: bool = False
     takes_steps: bool = False
-    num_products: int = 0
+    of: Literal["matrices", "images", "planes"] = "matrices"
+    more: tuple[int, ...] = ()
 
     @property
     def convolves(self) -> bool:
         """Whether it makes convolutions, and no products of matrices."""
-        return self.num_products > 0
+        return self.of != "matrices"
 
     def declared(self, calls: Iterable[Call]) -> str:
         """Return the head's lines of its parameters, where it makes these calls."""
@@ -112,7 +117,8 @@ _OF_IMAGES = Products(
     include=_INCLUDE + '{% include "_lib/triton_convolutions.py" %}\n',
     takes_epilogues=True,
     takes_steps=True,  # those of what is kept for the backward; gradients are PyTorch's
-    num_products=3,
+    of="images",
+    more=(3,),  # products of float16
 )
 PRODUCTS = {
     HALVES_TEMPLATE: Products(
@@ -161,12 +167,29 @@ PRODUCTS = {
     ),
     CONVOLUTION_TEMPLATE: _OF_IMAGES,
     ROUNDED_TEMPLATE: replace(
-        _OF_IMAGES, title=", convolutions of float16 as inexact as TF32", num_products=1
+        _OF_IMAGES, title=", convolutions of float16 as inexact as TF32", more=(1,)
+    ),
+    PLANES_TEMPLATE: Products(
+        title=", convolutions of each channel",
+        function="convolution_of_planes",
+        tail="",
+        requires="",
+        parameters=_parameter(
+            "plane_pixels",
+            "pixels of a channel that a program makes",
+            "default: 1024, values: [256, 512, 1024, 2048]",
+        )
+        | _parameter("plane_warps", "warps of such a program", "default: 4, values: [2, 4, 8]"),
+        include="import torch\n" + '{% include "_lib/triton_planes.py" %}\n',
+        takes_epilogues=True,
+        takes_steps=True,
+        of="planes",
     ),
 }
 _CONVOLUTION = re.compile(r"conv(_transpose)?[123]d")
 _CHANNELS = (16, 32, 64, 128, 256)
 MOST_PHASES = 64
+MOST_PLACES = 64  # of a channel's filter, which are written out
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
 LONGEST = 2**16  # beyond, PyTorch sums in pieces, side by side and more exactly
@@ -186,7 +209,8 @@ def takes_halves(
     if call.dtype != "float32" or {graph.value(n).dtype for n in call.reads} != {"float32"}:
         return False
     if _CONVOLUTION.fullmatch(call.function):
-        return (products is None or products.convolves) and _takes_convolution(graph, call)
+        kind = _kind_of(graph, call)
+        return kind is not None and (products is None or products.of == kind)
     if call.function not in ("linear", "matmul") or (products is not None and products.convolves):
         return False
     x, weight = (graph.value(name) for name in call.reads[:2])
@@ -216,15 +240,20 @@ def _convolution(call: Call) -> _Convolution:
     return _Convolution(stride, pad, dilation, groups, False)
 
 
-def _takes_convolution(graph: Graph, call: Call) -> bool:
-    how = _convolution(call)
-    is_image = len(call.shape) == len(graph.value(call.reads[0]).shape) == 2 + len(how.stride)
-    is_plain = isinstance(how.pad, list) and how.groups == 1 and is_image
-    if not how.is_transposed or not is_plain:
-        return is_plain
+def _kind_of(graph: Graph, call: Call) -> Literal["images", "planes"] | None:
+    """Return which templates make a convolution, None where PyTorch does."""
+    how, x = _convolution(call), graph.value(call.reads[0])
+    is_image = len(call.shape) == len(x.shape) == 2 + len(how.stride)
+    if not is_image or not isinstance(how.pad, list):
+        return None
+    if how.groups > 1:
+        places = math.prod(graph.value(call.reads[1]).shape[2:])
+        is_plane = how.groups == x.shape[1] and not how.is_transposed
+        return "planes" if is_plane and places <= MOST_PLACES else None
     # Phases whose places of the filter lie side by side.
     is_even = all(s == 1 or d == 1 for s, d in zip(how.stride, how.dilation, strict=True))
-    return is_even and math.prod(how.stride) <= MOST_PHASES
+    is_even = is_even and math.prod(how.stride) <= MOST_PHASES
+    return "images" if is_even or not how.is_transposed else None
 
 
 def makers_of(graph: Graph, calls: Sequence[Call]) -> dict[str, Products]:
@@ -269,7 +298,8 @@ def given_to(
     if products.convolves:
         how = _convolution(call)
         geometry = (*how.stride, *how.pad, *how.dilation, *call.shape[2:])
-        told = map(str, (products.num_products, int(how.is_transposed), *geometry))
+        turn = [int(how.is_transposed)] if products.of == "images" else []
+        told = map(str, (*products.more, *turn, *geometry))
         return [*operands, *more, *products.parameters, *told]
     depth = graph.value(call.reads[0]).shape[-1]
     rows, columns = math.prod(call.shape[:-1]), call.shape[-1]

@@ -191,7 +191,9 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def python_text(nest: Nest, call: Call, function: str, apart: str) -> tuple[str, list[str]]:
+def python_text(
+    nest: Nest, call: Call, function: str, apart: str, made_by: str
+) -> tuple[str, list[str]]:
     """Return the function that a step calls, and the values that it is given besides, in order.
 
     Args:
@@ -199,6 +201,7 @@ def python_text(nest: Nest, call: Call, function: str, apart: str) -> tuple[str,
         call: the product.
         function: the name of both functions, of Python and of CUDA C++.
         apart: the function of the nest's own kernel, for products too small for ours.
+        made_by: the function that makes the product.
     """
     given = [t.name for t in nest.arguments if t.name != call.name]
     words = {call.name: "made"} | {name: f"given[{i}]" for i, name in enumerate(given)}
@@ -211,7 +214,7 @@ def python_text(nest: Nest, call: Call, function: str, apart: str) -> tuple[str,
 
 def {function}(x, filters, bias, out, rows, cols, {own}*how):
     given = ({own})
-    convolution_by_halves(
+    {made_by}(
         x, filters, bias, out, *how, epilogue={function}_epilogue, given=given,
         apart=lambda made: {apart}({arguments}),
     )
@@ -223,7 +226,7 @@ def {function}(x, filters, bias, out, rows, cols, {own}*how):
 def {function}(
     x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned, rows, cols, *given
 ):
-    product_by_wgmma(
+    {made_by}(
         x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned,
         "{function}", given, lambda made: {apart}({arguments}),
     )
