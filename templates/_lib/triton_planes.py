@@ -6,11 +6,32 @@
 
 
 @triton.jit
+def planes_with_place(
+    total, source, filters, is_pixel, z, y, x, PLACE: tl.constexpr, SIZE: tl.constexpr,
+    KERNEL: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr,
+):
+    kz: tl.constexpr = PLACE // (KERNEL[1] * KERNEL[2]) * DILATION[0]
+    ky: tl.constexpr = PLACE // KERNEL[2] % KERNEL[1] * DILATION[1]
+    kx: tl.constexpr = PLACE % KERNEL[2] * DILATION[2]
+    inside = is_pixel
+    if PAD[0] > 0:
+        inside &= (z + kz >= 0) & (z + kz < SIZE[0])
+    if PAD[1] > 0:
+        inside &= (y + ky >= 0) & (y + ky < SIZE[1])
+    if PAD[2] > 0:
+        inside &= (x + kx >= 0) & (x + kx < SIZE[2])
+    step: tl.constexpr = (kz * SIZE[1] + ky) * SIZE[2] + kx
+    value = tl.load(source + step, mask=inside, other=0.0)
+    # Zeros around an image meet no filter: one with an Inf would make them NaN.
+    return tl.where(inside, tl.fma(value, tl.load(filters + PLACE), total), total)
+
+
+@triton.jit
 def planes_kernel(
     image, filters, bias, out, given,
     CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr,
     STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr, MADE: tl.constexpr,
-    PIXELS: tl.constexpr, EPILOGUE: tl.constexpr,
+    PLACES: tl.constexpr, PIXELS: tl.constexpr, EPILOGUE: tl.constexpr,
 ):
     own: tl.constexpr = SIZE[0] * SIZE[1] * SIZE[2]
     made: tl.constexpr = MADE[0] * MADE[1] * MADE[2]
@@ -24,28 +45,12 @@ def planes_kernel(
     x = pixel % MADE[2] * STRIDE[2] - PAD[2]
     of_sample = sample.to(tl.int64) * CHANNELS + column // (COLUMNS // CHANNELS)
     source = image + of_sample * own + (z * SIZE[1] + y) * SIZE[2] + x
-    filters += column * (KERNEL[0] * KERNEL[1] * KERNEL[2])
+    filters += column * PLACES
     total = tl.zeros([PIXELS], dtype=tl.float32)
-    for kz in tl.static_range(KERNEL[0]):
-        for ky in tl.static_range(KERNEL[1]):
-            for kx in tl.static_range(KERNEL[2]):
-                inside = is_pixel
-                if PAD[0] > 0:
-                    at = z + kz * DILATION[0]
-                    inside &= (at >= 0) & (at < SIZE[0])
-                if PAD[1] > 0:
-                    at = y + ky * DILATION[1]
-                    inside &= (at >= 0) & (at < SIZE[1])
-                if PAD[2] > 0:
-                    at = x + kx * DILATION[2]
-                    inside &= (at >= 0) & (at < SIZE[2])
-                step: tl.constexpr = (
-                    (kz * DILATION[0] * SIZE[1] + ky * DILATION[1]) * SIZE[2] + kx * DILATION[2]
-                )
-                value = tl.load(source + step, mask=inside, other=0.0)
-                weight = tl.load(filters + (kz * KERNEL[1] + ky) * KERNEL[2] + kx)
-                # Zeros around an image meet no filter: one with an Inf would make them NaN.
-                total = tl.where(inside, tl.fma(value, weight, total), total)
+    for place in tl.static_range(PLACES):
+        total = planes_with_place(
+            total, source, filters, is_pixel, z, y, x, place, SIZE, KERNEL, PAD, DILATION
+        )
     if bias is not None:
         total += tl.load(bias + column)
     result = total[:, None]
@@ -79,5 +84,5 @@ def convolution_of_planes(
         x, filters, bias, out, given, CHANNELS=x.shape[1], COLUMNS=out.shape[1],
         SIZE=ahead + tuple(x.shape[2:]), KERNEL=ahead + tuple(filters.shape[2:]),
         STRIDE=ahead + told[0], PAD=(0,) * (3 - own) + told[1], DILATION=ahead + told[2],
-        MADE=made, PIXELS=pixels, EPILOGUE=epilogue, num_warps=warps,
+        MADE=made, PLACES=filters.stride(0), PIXELS=pixels, EPILOGUE=epilogue, num_warps=warps,
     )
