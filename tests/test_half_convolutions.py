@@ -155,6 +155,7 @@ def model_of(folder: Path, name: str, device: str, template: str = "", **params:
     source = folder / "source.py"
     source.write_text(candidate.source)
     (folder / "plan.json").write_text(to_json(candidate.plan))
+    (folder / "sizes.json").write_text(json.dumps(dict(family.sizes)))
     module = module_of(family.model_new)
     module |= {**fused(bind(candidate.plan, "triton", source)), "fused_device": device}
     model, own = module["ModelNew"]().to(device), problem.make_model(0).to(device)
@@ -210,7 +211,7 @@ def test_a_convolution_compiles_ahead_for_a_hopper_gpu(name, template, kernel, t
     ran = subprocess.run(
         [sys.executable, "-m", "tuner.kernel.triton_build", str(tmp_path / "source.py"),
          str(tmp_path / "plan.json"), str(tmp_path), "--arch", "90",
-         "--sizes", json.dumps({"batch": 2})],
+         "--sizes", (tmp_path / "sizes.json").read_text()],
         capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip

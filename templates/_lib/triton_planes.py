@@ -72,7 +72,8 @@ def convolution_of_planes(
     made = ahead + told[3]
     tiles = triton.cdiv(made[0] * made[1] * made[2], pixels)
     programs = len(x) * out.shape[1] * tiles
-    if max(x.stride(1), out.stride(1), programs) >= 2**31 - 2**20:  # 32 bits
+    is_large = max(x.stride(1), out.stride(1), programs) >= 2**31 - 2**20  # 32 bits
+    if is_large or filters.stride(0) > 64:  # whose places are not written out
         whole = out if apart is None else torch.empty_like(out)
         whole.copy_(torch.convolution(
             x, filters, bias, *told[:3], False, (0,) * own, x.shape[1]
