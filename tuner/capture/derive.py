@@ -47,7 +47,7 @@ _VARIED = (
     *("tile_rows", "tile_columns", "block_rows", "block_columns"),
     *("chunk", "product_n", "product_k", "product_cluster", "product_epilogue"),
     *("image_pixels", "image_channels", "image_depth", "image_warps", "image_stages"),
-    "image_products",
+    *("image_products", "image_consumers", "image_groups", "image_part", "image_blocks"),
     *(name + SECOND for name in NAMES),
 )
 # Files of every operator that has them; a template of another partition may be missing.

@@ -2,7 +2,8 @@
 
 Two templates make products of matrices: from PyTorch's own float16 products
 (`templates/_lib/triton_products.py`), and on Hopper by one kernel of ours (`triton_wgmma.py`).
-A third makes convolutions (`triton_convolutions.py`).
+Two make convolutions: in Triton (`triton_convolutions.py`), and on Hopper those without strides
+by one kernel of ours (`triton_convolutions_wgmma.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 
 __all__ = [
-    "CONVOLUTION_TEMPLATE", "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE",
-    "Products", "given_to", "makers_of", "step_of", "takes_halves", "turned",
+    "CONVOLUTION_TEMPLATE", "CONVOLUTION_WGMMA_TEMPLATE", "HALVES_TEMPLATE", "PRODUCTS",
+    "SHORTEST", "WGMMA_TEMPLATE", "Products", "given_to", "makers_of", "step_of",
+    "takes_halves", "turned",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
 WGMMA_TEMPLATE = "nest_wgmma"
 CONVOLUTION_TEMPLATE = "nest_convolution"
+CONVOLUTION_WGMMA_TEMPLATE = "nest_convolution_wgmma"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Products:
         tail: further arguments of the function, each after a comma.
         requires: lines of the head, what must hold.
         parameters: lines of the head, by the parameter's name; `<channels>` there is how many a
-            convolution has at most, rounded up to a power of two.
+            convolution has at most, rounded up to a power of two, and `<part>` no more than 64.
         include: the functions' text.
         takes_epilogues: whether pointwise work behind a product can be part of its kernel.
         takes_steps: whether the products of a step of training are made so as well.
@@ -60,6 +63,7 @@ class Products:
         values = [value for value in _CHANNELS if value <= channels][-3:]
         text = "".join(self.parameters.values())
         text = text.replace("<channels>", str(min(values[-1], 128)))
+        text = text.replace("<part>", str(min(values[-1], 64)))
         return text.replace("<all channels>", str(values))
 
 
@@ -149,6 +153,39 @@ PRODUCTS = {
             "default: 3, values: [3, 1]",
         ),
         include=_INCLUDE + '{% include "_lib/triton_convolutions.py" %}\n',
+        takes_epilogues=True,
+        convolves=True,
+    ),
+    CONVOLUTION_WGMMA_TEMPLATE: Products(
+        title=", convolutions of float16 in one Hopper kernel",
+        function="convolution_by_wgmma",
+        tail="",
+        requires='  - {expr: "device.capability == 90", why: "wgmma is in sm_90a alone"}\n'
+        '  - {expr: "device.has_nvcc", why: "the convolutions\' CUDA C++ needs nvcc"}\n'
+        '  - {expr: "image_part * (image_groups + 1) // 2 <= '
+        '480 // (image_consumers * image_blocks) - 28", '
+        'why: "a warpgroup\'s sums are in registers"}\n',
+        parameters=_parameter(
+            "image_consumers",
+            "warpgroups of a block that multiply",
+            "default: 2, values: [2, 4]",
+        )
+        | _parameter(
+            "image_groups",
+            "64 pixels that one of these makes after another",
+            "default: 1, values: [1, 2]",
+        )
+        | _parameter(
+            "image_part",
+            "channels of the result that a block makes at a time",
+            "default: <part>, values: <all channels>",
+        )
+        | _parameter(
+            "image_blocks",
+            "blocks of a multiprocessor, of which one stores while another multiplies",
+            "default: 2, values: [1, 2]",
+        ),
+        include=_INCLUDE + '{% include "_lib/triton_convolutions_wgmma.py" %}\n',
         takes_epilogues=True,
         convolves=True,
     ),

@@ -172,7 +172,7 @@ def _steps(
         if product is not None:
             fused, condition = f"{function}_behind_product", _APART
             assert products is not None
-            text, more = python_text(nest, product, fused, function)
+            text, more = python_text(nest, product, fused, function, products.function)
             texts[-1] += text
             epilogues[part.name, nest.name] = cuda_text(nest, product, fused)
             place = placed(nest.outputs[0].name)
