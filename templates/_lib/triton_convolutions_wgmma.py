@@ -14,10 +14,9 @@ import math
 # shared memory once for all places of the filter; filters lie in the order of the sums. Ranges,
 # scales and what is computed again are as above. Strided convolutions, which would need pixels
 # beside each other that are not, remain Triton's, as those do whose tiles do not fit.
-
-{% set image_halves = 1 if image_products | default(3) == 1 else 2 %}
+# `image_halves` is 2, or 1 for products of the high halves alone.
 IMAGE_HALVES = {{ image_halves }}
-image_code = CudaCode(
+cuda_code = CudaCode(
     r"""
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -125,8 +124,10 @@ def image_parts(steps):
 
 @functools.lru_cache(maxsize=None)
 def image_tiles(of, samples, planes, columns, consumers, groups, part, blocks, halves):
-    # The numbers of the kernel's Geometry for what convolution_of has told, or None where it is
-    # not for this convolution. Tiles are those that take least, as counted below.
+    # For what convolution_of has told: the numbers of the kernel's Geometry, what the filters'
+    # kernel wants to know, how many filters there are with those of all phases, and how many
+    # pixels a tile meets. None where the kernel is not for this convolution. Tiles are those that
+    # take least, as counted below.
     of = dict(of)
     kernel, stride, pad, made = of["KERNEL"], of["STRIDE"], of["PAD"], of["MADE"]
     dilation, padded, is_transposed = of["DILATION"], of["PADDED"], of["IS_TRANSPOSED"]
@@ -197,7 +198,8 @@ def image_tiles(of, samples, planes, columns, consumers, groups, part, blocks, h
         *dilation, *padded, planes, chunk, most_steps, *stages, int(is_line), *told,
     ]
     about = {"CHUNK": chunk, "CHUNKS": planes // chunk, "STEPS": most_steps, "PART": part}
-    return torch.tensor(numbers, dtype=torch.int64), about
+    rows = len(phases) * column_tiles * part
+    return torch.tensor(numbers, dtype=torch.int64), about, rows, math.prod(halo)
 
 
 def convolution_by_wgmma(
@@ -222,28 +224,26 @@ def convolution_by_wgmma(
             *geometry, epilogue=epilogue, given=given, apart=apart,
         )
         return
-    numbers, about = found
-    phases = int(numbers[2])
-    columns = int(numbers[3]) * part
-    halo = numbers[16:19].prod()
-    count = math.prod(of["PADDED"]) * 8
-    size = IMAGE_HALVES * num_samples * planes * count
-    # What a last line's tile reads behind is of no pixel.
-    image = torch.empty(size + 16 * int(halo), dtype=torch.float16, device=x.device)
-    high, low = image[: size // IMAGE_HALVES], image[size - size // IMAGE_HALVES :]
-    halves = torch.empty(
-        phases * columns * about["STEPS"] * IMAGE_HALVES * 16, dtype=torch.float16,
-        device=x.device,
+    numbers, about, rows, beyond = found
+    size = num_samples * planes * 8 * math.prod(of["PADDED"])
+    # What the tile at a line's end reads behind it is of no pixel.
+    image = torch.empty(
+        IMAGE_HALVES * size + 8 * beyond, dtype=torch.float16, device=x.device
     )
-    unit = torch.empty(phases * columns, dtype=torch.float32, device=x.device)
+    high, low = image[:size], image[(IMAGE_HALVES - 1) * size :]
+    halves = torch.empty(
+        (rows, about["STEPS"] * IMAGE_HALVES * 16), dtype=torch.float16, device=x.device
+    )
+    unit = torch.empty(rows, dtype=torch.float32, device=x.device)
     largest, lost = convolution_ranges(x)
     convolution_split(x, high, low, largest, lost, of, planes * 8, 8, IMAGE_HALVES)
-    convolution_steps_kernel[(columns, phases)](
+    phases = math.prod(of["STRIDE"]) if is_transposed else 1
+    convolution_steps_kernel[(rows // phases, phases)](
         filters, halves, unit, CHANNELS=num_channels, COLUMNS=num_columns, HALVES=IMAGE_HALVES,
         BLOCK=512, num_warps=4, **about,
         **{name: of[name] for name in ("KERNEL", "STRIDE", "PAD", "MADE", "LOW", "IS_TRANSPOSED")},
     )
-    image_code(
+    cuda_code(
         function, image, halves, bias, out, largest, unit, *(given or ()), numbers, len(numbers)
     )
     convolution_repaired(x, filters, bias, whole, largest, lost, unit, of, given, epilogue)

@@ -433,6 +433,9 @@ static const char* convolution(const void* image, const void* filters, const flo
   if (error == cudaSuccess) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   }
+  if (error == cudaSuccess) {  // as much as there is, so that kBlocks blocks fit
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+  }
   if (error != cudaSuccess) return cudaGetErrorString(error);
   const unsigned tiles = work.tiles = num_tiles(of);
   const unsigned places = unsigned(num_sms * kBlocks);

@@ -185,7 +185,8 @@ PRODUCTS = {
             "blocks of a multiprocessor, of which one stores while another multiplies",
             "default: 2, values: [1, 2]",
         ),
-        include=_INCLUDE + '{% include "_lib/triton_convolutions_wgmma.py" %}\n',
+        include=_INCLUDE + "{% with image_halves = 2 %}"
+        '{% include "_lib/triton_convolutions_wgmma.py" %}{% endwith %}\n',
         takes_epilogues=True,
         convolves=True,
     ),
