@@ -1,4 +1,4 @@
-// What templates/_lib/wgmma_images.cuh does with the addresses of image_tiles.cuh, on a CPU: copies
+// What templates/_lib/wgmma_images.cuh does with addresses of image_tiles.cuh, on a CPU: copies
 // of boxes and lines, products whose operands are read as matrix descriptors say, and stores.
 #include <cstdint>
 #include <vector>

@@ -22,6 +22,7 @@ cuda_code = CudaCode(
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <numeric>
 
 {% with overlap = false %}
 {% include "_lib/launch.cuh" %}

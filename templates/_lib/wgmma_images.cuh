@@ -1,10 +1,10 @@
 // Float32 convolutions from float16 halves (sm_90a): products of the pixels around a tile, which
 // lie in shared memory once for all places of the filter, and of filters in the order of the sums.
 //
-// A block takes tile after tile. One thread copies: chunks of planes of the image into one ring, and
-// parts of the filters into another. The others multiply, each warpgroup kGroups times 64 pixels.
-// Tensor cores truncate what they add up, so an accumulator serves one part of the filters, the
-// small products first, and is then added to float32 sums.
+// A block takes tile after tile. One thread copies: chunks of planes of the image into one ring,
+// and parts of the filters into another. The others multiply, each warpgroup kGroups times 64
+// pixels. Tensor cores truncate what they add up, so an accumulator serves one part of the
+// filters, the small products first, and is then added to float32 sums.
 //
 // Expects launch.cuh, wgmma_tensor_map.cuh, wgmma_pipeline.cuh, and the parameters block_n
 // (channels of a tile), image_consumers, image_groups, image_blocks and image_halves.
@@ -438,9 +438,11 @@ static const char* convolution(const void* image, const void* filters, const flo
   }
   if (error != cudaSuccess) return cudaGetErrorString(error);
   const unsigned tiles = work.tiles = num_tiles(of);
-  const unsigned places = unsigned(num_sms * kBlocks);
-  return launch(kernel, {tiles < places ? tiles : places, kThreads, smem_bytes}, stream, map, work,
-                epilogue);
+  // Each block takes tiles of all phases in turn, some of which have more to add up.
+  int places = num_sms * kBlocks;
+  while (std::gcd(places, of.phases) > 1) --places;
+  const unsigned blocks = tiles < unsigned(places) ? tiles : unsigned(places);
+  return launch(kernel, {blocks, kThreads, smem_bytes}, stream, map, work, epilogue);
 }
 
 }  // namespace images
