@@ -78,7 +78,7 @@ def convolution_steps_kernel(
             within = which % tl.maximum(room, 1)
             plane = which // tl.maximum(room, 1) * CHUNK + within // tl.maximum(places, 1)
             channel = plane * 8 + at % 8
-            _, z, y, x = convolution_places(
+            none, z, y, x = convolution_places(
                 within % tl.maximum(places, 1), tl.maximum(ny, 1), tl.maximum(nx, 1), 1
             )
             if IS_TRANSPOSED:
