@@ -27,6 +27,10 @@ needs_triton = pytest.mark.skipif(
 )
 ANSWER = 'extern "C" const char* answer(void*) { return "forty-two"; }\n'
 FLAGS = ["-std=c++17"]
+IMAGE_TILES = [  # consumers, groups, part, blocks
+    *((2, 1, 64, 2), (4, 1, 64, 1), (2, 2, 64, 1), (2, 1, 128, 1), (2, 2, 128, 1)),
+    *((2, 1, 32, 2), (2, 2, 32, 2), (4, 1, 32, 2), (4, 2, 32, 1), (2, 1, 16, 2), (4, 2, 16, 2)),
+]
 TILES = [
     {"product_n": n, "product_k": k, "product_cluster": c, "product_raster": 8}
     for n, k, c in itertools.product([128, 192, 256], [32, 64], [1, 2])
@@ -85,6 +89,21 @@ def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
     exec(beside, names)
     (kernel,) = parse_resources(names["cuda_code"].log, None)
     assert (kernel.registers, kernel.spill_store_bytes, kernel.stack_bytes) == (168, 0, 0)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("tile", IMAGE_TILES, ids=str)
+def test_no_tile_of_a_convolution_spills(tile, monkeypatch, tmp_path):
+    make = cuda_code(monkeypatch, tmp_path)
+    names = ("image_consumers", "image_groups", "image_part", "image_blocks")
+    known = {**dict(zip(names, tile, strict=True)), "image_halves": 2, "epilogues": ""}
+    text = '{% include "_lib/triton_convolutions_wgmma.py" %}'
+    text = rendered(Path("t.py"), text, [builtin_folder()], known)
+    found: dict = {"CudaCode": make}
+    start = text.index("cuda_code = CudaCode(")
+    exec(text[start : text.index("@triton.jit", start)], found)
+    (kernel,) = parse_resources(found["cuda_code"].log, None)
+    assert (kernel.spill_store_bytes, kernel.stack_bytes) == (0, 0)
 
 
 def candidate_of(folder: Path, module=MODULES["epilogue"], **params) -> tuple:

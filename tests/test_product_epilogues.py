@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_half_products import LAYER, made_of, on_gpu
 
-from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.capture.half_products import CONVOLUTION_WGMMA_TEMPLATE, WGMMA_TEMPLATE
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 
@@ -125,6 +126,54 @@ extern "C" void run(float* y, int64_t rows, int64_t columns{", " * bool(num)}{gi
         *(ctypes.c_void_p(t.data_ptr()) for t in tensors),
     )
     torch.testing.assert_close(y, expected.view_as(y), rtol=2e-6, atol=2e-6)
+
+
+# Behind a convolution with 3 samples, 12 channels and 5 by 6 pixels.
+IMAGE = "self.a = nn.Conv2d(8, 12, 3)"
+OF_IMAGES = {
+    "bias": "torch.relu(self.a(x))",
+    "all": "self.a(x) * self.r",
+    "pixels": "self.a(x) * self.p - 1",
+    "channels and pixels": "F.silu(self.a(x)) + self.c",
+}
+
+
+@pytest.mark.parametrize("name", OF_IMAGES)
+def test_an_epilogue_of_an_image_computes_what_the_module_does(name, tmp_path):
+    """Its CUDA C++, compiled for the host, on the values of PyTorch's convolution."""
+    init = IMAGE + "; self.r = nn.Parameter(torch.randn(3, 12, 5, 6))"
+    init += "; self.p = nn.Parameter(torch.randn(5, 6)); self.c = nn.Parameter("
+    module = (init + "torch.randn(12, 5, 6))", OF_IMAGES[name], "3, 8, 7, 8")
+    problem, made = made_of(tmp_path, module)
+    family = load_family(made.name, [made.folder])
+    facts = known_device("H200").facts()
+    candidate = family.render({"template": CONVOLUTION_WGMMA_TEMPLATE}, facts)
+    step = candidate.plan.steps[-1]
+    assert step.function.endswith("_behind_product")
+    pattern = rf"struct {step.function}_epilogue {{.*?^}};"
+    struct = re.search(pattern, candidate.source, re.M | re.S)[0]
+    num = struct.count("const float* g")
+    given = "".join(f", const float* g{i}" for i in range(num))
+    text = f"""{HOST}{struct}
+extern "C" void run(float* y{given}) {{
+  const {step.function}_epilogue epilogue = {{{", ".join(f"g{i}" for i in range(num))}}};
+  for (int i = 0; i < 3 * 12 * 30; ++i)
+    y[i] = epilogue(y[i], i / 360, i / 30 % 12, i % 30, 12, 30);
+}}
+"""
+    (tmp_path / "host.cpp").write_text(text)
+    command = ["g++", "-O1", "-shared", "-fPIC", "-o", "host.so", "host.cpp"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    model, (x, *_) = problem.make_model(0), problem.make_inputs(1)
+    has_bias = step.args[2] != "null"
+    with torch.no_grad():
+        expected, own = model(x), dict(model.named_parameters())
+        y = F.conv2d(x, model.a.weight, model.a.bias if has_bias else None).contiguous()
+        own["a_bias"] = model.a.bias
+        tensors = [own[place.removesuffix("_v")] for place in step.args[6 : 6 + num]]
+    run = ctypes.CDLL(str(tmp_path / "host.so")).run
+    run(*(ctypes.c_void_p(t.data_ptr()) for t in (y, *tensors)))
+    torch.testing.assert_close(y, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.gpu

@@ -57,10 +57,11 @@ def convolution_halves(values, factor):
 @triton.jit
 def convolution_image_kernel(
     image, high, low, largest, lost,
-    CHANNELS: tl.constexpr, ROOM: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr,
-    LOW: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr, ROOM: tl.constexpr, PLANE: tl.constexpr, SIZE: tl.constexpr,
+    PADDED: tl.constexpr, LOW: tl.constexpr, PIXELS: tl.constexpr, WIDTH: tl.constexpr,
+    HALVES: tl.constexpr,
 ):
-    # ROOM: channels as they are stored, some of them zeros.
+    # ROOM: channels as they are stored, some of them zeros; PLANE: of these, that lie together.
     count: tl.constexpr = PADDED[0] * PADDED[1] * PADDED[2]
     own: tl.constexpr = SIZE[0] * SIZE[1] * SIZE[2]
     sample = tl.program_id(1)
@@ -79,10 +80,13 @@ def convolution_image_kernel(
         values = tl.load(source[:, None] + at, mask=inside, other=0.0)
         main, rest, is_lost = convolution_halves(values, factor)
         num_lost += is_lost
-        place = (sample.to(tl.int64) * count + pixel)[:, None] * ROOM + channel[None, :]
+        plane = sample.to(tl.int64) * (ROOM // PLANE) + first // PLANE
+        beside = first % PLANE + tl.arange(0, WIDTH)
+        place = (plane * count + pixel)[:, None] * PLANE + beside[None, :]
         stored = (pixel < count)[:, None] & (channel < ROOM)[None, :]
         tl.store(high + place, main, mask=stored)
-        tl.store(low + place, rest, mask=stored)
+        if HALVES == 2:
+            tl.store(low + place, rest, mask=stored)
     total = tl.sum(tl.sum(num_lost, axis=1), axis=0)
     if total > 0:
         tl.atomic_add(lost + sample, total)
@@ -347,6 +351,11 @@ def convolution_in_one_direction(size, kernel, stride, pad, dilation, made, is_t
     return low, low + end, most
 
 
+def convolutions_take_tf32():
+    # Also where allow_tf32 was set.
+    return torch.backends.cudnn.conv.fp32_precision == "tf32"
+
+
 def convolution_as_pytorch(x, filters, bias, out, is_transposed, strides, pads, dilations):
     num_axes = len(strides)
     extra = tuple(
@@ -358,76 +367,113 @@ def convolution_as_pytorch(x, filters, bias, out, is_transposed, strides, pads, 
     ))
 
 
+def convolution_of(x, filters, is_transposed, geometry):
+    # What there is to know, by the names that kernels have for it. `geometry`: strides, zeros
+    # before and behind, dilations and the result's size, a number for each direction.
+    own = len(geometry) // 4
+    ahead = (1,) * (3 - own)
+    of = {
+        "STRIDE": ahead + geometry[:own],
+        "PAD": (0,) * (3 - own) + geometry[own : 2 * own],
+        "DILATION": ahead + geometry[2 * own : 3 * own],
+        "MADE": ahead + geometry[3 * own :],
+        "SIZE": ahead + tuple(x.shape[2:]),
+        "KERNEL": ahead + tuple(filters.shape[2:]),
+        "IS_TRANSPOSED": bool(is_transposed),
+    }
+    names = ("SIZE", "KERNEL", "STRIDE", "PAD", "DILATION", "MADE")
+    low, padded, most = zip(*(
+        convolution_in_one_direction(*numbers, is_transposed)
+        for numbers in zip(*(of[name] for name in names))
+    ))
+    return of | {"LOW": low, "PADDED": padded, "MOST": most}
+
+
+def convolution_fits(x, out, of, room):
+    # Within the limits of a grid, and of 32 bits for the parts of a sample.
+    padded = of["PADDED"]
+    largest_part = max(padded[0] * padded[1] * padded[2] * room, x.stride(0), out.stride(0))
+    return len(x) <= 65535 and largest_part < 2**31 - 2**20
+
+
+def convolution_ranges(x):
+    # Of each sample, the largest number, and room for how many float16 loses.
+    largest, lost = torch.zeros((2, len(x)), dtype=torch.int32, device=x.device)
+    convolution_range_kernel[(triton.cdiv(x.stride(0), 16384), len(x))](
+        x, largest, x.stride(0), PIECE=16384, BLOCK=4096, num_warps=8,
+    )
+    return largest, lost
+
+
+def convolution_split(x, high, low, largest, lost, of, room, plane, halves=2):
+    padded = of["PADDED"]
+    width = min(64, triton.next_power_of_2(plane))
+    pixels = 4096 // width
+    convolution_image_kernel[(triton.cdiv(padded[0] * padded[1] * padded[2], pixels), len(x))](
+        x, high, low, largest, lost, CHANNELS=x.shape[1], ROOM=room, PLANE=plane, PIXELS=pixels,
+        WIDTH=width, HALVES=halves, num_warps=8,
+        **{name: of[name] for name in ("SIZE", "PADDED", "LOW")},
+    )
+
+
+def convolution_repaired(x, filters, bias, out, largest, lost, unit, of, given, epilogue):
+    convolution_repair_kernel[(512,)](
+        x, filters, bias, out, largest, lost, unit, given, len(x), COUNT=x.stride(0),
+        UNITS=triton.next_power_of_2(len(unit)), NUM_UNITS=len(unit), SAMPLES=64,
+        COLUMNS=out.shape[1], CHANNELS=x.shape[1], PIXELS=32, WIDTH=32, DEPTH=32,
+        EPILOGUE=epilogue, num_warps=4,
+        **{name: of[name] for name in (
+            "SIZE", "KERNEL", "STRIDE", "PAD", "DILATION", "MADE", "IS_TRANSPOSED",
+        )},
+    )
+
+
 def convolution_by_halves(
     x, filters, bias, out, pixels, channels, depth, warps, stages, products,
     is_transposed, *geometry, epilogue=None, given=None, apart=None,
 ):
-    # `geometry`: strides, zeros before and behind, dilations and the result's size, a number for
-    # each direction. `epilogue` is of all values and may read what is `given`; `apart` computes
-    # that of a convolution from PyTorch.
+    # `epilogue` is of all values and may read what is `given`; `apart` computes that of a
+    # convolution from PyTorch.
     own = len(geometry) // 4
-    told = [geometry[own * i : own * (i + 1)] for i in range(4)]
-    out = out.view(len(x), -1, *told[3])
-    ahead = (1,) * (3 - own)
-    stride, dilation, made = ahead + told[0], ahead + told[2], ahead + told[3]
-    pad = (0,) * (3 - own) + told[1]
-    size, kernel = ahead + tuple(x.shape[2:]), ahead + tuple(filters.shape[2:])
-    low, padded, most = zip(*(
-        convolution_in_one_direction(*numbers, is_transposed)
-        for numbers in zip(size, kernel, stride, pad, dilation, made)
-    ))
+    out = out.view(len(x), -1, *geometry[3 * own :])
+    of = convolution_of(x, filters, is_transposed, geometry)
+    stride, made, most = of["STRIDE"], of["MADE"], of["MOST"]
+    padded = of["PADDED"]
     num_samples, num_channels, num_columns = x.shape[0], x.shape[1], out.shape[1]
     room = 4 if num_channels <= 4 else triton.cdiv(num_channels, 8) * 8
-    count = padded[0] * padded[1] * padded[2]
-    largest_part = max(count * room, x.stride(0), out.stride(0))
-    if num_samples > 65535 or largest_part >= 2**31 - 2**20:  # of a grid, and of 32 bits
+    if not convolution_fits(x, out, of, room):
         whole = out if apart is None else torch.empty_like(out)
-        convolution_as_pytorch(x, filters, bias, whole, is_transposed, *told[:3])
+        told = (geometry[own * i : own * (i + 1)] for i in range(3))
+        convolution_as_pytorch(x, filters, bias, whole, is_transposed, *told)
         if apart is not None:
             apart(whole)
         return
     phases = stride[0] * stride[1] * stride[2] if is_transposed else 1
     columns = triton.cdiv(num_columns, channels) * channels
     row = triton.cdiv(most[0] * most[1] * most[2] * room, 64) * 64
-    image = torch.empty((2, num_samples, count * room), dtype=torch.float16, device=x.device)
+    count = padded[0] * padded[1] * padded[2] * room
+    image = torch.empty((2, num_samples, count), dtype=torch.float16, device=x.device)
     halves = torch.empty((2, phases * columns, row), dtype=torch.float16, device=x.device)
     unit = torch.empty(phases * columns, dtype=torch.float32, device=x.device)
-    largest, lost = torch.zeros((2, num_samples), dtype=torch.int32, device=x.device)
-    per_sample = x.stride(0)
-    convolution_range_kernel[(triton.cdiv(per_sample, 16384), num_samples)](
-        x, largest, per_sample, PIECE=16384, BLOCK=4096, num_warps=8,
-    )
-    width = min(64, triton.next_power_of_2(room))
-    convolution_image_kernel[(triton.cdiv(count, 4096 // width), num_samples)](
-        x, image[0], image[1], largest, lost, CHANNELS=num_channels, ROOM=room, SIZE=size,
-        PADDED=padded, LOW=low, PIXELS=4096 // width, WIDTH=width, num_warps=8,
-    )
+    largest, lost = convolution_ranges(x)
+    convolution_split(x, image[0], image[1], largest, lost, of, room, room)
     about = {
-        "KERNEL": kernel, "STRIDE": stride, "PAD": pad, "MADE": made,
-        "IS_TRANSPOSED": bool(is_transposed),
+        name: of[name] for name in ("KERNEL", "STRIDE", "PAD", "MADE", "LOW", "IS_TRANSPOSED")
     }
     convolution_filters_kernel[(columns, phases)](
         filters, halves[0], halves[1], unit, CHANNELS=num_channels, ROOM=room,
-        COLUMNS=num_columns, LOW=low, ROW=row, BLOCK=min(1024, triton.next_power_of_2(row)),
+        COLUMNS=num_columns, ROW=row, BLOCK=min(1024, triton.next_power_of_2(row)),
         num_warps=4, **about,
     )
     # One product where PyTorch takes TF32, which has no more bits.
-    is_tf32 = torch.backends.cudnn.conv.fp32_precision == "tf32"  # also where allow_tf32 is set
-    products = products if products > 1 or is_tf32 else 3
+    products = products if products > 1 or convolutions_take_tf32() else 3
     own_made = [triton.cdiv(m, s) if is_transposed else m for m, s in zip(made, stride)]
     tiles = triton.cdiv(own_made[0] * own_made[1] * own_made[2], pixels)
     convolution_kernel[(phases * tiles * (columns // channels), num_samples)](
         image[0], image[1], halves[0], halves[1], bias, out, largest, unit, given,
-        COLUMNS=num_columns, ROOM=room, PADDED=padded, LOW=low, DILATION=dilation, ROW=row,
+        COLUMNS=num_columns, ROOM=room, PADDED=padded, DILATION=of["DILATION"], ROW=row,
         PIXELS=pixels, CHANNELS=channels, DEPTH=depth, PRODUCTS=products,
         VECTOR=min(room, 8), IS_SHORT=most[0] * most[1] * most[2] * room <= 96,
         STAGES=stages, EPILOGUE=epilogue, num_warps=warps, **about,
     )
-    convolution_repair_kernel[(512,)](
-        x, filters, bias, out, largest, lost, unit, given, num_samples,
-        COUNT=per_sample, UNITS=triton.next_power_of_2(phases * columns),
-        NUM_UNITS=phases * columns, SAMPLES=64, COLUMNS=num_columns, CHANNELS=num_channels,
-        SIZE=size, DILATION=dilation, PIXELS=32, WIDTH=32,
-        DEPTH=min(32, max(16, triton.next_power_of_2(num_channels))), EPILOGUE=epilogue,
-        num_warps=4, **about,
-    )
+    convolution_repaired(x, filters, bias, out, largest, lost, unit, of, given, epilogue)

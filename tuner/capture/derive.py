@@ -48,6 +48,7 @@ _VARIED = (
     *("chunk", "product_n", "product_k", "product_cluster", "product_epilogue"),
     *("image_pixels", "image_channels", "image_depth", "image_warps", "image_stages"),
     *("plane_pixels", "plane_warps"),
+    *("image_consumers", "image_groups", "image_part", "image_blocks"),
     *(name + SECOND for name in NAMES),
 )
 # Files of every operator that has them; a template of another partition may be missing.

@@ -2,8 +2,9 @@
 
 Two templates make products of matrices: from PyTorch's own float16 products
 (`templates/_lib/triton_products.py`), and on Hopper by one kernel of ours (`triton_wgmma.py`).
-Two make convolutions (`triton_convolutions.py`): as exact as float32, or as TF32. Convolutions of
-each channel by itself have few products, and a template that makes them in float32
+Three make convolutions: in Triton (`triton_convolutions.py`), as exact as float32 or as TF32, and
+on Hopper those without strides by one kernel of ours (`triton_convolutions_wgmma.py`).
+Convolutions of each channel by itself have few products, and a template that makes them in float32
 (`triton_planes.py`).
 """
 
@@ -20,9 +21,9 @@ from tuner.capture.graph import Graph
 from tuner.capture.library import Call
 
 __all__ = [
-    "CONVOLUTION_TEMPLATE", "HALVES_TEMPLATE", "PLANES_TEMPLATE", "PRODUCTS", "ROUNDED_TEMPLATE",
-    "SHORTEST", "WGMMA_TEMPLATE", "Products", "given_to", "makers_of", "step_of", "takes_halves",
-    "turned",
+    "CONVOLUTION_TEMPLATE", "CONVOLUTION_WGMMA_TEMPLATE", "HALVES_TEMPLATE", "PLANES_TEMPLATE",
+    "PRODUCTS", "ROUNDED_TEMPLATE", "SHORTEST", "WGMMA_TEMPLATE", "Products", "given_to",
+    "makers_of", "step_of", "takes_halves", "turned",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
@@ -30,6 +31,7 @@ WGMMA_TEMPLATE = "nest_wgmma"
 CONVOLUTION_TEMPLATE = "nest_convolution"
 ROUNDED_TEMPLATE = "nest_convolution_rounded"
 PLANES_TEMPLATE = "nest_depthwise"
+CONVOLUTION_WGMMA_TEMPLATE = "nest_convolution_wgmma"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class Products:
         values = [value for value in _CHANNELS if value < 2 * most] or [*_CHANNELS[:1]]
         channels = min(values[-1], 128)
         text = "".join(self.parameters.values()).replace("<channels>", str(channels))
+        text = text.replace("<part>", str(min(channels, 64)))
         text = text.replace("<depth>", "64" if channels == 128 else "32")
         text = text.replace("<warps>", "8" if channels == 128 else "4")
         return text.replace("<all channels>", str(values[-3:]))
@@ -184,6 +187,41 @@ PRODUCTS = {
         takes_epilogues=True,
         takes_steps=True,
         of="planes",
+    ),
+    CONVOLUTION_WGMMA_TEMPLATE: Products(
+        title=", convolutions of float16 in one Hopper kernel",
+        function="convolution_by_wgmma",
+        tail="",
+        requires='  - {expr: "device.capability == 90", why: "wgmma is in sm_90a alone"}\n'
+        '  - {expr: "device.has_nvcc", why: "the convolutions\' CUDA C++ needs nvcc"}\n'
+        '  - {expr: "image_part * (image_groups + 1) // 2 <= '
+        '480 // (image_consumers * image_blocks) - 28", '
+        'why: "a warpgroup\'s sums are in registers"}\n',
+        parameters=_parameter(
+            "image_consumers",
+            "warpgroups of a block that multiply",
+            "default: 2, values: [2, 4]",
+        )
+        | _parameter(
+            "image_groups",
+            "64 pixels that one of these makes after another",
+            "default: 1, values: [1, 2]",
+        )
+        | _parameter(
+            "image_part",
+            "channels of the result that a block makes at a time",
+            "default: <part>, values: <all channels>",
+        )
+        | _parameter(
+            "image_blocks",
+            "blocks of a multiprocessor, of which one stores while another multiplies",
+            "default: 2, values: [1, 2]",
+        ),
+        include=_INCLUDE + "{% with image_halves = 2 %}"
+        '{% include "_lib/triton_convolutions_wgmma.py" %}{% endwith %}\n',
+        takes_epilogues=True,
+        takes_steps=True,
+        of="images",
     ),
 }
 _CONVOLUTION = re.compile(r"conv(_transpose)?[123]d")

@@ -2,7 +2,8 @@
 
 Behind a product of matrices it is a class of CUDA C++ beside `templates/_lib/wgmma_halves.cuh`,
 which calls it with each value and its place; behind a convolution it is a function of Triton that
-`templates/_lib/triton_convolutions.py` calls with a block of values. What the work reads besides
+`templates/_lib/triton_convolutions.py` calls with a block of values, and such a class beside
+`templates/_lib/wgmma_images.cuh`. What the work reads besides
 lies as the product does, or varies over its rows or its columns alone: in an image over some of
 samples, channels and pixels.
 """
@@ -68,6 +69,7 @@ def _is_image(call: Call) -> bool:
 
 
 # Where an element lies, by whether it varies over rows and over columns.
+_ONE_PLACE = ("row", "column", "columns")
 _PLACES = {
     (True, True): "row * columns + column",
     (True, False): "row",
@@ -102,6 +104,17 @@ _IMAGE_PLACES = {
     (False, True, False): ("column[None, :]", "is_column[None, :]"),
     (False, False, True): ("pixel[:, None]", "is_pixel[:, None]"),
     (False, False, False): ("0", ""),
+}
+# The same in CUDA C++, of one value.
+_IMAGE_PLACES_OF_ONE = {
+    (True, True, True): "(sample * columns + column) * made + pixel",
+    (True, True, False): "sample * columns + column",
+    (True, False, True): "sample * made + pixel",
+    (True, False, False): "sample",
+    (False, True, True): "column * made + pixel",
+    (False, True, False): "column",
+    (False, False, True): "pixel",
+    (False, False, False): "0",
 }
 
 
@@ -145,54 +158,68 @@ def _computed(nest: Nest, names: dict[str, str], language: Language) -> Iterator
         yield kind, emit(statement.op, operands, attrs, language)
 
 
+# What such a function is given behind the epilogue's own: kinds and names.
+_PRODUCT_SIZES = (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "padded"))
+_IMAGE_SIZES = (("const int64_t*", "numbers"), ("int64_t", "count"))
+
+
 def cuda_text(nest: Nest, call: Call, function: str) -> str:
     """Return the epilogue's class, and the function that a product with it is started by.
 
-    There is none behind a convolution.
-
     Args:
         nest: the epilogue.
-        call: the product.
+        call: the product, or the convolution.
         function: the name of the function.
     """
-    if _is_image(call):
-        return ""
+
+    def placed(name: str) -> str | None:
+        if not is_image:
+            return _place(nest, name, call.shape[-1])
+        varies = _image_place(nest, name, call)
+        return None if varies is None else _IMAGE_PLACES_OF_ONE[varies]
+
+    is_image = _is_image(call)
     given = [t.name for t in nest.arguments if t.name != call.name]
     names = {call.name: "sum"} | {name: f"a{i}" for i, name in enumerate(given)}
     lines = [f"struct {function}_epilogue {{"]
     lines += [f"  const float* g{i};" for i in range(len(given))]
+    where = ("sample", "column", "pixel", "columns", "made") if is_image else _ONE_PLACE
     lines += [
-        "  __device__ __forceinline__ float operator()(float sum, int64_t row, int64_t column,",
-        "                                              int64_t columns) const {",
+        "  __device__ __forceinline__ float operator()(",
+        f"      float sum, {', '.join(f'int64_t {name}' for name in where)}) const {{",
     ]
     for i, name in enumerate(given):
-        lines.append(f"    const float a{i} = __ldg(g{i} + {_place(nest, name, call.shape[-1])});")
+        lines.append(f"    const float a{i} = __ldg(g{i} + {placed(name)});")
     for i, name in enumerate(nest.indices):
         names[name] = f"i{i}"
-        place = _place(nest, name, call.shape[-1])
-        lines.append(f"    const float i{i} = static_cast<float>({place});")
+        lines.append(f"    const float i{i} = static_cast<float>({placed(name)});")
     for i, (kind, text) in enumerate(_computed(nest, names, "cuda")):
         lines.append(f"    const {kind} v{i} = {text};")
     output = nest.outputs[0].name
     kinds = nest.kinds.get(output, "float")
     pointers = "".join(f", const float* g{i}" for i in range(len(given)))
     more = ", ".join(f"g{i}" for i in range(len(given)))
+    what, product = (
+        ("IMAGE", "images::convolution") if is_image else ("PRODUCT", "halves::product")
+    )
+    sizes = _IMAGE_SIZES if is_image else _PRODUCT_SIZES
     lines += [
         f"    return {converted(names[output], kinds, 'float', 'cuda')};",
         "  }",
         "};",
         f'extern "C" const char* {function}(',
-        f"    PRODUCT_ARGUMENTS{pointers}, int64_t rows, int64_t columns, int64_t padded,",
+        f"    {what}_ARGUMENTS{pointers}, {', '.join(' '.join(each) for each in sizes)},",
         "    void* stream) {",
         f"  const {function}_epilogue epilogue = {{{more}}};",
-        "  return halves::product(PRODUCT_NAMES, epilogue, rows, columns, padded, stream);",
+        f"  return {product}({what}_NAMES, epilogue, "
+        f"{', '.join(name for _, name in sizes)}, stream);",
         "}",
     ]
     return "\n".join(lines) + "\n"
 
 
 def python_text(
-    nest: Nest, call: Call, function: str, apart: str, made_by: str
+    nest: Nest, call: Call, function: str, apart: str, host: str
 ) -> tuple[str, list[str]]:
     """Return the function that a step calls, and the values that it is given besides, in order.
 
@@ -201,22 +228,23 @@ def python_text(
         call: the product.
         function: the name of both functions, of Python and of CUDA C++.
         apart: the function of the nest's own kernel, for products too small for ours.
-        made_by: the function that makes the product.
+        host: the function that starts products or convolutions.
     """
     given = [t.name for t in nest.arguments if t.name != call.name]
     words = {call.name: "made"} | {name: f"given[{i}]" for i, name in enumerate(given)}
     arguments = ", ".join([*(words[t.name] for t in nest.arguments), "out", "rows", "cols"])
     if _is_image(call):
         own = "".join(f"g{i}, " for i in range(len(given)))
+        own_cuda = f', function="{function}"' if host == "convolution_by_wgmma" else ""
         text = f"""
 
 {_triton_text(nest, call, function, given)}
 
 def {function}(x, filters, bias, out, rows, cols, {own}*how):
     given = ({own})
-    {made_by}(
+    {host}(
         x, filters, bias, out, *how, epilogue={function}_epilogue, given=given,
-        apart=lambda made: {apart}({arguments}),
+        apart=lambda made: {apart}({arguments}){own_cuda},
     )
 """
         return text, given
@@ -226,7 +254,7 @@ def {function}(x, filters, bias, out, rows, cols, {own}*how):
 def {function}(
     x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned, rows, cols, *given
 ):
-    {made_by}(
+    {host}(
         x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned,
         "{function}", given, lambda made: {apart}({arguments}),
     )
