@@ -16,6 +16,7 @@ from test_half_products import TEXT
 
 from tuner.capture.half_products import (
     CONVOLUTION_TEMPLATE,
+    CONVOLUTION_WGMMA_TEMPLATE,
     PLANES_TEMPLATE,
     PRODUCTS,
     ROUNDED_TEMPLATE,
@@ -243,11 +244,14 @@ def filled(x: torch.Tensor, what: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     "what", ["normal", "positive", "offset", "tiny", "huge", "wide", "infinite"]
 )
+@pytest.mark.parametrize("template", ["", CONVOLUTION_WGMMA_TEMPLATE])
 @pytest.mark.parametrize("name", MODULES)
-def test_convolutions_by_halves_are_as_exact_as_float32(name, what, tmp_path, monkeypatch):
+def test_convolutions_of_ours_are_as_exact_as_float32(name, template, what, tmp_path, monkeypatch):
+    if template and name in OF_PLANES:
+        pytest.skip("no products")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     how = HOWS[len(what) % 2]
-    model, own, wide, x = model_of(tmp_path, name, "cuda", **how)
+    model, own, wide, x = model_of(tmp_path, name, "cuda", template, **how)
     x = filled(x, what)
     with torch.no_grad():
         assert_as_exact(model(x), own(x), wide(x.double()))
