@@ -144,6 +144,15 @@ def test_on_a_cpu_there_is_nothing_to_generate_for_a_convolution_alone(tmp_path)
         plan(load_config(made.config, {"device": "cpu"}))
 
 
+def test_no_time_is_refused_for_what_need_not_be_moved(tmp_path):
+    """A kernel with its epilogue moves inputs and results alone, and a time's floor is of these."""
+    problem, made = made_of(tmp_path, MODULES["strided"])
+    family = load_family(made.name, [made.folder])
+    x, model = problem.make_inputs(1)[0], problem.make_model(0)
+    tensors = [x, *model.parameters(), model(x)]
+    assert family.bytes.evaluate(family.sizes) == sum(4 * t.numel() for t in tensors)
+
+
 # ---- how exact ------------------------------------------------------------------------------
 
 
