@@ -14,13 +14,14 @@ import torch
 from test_any_module import derive
 from test_half_products import TEXT
 
-from tuner.capture.half_products import (
+from tuner.capture.convolutions import (
     CONVOLUTION_TEMPLATE,
     CONVOLUTION_WGMMA_TEMPLATE,
     PLANES_TEMPLATE,
-    PRODUCTS,
     ROUNDED_TEMPLATE,
+    ROUNDED_WGMMA_TEMPLATE,
 )
+from tuner.capture.half_products import PRODUCTS
 from tuner.config.run_config import load_config
 from tuner.errors import NothingToGainError
 from tuner.evaluate.modules import fused, module_of
@@ -145,7 +146,7 @@ def test_on_a_cpu_there_is_nothing_to_generate_for_a_convolution_alone(tmp_path)
 
 
 def test_no_time_is_refused_for_what_need_not_be_moved(tmp_path):
-    """A kernel with its epilogue moves inputs and results alone, and a time's floor is of these."""
+    """A kernel with its epilogue moves inputs and results alone: a time's floor is of these."""
     problem, made = made_of(tmp_path, MODULES["strided"])
     family = load_family(made.name, [made.folder])
     x, model = problem.make_inputs(1)[0], problem.make_model(0)
@@ -278,11 +279,13 @@ def test_weights_of_too_wide_a_range_are_computed_in_float32(tmp_path, monkeypat
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_tf32", [False, True])
+@pytest.mark.parametrize("template", [ROUNDED_TEMPLATE, ROUNDED_WGMMA_TEMPLATE])
+@pytest.mark.parametrize("name", ["strided", "volume", "transposed"])
 def test_one_product_is_as_exact_as_tf32_and_three_where_that_is_off(
-    is_tf32, tmp_path, monkeypatch
+    name, template, is_tf32, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", is_tf32)
-    model, _, wide, x = model_of(tmp_path, "strided", "cuda", ROUNDED_TEMPLATE)
+    model, _, wide, x = model_of(tmp_path, name, "cuda", template)
     with torch.no_grad():
         mine, exact = model(x), wide(x.double())
     error = float((mine.double() - exact).abs().max() / exact.abs().max())

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 
+from tuner.capture.convolutions import is_convolution
 from tuner.capture.library import Call
 from tuner.capture.nest import COLUMN, Nest, Statement
 from tuner.capture.operations import (
@@ -53,7 +54,7 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
     is_known = COLUMN not in operands and all(s.op in OPERATIONS for s in _statements(nest))
     read = [*(t.name for t in nest.arguments), *nest.indices]
     found: Mapping[str, object]
-    if _is_image(call):
+    if is_convolution(call):
         found = {name: _image_place(nest, name, call) for name in read}
         sizes = (*call.shape[:2], math.prod(call.shape[2:]))
         is_whole = found.get(call.name) == tuple(size > 1 for size in sizes) and not nest.indices
@@ -62,10 +63,6 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
         found, is_whole = places, places.get(call.name) == _PLACES[True, True]
     is_read = None not in found.values() and {t.dtype for t in nest.arguments} == {"float32"}
     return nest if is_known and is_read and is_whole else None
-
-
-def _is_image(call: Call) -> bool:
-    return call.function.startswith("conv")
 
 
 # Where an element lies, by whether it varies over rows and over columns.
@@ -178,7 +175,7 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
         varies = _image_place(nest, name, call)
         return None if varies is None else _IMAGE_PLACES_OF_ONE[varies]
 
-    is_image = _is_image(call)
+    is_image = is_convolution(call)
     given = [t.name for t in nest.arguments if t.name != call.name]
     names = {call.name: "sum"} | {name: f"a{i}" for i, name in enumerate(given)}
     lines = [f"struct {function}_epilogue {{"]
@@ -233,7 +230,7 @@ def python_text(
     given = [t.name for t in nest.arguments if t.name != call.name]
     words = {call.name: "made"} | {name: f"given[{i}]" for i, name in enumerate(given)}
     arguments = ", ".join([*(words[t.name] for t in nest.arguments), "out", "rows", "cols"])
-    if _is_image(call):
+    if is_convolution(call):
         own = "".join(f"g{i}, " for i in range(len(given)))
         own_cuda = f', function="{function}"' if host == "convolution_by_wgmma" else ""
         text = f"""

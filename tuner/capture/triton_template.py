@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from tuner.capture.half_products import SHORTEST, Products, given_to, step_of, takes_halves, turned
+from tuner.capture.half_products import SHORTEST, given_to, step_of, takes_halves, turned
 from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
+from tuner.capture.makers import Products
 from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
 from tuner.capture.precision import in_float64
