@@ -15,7 +15,9 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from tuner.machine.turns import Turns
-with getattr(Turns(Path(sys.argv[1])), sys.argv[2])():
+turns = Turns(Path(sys.argv[1]))
+ways = {"large": lambda: turns.check(True), "small": lambda: turns.check(False)}
+with ways.get(sys.argv[2], getattr(turns, sys.argv[2], None))():
     print("has it", flush=True)
     time.sleep(60)
 """
@@ -69,6 +71,42 @@ def test_who_times_waits_for_all_others_and_they_for_him(tmp_path, held, theirs,
     other.kill()  # in the middle of its turn
     other.wait()
     assert begins(getattr(turns, ours), LONG_S)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "needs_all", "waits"),
+    [
+        ("large", True, True), ("large", False, True), ("small", True, True),
+        ("small", False, False), ("alone", True, False), ("shared", True, False),
+    ],
+)  # fmt: skip
+def test_a_check_that_needs_all_memory_waits_for_other_checks(
+    tmp_path, held, theirs, needs_all, waits
+):
+    other = held(theirs)
+    turns = Turns(tmp_path)
+    assert begins(lambda: turns.check(needs_all), SHORT_S if waits else LONG_S) is not waits
+    other.kill()
+    other.wait()
+    assert begins(lambda: Turns(tmp_path).check(needs_all), LONG_S)
+
+
+def test_checks_of_one_process_do_not_wait_for_each_other(tmp_path, held):
+    turns = Turns(tmp_path)
+    with turns.check(True):
+        assert begins(lambda: turns.check(True), LONG_S)
+        with turns.shared():  # each question also takes the device
+            pass
+        assert not turns.is_memory_wanted
+        command = [sys.executable, "-c", HOLDER, str(tmp_path), "small"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+            until_s = time.monotonic() + LONG_S
+            while not turns.is_memory_wanted and time.monotonic() < until_s:
+                time.sleep(0.01)
+            assert turns.is_memory_wanted
+            other.kill()
+    other = held("large")  # nothing is held any more
+    assert not begins(lambda: turns.check(False), SHORT_S)
 
 
 def test_waiting_is_counted_while_it_lasts(tmp_path, held):

@@ -132,11 +132,14 @@ class Verifier:
             ask = functools.partial(self._of_judge, self._judge.generation)
             lends = self._task.device.startswith("cuda") and can_lend(producer, ask, most_s)
             answers = self._answers(producer, probes, most_s, lends)
-            for number, result in enumerate(answers, 1):
-                results.append(result)
-                first_s = first_s or time.monotonic()
-                left_s = remaining_s(costs, number, time.monotonic() - first_s)
-                on_probe(Answered(result, number, len(probes), left_s))
+            with self._turns.check(needs_all=bool(about["is_large"])):
+                for number, result in enumerate(answers, 1):
+                    results.append(result)
+                    first_s = first_s or time.monotonic()
+                    left_s = remaining_s(costs, number, time.monotonic() - first_s)
+                    on_probe(Answered(result, number, len(probes), left_s))
+                if self._turns.is_memory_wanted:
+                    ask("free", {})
         edited = self._files.edited(contender)
         if edited:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)

@@ -1,9 +1,10 @@
 """Tuners that share a GPU take turns: who times has it alone, who checks shares it.
 
-Two files a GPU below `cache_folder()`, locked while it is used; whoever is killed lets go of both.
+Files of each GPU below `cache_folder()`, locked while it is used; whoever is killed lets go.
 
-    gate     held while waiting for the device, so that who waits to be alone is not overtaken
-    device   held alone to time, shared to check
+    device      held alone to time, shared to check
+    memory      held shared during a check, alone during one that may take all of it
+    ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
 
 Only tuners of one user on one machine see each other, and only where all name the GPU alike in
 `CUDA_VISIBLE_DEVICES`. A CPU is not shared by turns: all that a machine does is on it.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,7 +34,7 @@ class Turns:
     """The turns of this process's threads on one device; without a folder nobody waits.
 
     Args:
-        folder: where the two files are, created when the first turn begins.
+        folder: where the files are, created when the first turn begins.
         patience_s: after which a turn begins in any case, and all later ones at once.
     """
 
@@ -41,6 +43,9 @@ class Turns:
         self._patience_s = patience_s
         self._waited_s = 0.0
         self._waiting_since: float | None = None
+        self._lock = threading.Lock()
+        self._num_checks = 0  # of this process, which share its hold on memory
+        self._memory = ExitStack()
 
     @property
     def waited_s(self) -> float:
@@ -54,7 +59,7 @@ class Turns:
         self._waiting_since = begun_s = time.monotonic()
         with ExitStack() as stack:
             try:
-                self._take(stack, fcntl.LOCK_EX)
+                self._take(stack, "device", fcntl.LOCK_EX)
             finally:
                 self._waiting_since = None
                 self._waited_s += time.monotonic() - begun_s
@@ -64,19 +69,50 @@ class Turns:
     def shared(self) -> Iterator[None]:
         """Use the device beside others that do not time anything."""
         with ExitStack() as stack:
-            self._take(stack, fcntl.LOCK_SH)
+            self._take(stack, "device", fcntl.LOCK_SH)
             yield
 
-    def _take(self, stack: ExitStack, how: int) -> None:
+    @contextmanager
+    def check(self, needs_all: bool) -> Iterator[None]:
+        """Check something, beside others' checks unless one of them needs all of the memory.
+
+        Further checks of this process begin at once: that their memory suffices is its affair.
+        """
+        with self._lock:
+            self._num_checks += 1
+            if self._num_checks == 1:
+                how = fcntl.LOCK_EX if needs_all else fcntl.LOCK_SH
+                self._take(self._memory, "memory", how)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_checks -= 1
+                if self._num_checks == 0:
+                    self._memory.close()
+
+    @property
+    def is_memory_wanted(self) -> bool:
+        """Whether another tuner waits for memory that this one has."""
+        if self._folder is None or not (self._folder / "memory-gate").is_file():
+            return False
+        with (self._folder / "memory-gate").open("a") as gate:
+            try:
+                fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    def _take(self, stack: ExitStack, what: str, how: int) -> None:
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            device = stack.enter_context((self._folder / "device").open("a"))
-            with (self._folder / "gate").open("a") as gate:
+            file = stack.enter_context((self._folder / what).open("a"))
+            with (self._folder / f"{what}-gate").open("a") as gate:
                 until_s = time.monotonic() + self._patience_s
                 if self._locked(gate, fcntl.LOCK_EX, until_s):
-                    self._locked(device, how, until_s)
+                    self._locked(file, how, until_s)
         except OSError:  # a file system without locks, or a full one: as if there were one tuner
             self._folder = None
 
