@@ -1,3 +1,5 @@
+import functools
+
 # ---- float32 convolutions of float16 halves ----
 #
 # A convolution is a product without its matrix being written anywhere: a row for each pixel of the
@@ -336,6 +338,15 @@ def convolution_repair_kernel(
                         tl.store(target + there, result, mask=inside)
 
 
+# Triton's own, called by the host, take several us each.
+def convolution_parts(number, size):
+    return -(-number // size)
+
+
+def convolution_power(number):
+    return 1 << (number - 1).bit_length()
+
+
 def convolution_in_one_direction(size, kernel, stride, pad, dilation, made, is_transposed):
     # Zeros before the image, its size with all zeros, and the most places of a phase.
     if not is_transposed:
@@ -367,7 +378,8 @@ def convolution_as_pytorch(x, filters, bias, out, is_transposed, strides, pads, 
     ))
 
 
-def convolution_of(x, filters, is_transposed, geometry):
+@functools.lru_cache(maxsize=None)
+def convolution_of(size, kernel, is_transposed, geometry):
     # What there is to know, by the names that kernels have for it. `geometry`: strides, zeros
     # before and behind, dilations and the result's size, a number for each direction.
     own = len(geometry) // 4
@@ -377,8 +389,8 @@ def convolution_of(x, filters, is_transposed, geometry):
         "PAD": (0,) * (3 - own) + geometry[own : 2 * own],
         "DILATION": ahead + geometry[2 * own : 3 * own],
         "MADE": ahead + geometry[3 * own :],
-        "SIZE": ahead + tuple(x.shape[2:]),
-        "KERNEL": ahead + tuple(filters.shape[2:]),
+        "SIZE": ahead + size,
+        "KERNEL": ahead + kernel,
         "IS_TRANSPOSED": bool(is_transposed),
     }
     names = ("SIZE", "KERNEL", "STRIDE", "PAD", "DILATION", "MADE")
@@ -399,7 +411,7 @@ def convolution_fits(x, out, of, room):
 def convolution_ranges(x):
     # Of each sample, the largest number, and room for how many float16 loses.
     largest, lost = torch.zeros((2, len(x)), dtype=torch.int32, device=x.device)
-    convolution_range_kernel[(triton.cdiv(x.stride(0), 16384), len(x))](
+    convolution_range_kernel[(convolution_parts(x.stride(0), 16384), len(x))](
         x, largest, x.stride(0), PIECE=16384, BLOCK=4096, num_warps=8,
     )
     return largest, lost
@@ -407,9 +419,9 @@ def convolution_ranges(x):
 
 def convolution_split(x, high, low, largest, lost, of, room, plane, halves=2):
     padded = of["PADDED"]
-    width = min(64, triton.next_power_of_2(plane))
+    width = min(64, convolution_power(plane))
     pixels = 4096 // width
-    convolution_image_kernel[(triton.cdiv(padded[0] * padded[1] * padded[2], pixels), len(x))](
+    convolution_image_kernel[(convolution_parts(padded[0] * padded[1] * padded[2], pixels), len(x))](
         x, high, low, largest, lost, CHANNELS=x.shape[1], ROOM=room, PLANE=plane, PIXELS=pixels,
         WIDTH=width, HALVES=halves, num_warps=8,
         **{name: of[name] for name in ("SIZE", "PADDED", "LOW")},
@@ -419,7 +431,7 @@ def convolution_split(x, high, low, largest, lost, of, room, plane, halves=2):
 def convolution_repaired(x, filters, bias, out, largest, lost, unit, of, given, epilogue):
     convolution_repair_kernel[(512,)](
         x, filters, bias, out, largest, lost, unit, given, len(x), COUNT=x.stride(0),
-        UNITS=triton.next_power_of_2(len(unit)), NUM_UNITS=len(unit), SAMPLES=64,
+        UNITS=convolution_power(len(unit)), NUM_UNITS=len(unit), SAMPLES=64,
         COLUMNS=out.shape[1], CHANNELS=x.shape[1], PIXELS=32, WIDTH=32, DEPTH=32,
         EPILOGUE=epilogue, num_warps=4,
         **{name: of[name] for name in (
@@ -436,11 +448,11 @@ def convolution_by_halves(
     # convolution from PyTorch.
     own = len(geometry) // 4
     out = out.view(len(x), -1, *geometry[3 * own :])
-    of = convolution_of(x, filters, is_transposed, geometry)
+    of = convolution_of(tuple(x.shape[2:]), tuple(filters.shape[2:]), is_transposed, geometry)
     stride, made, most = of["STRIDE"], of["MADE"], of["MOST"]
     padded = of["PADDED"]
     num_samples, num_channels, num_columns = x.shape[0], x.shape[1], out.shape[1]
-    room = 4 if num_channels <= 4 else triton.cdiv(num_channels, 8) * 8
+    room = 4 if num_channels <= 4 else convolution_parts(num_channels, 8) * 8
     if not convolution_fits(x, out, of, room):
         whole = out if apart is None else torch.empty_like(out)
         told = (geometry[own * i : own * (i + 1)] for i in range(3))
@@ -449,8 +461,8 @@ def convolution_by_halves(
             apart(whole)
         return
     phases = stride[0] * stride[1] * stride[2] if is_transposed else 1
-    columns = triton.cdiv(num_columns, channels) * channels
-    row = triton.cdiv(most[0] * most[1] * most[2] * room, 64) * 64
+    columns = convolution_parts(num_columns, channels) * channels
+    row = convolution_parts(most[0] * most[1] * most[2] * room, 64) * 64
     count = padded[0] * padded[1] * padded[2] * room
     image = torch.empty((2, num_samples, count), dtype=torch.float16, device=x.device)
     halves = torch.empty((2, phases * columns, row), dtype=torch.float16, device=x.device)
@@ -462,13 +474,13 @@ def convolution_by_halves(
     }
     convolution_filters_kernel[(columns, phases)](
         filters, halves[0], halves[1], unit, CHANNELS=num_channels, ROOM=room,
-        COLUMNS=num_columns, ROW=row, BLOCK=min(1024, triton.next_power_of_2(row)),
+        COLUMNS=num_columns, ROW=row, BLOCK=min(1024, convolution_power(row)),
         num_warps=4, **about,
     )
     # One product where PyTorch takes TF32, which has no more bits.
     products = products if products > 1 or convolutions_take_tf32() else 3
-    own_made = [triton.cdiv(m, s) if is_transposed else m for m, s in zip(made, stride)]
-    tiles = triton.cdiv(own_made[0] * own_made[1] * own_made[2], pixels)
+    own_made = [convolution_parts(m, s) if is_transposed else m for m, s in zip(made, stride)]
+    tiles = convolution_parts(own_made[0] * own_made[1] * own_made[2], pixels)
     convolution_kernel[(phases * tiles * (columns // channels), num_samples)](
         image[0], image[1], halves[0], halves[1], bias, out, largest, unit, given,
         COLUMNS=num_columns, ROOM=room, PADDED=padded, DILATION=of["DILATION"], ROW=row,

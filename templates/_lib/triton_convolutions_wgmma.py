@@ -1,4 +1,3 @@
-import functools
 import itertools
 import math
 
@@ -208,10 +207,10 @@ def convolution_by_wgmma(
     epilogue=None, given=None, apart=None, function="convolution_of_image",
 ):
     # As convolution_by_halves. `function` is the CUDA C++ that has the epilogue.
-    of = convolution_of(x, filters, is_transposed, geometry)
+    of = convolution_of(tuple(x.shape[2:]), tuple(filters.shape[2:]), is_transposed, geometry)
     whole = out.view(len(x), -1, *geometry[-(len(geometry) // 4) :])
     num_samples, num_channels, num_columns = x.shape[0], x.shape[1], whole.shape[1]
-    planes = triton.cdiv(num_channels, 8)
+    planes = convolution_parts(num_channels, 8)
     found = None
     if convolution_fits(x, whole, of, planes * 8):
         found = image_tiles(
@@ -219,7 +218,7 @@ def convolution_by_wgmma(
             IMAGE_HALVES,
         )
     if found is None or (IMAGE_HALVES == 1 and not convolutions_take_tf32()):
-        channels = min(128, max(16, triton.next_power_of_2(num_columns)))
+        channels = min(128, max(16, convolution_power(num_columns)))
         convolution_by_halves(
             x, filters, bias, out, 128, channels, 64, 8, 3, 2 * IMAGE_HALVES - 1, is_transposed,
             *geometry, epilogue=epilogue, given=given, apart=apart,
