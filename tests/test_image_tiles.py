@@ -119,9 +119,9 @@ def test_every_pixel_is_made_once_of_the_right_numbers(name, tile, emulated):
 
     expected = convolved(x[0], w[0]) + convolved(x[1], w[0]) + convolved(x[0], w[1])
     names = functions()
-    of = names["convolution_of"](
-        x[0], w[0], is_transposed, (*stride, *pad, *dilation, *expected.shape[2:])
-    )
+    geometry = (*stride, *pad, *dilation, *expected.shape[2:])
+    sizes = (tuple(x[0].shape[2:]), tuple(w[0].shape[2:]))
+    of = names["convolution_of"](*sizes, is_transposed, geometry)
     planes = -(-channels // 8)
     found = names["image_tiles"](tuple(of.items()), samples, planes, columns, *tile, 2)
     numbers, about, _, beyond = found
@@ -144,5 +144,5 @@ def test_what_is_not_for_the_kernel_remains_tritons():
     x, w = torch.empty(1, 8, 40, 40), torch.empty(16, 8, 3, 3)
     for stride, dilation in (((2, 1), (1, 1)), ((1, 1), (60, 1))):
         geometry = (*stride, 64, 0, *dilation, 20, 20)
-        of = names["convolution_of"](x, w, False, geometry)
+        of = names["convolution_of"](tuple(x.shape[2:]), tuple(w.shape[2:]), False, geometry)
         assert names["image_tiles"](tuple(of.items()), 1, 1, 16, 2, 1, 64, 2, 2) is None
