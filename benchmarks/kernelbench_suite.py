@@ -82,7 +82,10 @@ def tuned(path: Path, options: argparse.Namespace) -> dict[str, Any]:
                 answer, said = process.communicate()
                 return {"kind": "no file in time", "seconds": options.limit_s,
                         "reason": reason_of(said)}  # fmt: skip
-    entry = {"seconds": time.monotonic() - start_s, "exit_code": process.returncode}
+    entry: dict[str, Any] = {
+        "seconds": time.monotonic() - start_s, "exit_code": process.returncode,
+        "stages": stages_of(said),
+    }  # fmt: skip
     try:
         summary = json.loads(answer)
     except json.JSONDecodeError:
@@ -99,7 +102,7 @@ def reason_of(said: str) -> str:
     lines = [line for line in said.splitlines() if line.strip()]
     words = [line for line in lines if line[:1] != "{"]
     if not words:
-        return "\n".join(filter(None, map(stage_of, lines)))[-MOST_CHARS:]
+        return "\n".join(stages_of(said))[-MOST_CHARS:]
     first = next((i for i, line in enumerate(words) if line.startswith("error:")), 0)
     rest = words[first + 1 :]
     kept = {*range(max(0, len(rest) - END_LINES), len(rest))}
@@ -110,13 +113,16 @@ def reason_of(said: str) -> str:
     return f"{words[first]}\n{told[-MOST_CHARS:]}".rstrip()
 
 
-def stage_of(line: str) -> str:
-    """Return what a record for programs tells, and when; empty where it is none."""
-    try:
-        record = json.loads(line)
-        return f"{record['elapsed_s']:.0f} s: {record['text']}"
-    except (ValueError, KeyError, TypeError):
-        return ""
+def stages_of(said: str) -> list[str]:
+    """Return what the records for programs tell, and when."""
+    found = []
+    for line in said.splitlines():
+        try:
+            record = json.loads(line)
+            found.append(f"{record['elapsed_s']:.1f} s: {record['text']}")
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
 
 
 def in_short(summary: dict[str, Any]) -> dict[str, Any]:

@@ -145,4 +145,4 @@ def test_a_suites_entry_tells_what_took_too_long():
         '{"elapsed_s": 0.0, "text": "capturing"}', '{"best": 3}',
         '{"elapsed_s": 61.3, "text": "checking"}',
     ]  # fmt: skip
-    assert reason_of("\n".join(records)) == "0 s: capturing\n61 s: checking"
+    assert reason_of("\n".join(records)) == "0.0 s: capturing\n61.3 s: checking"
