@@ -18,6 +18,7 @@ from test_steps_of_halves import Libdevice
 
 from tuner.capture.capture import capture
 from tuner.capture.graph import Graph
+from tuner.capture.half_products import PRODUCTS
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.nest import Nest
 from tuner.capture.partitions import partitions_of
@@ -127,8 +128,7 @@ def check(folder: Path, name: str, form: tuple[str, str, str], end: str = "") ->
     """
     problem, made = derive(folder, name, form)
     family = load_family(made.name, [made.folder])
-    named = (t for t in family.templates if t.startswith("nest"))
-    templates = [t for t in named if not t.startswith(("nest_fp16", "nest_wgmma"))]
+    templates = [t for t in family.templates if t.startswith("nest") and t not in PRODUCTS]
     for template in [t for t in templates if t.endswith("_triton") == bool(end)]:
         model, calls = module_with(family, bound(folder, family, template))
         reference, wide = problem.make_model(0), problem.make_model(0).double()
