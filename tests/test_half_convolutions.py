@@ -189,6 +189,21 @@ def check(folder: str, names: list[str], device: str) -> None:
             assert_as_exact(model(x), own(x), wide(x.double()))
 
 
+def check_without_memory(folder: str) -> None:
+    """Where there is no memory for halves, a call is PyTorch's own."""
+    model, own, _, x = model_of(Path(folder), "strided", "cpu", **SMALL)
+    empty = torch.empty
+
+    def scarce(*sizes, dtype=None, **more):
+        if dtype == torch.float16:
+            raise torch.OutOfMemoryError("no memory for halves")
+        return empty(*sizes, dtype=dtype, **more)
+
+    torch.empty = scarce
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), own(x))
+
+
 def assert_as_exact(mine: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> None:
     assert mine.shape == own.shape
     assert torch.equal(mine.isnan(), own.isnan()) and torch.equal(mine.isinf(), own.isinf())
@@ -201,11 +216,21 @@ def assert_as_exact(mine: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) 
 @needs_triton
 @pytest.mark.parametrize("names", [[*MODULES][:4], [*MODULES][4:]], ids=["first", "second"])
 def test_interpreted_convolutions_are_as_exact_as_pytorch(names, tmp_path):
-    script = "import test_half_convolutions as t; t.check" + repr((str(tmp_path), names, "cpu"))
+    interpreted("check" + repr((str(tmp_path), names, "cpu")))
+
+
+def interpreted(call: str) -> None:
+    """Call a function of this file in a process of Triton's interpreter."""
+    script = f"import test_half_convolutions as t; t.{call}"
     path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
     env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
     assert ran.returncode == 0, ran.stderr[-4000:]
+
+
+@needs_triton
+def test_without_memory_for_halves_a_call_is_pytorchs(tmp_path):
+    interpreted(f"check_without_memory({str(tmp_path)!r})")
 
 
 @needs_triton

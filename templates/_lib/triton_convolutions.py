@@ -408,6 +408,24 @@ def convolution_fits(x, out, of, room):
     return len(x) <= 65535 and largest_part < 2**31 - 2**20
 
 
+def convolution_rooms(x, sizes):
+    # Memory for halves; None where there is none: PyTorch's own may do with less.
+    try:
+        return [torch.empty(size, dtype=torch.float16, device=x.device) for size in sizes]
+    except torch.OutOfMemoryError:
+        return None
+
+
+def convolution_left(x, filters, bias, out, is_transposed, geometry, apart):
+    # To PyTorch.
+    own = len(geometry) // 4
+    told = (geometry[own * i : own * (i + 1)] for i in range(3))
+    whole = out if apart is None else torch.empty_like(out)
+    convolution_as_pytorch(x, filters, bias, whole, is_transposed, *told)
+    if apart is not None:
+        apart(whole)
+
+
 def convolution_ranges(x):
     # Of each sample, the largest number, and room for how many float16 loses.
     largest, lost = torch.zeros((2, len(x)), dtype=torch.int32, device=x.device)
@@ -453,22 +471,22 @@ def convolution_by_halves(
     padded = of["PADDED"]
     num_samples, num_channels, num_columns = x.shape[0], x.shape[1], out.shape[1]
     room = 4 if num_channels <= 4 else convolution_parts(num_channels, 8) * 8
-    if not convolution_fits(x, out, of, room):
-        whole = out if apart is None else torch.empty_like(out)
-        told = (geometry[own * i : own * (i + 1)] for i in range(3))
-        convolution_as_pytorch(x, filters, bias, whole, is_transposed, *told)
-        if apart is not None:
-            apart(whole)
-        return
     phases = stride[0] * stride[1] * stride[2] if is_transposed else 1
     columns = convolution_parts(num_columns, channels) * channels
     row = convolution_parts(most[0] * most[1] * most[2] * room, 64) * 64
     count = padded[0] * padded[1] * padded[2] * room
-    image = torch.empty((2, num_samples, count), dtype=torch.float16, device=x.device)
-    halves = torch.empty((2, phases * columns, row), dtype=torch.float16, device=x.device)
+    # One product where PyTorch takes TF32, which has no more bits: then there are no low halves.
+    products = products if products > 1 or convolutions_take_tf32() else 3
+    kept = 2 if products > 1 else 1
+    sizes = ((kept, num_samples, count), (2, phases * columns, row))
+    rooms = convolution_rooms(x, sizes) if convolution_fits(x, out, of, room) else None
+    if rooms is None:
+        convolution_left(x, filters, bias, out, is_transposed, geometry, apart)
+        return
+    image, halves = rooms
     unit = torch.empty(phases * columns, dtype=torch.float32, device=x.device)
     largest, lost = convolution_ranges(x)
-    convolution_split(x, image[0], image[1], largest, lost, of, room, room)
+    convolution_split(x, image[0], image[kept - 1], largest, lost, of, room, room, kept)
     about = {
         name: of[name] for name in ("KERNEL", "STRIDE", "PAD", "MADE", "LOW", "IS_TRANSPOSED")
     }
@@ -477,12 +495,10 @@ def convolution_by_halves(
         COLUMNS=num_columns, ROW=row, BLOCK=min(1024, convolution_power(row)),
         num_warps=4, **about,
     )
-    # One product where PyTorch takes TF32, which has no more bits.
-    products = products if products > 1 or convolutions_take_tf32() else 3
     own_made = [convolution_parts(m, s) if is_transposed else m for m, s in zip(made, stride)]
     tiles = convolution_parts(own_made[0] * own_made[1] * own_made[2], pixels)
     convolution_kernel[(phases * tiles * (columns // channels), num_samples)](
-        image[0], image[1], halves[0], halves[1], bias, out, largest, unit, given,
+        image[0], image[kept - 1], halves[0], halves[1], bias, out, largest, unit, given,
         COLUMNS=num_columns, ROOM=room, PADDED=padded, DILATION=of["DILATION"], ROW=row,
         PIXELS=pixels, CHANNELS=channels, DEPTH=depth, PRODUCTS=products,
         VECTOR=min(room, 8), IS_SHORT=most[0] * most[1] * most[2] * room <= 96,
