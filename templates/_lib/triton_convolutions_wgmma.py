@@ -227,13 +227,13 @@ def convolution_by_wgmma(
     numbers, about, rows, beyond = found
     size = num_samples * planes * 8 * math.prod(of["PADDED"])
     # What the tile at a line's end reads behind it is of no pixel.
-    image = torch.empty(
-        IMAGE_HALVES * size + 8 * beyond, dtype=torch.float16, device=x.device
-    )
+    sizes = (IMAGE_HALVES * size + 8 * beyond, (rows, about["STEPS"] * IMAGE_HALVES * 16))
+    rooms = convolution_rooms(x, sizes)
+    if rooms is None:
+        convolution_left(x, filters, bias, whole, is_transposed, geometry, apart)
+        return
+    image, halves = rooms
     high, low = image[:size], image[(IMAGE_HALVES - 1) * size :]
-    halves = torch.empty(
-        (rows, about["STEPS"] * IMAGE_HALVES * 16), dtype=torch.float16, device=x.device
-    )
     unit = torch.empty(rows, dtype=torch.float32, device=x.device)
     largest, lost = convolution_ranges(x)
     convolution_split(x, high, low, largest, lost, of, planes * 8, 8, IMAGE_HALVES)
