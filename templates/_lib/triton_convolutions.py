@@ -306,7 +306,9 @@ def convolution_of(size, kernel, is_transposed, geometry):
 def convolution_fits(x, out, of, room):
     # Within the limits of a grid, and of 32 bits for the parts of a sample.
     padded = of["PADDED"]
-    largest_part = max(padded[0] * padded[1] * padded[2] * room, x.stride(0), out.stride(0))
+    # A batch of one may have any stride.
+    sample = max(x.numel(), out.numel()) // len(x)
+    largest_part = max(padded[0] * padded[1] * padded[2] * room, sample)
     return len(x) <= 65535 and largest_part < 2**31 - 2**20
 
 
@@ -331,8 +333,9 @@ def convolution_left(x, filters, bias, out, is_transposed, geometry, apart):
 def convolution_ranges(x):
     # Of each sample, the largest number, and room for how many float16 loses.
     largest, lost = torch.zeros((2, len(x)), dtype=torch.int32, device=x.device)
-    convolution_range_kernel[(convolution_parts(x.stride(0), 16384), len(x))](
-        x, largest, x.stride(0), PIECE=16384, BLOCK=4096, num_warps=8,
+    count = x.numel() // len(x)
+    convolution_range_kernel[(convolution_parts(count, 16384), len(x))](
+        x, largest, count, PIECE=16384, BLOCK=4096, num_warps=8,
     )
     return largest, lost
 

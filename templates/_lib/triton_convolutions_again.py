@@ -107,7 +107,7 @@ def convolution_repair_kernel(
 
 def convolution_repaired(x, filters, bias, out, largest, lost, unit, of, given, epilogue):
     convolution_repair_kernel[(512,)](
-        x, filters, bias, out, largest, lost, unit, given, len(x), COUNT=x.stride(0),
+        x, filters, bias, out, largest, lost, unit, given, len(x), COUNT=x.numel() // len(x),
         UNITS=convolution_power(len(unit)), NUM_UNITS=len(unit), SAMPLES=64,
         COLUMNS=out.shape[1], CHANNELS=x.shape[1], PIXELS=32, WIDTH=32, DEPTH=32,
         EPILOGUE=epilogue, num_warps=4,
