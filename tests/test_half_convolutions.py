@@ -186,7 +186,9 @@ def check(folder: str, names: list[str], device: str) -> None:
         tile = SMALL_PLANES if name in OF_PLANES else SMALL
         model, own, wide, x = model_of(path, name, device, **tile, **HOWS[i % 2])
         # Of one sample, whose stride says nothing.
-        one = filled(x[:1], "wide").transpose(0, 1).contiguous().transpose(0, 1)
+        one = x[:1].clone()
+        one.flatten()[:7] *= 1e-9
+        one = one.as_strided(one.shape, (7, *one.stride()[1:]))
         with torch.no_grad():
             for given in (x, one):
                 assert_as_exact(model(given), own(given), wide(given.double()))
