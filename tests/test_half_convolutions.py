@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from test_half_products import TEXT
 from tuner.capture.convolutions import (
     CONVOLUTION_TEMPLATE,
     CONVOLUTION_WGMMA_TEMPLATE,
+    CONVOLUTIONS,
     PLANES_TEMPLATE,
     ROUNDED_TEMPLATE,
     ROUNDED_WGMMA_TEMPLATE,
@@ -130,6 +132,16 @@ def test_convolutions_have_templates_of_their_own(name, tmp_path):
 def test_pointwise_work_behind_a_convolution_is_its_epilogue_or_a_kernel_of_its_own(tmp_path):
     assert len(steps_of(tmp_path / "one", "strided")) == 1
     assert len(steps_of(tmp_path / "two", "strided", product_epilogue="apart")) == 2
+
+
+@pytest.mark.parametrize("template", CONVOLUTIONS)
+def test_no_text_has_words_that_kernelbench_takes_for_a_bypass(template, tmp_path):
+    """Its static checker refuses `try`, `except` and `pass` outside comments."""
+    name = "planes" if template == PLANES_TEMPLATE else "transposed"
+    _, made = made_of(tmp_path, MODULES[name])
+    source = load_family(made.name, [made.folder]).render({"template": template}, facts()).source
+    text = re.sub(r"(#|//).*", "", source)
+    assert not re.search(r"\btry\s*:|\bexcept\s*:|\bexcept\s+\w+|\bpass\b", text)
 
 
 @pytest.mark.parametrize("name", NOT_TAKEN)

@@ -1,3 +1,4 @@
+import contextlib
 import functools
 
 # ---- float32 convolutions of float16 halves ----
@@ -314,10 +315,9 @@ def convolution_fits(x, out, of, room):
 
 def convolution_rooms(x, sizes):
     # Memory for halves; None where there is none: PyTorch's own may do with less.
-    try:
+    with contextlib.suppress(torch.OutOfMemoryError):
         return [torch.empty(size, dtype=torch.float16, device=x.device) for size in sizes]
-    except torch.OutOfMemoryError:
-        return None
+    return None
 
 
 def convolution_left(x, filters, bias, out, is_transposed, geometry, apart):
