@@ -3,9 +3,8 @@
 Behind a product of matrices it is a class of CUDA C++ beside `templates/_lib/wgmma_halves.cuh`,
 which calls it with each value and its place; behind a convolution it is a function of Triton that
 `templates/_lib/triton_convolutions.py` calls with a block of values, and such a class beside
-`templates/_lib/wgmma_images.cuh`. What the work reads besides
-lies as the product does, or varies over its rows or its columns alone: in an image over some of
-samples, channels and pixels.
+`templates/_lib/wgmma_images.cuh`. What the work reads besides lies as the product does, or varies
+over its rows or its columns alone: in an image over some of samples, channels and pixels.
 """
 
 from __future__ import annotations
@@ -16,13 +15,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from tuner.capture.convolutions import is_convolution
 from tuner.capture.library import Call
 from tuner.capture.nest import COLUMN, Nest, Statement
-from tuner.capture.operations import (
-    OPERATIONS,
-    converted,
-    emit,
-    literal,
-    operation_of,
-)
+from tuner.capture.operations import OPERATIONS, converted, emit, literal, operation_of
 from tuner.capture.stages import Stages
 from tuner.trial import Language
 
@@ -66,7 +59,6 @@ def epilogue_of(stages: Stages, call: Call, results: Container[str]) -> Nest | N
 
 
 # Where an element lies, by whether it varies over rows and over columns.
-_ONE_PLACE = ("row", "column", "columns")
 _PLACES = {
     (True, True): "row * columns + column",
     (True, False): "row",
@@ -155,7 +147,10 @@ def _computed(nest: Nest, names: dict[str, str], language: Language) -> Iterator
         yield kind, emit(statement.op, operands, attrs, language)
 
 
-# What such a function is given behind the epilogue's own: kinds and names.
+# What an epilogue in CUDA C++ is told of a value's place.
+_PLACE = ("row", "column", "columns")
+_PLACE_IN_IMAGE = ("sample", "column", "pixel", "columns", "made")
+# What the function that starts a product is given behind the epilogue's own: kinds and names.
 _PRODUCT_SIZES = (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "padded"))
 _IMAGE_SIZES = (("const int64_t*", "numbers"), ("int64_t", "count"))
 
@@ -180,7 +175,7 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
     names = {call.name: "sum"} | {name: f"a{i}" for i, name in enumerate(given)}
     lines = [f"struct {function}_epilogue {{"]
     lines += [f"  const float* g{i};" for i in range(len(given))]
-    where = ("sample", "column", "pixel", "columns", "made") if is_image else _ONE_PLACE
+    where = _PLACE_IN_IMAGE if is_image else _PLACE
     lines += [
         "  __device__ __forceinline__ float operator()(",
         f"      float sum, {', '.join(f'int64_t {name}' for name in where)}) const {{",

@@ -111,10 +111,10 @@ class Bayesian:
         is_tried = np.isin(pool.positions, list(tried))
         if is_tried.all():
             return self._random.propose(study, trial, tried)
-        if (is_tried | _is_within(pool.positions, aside)).all():
-            aside = []
-        merit = np.where(is_tried, -np.inf, model.log_improvement())
-        merit[_is_within(pool.positions, aside)] = -np.inf
+        is_out = is_tried | _is_within(pool.positions, aside)
+        if is_out.all():
+            aside, is_out = [], is_tried
+        merit = np.where(is_out, -np.inf, model.log_improvement())
         if pool.is_whole:
             return int(pool.positions[np.argmax(merit)])
 
@@ -153,7 +153,7 @@ class Bayesian:
         kinds, positions = self._kinds, self._pool.positions
         found = []
         for kind in kinds:
-            inside = (positions >= kind.start) & (positions < kind.stop)
+            inside = _is_within(positions, [kind])
             count = max(FEWEST_FIRST, NUM_FIRST // len(kinds))
             own = before if len(kinds) == 1 else before[before[:, 0] == codes[inside][0, 0]]
             first = first_columns(codes[inside], self._encoding, count, self._rng, own)
