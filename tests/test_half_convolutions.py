@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from interpreted import interpreted
 from test_any_module import derive
 from test_half_products import TEXT
 
@@ -233,21 +234,12 @@ def assert_as_exact(mine: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) 
 @needs_triton
 @pytest.mark.parametrize("names", [[*MODULES][:4], [*MODULES][4:]], ids=["first", "second"])
 def test_interpreted_convolutions_are_as_exact_as_pytorch(names, tmp_path):
-    interpreted("check" + repr((str(tmp_path), names, "cpu")))
-
-
-def interpreted(call: str) -> None:
-    """Call a function of this file in a process of Triton's interpreter."""
-    script = f"import test_half_convolutions as t; t.{call}"
-    path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
-    env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    interpreted("test_half_convolutions", "check", str(tmp_path), names, "cpu")
 
 
 @needs_triton
 def test_without_memory_for_halves_a_call_is_pytorchs(tmp_path):
-    interpreted(f"check_without_memory({str(tmp_path)!r})")
+    interpreted("test_half_convolutions", "check_without_memory", str(tmp_path))
 
 
 @needs_triton

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from cpu_machine import FACTS, GPP, compiled
+from interpreted import interpreted
 from test_any_module import MODULES, answers as listed, derive as written, in_float64, text_of
 from test_scans import assert_as_exact, module_with
 from test_steps import Taken, assert_gradients_are_as_exact
@@ -162,11 +161,7 @@ def check_triton(folder: str) -> None:
 @needs_triton
 @pytest.mark.parametrize("check", ["check_triton", "check_triton_steps"])
 def test_interpreted_blocks_compute_what_the_module_does(check, tmp_path):
-    script = f"import test_ranges; test_ranges.{check}({str(tmp_path)!r})"
-    path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
-    env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    interpreted("test_ranges", check, str(tmp_path))
 
 
 # ---- steps of training ------------------------------------------------------------------------

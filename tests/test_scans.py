@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_machine import FACTS, GPP, compiled
+from interpreted import interpreted
 
 from tuner.capture.capture import capture
 from tuner.capture.derive import derived
@@ -238,11 +239,7 @@ def check_blocks(folder: str, shape: tuple[int, ...], device: str) -> None:
 @needs_triton
 @pytest.mark.parametrize("shape", [(37, 101), (3, 21, 50)])
 def test_interpreted_blocks_are_as_exact_as_pytorch(shape, tmp_path):
-    script = f"import test_scans; test_scans.check_blocks({str(tmp_path)!r}, {shape}, 'cpu')"
-    path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
-    env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    interpreted("test_scans", "check_blocks", str(tmp_path), shape, "cpu")
 
 
 @needs_triton

@@ -7,13 +7,11 @@ to the CUDA kernel multiplied in float64 instead.
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreted import interpreted
 from test_any_module import assert_as_exact, in_float64
 from test_half_products import LAYER, TEXT
 from test_steps import Taken, derive_with_steps, gradients
@@ -250,11 +248,7 @@ def check_emulated_twice(folder: str, name: str) -> None:
     ],
 )
 def test_interpreted_gradients_are_as_exact_as_pytorchs(check, name, tmp_path):
-    script = f"import test_steps_of_halves as t; t.{check}({str(tmp_path)!r}, {name!r})"
-    path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
-    env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    interpreted("test_steps_of_halves", check, str(tmp_path), name)
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------
