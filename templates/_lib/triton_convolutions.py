@@ -23,15 +23,6 @@ import functools
 
 
 @triton.jit
-def convolution_unit(largest):
-    # The power of two that brings the largest number to [2^12, 2^13), and its inverse.
-    exponent = (largest >> 23) - 127
-    shift = tl.minimum(12 - exponent, 126)
-    factor = ((shift + 127) << 23).to(tl.float32, bitcast=True)
-    return factor, ((127 - shift) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def convolution_is_fine(largest, lost, count):
     return (largest < 0x7F800000) & (lost.to(tl.int64) * 8 <= count)
 
@@ -68,7 +59,7 @@ def convolution_image_kernel(
     count: tl.constexpr = PADDED[0] * PADDED[1] * PADDED[2]
     own: tl.constexpr = SIZE[0] * SIZE[1] * SIZE[2]
     sample = tl.program_id(1)
-    factor, _ = convolution_unit(tl.load(largest + sample))
+    factor, _ = product_unit(tl.load(largest + sample))
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     x = pixel % PADDED[2] - LOW[2]
     y = pixel // PADDED[2] % PADDED[1] - LOW[1]
@@ -159,7 +150,7 @@ def convolution_filters_kernel(
                 tl.store(low + place, rest, mask=at < ROW)
         if sweep == 0:
             bits = tl.max(largest, axis=0)
-            factor, own = convolution_unit(bits)
+            factor, own = product_unit(bits)
         else:
             is_fine = convolution_is_fine(bits, tl.sum(lost, axis=0), num // ROOM * CHANNELS)
             own = tl.where(is_fine | (num == 0), own, float("nan"))
@@ -225,7 +216,7 @@ def convolution_kernel(
                 part = tl.dot(x_high, tl.load(filters_low + own), part)
             part = tl.dot(x_high, w_high, part)
             total = part if IS_SHORT else total + part
-        _, one = convolution_unit(tl.load(largest + sample))
+        _, one = product_unit(tl.load(largest + sample))
         other = tl.load(unit + line)
         total = product_scaled(total, one, other[None, :])
         if bias is not None:

@@ -99,7 +99,7 @@ def convolution_steps_kernel(
                     tl.store(target + place + PART * 16, rest, mask=at < num)
         if sweep == 0:
             bits = tl.max(largest, axis=0)
-            factor, own = convolution_unit(bits)
+            factor, own = product_unit(bits)
         else:
             is_fine = convolution_is_fine(bits, tl.sum(lost, axis=0), places * CHANNELS)
             own = tl.where(is_fine | (num == 0), own, float("nan"))

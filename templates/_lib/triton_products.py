@@ -12,6 +12,17 @@ import torch
 
 
 @triton.jit
+def product_unit(largest):
+    # The power of two that brings the largest value, given as its bits, to [2^12, 2^13), and its
+    # inverse: float16 then has 2^-25 of it at least, and with a mean off nothing near its own
+    # largest.
+    exponent = (largest >> 23) - 127
+    shift = tl.minimum(12 - exponent, 126)
+    factor = ((shift + 127) << 23).to(tl.float32, bitcast=True)
+    return factor, ((127 - shift) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def product_rows(source, rows, columns, num_rows, num_columns, row_stride, column_stride):
     places = source + rows.to(tl.int64)[:, None] * row_stride
     places += columns.to(tl.int64)[None, :] * column_stride
@@ -56,12 +67,7 @@ def product_split_kernel(
         )
         largest = tl.maximum(largest, tl.max(tl.abs(values), axis=1))
         total += tl.sum(values.to(tl.float64), axis=1)
-    # The power of two that brings the largest value of a row to [2^12, 2^13): float16 then has
-    # 2^-25 of it at least, and with a mean off nothing near its own largest.
-    exponent = (largest.to(tl.int32, bitcast=True) >> 23) - 127
-    shift = tl.minimum(12 - exponent, 126)
-    factor = ((shift + 127) << 23).to(tl.float32, bitcast=True)
-    own = ((127 - shift) << 23).to(tl.float32, bitcast=True)
+    factor, own = product_unit(largest.to(tl.int32, bitcast=True))
     is_finite = (tl.abs(total) < float("inf")) & (largest < float("inf"))
     scaled_total = total * factor.to(tl.float64)
     mean = tl.zeros([ROWS], dtype=tl.float32)

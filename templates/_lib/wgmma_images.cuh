@@ -247,7 +247,7 @@ struct Plain {  // no pointwise work behind the convolution
   }
 };
 
-// What brings a sample's numbers back; as convolution_unit has it.
+// What brings a sample's numbers back; as product_unit has it.
 __device__ __forceinline__ float sample_unit(int largest) {
   return __int_as_float((127 - min(12 - ((largest >> 23) - 127), 126)) << 23);
 }
