@@ -16,7 +16,7 @@ import sys, time
 from pathlib import Path
 from tuner.machine.turns import Turns
 turns = Turns(Path(sys.argv[1]))
-ways = {"large": lambda: turns.check(True), "small": lambda: turns.check(False)}
+ways = {"large": lambda: turns.memory(True), "small": lambda: turns.memory(False)}
 with ways.get(sys.argv[2], getattr(turns, sys.argv[2], None))():
     print("has it", flush=True)
     time.sleep(60)
@@ -85,16 +85,16 @@ def test_a_check_that_needs_all_memory_waits_for_other_checks(
 ):
     other = held(theirs)
     turns = Turns(tmp_path)
-    assert begins(lambda: turns.check(needs_all), SHORT_S if waits else LONG_S) is not waits
+    assert begins(lambda: turns.memory(needs_all), SHORT_S if waits else LONG_S) is not waits
     other.kill()
     other.wait()
-    assert begins(lambda: Turns(tmp_path).check(needs_all), LONG_S)
+    assert begins(lambda: Turns(tmp_path).memory(needs_all), LONG_S)
 
 
 def test_checks_of_one_process_do_not_wait_for_each_other(tmp_path, held):
     turns = Turns(tmp_path)
-    with turns.check(True):
-        assert begins(lambda: turns.check(True), LONG_S)
+    with turns.memory(True):
+        assert begins(lambda: turns.memory(True), LONG_S)
         with turns.shared():  # each question also takes the device
             pass
         assert not turns.is_memory_wanted
@@ -106,7 +106,7 @@ def test_checks_of_one_process_do_not_wait_for_each_other(tmp_path, held):
             assert turns.is_memory_wanted
             other.kill()
     other = held("large")  # nothing is held any more
-    assert not begins(lambda: turns.check(False), SHORT_S)
+    assert not begins(lambda: turns.memory(False), SHORT_S)
 
 
 def test_waiting_is_counted_while_it_lasts(tmp_path, held):

@@ -55,6 +55,10 @@ class Extent:
         """Whether there is room for so many rows at another batch than the problem's own."""
         return rows <= self.most_rows
 
+    def fills(self, rows: int, num_calls: int) -> bool:
+        """Whether so many calls of so many rows may take most of a device's memory."""
+        return rows * num_calls > self.rows_within(MOST_ELEMENTS[self.device])
+
     @property
     def is_large(self) -> bool:
         """Whether one call at the problem's own batch takes much of a device's memory."""
@@ -118,7 +122,7 @@ def batch_probes(
     if num_rows > 80:
         odd = 2 * secret.randrange(33, (min(num_rows, 1024) - 1) // 2) + 1
     # An eighth more at most, where rows are heavy.
-    most_more = 65 if extent.full is None else min(65, max(2, num_rows // 8))
+    most_more = 65 if extent.holds(num_rows + 65) else min(65, max(2, num_rows // 8))
     longer = num_rows + secret.randrange(1, most_more, 2)
     # Once, where all of them take gigabytes.
     more_rows = wide if extent.full is None else {"distribution": "normal", **fields}

@@ -34,6 +34,7 @@ from tuner.check.playing import played
 from tuner.check.probe import Probe
 from tuner.check.questions import script_of, weighted_model
 from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, says_no_memory, tamer
+from tuner.check.wide_convolutions import exact_convolutions
 from tuner.errors import ProblemError
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import widened
@@ -221,7 +222,8 @@ def expected_of_call(
         is_stable = all(are_close(a, b) for a, b in zip(first, again, strict=True))
         del again  # the outputs of a large problem take gigabytes
         wide = copied(model).double()
-        exact = problem.call(wide, [widened(value) for value in arguments])
+        with exact_convolutions():
+            exact = problem.call(wide, [widened(value) for value in arguments])
     got = {f"call0.output{j}": y.detach() for j, y in enumerate(first)}
     oracle = {name: y.detach() for name, y in zip(got, exact, strict=True)}
     if not is_stable:

@@ -46,8 +46,7 @@ MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slice
 DISTURBED_WAIT_S = 0.2
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
 CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
-# What a process's clock need not see of a call on a CPU: Python, and keeping some elements.
-CLOCK_US = 100.0
+CLOCK_US = 100.0  # of a call on a CPU that its own clock need not see: Python, what is kept
 SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
 SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other values
 SLOW_STEP_S = 0.2  # of training, of which few are timed
@@ -116,7 +115,8 @@ class Racer:
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
         judged = [secrets.randbelow(sure) for _ in contenders]
         lanes = list(range(1, len(race)))  # of those that are not clearly behind
-        with closing(self._sets(contenders, num_processes, lanes)) as sets:
+        fresh = self._sets(contenders, num_processes, lanes)
+        with self._turns.memory(needs_all=False), closing(fresh) as sets:
             for number, racers in sets:
                 active = [contenders[lane - 1] for lane in lanes]
                 for racer in racers:  # no thread of one slows the turn of another

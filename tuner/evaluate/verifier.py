@@ -7,22 +7,24 @@ it expects of each probe. Every contender has a process of its own, which only p
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.check.batches import Extent
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
-from tuner.check.refusals import says_no_memory
 from tuner.check.traits import Traits
 from tuner.check.verdict import merge
-from tuner.errors import TunerError, WorkerError
+from tuner.errors import TunerError
+from tuner.evaluate.asking import Asking, JudgeEnded, lacks_memory, shrunk
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.giving import can_lend, hand_over
@@ -30,17 +32,10 @@ from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
 from tuner.machine.turns import turns_of
 from tuner.problem.accuracy import Accuracy
-from tuner.trial import Check, ProbeResult, from_json, to_json
+from tuner.trial import Check, ProbeResult, from_json
 from tuner.wording import one_line
 
 __all__ = ["Answered", "JudgeEnded", "Verifier"]
-
-
-class JudgeEnded(WorkerError):
-    """The judge's process ended in the middle of a check, whose module is not to blame."""
-
-
-ENOUGH_BYTES = 2**34  # of a GPU, beside which a contender cannot say that none is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +126,23 @@ class Verifier:
             first_s = 0.0  # when the first was answered
             ask = functools.partial(self._of_judge, self._judge.generation)
             lends = self._task.device.startswith("cuda") and can_lend(producer, ask, most_s)
-            answers = self._answers(producer, probes, most_s, lends)
-            with self._turns.check(needs_all=bool(about["is_large"])):
+            num_rows = about["num_rows"]
+            asking = Asking(ask, self._turns, num_rows, self._fewer_rows, lends=lends)
+            with closing(self._answers(producer, probes, asking, most_s, lends)) as answers:
                 for number, result in enumerate(answers, 1):
                     results.append(result)
                     first_s = first_s or time.monotonic()
                     left_s = remaining_s(costs, number, time.monotonic() - first_s)
                     on_probe(Answered(result, number, len(probes), left_s))
-                if self._turns.is_memory_wanted:
-                    ask("free", {})
+                    if not result.is_accepted:
+                        break
         edited = self._files.edited(contender)
         if edited:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
         verdict = merge(results, self._accuracy, is_thorough=True)
-        unasked = [*_unjudged(probes), *self._shrunk(probes)] if verdict.is_accepted else []
+        unasked = (
+            [*_unjudged(probes), *shrunk(probes, self._fewer_rows)] if verdict.is_accepted else []
+        )
         return replace(verdict, notes=(*notes, *verdict.notes, *unasked))
 
     def _probes(self, is_deterministic: bool) -> list[Probe]:
@@ -160,7 +158,14 @@ class Verifier:
         )
         # Most faults show on few rows, for a hundredth of the time.
         first, rest = probes[:1], probes[1:]
-        return [*first, *sorted(rest, key=lambda probe: probe.batch is None)]
+        return [*first, *sorted(rest, key=lambda p: (self._needs_all(p), p.batch is None))]
+
+    def _needs_all(self, probe: Probe) -> bool:
+        """Whether a probe may take so much of a GPU that nothing else has room beside it."""
+        num_rows = self._about["num_rows"]
+        extent = Extent(num_rows, float(self._about["row_elements"]), "gpu")
+        rows = probe.batch if probe.batch is not None else num_rows or 1
+        return self._task.device.startswith("cuda") and extent.fills(rows, probe.calls)
 
     def _costs(self, probes: list[Probe]) -> list[float]:
         """Return seconds of each probe: as the last time, or as is usual."""
@@ -170,119 +175,65 @@ class Verifier:
         row_elements = float(self._about["row_elements"])
         return costs_of(probes, self._about["num_rows"], row_elements, is_gpu)
 
-    def _answers(self, producer: Worker, probes: list[Probe], most_s: float, lends: bool) -> Any:
+    def _answers(
+        self, producer: Worker, probes: Sequence[Probe], asking: Asking, most_s: float, lends: bool
+    ) -> Generator[ProbeResult]:
         """Yield the verdict on each answer, until one is a rejection.
 
-        The next question is made while the contender answers the one before, unless it is of a
-        large problem's own size: the device's memory might not hold both.
+        Those that may need all of a GPU's memory wait until no other tuner holds much of it.
         """
-        generation = self._judge.generation
         known: set[str] = set()  # weights that this producer has
         seconds: dict[str, float] = {}
-        is_large = bool(self._about["is_large"])
+        for needs_all, some in itertools.groupby(probes, key=self._needs_all):
+            with self._turns.memory(needs_all):
+                rest = (asking, seconds, known, most_s, lends)
+                yield from self._answers_in_turn(producer, [*some], needs_all, *rest)
+                if self._turns.is_memory_wanted:
+                    asking.free()
+        self._seconds = seconds
+
+    def _answers_in_turn(
+        self,
+        producer: Worker,
+        probes: Sequence[Probe],
+        needs_all: bool,
+        asking: Asking,
+        seconds: dict[str, float],
+        known: set[str],
+        most_s: float,
+        lends: bool,
+    ) -> Generator[ProbeResult]:
+        """Yield verdicts; note what each probe took.
+
+        The next question is made while the contender answers the one before, unless the device's
+        memory might not hold both.
+        """
+
+        def answer_to(probe: Probe, question: Reply) -> ProbeResult:
+            with self._turns.shared():
+                return self._answered(producer, probe, question, asking.ask, known, most_s, lends)
+
         with ThreadPoolExecutor(1) as pool:
-            ahead = pool.submit(self._question, probes[0], generation, lends)
-            for number, probe in enumerate(probes):
+            ahead: Future[Reply] | None = None
+            for probe, following in zip(probes, (*probes[1:], None), strict=True):
                 start_s = time.monotonic()
-                question = ahead.result()
-                following = probes[number + 1] if number + 1 < len(probes) else None
-                waits = is_large and following is not None and following.batch is None
-                if following is not None and not waits:
-                    ahead = pool.submit(self._question, following, generation, lends)
+                question = asking.question_of(probe, ahead)
+                ahead = None
+                if following is not None and not needs_all:
+                    ahead = pool.submit(asking.once, following)
 
                 def answered(
                     draw: int, probe: Probe = probe, question: Reply = question
                 ) -> ProbeResult:
                     drawn = redrawn(probe, draw)
-                    asks = self._question(drawn, generation, lends) if draw else question
-                    rest = (known, most_s, generation, lends)
-                    with self._turns.shared():
-                        result = self._answered(producer, drawn, asks, *rest)
-                    if _lacks_memory(result) and producer.is_alive:
-                        return self._asked_again(producer, drawn, *rest)
+                    result = answer_to(drawn, asking.question(drawn) if draw else question)
+                    if lacks_memory(result) and producer.is_alive:
+                        return asking.again(drawn, answer_to)
                     return result
 
                 result = by_majority(answered)
                 seconds[probe.name] = time.monotonic() - start_s
                 yield result
-                if not result.is_accepted:
-                    return
-                if following is not None and waits:
-                    ahead = pool.submit(self._question, following, generation, lends)
-        self._seconds = seconds
-
-    def _asked_again(
-        self,
-        producer: Worker,
-        probe: Probe,
-        known: set[str],
-        most_s: float,
-        generation: int,
-        lends: bool,
-    ) -> ProbeResult:
-        """Ask again where memory ran out, after the judge has freed what it can.
-
-        The judge holds memory of the same machine: what ran out may be its doing. What does not
-        fit then is asked with half as many rows, and so on, unless memory is free: then the
-        contender only says so.
-        """
-        self._of_judge(generation, "free", {})
-        while True:
-            question = self._question(probe, generation, lends)
-            rest = (known, most_s, generation, lends)
-            with self._turns.shared():
-                result = self._answered(producer, probe, question, *rest)
-            if result.is_accepted or not _lacks_memory(result):
-                return result
-            freed = self._of_judge(generation, "free", {})
-            is_full = freed.data["free_bytes"] < ENOUGH_BYTES and lends
-            if not is_full or not self._halved(probe):
-                break
-        held, free = (freed.data[name] / 2**30 for name in ("held_bytes", "free_bytes"))
-        told = (
-            f"{result.reason}; memory ran out again after the judge had freed what it could: it "
-            f"holds {held:.1f} GiB, {free:.1f} GiB are free. No wrong answer, but not one either"
-        )
-        return replace(result, reason=told)
-
-    def _question(self, probe: Probe, generation: int, lends: bool) -> Reply:
-        """Return a probe's question; where the judge has no memory for it, one of fewer rows."""
-        has_freed = False
-        while True:
-            rows = self._fewer_rows.get(probe.name, probe.batch)
-            asks = {"probe": to_json(replace(probe, batch=rows)), "lends": lends}
-            try:
-                with self._turns.shared():
-                    return self._of_judge(generation, "ask", asks)
-            except JudgeEnded:
-                raise
-            except TunerError as error:
-                if not says_no_memory(f"{error} {error.__cause__}"):
-                    raise
-                if has_freed and not self._halved(probe):
-                    raise
-            if not has_freed:
-                self._of_judge(generation, "free", {})
-            has_freed = True
-
-    def _halved(self, probe: Probe) -> bool:
-        """Ask a probe with half as many rows from now on; False where it has one, or none."""
-        own = probe.batch if probe.batch is not None else self._about["num_rows"]
-        rows = self._fewer_rows.get(probe.name, own)
-        if rows is None or rows < 2:
-            return False
-        self._fewer_rows[probe.name] = rows // 2
-        return True
-
-    def _shrunk(self, probes: Sequence[Probe]) -> list[str]:
-        """Name the probes that were asked with fewer rows than they should be."""
-        fewer = {p.name: self._fewer_rows[p.name] for p in probes if p.name in self._fewer_rows}
-        if not fewer:
-            return []
-        told = ", ".join(f"{name} ({rows})" for name, rows in fewer.items())
-        return [
-            f"memory ran out for {len(fewer)} probes, which were asked with fewer rows: {told}"
-        ]
 
     def _of_judge(
         self,
@@ -309,9 +260,9 @@ class Verifier:
         producer: Worker,
         probe: Probe,
         question: Reply,
+        ask: Callable[..., Reply],
         known: set[str],
         most_s: float,
-        generation: int,
         lends: bool,
     ) -> ProbeResult:
         """Put a question to the contender; return the judge's verdict on the answer."""
@@ -323,7 +274,6 @@ class Verifier:
 
         if not producer.is_alive:  # a fresh one would hold no module
             return refused(f"the module's process ended: {producer.ending()}")
-        ask = functools.partial(self._of_judge, generation)
         tokens: Mapping[str, str] = question.data["known"]
         missing = sorted({*tokens.values()} - known)
         refusal = ""
@@ -344,7 +294,7 @@ class Verifier:
             return refused(refusal)
         payload = {**answer.data, "ticket": question.data["ticket"]}
         try:
-            reply = self._of_judge(generation, "judge", payload, answer.blobs)
+            reply = ask("judge", payload, answer.blobs)
         except JudgeEnded:
             raise
         except TunerError as failure:  # what was received is no answer
@@ -352,10 +302,6 @@ class Verifier:
             said = cause.message if isinstance(cause, JobFailed) else str(failure)
             return refused(f"its answer was garbled: {one_line(said, 300)}")
         return from_json(ProbeResult, json.dumps(reply.data["result"]))
-
-
-def _lacks_memory(result: ProbeResult) -> bool:
-    return not result.is_accepted and says_no_memory(result.reason)
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:

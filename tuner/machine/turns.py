@@ -3,7 +3,7 @@
 Files of each GPU below `cache_folder()`, locked while it is used; whoever is killed lets go.
 
     device      held alone to time, shared to check
-    memory      held shared during a check, alone during one that may take all of it
+    memory      held shared to check or to race, alone for what may take all of it
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
 
 Only tuners of one user on one machine see each other, and only where all name the GPU alike in
@@ -44,7 +44,7 @@ class Turns:
         self._waited_s = 0.0
         self._waiting_since: float | None = None
         self._lock = threading.Lock()
-        self._num_checks = 0  # of this process, which share its hold on memory
+        self._num_users = 0  # threads of this process, which share its hold on memory
         self._memory = ExitStack()
 
     @property
@@ -73,22 +73,23 @@ class Turns:
             yield
 
     @contextmanager
-    def check(self, needs_all: bool) -> Iterator[None]:
-        """Check something, beside others' checks unless one of them needs all of the memory.
+    def memory(self, needs_all: bool) -> Iterator[None]:
+        """Use much of the memory, beside others that do unless one of them needs all of it.
 
-        Further checks of this process begin at once: that their memory suffices is its affair.
+        Who uses it beside another thread of this process begins at once: that memory suffices for
+        both is this process's affair.
         """
         with self._lock:
-            self._num_checks += 1
-            if self._num_checks == 1:
+            self._num_users += 1
+            if self._num_users == 1:
                 how = fcntl.LOCK_EX if needs_all else fcntl.LOCK_SH
                 self._take(self._memory, "memory", how)
         try:
             yield
         finally:
             with self._lock:
-                self._num_checks -= 1
-                if self._num_checks == 0:
+                self._num_users -= 1
+                if self._num_users == 0:
                     self._memory.close()
 
     @property

@@ -1,0 +1,148 @@
+"""How the judge is asked for the questions of probes, and what is done where memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+from tuner.check.probe import Probe
+from tuner.check.refusals import says_no_memory
+from tuner.errors import TunerError, WorkerError
+from tuner.evaluate.worker import Reply
+from tuner.machine.turns import Turns
+from tuner.trial import ProbeResult, to_json
+
+__all__ = ["Asking", "JudgeEnded", "lacks_memory", "shrunk"]
+
+ENOUGH_BYTES = 2**34  # of a GPU, beside which a contender cannot say that none is left
+
+
+class JudgeEnded(WorkerError):
+    """The judge's process ended in the middle of a check, whose module is not to blame."""
+
+
+class Asking:
+    """Asks the judge of one check, with fewer rows where its memory is too small.
+
+    Args:
+        ask: runs a job in the judge, by name and payload.
+        turns: of the tuners on this device.
+        num_rows: the problem's own batch, where it has one.
+        fewer_rows: filled with the probes for whose own number of rows memory ran out.
+        lends: whether processes lend each other memory.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[..., Reply],
+        turns: Turns,
+        num_rows: int | None,
+        fewer_rows: dict[str, int],
+        *,
+        lends: bool,
+    ) -> None:
+        self.ask = ask
+        self._turns = turns
+        self._num_rows = num_rows
+        self._fewer_rows = fewer_rows
+        self._lends = lends
+
+    def once(self, probe: Probe) -> Reply:
+        """Return a probe's question.
+
+        Raises:
+            JudgeEnded: the judge ended.
+            TunerError: the reference fails, or there is no memory.
+        """
+        rows = self._fewer_rows.get(probe.name, probe.batch)
+        asks = {"probe": to_json(replace(probe, batch=rows)), "lends": self._lends}
+        with self._turns.shared():
+            return self.ask("ask", asks)
+
+    def question(self, probe: Probe) -> Reply:
+        """Return a probe's question; where the judge has no memory for it, one of fewer rows.
+
+        Raises:
+            TunerError: as `once`.
+        """
+        has_freed = False
+        while True:
+            try:
+                return self.once(probe)
+            except TunerError as error:
+                if not _is_of_memory(error) or (has_freed and not self._halved(probe)):
+                    raise
+            if not has_freed:
+                self.free()
+            has_freed = True
+
+    def question_of(self, probe: Probe, ahead: Future[Reply] | None) -> Reply:
+        """Return a question that is being made; where memory ran out beside another, a new one.
+
+        Raises:
+            TunerError: as `once`.
+        """
+        if ahead is not None:
+            try:
+                return ahead.result()
+            except TunerError as error:
+                if not _is_of_memory(error):
+                    raise
+        return self.question(probe)
+
+    def again(self, probe: Probe, answer_to: Callable[[Probe, Reply], ProbeResult]) -> ProbeResult:
+        """Ask again where a contender had no memory, after the judge has freed what it can.
+
+        The judge holds memory of the same machine: what ran out may be its doing. What does not
+        fit then is asked with half as many rows, and so on, unless memory is free: then the
+        contender only says so.
+        """
+        self.free()
+        while True:
+            result = answer_to(probe, self.question(probe))
+            if result.is_accepted or not lacks_memory(result):
+                return result
+            freed = self.free().data
+            is_full = freed["free_bytes"] < ENOUGH_BYTES and self._lends
+            if not is_full or not self._halved(probe):
+                break
+        held, free = (freed[name] / 2**30 for name in ("held_bytes", "free_bytes"))
+        told = (
+            f"{result.reason}; memory ran out again after the judge had freed what it could: it "
+            f"holds {held:.1f} GiB, {free:.1f} GiB are free. No wrong answer, but not one either"
+        )
+        return replace(result, reason=told)
+
+    def free(self) -> Reply:
+        """Let the judge free what it can; its answer says what it holds, and what is free."""
+        return self.ask("free", {})
+
+    def _halved(self, probe: Probe) -> bool:
+        """Ask a probe with half as many rows from now on; False where it has one, or none."""
+        own = probe.batch if probe.batch is not None else self._num_rows
+        rows = self._fewer_rows.get(probe.name, own)
+        if rows is None or rows < 2:
+            return False
+        self._fewer_rows[probe.name] = rows // 2
+        return True
+
+
+def shrunk(probes: Sequence[Probe], fewer_rows: Mapping[str, int]) -> list[str]:
+    """Name the probes that were asked with fewer rows than they should be."""
+    fewer = {p.name: fewer_rows[p.name] for p in probes if p.name in fewer_rows}
+    if not fewer:
+        return []
+    told = ", ".join(f"{name} ({rows})" for name, rows in fewer.items())
+    return [f"memory ran out for {len(fewer)} probes, which were asked with fewer rows: {told}"]
+
+
+def lacks_memory(result: ProbeResult) -> bool:
+    """Whether a contender says that it had no memory."""
+    return not result.is_accepted and says_no_memory(result.reason)
+
+
+def _is_of_memory(error: TunerError) -> bool:
+    """Whether a judge that still lives had no memory."""
+    is_alive = not isinstance(error, JudgeEnded)
+    return is_alive and says_no_memory(f"{error} {error.__cause__}")
