@@ -26,7 +26,7 @@ def assert_as_pytorch(convolution, result, x):
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize(("dims", "shape"), itertools.product((1, 2, 3), SHAPES))
+@pytest.mark.parametrize(("dims", "shape"), [*itertools.product((1, 2, 3), SHAPES)])
 def test_a_transposed_convolution_is_pytorchs(dims, shape, has_bias):
     torch.manual_seed(0)
     kind = KINDS[dims - 1]
