@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tuner.check import threads
 from tuner.check.exercise import checksum_of
 from tuner.check.history import _pickled
 
@@ -39,3 +40,19 @@ def test_a_pickled_copy_has_memory_of_its_own(device):
     for name, tensor in model.state_dict().items():
         assert state[name].device == tensor.device and torch.equal(state[name], tensor)
         assert state[name].data_ptr() != tensor.data_ptr()
+
+
+def test_threads_do_not_wait_for_one_whose_memory_ran_out(monkeypatch):
+    asked = []
+
+    def without_memory(tensor):
+        asked.append(tensor)
+        if len(asked) == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return checksum_of(tensor)
+
+    monkeypatch.setattr(threads, "checksum_of", without_memory)
+    model, values = torch.nn.Linear(3, 4).eval(), [[torch.ones(2, 3)] for _ in range(24)]
+    models = [model] * len(values)
+    with pytest.raises(torch.OutOfMemoryError):
+        threads.called_at_once(models, values, torch.device("cpu"), {}, has_gradients=False)

@@ -55,7 +55,7 @@ def test_a_gpus_float64_takes_the_products():
     torch.manual_seed(0)
     convolution = torch.nn.ConvTranspose3d(8, 6, 3, 2, 1, 1).double().cuda()
     x = torch.randn(2, 8, 6, 7, 8, dtype=torch.float64, device="cuda", requires_grad=True)
-    with exact_convolutions(), torch.profiler.profile() as seen:
+    with exact_convolutions(), torch.profiler.profile(acc_events=True) as seen:
         result = convolution(x)
     names = {event.key for event in seen.key_averages()}
     assert "aten::bmm" in names

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
 
-__all__ = ["FEW_ROWS", "MOST", "Extent", "batch_probes", "odd_batch"]
+__all__ = ["FEWEST", "FEW_ROWS", "MOST", "Extent", "batch_probes", "odd_batch"]
 
 # Numbers that a call takes and makes, those in between as well. The judge holds some of them six
 # times, in float64; a CPU takes some 10 ns for each, and products count as what they take there.

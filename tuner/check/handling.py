@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tuner.check.batches import MOST, Extent
+from tuner.check.batches import FEWEST, MOST, Extent
 from tuner.check.crossing import Action, Dtype, Layout
 from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
@@ -218,9 +218,11 @@ def _threads(
     secret: random.Random,
 ) -> Iterator[Probe]:
     """More threads than places that a module may have for them: a user's, and PyTorch's."""
+    few = extent.rows_each(4 * MANY)  # with its answers and copies of them
+    is_heavy = extent.num_rows is not None and few < min(extent.num_rows, FEWEST)
     yield probe(
         "many threads, eval", "threads", mode="eval", distribution="normal", calls=MANY,
-        at_once="one module",
+        at_once="one module", **{"batch": few} if is_heavy else {},
     )  # fmt: skip
     rows = 2 * MANY_OF_PYTORCH[1]
     if extent.num_rows is not None and extent.holds(rows):

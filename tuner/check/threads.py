@@ -138,11 +138,11 @@ def _repeated(
                 end_s = time.monotonic() + (0.0 if is_many else AT_ONCE_S)
             try:
                 made = once(called)
-            except BaseException:
+                tensors = [*(y for y in made.copies if y is not None), *made.gradients.values()]
+                bits = hash(tuple(checksum_of(y) for y in tensors))
+            except BaseException:  # memory may run out in either
                 together.abort()  # who waits goes on
                 raise
-            tensors = [*(y for y in made.copies if y is not None), *made.gradients.values()]
-            bits = hash(tuple(checksum_of(y) for y in tensors))
             num_seen[bits] += 1
             if len(kept) < MAX_KEPT:
                 kept.setdefault(bits, made)
