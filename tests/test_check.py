@@ -245,6 +245,42 @@ def test_the_honest_module_is_accepted_on_cuda(name, wide_problem, on_cuda):
     assert check.is_accepted, check.reason
 
 
+CONVOLVED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(64, 96, 1, bias=False)
+
+    def forward(self, x):
+        return self.conv(x)
+
+def get_inputs():
+    return [torch.rand(16, 64, 128, 128)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.gpu
+def test_a_weight_may_be_moved_to_where_a_gpu_takes_tf32(tmp_path):
+    (tmp_path / "reference.py").write_text(CONVOLVED)
+    problem = load_problem(tmp_path / "reference.py")
+
+    class Moved(problem.module.Model):
+        def forward(self, x):
+            return torch.nn.functional.conv2d(x, self.conv.weight.clone())
+
+    accuracy = Accuracy.parse("pytorch")
+    probes = [p for p in thorough_probes(SEED, 16, has_cuda=True) if "new tensors" in p.name]
+    expectations = [expected(problem, p, accuracy, "cuda", models={}) for p in probes]
+    check = verdict(problem, Moved, expectations, accuracy)
+    assert check.is_accepted, check.reason
+
+
 def without_same_bits(e):
     return dataclasses.replace(e, probe=dataclasses.replace(e.probe, wants_same_bits=False))
 
