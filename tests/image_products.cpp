@@ -208,7 +208,7 @@ std::vector<double> kept_filters(const Given& given, int column_tile) {
   for (int which = 0; which < of.phases && of.kept_steps > 0; ++which) {
     const Phase& phase = of.phase[which];
     const double* from = &given.steps.at(filter_step(of, which, column_tile, 0) * size);
-    for (int i = 0; i < of.planes / of.chunk * phase.steps * size; ++i) {
+    for (int i = 0; i < of.chunks * phase.steps * size; ++i) {
       kept.at(int64_t(phase.kept) * size + i) = from[i];
     }
   }
@@ -254,7 +254,7 @@ extern "C" const char* convolve(const double* x, const double* w, double* out, i
       totals[which].assign(int64_t(groups) * 64 * part, 0.0);
       found[which] = totals[which].data();
     }
-    for (int chunk = 0; has_steps(of, tile) && chunk < of.planes / of.chunk; ++chunk) {
+    for (int chunk = 0; has_steps(of, tile) && chunk < of.chunks; ++chunk) {
       if (!copy_halo(given, tile, chunk, &halo)) return "a pixel before the image";
       for (int which = 0; which < together; ++which) {
         const char* message = add_up(given, halo, pairs, kept, tile, tile.phase + which, chunk,

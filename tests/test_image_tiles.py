@@ -35,7 +35,7 @@ CASES = {
     "phases without places": (1, 4, 20, (3, 4), (2, 2), (3, 3), (0, 0), (1, 1), True, 0),
 }
 TILES = [(2, 1, 64, 2), (2, 2, 32, 1), (4, 1, 16, 2)]  # consumers, groups, part, blocks
-IS_PAIRED, KEPT_STEPS = 14 + 34, 14 + 35  # among the numbers, behind those of the source
+IS_PAIRED, KEPT_STEPS = 14 + 35, 14 + 36  # among the numbers, behind those of the source
 
 
 def functions(tile: tuple[int, int, int, int], halves: int, **turned_off: str) -> dict:

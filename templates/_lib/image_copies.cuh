@@ -10,7 +10,7 @@ struct Memory {
   int halo_bytes;
 
   __device__ __forceinline__ Memory(unsigned start, const Geometry& of) {
-    halo_full = start + 4 * kMostEntries;
+    halo_full = start + 4 * kMostEntries + kOriginBytes;
     halo_empty = halo_full + 8 * kMostStages;
     filters_full = halo_empty + 8 * kMostStages;
     filters_empty = filters_full + 8 * kMostStages;
@@ -105,7 +105,7 @@ struct Cursor {
 
   __device__ __forceinline__ void next_chunk(const Work& work) {
     which = stage = 0;
-    if (++chunk < work.of.planes / work.of.chunk) {
+    if (++chunk < work.of.chunks) {
       if (phase(work).stages == 0) which = 1;
       return;
     }
@@ -169,7 +169,7 @@ __device__ __forceinline__ void copy_kept_filters(const Work& work, const Memory
   wgmma_pipeline::expect(memory.filters_full, of.kept_steps * kStepBytes);
   for (int which = 0; which < of.phases; ++which) {
     const Phase& phase = of.phase[which];
-    const int steps = of.planes / of.chunk * phase.steps;
+    const int steps = of.chunks * phase.steps;
     if (steps == 0) continue;
     copy_bytes(memory.filters + phase.kept * kStepBytes,
                work.filters + filter_step(of, which, column_tile, 0) * kStepBytes,

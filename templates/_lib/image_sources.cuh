@@ -39,7 +39,7 @@ struct Unit {
 };
 
 IMAGES int num_units(const Geometry& of, const Phase& phase) {
-  return of.planes / of.chunk * phase.steps * 2;
+  return of.chunks * phase.steps * 2;
 }
 
 // Places of a transposed convolution are turned round, so that all walk forward in the image.

@@ -108,16 +108,16 @@ __device__ __forceinline__ void store_staged(const float* staged, const Work& wo
 
 template <bool kPaired, int kVector, int kPhases, class Epilogue>
 __device__ __forceinline__ void store_tile(const float (&totals)[kPhases][kGroups][kSums],
-                                           float* staged, const Work& work,
-                                           const Epilogue& epilogue, const Tile& tile,
-                                           int consumer, float unit) {
+                                           float* staged, const int4* origins,
+                                           const Work& work, const Epilogue& epilogue,
+                                           const Tile& tile, int consumer, float unit) {
   const Geometry& of = work.of;
   const Share share = share_of<kPaired, kVector>(threadIdx.x % 128);
   const bool is_odd_first = kPaired && even_phase(of, tile) == 1;
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    int origin[3];
-    group_origin(of, consumer * kGroups + group, origin);
+    const int4 first_pixel = origins[group];
+    const int origin[3] = {first_pixel.z, first_pixel.y, first_pixel.x};
     const int pixel = made_pixel<kPaired>(of, tile, origin, share.pixel);
 #pragma unroll
     for (int first = 0; first < kColumns; first += kStagedChannels<kPaired>) {

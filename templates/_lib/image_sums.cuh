@@ -48,12 +48,13 @@ __device__ __forceinline__ void multiply_steps(float (&sums)[kSums], const Parts
   wgmma_products::wait<0>();
   wgmma_products::pin(sums);
 }
-{% if image_part <= 128 %}
+{% if image_beside or image_beside_in_pairs %}
 
 namespace beside {
 {% with block_n = 2 * image_part %}
 {% include "_lib/wgmma_products.cuh" %}
 {% endwith %}
+static_assert(wgmma_products::kStepBytes == images::wgmma_products::kStepBytes, "of one step");
 }  // namespace beside
 
 // The same products, of which the left operand's high half is read once for two: the filters'
@@ -75,6 +76,10 @@ __device__ __forceinline__ void multiply_steps(float (&both)[2 * kSums], float (
   beside::wgmma_products::pin(both);
   wgmma_products::pin(small);
 }
+{% else %}
+
+__device__ __forceinline__ void multiply_steps(float (&)[2 * kSums], float (&)[kSums],
+                                               const Parts&) {}
 {% endif %}
 
 // By all lanes of each warp that multiplies.
@@ -149,9 +154,8 @@ __device__ __forceinline__ void add_up_parts(float (&totals)[kPhases][kGroups][k
                                              Reader& reader, Parts& from, int first_phase,
                                              const unsigned (&place)[kGroups]) {
   const Geometry& of = reader.of;
-  const int chunks = of.planes / of.chunk;
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
+  for (int chunk = 0; chunk < of.chunks; ++chunk) {
     const unsigned pixels = reader.next_halo();
 #pragma unroll
     for (int which = 0; which < kPhases; ++which) {
@@ -180,9 +184,8 @@ __device__ __forceinline__ void add_up_all(float (&totals)[kPhases][kGroups][kSu
                                            Reader& reader, Parts& from, int first_phase,
                                            const unsigned (&place)[kGroups]) {
   const Geometry& of = reader.of;
-  const int chunks = of.planes / of.chunk;
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; ++chunk) {
+  for (int chunk = 0; chunk < of.chunks; ++chunk) {
     const unsigned pixels = reader.next_halo();
 #pragma unroll
     for (int which = 0; which < kPhases; ++which) {

@@ -13,6 +13,7 @@ constexpr int kMostPhases = 32;
 constexpr int kMostEntries = 512;  // of the table of pairs of units
 constexpr int kMostSteps = 4;      // pairs of units that tensor cores add up by themselves
 constexpr int kMostStages = 8;
+constexpr int kOriginBytes = 128;  // for the first pixels of 64 rows each
 
 // A convolution is one phase; a transposed one of stride s is s in each direction, of which each
 // makes every s-th pixel.
@@ -40,6 +41,7 @@ struct Geometry {
   int dilation[3];
   int padded[3];    // pixels of the image with its zeros
   int planes, chunk;  // planes of a sample, and those in shared memory at a time
+  int chunks;
   int most_steps;     // pairs of units of the largest phase
   int halo_stages, filter_stages;
   int is_line;     // one direction alone, which is copied plane by plane

@@ -26,7 +26,9 @@ import math
 {% set image_own = image_part // 2 * image_groups %}
 {% set image_can_pair = image_pairs
    and 2 * image_own + (image_halves - 1) * image_part // 2 <= image_room %}
-{% set image_wide = image_is_beside and image_halves == 2 and image_part <= 128 %}
+{# What one instruction adds up fits at the launch. #}
+{% set image_wide = image_is_beside and image_halves == 2 and image_part <= 128
+   and image_part + 26 <= image_launched %}
 {% set image_beside = image_wide and image_own + image_part // 2 * 3 <= image_room %}
 {% set image_beside_in_pairs = image_wide and 2 * image_own + image_part // 2 * 3 <= image_room %}
 IMAGE_HALVES = {{ image_halves }}
@@ -124,8 +126,8 @@ def image_tiles(of, samples, planes, columns, consumers, groups, part, blocks, h
     column_tiles = -(-columns // part)
     products = 3 if halves == 2 else 1
     # Of shared memory, for what is read: with what a block has of the system's, to align, for the
-    # table and barriers, and for what is written.
-    room = 233472 // blocks - 1024 - 128 - 2048 - 256 - consumers * 8704
+    # tables and barriers, and for what is written.
+    room = 233472 // blocks - 1024 - 128 - 2048 - 128 - 256 - consumers * 8704
     step_bytes = halves * part * 32
     best = None
     grids = [
@@ -187,8 +189,8 @@ def image_tiles(of, samples, planes, columns, consumers, groups, part, blocks, h
         return None
     numbers = [
         samples, columns, len(phases), column_tiles, *made, *tiles, *tile, *group, *halo, *step,
-        *dilation, *padded, planes, chunk, most_steps, *stages, int(is_line), int(is_paired), kept,
-        *told,
+        *dilation, *padded, planes, chunk, planes // chunk, most_steps, *stages, int(is_line),
+        int(is_paired), kept, *told,
     ]
     return numbers, len(phases) * column_tiles * part, most_steps, math.prod(halo)
 

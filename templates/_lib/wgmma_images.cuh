@@ -31,7 +31,9 @@ constexpr int kConsumerRegisters = {{ image_registers }};
 constexpr int kHalfBytes = wgmma_products::kStepBytes * kColumns;  // of filters, for a step
 constexpr int kStepBytes = kHalves * kHalfBytes;
 constexpr int kFilterBytes = kMostSteps * kStepBytes;
-constexpr int kFixedBytes = 4 * kMostEntries + 4 * 8 * kMostStages;
+// The table of pairs, the groups' first pixels, and barriers.
+constexpr int kFixedBytes = 4 * kMostEntries + kOriginBytes + 4 * 8 * kMostStages;
+static_assert(kConsumers * kGroups * 16 <= kOriginBytes, "there is no more room");
 constexpr bool kCanPair = {{ image_can_pair | lower }};
 template <bool kPaired>
 constexpr int kStagedChannels =
@@ -69,18 +71,18 @@ namespace images {
 
 template <bool kPaired, class Epilogue>
 __device__ __forceinline__ void multiply_all(const Work& work, const Memory& memory,
-                                             const uint4* table, float* staged,
-                                             const Epilogue& epilogue) {
+                                             const uint4* table, const int4* origins,
+                                             float* staged, const Epilogue& epilogue) {
   constexpr int kPhases = kPaired ? 2 : 1;
   const Geometry& of = work.of;
   const int consumer = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);
   staged += consumer * (kStagedBytes / 4);
+  origins += consumer * kGroups;
   unsigned place[kGroups];  // of pixels, in a tile
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    int origin[3];
-    group_origin(of, consumer * kGroups + group, origin);
-    place[group] = pixel_place(of, origin[0], origin[1], origin[2]);
+    const int4 origin = origins[group];
+    place[group] = pixel_place(of, origin.z, origin.y, origin.x);
   }
   Reader reader = {of, memory, table, {}, {}};
   Parts from;
@@ -89,29 +91,27 @@ __device__ __forceinline__ void multiply_all(const Work& work, const Memory& mem
   if (of.kept_steps > 0) wgmma_pipeline::wait(memory.filters_full, 0);
 #pragma unroll 1
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    const Tile ahead = tile_of(of, work.order, index);
-    if (!has_pixels(of, ahead)) continue;
+    const Tile tile = tile_of(of, work.order, index);
+    if (!has_pixels(of, tile)) continue;
     float totals[kPhases][kGroups][kSums];
 #pragma unroll
     for (int i = 0; i < kPhases * kGroups * kSums; ++i) {
       totals[i / (kGroups * kSums)][i / kSums % kGroups][i % kSums] = 0.0f;
     }
-    if (has_steps(of, ahead)) {
+    if (has_steps(of, tile)) {
       if constexpr (kHalves == 2) {
-        add_up_parts<kPaired>(totals, reader, from, ahead.phase, place);
+        add_up_parts<kPaired>(totals, reader, from, tile.phase, place);
       } else {
-        add_up_all(totals, reader, from, ahead.phase, place);
+        add_up_all(totals, reader, from, tile.phase, place);
       }
     }
-    asm volatile("" : "+r"(index));  // the tile again, which no register has held
-    const Tile tile = tile_of(of, work.order, index);
     const float unit = unit_of_scale(__ldg(work.largest + tile.sample));
     if (work.vector == 4) {
-      store_tile<kPaired, 4>(totals, staged, work, epilogue, tile, consumer, unit);
+      store_tile<kPaired, 4>(totals, staged, origins, work, epilogue, tile, consumer, unit);
     } else if (work.vector == 2) {
-      store_tile<kPaired, 2>(totals, staged, work, epilogue, tile, consumer, unit);
+      store_tile<kPaired, 2>(totals, staged, origins, work, epilogue, tile, consumer, unit);
     } else {
-      store_tile<kPaired, 1>(totals, staged, work, epilogue, tile, consumer, unit);
+      store_tile<kPaired, 1>(totals, staged, origins, work, epilogue, tile, consumer, unit);
     }
   }
 }
@@ -132,6 +132,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       pairs[pair_place(phase, step)] = pair_entry(of, phase, step);
     }
   }
+  int4* origins = reinterpret_cast<int4*>(pairs + kMostEntries);
+  if (threadIdx.x < kConsumers * kGroups) {
+    int origin[3];
+    group_origin(of, threadIdx.x, origin);
+    origins[threadIdx.x] = make_int4(origin[2], origin[1], origin[0], 0);
+  }
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kMostStages; ++stage) {
       wgmma_pipeline::init_barrier(memory.halo_full + 8 * stage, 1);
@@ -148,7 +154,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   } else {
     wgmma_pipeline::take_registers<kConsumerRegisters>();
     float* staged = reinterpret_cast<float*>(shared + (memory.staged - given));
-    multiply_all<kPaired>(work, memory, reinterpret_cast<const uint4*>(pairs), staged, epilogue);
+    multiply_all<kPaired>(work, memory, reinterpret_cast<const uint4*>(pairs), origins, staged,
+                          epilogue);
   }
 }
 
