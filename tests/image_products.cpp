@@ -217,6 +217,24 @@ std::vector<double> kept_filters(const Given& given, int column_tile) {
 
 }  // namespace
 
+// Whether each task comes once, and those that others wait for come before these.
+extern "C" const char* check_tasks(int rows, int samples, int pieces, int parts, int64_t bytes) {
+  const Tasks tasks = tasks_of(rows, samples, pieces, parts, bytes);
+  if (num_tasks(tasks) != unsigned(rows + samples * (pieces + parts))) return "too many or few";
+  std::vector<int> looked(samples), seen(rows + samples * (pieces + parts));
+  for (unsigned i = 0; i < num_tasks(tasks); ++i) {
+    const Task task = task_of(tasks, i);
+    const int own = task.kind == Task::kFilter ? 0
+                    : task.kind == Task::kPiece
+                        ? rows + task.sample * pieces
+                        : rows + samples * pieces + task.sample * parts;
+    if (seen.at(own + task.index)++ > 0) return "a task twice";
+    if (task.kind == Task::kPiece) ++looked.at(task.sample);
+    if (task.kind == Task::kPart && looked.at(task.sample) < pieces) return "a part too soon";
+  }
+  return nullptr;
+}
+
 extern "C" const char* convolve(const double* x, const double* w, double* out, int* stored,
                                 const int64_t* numbers, int64_t count, int64_t num_x,
                                 int64_t num_w, int64_t num_image, int64_t num_steps, int halves,

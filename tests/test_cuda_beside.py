@@ -105,7 +105,7 @@ def test_no_tile_of_a_convolution_spills(tile, halves, monkeypatch, tmp_path):
     exec(text[start : text.index("def image_phase(", start)], found)
     log = found["cuda_code"].log
     kernels = parse_resources(log, None)
-    assert len(kernels) in (3, 4)  # with two phases together, where those fit, or without
+    assert len(kernels) in (2, 3)  # with two phases together, where those fit, or without
     assert {(k.spill_store_bytes, k.stack_bytes) for k in kernels} == {(0, 0)}
     assert "wgmma.mma_async instructions are serialized" not in log
 

@@ -66,9 +66,9 @@ def emulated(tmp_path_factory):
     source = Path(__file__).with_name("image_products.cpp")
     command = ["g++", "-O2", "-std=c++17", "-shared", "-fPIC", f"-I{builtin_folder() / '_lib'}"]
     subprocess.run([*command, "-o", str(made), str(source)], check=True)
-    function = ctypes.CDLL(str(made)).convolve
-    function.restype = ctypes.c_char_p
-    return function
+    library = ctypes.CDLL(str(made))
+    library.convolve.restype = library.check_tasks.restype = ctypes.c_char_p
+    return library
 
 
 def convolved(emulated, name, tile, halves, names) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
@@ -96,7 +96,7 @@ def convolved(emulated, name, tile, halves, names) -> tuple[torch.Tensor, torch.
     )  # fmt: skip
     out, stored = torch.zeros_like(expected), torch.zeros(expected.shape, dtype=torch.int32)
     counts = (len(numbers), x[0].numel(), w[0].numel(), *sizes)
-    message = emulated(
+    message = emulated.convolve(
         *(ctypes.c_void_p(t.data_ptr()) for t in (x, w, out, stored, numbers)),
         *map(ctypes.c_int64, counts), halves, part, consumers * groups, 7,
     )  # fmt: skip
@@ -128,6 +128,13 @@ def test_what_can_be_turned_off_changes_nothing(name, emulated):
     # Blocks that take tiles of several phases have channels of several tiles.
     assert (on[KEPT_STEPS] > 0) == (name != "transposed, odd")
     assert on[IS_PAIRED] == (CASES[name][8] and CASES[name][5][-1] == 2)
+
+
+@pytest.mark.parametrize("rows", [16, 300])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (5, 8, 67), (128, 64, 134), (9, 1, 1), (2, 2592, 9)])
+@pytest.mark.parametrize("num_bytes", [4, 2**22, 2**30])
+def test_halves_are_made_once_behind_what_they_wait_for(rows, sizes, num_bytes, emulated):
+    assert emulated.check_tasks(rows, *sizes, ctypes.c_int64(num_bytes)) is None
 
 
 def test_what_is_not_for_the_kernel_remains_tritons():

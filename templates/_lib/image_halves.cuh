@@ -2,13 +2,15 @@
 //
 // A sample, and a filter of a phase, is scaled by a power of two and split: high + low are 22
 // leading bits. What float16 loses of them is counted; who computes such again reads the counts.
-// The first kernel finds each sample's largest number, and makes the filters meanwhile; the
-// second one makes the image.
+// One kernel does all of it, in tasks (image_sources.cuh): the image is read twice, and as a rule
+// comes from L2 the second time.
 namespace images {
 
 constexpr int kMakers = 256;     // threads of a block
 constexpr int kPiece = 64 * kMakers;  // numbers of a sample that a block looks at
 constexpr int kPlanesOfBlock = 4;
+constexpr int kMakerBlocks = 4;  // of a multiprocessor
+constexpr int kRanges = 4;       // numbers of a sample: the largest, how many are lost, and our own
 
 struct Operands {
   const float* x;
@@ -18,8 +20,10 @@ struct Operands {
   float* unit;   // of each channel of each phase; NaN where it is to be computed again
   uint4* image;  // 8 channels of a pixel
   uint4* steps;
-  Divider pieces;                    // of a sample
-  Divider pixel_blocks, plane_groups;
+  int* done;         // of each sample, warps that have looked at a piece
+  unsigned* ticket;  // the next task
+  Tasks tasks;
+  Divider pixel_blocks;
   Divider row, rows;  // of the image with its zeros
   Source from;
 };
@@ -117,11 +121,11 @@ __device__ __forceinline__ void make_filter(const Operands& given, const Geometr
 }
 
 // A piece of a sample.
-__device__ __forceinline__ void find_largest(const Operands& given, unsigned index) {
-  const unsigned first = split_off(given.pieces, index) * kPiece;
+__device__ __forceinline__ void find_largest(const Operands& given, const Task& task) {
+  const unsigned first = task.index * kPiece;
   const Source& from = given.from;
   const unsigned count = unsigned(from.channels) * from.size[0] * from.size[1] * from.size[2];
-  const float* x = given.x + int64_t(index) * count;
+  const float* x = given.x + int64_t(task.sample) * count;
   int largest = 0;
   if ((reinterpret_cast<uintptr_t>(x) | 4 * uintptr_t(count)) % 16 == 0) {
 #pragma unroll 8
@@ -140,33 +144,27 @@ __device__ __forceinline__ void find_largest(const Operands& given, unsigned ind
     }
   }
   largest = __reduce_max_sync(0xffffffffu, largest);
-  if (threadIdx.x % 32 == 0) atomicMax(given.largest + index, largest);
+  if (threadIdx.x % 32 == 0) atomicMax(given.largest + task.sample, largest);
+  wgmma_pipeline::publish_count(given.done + task.sample);
 }
 
-__global__ void __launch_bounds__(kMakers)
-    image_ranges_kernel(const __grid_constant__ Operands given,
-                        const __grid_constant__ Geometry of) {
-  const unsigned rows = unsigned(of.phases) * of.column_tiles * kColumns;
-  if (blockIdx.x < rows) {
-    make_filter(given, of, blockIdx.x);
-  } else {
-    find_largest(given, blockIdx.x - rows);
-  }
-}
-
-// Samples from the last one: it is in L2 still, and the first will be for the convolution.
-__global__ void __launch_bounds__(kMakers)
-    image_halves_kernel(const __grid_constant__ Operands given,
-                        const __grid_constant__ Geometry of) {
+// Some planes of some pixels. From the last ones: these were looked at last.
+__device__ __forceinline__ void make_halves(const Operands& given, const Geometry& of,
+                                            const Task& task) {
   const Source& from = given.from;
-  unsigned index = blockIdx.x;
+  const int sample = task.sample;
+  unsigned index = given.tasks.parts.by - 1 - task.index;
   const unsigned pixel = split_off(given.pixel_blocks, index) * kMakers + threadIdx.x;
-  const int first = int(split_off(given.plane_groups, index)) * kPlanesOfBlock;
-  const int sample = of.samples - 1 - int(index);
+  const int first = int(index) * kPlanesOfBlock;
   const unsigned count = padded_pixels(of);
   const int place = pixel < count ? source_pixel(from, given.row, given.rows, pixel) : -1;
   const int own = from.size[0] * from.size[1] * from.size[2];
-  const float factor = scale_of(__ldg(given.largest + sample));
+  if (threadIdx.x == 0) {
+    const int warps = int(given.tasks.pieces.by) * (kMakers / 32);
+    wgmma_pipeline::wait_for_count(given.done + sample, warps);
+  }
+  __syncthreads();
+  const float factor = scale_of(__ldcg(given.largest + sample));
   int lost = 0;
 #pragma unroll 2
   for (int plane = first; plane < min(first + kPlanesOfBlock, of.planes); ++plane) {
@@ -175,18 +173,45 @@ __global__ void __launch_bounds__(kMakers)
 #pragma unroll
     for (int c = 0; c < 8; ++c) {
       const bool is_own = place >= 0 && plane * 8 + c < from.channels;
-      values[c] = is_own ? __ldg(x + int64_t(c) * own) : 0.0f;
+      values[c] = is_own ? __ldcs(x + int64_t(c) * own) : 0.0f;
     }
     const Halves halves(values, factor);
     lost += halves.lost;
     if (pixel >= count) continue;
-    given.image[image_place(of, 0, sample, plane, pixel)] = halves.high;
+    __stcs(given.image + image_place(of, 0, sample, plane, pixel), halves.high);
     if constexpr (kHalves == 2) {
-      given.image[image_place(of, 1, sample, plane, pixel)] = halves.low;
+      __stcs(given.image + image_place(of, 1, sample, plane, pixel), halves.low);
     }
   }
   lost = __reduce_add_sync(0xffffffffu, lost);
   if (threadIdx.x % 32 == 0 && lost > 0) atomicAdd(given.lost + sample, lost);
+}
+
+// A block has its next task before it has done the one at hand. A task waits for earlier ones
+// alone, each of which some block has begun or begins without waiting for this one.
+__global__ void __launch_bounds__(kMakers, kMakerBlocks)
+    image_operands_kernel(const __grid_constant__ Operands given,
+                          const __grid_constant__ Geometry of) {
+  __shared__ unsigned shared_ticket;
+  const unsigned num = num_tasks(given.tasks);
+  unsigned ticket = 0;
+  if (threadIdx.x == 0) ticket = atomicAdd(given.ticket, 1u);
+  while (true) {
+    __syncthreads();  // until the last task is done with what is shared
+    if (threadIdx.x == 0) shared_ticket = ticket;
+    __syncthreads();
+    const unsigned own = shared_ticket;
+    if (own >= num) break;
+    if (threadIdx.x == 0) ticket = atomicAdd(given.ticket, 1u);
+    const Task task = task_of(given.tasks, own);
+    if (task.kind == Task::kFilter) {
+      make_filter(given, of, int(task.index));
+    } else if (task.kind == Task::kPiece) {
+      find_largest(given, task);
+    } else {
+      make_halves(given, of, task);
+    }
+  }
 }
 
 inline unsigned parts_of(int64_t number, int64_t size) {
@@ -194,26 +219,21 @@ inline unsigned parts_of(int64_t number, int64_t size) {
 }
 
 // On a stream. Returns nullptr when fine.
-inline const char* make_operands(Operands given, const Geometry& of, void* stream) {
+inline const char* make_operands(Operands given, const Geometry& of, int num_sms, void* stream) {
   const Source& from = given.from;
   const int64_t count = int64_t(from.channels) * from.size[0] * from.size[1] * from.size[2];
-  const unsigned pieces = parts_of(count, kPiece);
   const unsigned pixel_blocks = parts_of(padded_pixels(of), kMakers);
-  const unsigned plane_groups = parts_of(of.planes, kPlanesOfBlock);
-  given.pieces = divider(pieces);
   given.pixel_blocks = divider(pixel_blocks);
-  given.plane_groups = divider(plane_groups);
   given.row = divider(of.padded[2]);
   given.rows = divider(of.padded[1]);
-  const cudaError_t error = cudaMemsetAsync(given.largest, 0, 8 * size_t(of.samples),
+  given.tasks = tasks_of(unsigned(of.phases) * of.column_tiles * kColumns, of.samples,
+                         parts_of(count, kPiece),
+                         pixel_blocks * parts_of(of.planes, kPlanesOfBlock), 4 * count);
+  const cudaError_t error = cudaMemsetAsync(given.largest, 0, 4 * kRanges * size_t(of.samples),
                                             static_cast<cudaStream_t>(stream));
   if (error != cudaSuccess) return cudaGetErrorString(error);
-  const unsigned rows = unsigned(of.phases) * of.column_tiles * kColumns;
-  const char* message = launch(image_ranges_kernel, {rows + of.samples * pieces, kMakers, 0},
-                               stream, given, of);
-  if (message != nullptr) return message;
-  return launch(image_halves_kernel, {of.samples * plane_groups * pixel_blocks, kMakers, 0},
-                stream, given, of);
+  const unsigned blocks = min(num_tasks(given.tasks), unsigned(num_sms * kMakerBlocks));
+  return launch(image_operands_kernel, {blocks, kMakers, 0}, stream, given, of);
 }
 
 }  // namespace images

@@ -68,6 +68,56 @@ IMAGES int64_t filter_number(const Source& from, const Geometry& of, int column,
   return line * (from.kernel[0] * from.kernel[1] * from.kernel[2]) + place;
 }
 
+// ---- who makes the halves ----
+//
+// Tasks are taken in turn: first filters, a channel of a phase each; then, of each sample, pieces
+// whose largest number is found, and parts that become halves. The latter wait for all of the
+// former, which come some samples ahead: enough to have ended, and few enough to be in L2 still.
+
+struct Tasks {
+  unsigned rows, samples, ahead;
+  Divider pieces, parts, both;  // of a sample
+};
+
+struct Task {
+  enum Kind { kFilter, kPiece, kPart } kind;
+  int sample;
+  unsigned index;
+};
+
+IMAGES Tasks tasks_of(unsigned rows, int samples, unsigned pieces, unsigned parts,
+                      int64_t sample_bytes) {
+  // About as many tasks as run at a time, if that many samples fit.
+  const unsigned wanted = (600 + pieces + parts - 1) / (pieces + parts);
+  const int64_t most = (int64_t(16) << 20) / sample_bytes;
+  unsigned ahead = wanted < most ? wanted : unsigned(most);
+  ahead = ahead < unsigned(samples) ? ahead : unsigned(samples);
+  return {rows, unsigned(samples), ahead, divider(pieces), divider(parts),
+          divider(pieces + parts)};
+}
+
+IMAGES unsigned num_tasks(const Tasks& tasks) { return tasks.rows + tasks.samples * tasks.both.by; }
+
+IMAGES Task task_of(const Tasks& tasks, unsigned index) {
+  if (index < tasks.rows) return {Task::kFilter, 0, index};
+  index -= tasks.rows;
+  const unsigned before = tasks.ahead * tasks.pieces.by;
+  const unsigned steady = (tasks.samples - tasks.ahead) * tasks.both.by;
+  if (index < before) {
+    const unsigned which = split_off(tasks.pieces, index);
+    return {Task::kPiece, int(index), which};
+  }
+  index -= before;
+  if (index < steady) {
+    const unsigned which = split_off(tasks.both, index);
+    if (which < tasks.pieces.by) return {Task::kPiece, int(index + tasks.ahead), which};
+    return {Task::kPart, int(index), which - tasks.pieces.by};
+  }
+  index -= steady;
+  const unsigned which = split_off(tasks.parts, index);
+  return {Task::kPart, int(index + tasks.samples - tasks.ahead), which};
+}
+
 // Where 8 numbers of a unit lie among the halves of filters, counted in such units. A block of
 // the convolution makes `part` channels at a time.
 IMAGES int64_t unit_target(const Geometry& of, int halves, int part, int half, int phase,

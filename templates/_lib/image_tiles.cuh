@@ -96,7 +96,8 @@ IMAGES Order order_of(const Geometry& of) {
           divider(of.tiles[2]), divider(of.tiles[1]), divider(of.tiles[0])};
 }
 
-// Phases follow each other, then channels: what they read and write meets in L2.
+// Phases follow each other, then channels: what they read and write meets in L2. The last sample
+// comes first: its halves were made last.
 IMAGES Tile tile_of(const Geometry& of, const Order& order, unsigned index) {
   Tile tile;
   tile.phase = int(split_off(order.turns, index)) * phases_together(of);
@@ -104,7 +105,7 @@ IMAGES Tile tile_of(const Geometry& of, const Order& order, unsigned index) {
   tile.at[2] = split_off(order.across, index) * of.tile[2];
   tile.at[1] = split_off(order.down, index) * of.tile[1];
   tile.at[0] = split_off(order.deep, index) * of.tile[0];
-  tile.sample = index;
+  tile.sample = of.samples - 1 - int(index);
   return tile;
 }
 

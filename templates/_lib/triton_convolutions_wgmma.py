@@ -151,10 +151,11 @@ def image_tiles(of, samples, planes, columns, consumers, groups, part, blocks, h
         is_told = 4 * sum(image_parts(s)[0] for s in steps) <= 512
         if not is_box or not is_told or 2 * halo_bytes + filter_bytes > room:
             continue
-        # Bytes that are written, in sectors of 32, of which those at an end may be in part.
+        # Sectors of 32 bytes that are written, of which those at a line's ends may be in part;
+        # and short lines cost more than long ones.
         across = group[2] * 4 * (2 if is_paired else step[2])
         stored = 64 * part * 4 * (step[2] if not is_paired else 1) // 32
-        stored = stored * (across + 32 * (made[2] % 8 > 0)) // across
+        stored = stored * (across + (32 if made[2] % 8 else 8)) // across
         cost = 0
         for which in range(0, len(phases), len(phases) // turns):
             num = [max(p[1][i] for p in phases[which:][: len(phases) // turns]) for i in range(3)]
@@ -239,12 +240,11 @@ def convolution_by_wgmma(
     if rooms is None:
         convolution_left(x, filters, bias, whole, is_transposed, geometry, apart)
         return
-    # Of each sample, the largest number, and how many float16 loses.
-    ranges = torch.empty((2, len(x)), dtype=torch.int32, device=x.device)
+    # Of each sample, the largest number, how many float16 loses, and what finding them needs.
+    ranges = torch.empty((4, len(x)), dtype=torch.int32, device=x.device)
     unit = torch.empty(rows, dtype=torch.float32, device=x.device)
     cuda_code(
         function, x, filters, bias, out, *rooms, ranges, unit, *(given or ()), numbers,
         len(numbers),
     )
-    largest, lost = ranges
-    convolution_repaired(x, filters, bias, whole, largest, lost, unit, of, given, epilogue)
+    convolution_repaired(x, filters, bias, whole, ranges[0], ranges[1], unit, of, given, epilogue)

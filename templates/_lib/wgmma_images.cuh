@@ -182,17 +182,11 @@ inline const char* describe(CUtensorMap* map, const void* image, const Geometry&
 
 template <bool kPaired, class Epilogue>
 static const char* convolve(const CUtensorMap& map, const Work& work, const Epilogue& epilogue,
-                            void* stream) {
+                            int num_sms, void* stream) {
   const int smem_bytes = 128 + Memory::all_bytes(work.of);
   const auto kernel = convolution_of_halves_kernel<kPaired, Epilogue>;
-  int device = 0, num_sms = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  }
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
   if (error == cudaSuccess) {  // as much as there is, so that kBlocks blocks fit
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
   }
@@ -202,7 +196,7 @@ static const char* convolve(const CUtensorMap& map, const Work& work, const Epil
 }
 
 // `numbers` are the source's, then the geometry's, in their order, as many as it has with its
-// phases. `ranges` has each sample's largest number and then how many were lost.
+// phases. `ranges` has each sample's largest number, then how many were lost, and room.
 template <class Epilogue>
 static const char* convolution(const float* x, const float* filters, const float* bias,
                                float* out, void* image, void* steps, int* ranges, float* unit,
@@ -222,7 +216,15 @@ static const char* convolution(const float* x, const float* filters, const float
   }
   const Geometry& of = work.of;
   operands.lost = ranges + of.samples;
-  const char* message = make_operands(operands, of, stream);
+  operands.done = ranges + 2 * of.samples;
+  operands.ticket = reinterpret_cast<unsigned*>(ranges + 3 * of.samples);
+  int device = 0, num_sms = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  const char* message = make_operands(operands, of, num_sms, stream);
   if (message != nullptr) return message;
   CUtensorMap map = {};
   if (!of.is_line) message = describe(&map, image, of);
@@ -230,9 +232,9 @@ static const char* convolution(const float* x, const float* filters, const float
   work.order = order_of(of);
   work.tiles = num_tiles(of);
   work.vector = vector_of(of, reinterpret_cast<uintptr_t>(out));
-  if (!of.is_paired) return convolve<false>(map, work, epilogue, stream);
+  if (!of.is_paired) return convolve<false>(map, work, epilogue, num_sms, stream);
   if constexpr (kCanPair) {
-    return convolve<true>(map, work, epilogue, stream);
+    return convolve<true>(map, work, epilogue, num_sms, stream);
   } else {
     return "two phases do not fit in registers";
   }
