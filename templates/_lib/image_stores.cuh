@@ -74,35 +74,62 @@ __device__ __forceinline__ float scaled_back(float value, float one, float other
   return value * fminf(one, other) * fmaxf(one, other);
 }
 
-// What is staged of some channels, the first of which is `first`.
+// What is staged of some channels, the first of which is `first`. A thread reads a few vectors
+// before it stores any.
 template <bool kPaired, int kVector, class Epilogue>
 __device__ __forceinline__ void store_staged(const float* staged, const Work& work,
                                              const Epilogue& epilogue, const Tile& tile,
                                              const Share& share, int pixel, int first,
                                              float unit) {
+  constexpr int kStep = share_of<kPaired, kVector>(0).channels;
+  constexpr int kTurns = kStagedChannels<kPaired> / kStep;
+  constexpr int kAtOnce = kConsumerRegisters < 64 ? 1 : kTurns < 4 ? kTurns : 4;
+  static_assert(kTurns * kStep == kStagedChannels<kPaired>, "all channels are stored");
+  static_assert(kTurns % kAtOnce == 0, "all vectors are stored");
   const Geometry& of = work.of;
   if (pixel < 0) return;
-  const unsigned made = unsigned(of.made[0]) * of.made[1] * of.made[2];
+  const int made = of.made[0] * of.made[1] * of.made[2];
   const int rows = of.column_tiles * kColumns;
-  float* out = work.out + int64_t(tile.sample) * of.columns * made + pixel;
-  const float* units = work.unit + tile.phase * rows;
   const bool is_odd = kPaired && even_phase(of, tile) != share.pixel % 2;
-  const int end = min(kStagedChannels<kPaired>, of.columns - first);
-#pragma unroll(kConsumerRegisters < 64 ? 1 : 4)
-  for (int channel = share.channel; channel < end; channel += share.channels) {
-    const int own = first + channel;
-    // Of the phase of the first pixel, and of the second one, where that is another.
-    const float one = __ldg(units + own + (is_odd ? rows : 0));
-    const float other = kPaired && kVector > 1 ? __ldg(units + own + (is_odd ? 0 : rows)) : one;
-    const float bias = work.bias != nullptr ? __ldg(work.bias + own) : 0.0f;
-    float values[kVector];
-    load_vector(values, staged + channel * Staged<kPaired>::kPitch + share.pixel);
+  int own = first + share.channel;
+  // Of the phase of the first pixel, and of the second one, where that is another.
+  const float* units = work.unit + tile.phase * rows + own + (is_odd ? rows : 0);
+  const int to_other = is_odd ? -rows : rows;
+  const float* bias = work.bias + own;
+  const float* from = staged + share.channel * Staged<kPaired>::kPitch + share.pixel;
+  float* to = work.out + (int64_t(tile.sample) * of.columns + own) * made + pixel;
+#pragma unroll 1
+  for (int turn = 0; turn < kTurns; turn += kAtOnce) {
+    float values[kAtOnce][kVector], ones[kAtOnce], others[kAtOnce], more[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      const float value = scaled_back(values[i], unit, i % 2 == 0 ? one : other) + bias;
-      values[i] = epilogue(value, tile.sample, own, pixel + i, of.columns, made);
+    for (int i = 0; i < kAtOnce; ++i) {
+      // Units are of whole tiles of channels, a bias is not.
+      ones[i] = __ldg(units + i * kStep);
+      others[i] = kPaired && kVector > 1 ? __ldg(units + to_other + i * kStep) : ones[i];
+      more[i] = 0.0f;
+      if (work.bias != nullptr && own + i * kStep < of.columns) {
+        more[i] = __ldg(bias + i * kStep);
+      }
+      load_vector(values[i], from + i * kStep * Staged<kPaired>::kPitch);
     }
-    store_vector(out + unsigned(own) * made, values);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int column = own + i * kStep;
+      if (column < of.columns) {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          const float other = j % 2 == 0 ? ones[i] : others[i];
+          const float value = scaled_back(values[i][j], unit, other) + more[i];
+          values[i][j] = epilogue(value, tile.sample, column, pixel + j, of.columns, made);
+        }
+        store_vector(to + int64_t(i * kStep) * made, values[i]);
+      }
+    }
+    own += kAtOnce * kStep;
+    units += kAtOnce * kStep;
+    bias += kAtOnce * kStep;
+    from += kAtOnce * kStep * Staged<kPaired>::kPitch;
+    to += int64_t(kAtOnce * kStep) * made;
   }
 }
 

@@ -237,7 +237,7 @@ struct Share {
 };
 
 template <bool kPaired, int kVector>
-IMAGES Share share_of(int thread) {
+IMAGES constexpr Share share_of(int thread) {
   constexpr int kAcross = Staged<kPaired>::kPixels / kVector;
   return {thread % kAcross * kVector, thread / kAcross, 128 / kAcross};
 }
