@@ -180,6 +180,7 @@ __device__ __forceinline__ void copy_kept_filters(const Work& work, const Memory
 __device__ __forceinline__ void copy_all(const CUtensorMap& map, const Work& work,
                                          const Memory& memory) {
   const bool keeps = work.of.kept_steps > 0;
+  wgmma_pipeline::fence_copies();  // halves were stored by ordinary accesses
   Cursor halos(work);
   Cursor filters(work);
   if (keeps) {

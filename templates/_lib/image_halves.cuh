@@ -192,6 +192,7 @@ __device__ __forceinline__ void make_halves(const Operands& given, const Geometr
 __global__ void __launch_bounds__(kMakers, kMakerBlocks)
     image_operands_kernel(const __grid_constant__ Operands given,
                           const __grid_constant__ Geometry of) {
+  await_previous();
   __shared__ unsigned shared_ticket;
   const unsigned num = num_tasks(given.tasks);
   unsigned ticket = 0;
@@ -233,7 +234,7 @@ inline const char* make_operands(Operands given, const Geometry& of, int num_sms
                                             static_cast<cudaStream_t>(stream));
   if (error != cudaSuccess) return cudaGetErrorString(error);
   const unsigned blocks = min(num_tasks(given.tasks), unsigned(num_sms * kMakerBlocks));
-  return launch(image_operands_kernel, {blocks, kMakers, 0}, stream, given, of);
+  return launch(image_operands_kernel, {blocks, kMakers, 0, true}, stream, given, of);
 }
 
 }  // namespace images

@@ -16,8 +16,10 @@ import math
 # `image_halves` is 2, or 1 for products of the high halves alone.
 #
 # What can be turned off: phases of a transposed convolution that alternate in x made together,
-# products with both halves of the filters as one, and filters that stay in shared memory.
+# products with both halves of the filters as one, filters that stay in shared memory, some who
+# multiply while others store, and a kernel that is launched while the one before it runs.
 {% set image_pairs, image_is_beside, image_keeps = true, true, true %}
+{% set image_staggers, image_overlaps = true, true %}
 {# Registers: of a thread at the launch, and of one that multiplies when others have given theirs. #}
 {% set image_launched = 65536 // image_blocks // (128 * (image_consumers + 1)) // 8 * 8 %}
 {% set image_registers =
@@ -43,7 +45,7 @@ cuda_code = CudaCode(
 #include <cstdint>
 #include <numeric>
 
-{% with overlap = false %}
+{% with overlap = image_overlaps %}
 {% include "_lib/launch.cuh" %}
 {% endwith %}
 

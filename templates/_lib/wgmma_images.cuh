@@ -34,6 +34,7 @@ constexpr int kFilterBytes = kMostSteps * kStepBytes;
 // The table of pairs, the groups' first pixels, and barriers.
 constexpr int kFixedBytes = 4 * kMostEntries + kOriginBytes + 4 * 8 * kMostStages;
 static_assert(kConsumers * kGroups * 16 <= kOriginBytes, "there is no more room");
+constexpr bool kStaggers = {{ image_staggers | lower }};
 constexpr bool kCanPair = {{ image_can_pair | lower }};
 template <bool kPaired>
 constexpr int kStagedChannels =
@@ -89,6 +90,12 @@ __device__ __forceinline__ void multiply_all(const Work& work, const Memory& mem
   from.rows_pitch = rows_pitch(of);
   from.half_pitch = of.chunk * plane_pitch(of);
   if (of.kept_steps > 0) wgmma_pipeline::wait(memory.filters_full, 0);
+  if (kStaggers && work.tiles >= 4 * gridDim.x) {
+    // Who comes later by as long as a tile's stores take multiplies while others store.
+    const bool is_late =
+        kBlocks > 1 ? blockIdx.x * kBlocks / gridDim.x % 2 == 1 : consumer % 2 == 1;
+    if (is_late) __nanosleep(7 * kPhases * kGroups * kColumns);
+  }
 #pragma unroll 1
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
     const Tile tile = tile_of(of, work.order, index);
@@ -147,6 +154,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     wgmma_pipeline::publish_barriers();
   }
+  await_previous();
   __syncthreads();
   if (threadIdx.x < 128) {
     wgmma_pipeline::give_registers<kProducerRegisters>();
