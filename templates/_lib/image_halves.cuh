@@ -166,21 +166,27 @@ __device__ __forceinline__ void make_halves(const Operands& given, const Geometr
   __syncthreads();
   const float factor = scale_of(__ldcg(given.largest + sample));
   int lost = 0;
-#pragma unroll 2
-  for (int plane = first; plane < min(first + kPlanesOfBlock, of.planes); ++plane) {
-    const float* x = given.x + (int64_t(sample) * from.channels + plane * 8) * own + place;
-    float values[8];
+  const float* x = given.x + (int64_t(sample) * from.channels + first * 8) * own + place;
+#pragma unroll 1
+  for (int plane = first; plane < min(first + kPlanesOfBlock, of.planes); plane += 2) {
+    float values[2][8];  // of two planes: enough is on its way
 #pragma unroll
-    for (int c = 0; c < 8; ++c) {
-      const bool is_own = place >= 0 && plane * 8 + c < from.channels;
-      values[c] = is_own ? __ldcs(x + int64_t(c) * own) : 0.0f;
+    for (int c = 0; c < 16; ++c) {
+      const int channel = plane * 8 + c;
+      const bool is_own = place >= 0 && channel < from.channels;
+      values[c / 8][c % 8] = is_own ? __ldcs(x) : 0.0f;
+      x += own;
     }
-    const Halves halves(values, factor);
-    lost += halves.lost;
-    if (pixel >= count) continue;
-    __stcs(given.image + image_place(of, 0, sample, plane, pixel), halves.high);
-    if constexpr (kHalves == 2) {
-      __stcs(given.image + image_place(of, 1, sample, plane, pixel), halves.low);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Halves halves(values[i], factor);
+      lost += halves.lost;
+      if (pixel < count && plane + i < of.planes) {
+        __stcs(given.image + image_place(of, 0, sample, plane + i, pixel), halves.high);
+        if constexpr (kHalves == 2) {
+          __stcs(given.image + image_place(of, 1, sample, plane + i, pixel), halves.low);
+        }
+      }
     }
   }
   lost = __reduce_add_sync(0xffffffffu, lost);
