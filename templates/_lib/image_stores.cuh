@@ -103,9 +103,10 @@ __device__ __forceinline__ void store_staged(const float* staged, const Work& wo
     float values[kAtOnce][kVector], ones[kAtOnce], others[kAtOnce], more[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      // Units are of whole tiles of channels, a bias is not.
-      ones[i] = __ldg(units + i * kStep);
-      others[i] = kPaired && kVector > 1 ? __ldg(units + to_other + i * kStep) : ones[i];
+      // Units are of whole tiles of channels, a bias is not. What another kernel wrote while this
+      // one was there already is read by ordinary loads.
+      ones[i] = units[i * kStep];
+      others[i] = kPaired && kVector > 1 ? units[to_other + i * kStep] : ones[i];
       more[i] = 0.0f;
       if (work.bias != nullptr && own + i * kStep < of.columns) {
         more[i] = __ldg(bias + i * kStep);

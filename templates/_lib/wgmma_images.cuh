@@ -112,7 +112,7 @@ __device__ __forceinline__ void multiply_all(const Work& work, const Memory& mem
         add_up_all(totals, reader, from, tile.phase, place);
       }
     }
-    const float unit = unit_of_scale(__ldg(work.largest + tile.sample));
+    const float unit = unit_of_scale(work.largest[tile.sample]);
     if (work.vector == 4) {
       store_tile<kPaired, 4>(totals, staged, origins, work, epilogue, tile, consumer, unit);
     } else if (work.vector == 2) {
