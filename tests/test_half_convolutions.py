@@ -78,6 +78,31 @@ MODULES = {
     ),
 }  # fmt: skip
 OF_PLANES = {"planes", "plane of a line"}
+# Of several tiles in each direction and more, for a GPU.
+LARGE = {
+    "rows": (
+        "self.a = nn.Conv2d(24, 70, 3, padding=1)", "torch.relu(self.a(x)) + 1", "5, 24, 70, 150"
+    ),
+    "odd rows": ("self.a = nn.Conv2d(8, 64, 3)", "torch.relu(self.a(x))", "9, 8, 131, 131"),
+    "deep": ("self.a = nn.Conv2d(320, 40, 3, padding=1)", "self.a(x) * 2", "3, 320, 24, 40"),
+    "one place": ("self.a = nn.Conv2d(100, 130, 1)", "torch.relu(self.a(x))", "4, 100, 50, 64"),
+    "pairs": (
+        "self.a = nn.ConvTranspose2d(40, 70, 3, stride=2, padding=1, output_padding=1); "
+        "self.pixels = nn.Parameter(torch.rand(70, 140, 200))",
+        "torch.relu(self.a(x)) + self.pixels",
+        "3, 40, 70, 100",
+    ),
+    "odd pairs": (
+        "self.a = nn.ConvTranspose3d(16, 24, 3, stride=2, padding=1)",
+        "torch.relu(self.a(x))",
+        "2, 16, 9, 17, 40",
+    ),
+    "pairs of a line": (
+        "self.a = nn.ConvTranspose1d(24, 32, 4, stride=2, padding=1)",
+        "self.a(x) * 2",
+        "6, 24, 999",
+    ),
+}  # fmt: skip
 NOT_TAKEN = {
     "groups": ("self.a = nn.Conv2d(8, 16, 3, groups=2)", "F.gelu(self.a(x))", "2, 8, 9, 9"),
     "float64": (
@@ -172,7 +197,7 @@ def test_no_time_is_refused_for_what_need_not_be_moved(tmp_path):
 
 def model_of(folder: Path, name: str, device: str, template: str = "", **params: object):
     """The module by halves, the reference, the same in float64, and an input."""
-    problem, made = made_of(folder, MODULES[name])
+    problem, made = made_of(folder, (MODULES | LARGE)[name])
     family = load_family(made.name, [made.folder])
     how = {k: v for k, v in params.items() if k != "product_epilogue" or has_epilogue(name)}
     candidate = family.render({"template": template or template_of(name), **how}, facts())
@@ -189,7 +214,7 @@ def model_of(folder: Path, name: str, device: str, template: str = "", **params:
 
 
 def has_epilogue(name: str) -> bool:
-    return MODULES[name][1] != "self.a(x)"
+    return (MODULES | LARGE)[name][1] != "self.a(x)"
 
 
 def check(folder: str, names: list[str], device: str) -> None:
@@ -338,3 +363,33 @@ def test_convolutions_in_any_tile(pixels, channels, depth, tmp_path, monkeypatch
         model, own, wide, x = model_of(tmp_path / str(i), name, "cuda", **tile)
         with torch.no_grad():
             assert_as_exact(model(x), own(x), wide(x.double()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "tile",
+    [(2, 1, 64, 2), (2, 2, 64, 1), (3, 1, 64, 1), (4, 1, 32, 2), (2, 1, 128, 1), (4, 2, 16, 1)],
+)
+@pytest.mark.parametrize("name", LARGE)
+def test_hopper_convolutions_in_any_tile(name, tile, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    names = ("image_consumers", "image_groups", "image_part", "image_blocks")
+    how = dict(zip(names, tile, strict=True))
+    model, own, wide, x = model_of(tmp_path, name, "cuda", CONVOLUTION_WGMMA_TEMPLATE, **how)
+    with torch.no_grad():
+        exact = wide(x.double())
+        for _ in range(3):
+            assert_as_exact(model(x), own(x), exact)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", [(2, 1, 64, 2), (2, 2, 128, 1), (4, 2, 32, 1)])
+@pytest.mark.parametrize("name", LARGE)
+def test_one_product_in_any_tile_is_as_exact_as_tf32(name, tile, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    names = ("image_consumers", "image_groups", "image_part", "image_blocks")
+    how = dict(zip(names, tile, strict=True))
+    model, _, wide, x = model_of(tmp_path, name, "cuda", ROUNDED_WGMMA_TEMPLATE, **how)
+    with torch.no_grad():
+        mine, exact = model(x), wide(x.double())
+    assert float((mine.double() - exact).abs().max() / exact.abs().max()) < 2e-3

@@ -14,16 +14,38 @@ import math
 # scales and what is computed again are as above. Strided convolutions, which would need pixels
 # beside each other that are not, remain Triton's, as those do whose tiles do not fit.
 # `image_halves` is 2, or 1 for products of the high halves alone.
+#
+# What can be turned off: phases of a transposed convolution that alternate in x made together,
+# products with both halves of the filters as one, filters that stay in shared memory, some who
+# multiply while others store, and a kernel that is launched while the one before it runs.
+{% set image_pairs, image_is_beside, image_keeps = true, true, true %}
+{% set image_staggers, image_overlaps = true, true %}
+{# Registers: of a thread at the launch, and of one that multiplies when others have given theirs. #}
+{% set image_launched = 65536 // image_blocks // (128 * (image_consumers + 1)) // 8 * 8 %}
+{% set image_registers =
+   [(image_launched * (image_consumers + 1) - 24) // image_consumers // 8 * 8, 240] | min %}
+{% set image_room = image_registers - 32 %}
+{% set image_own = image_part // 2 * image_groups %}
+{% set image_can_pair = image_pairs
+   and 2 * image_own + (image_halves - 1) * image_part // 2 <= image_room %}
+{# What one instruction adds up fits at the launch. #}
+{% set image_wide = image_is_beside and image_halves == 2 and image_part <= 128
+   and image_part + 26 <= image_launched %}
+{% set image_beside = image_wide and image_own + image_part // 2 * 3 <= image_room %}
+{% set image_beside_in_pairs = image_wide and 2 * image_own + image_part // 2 * 3 <= image_room %}
 IMAGE_HALVES = {{ image_halves }}
+IMAGE_CAN_PAIR = {{ image_can_pair }}  # as far as registers go
+IMAGE_KEEPS_FILTERS = {{ image_keeps }}
 cuda_code = CudaCode(
     r"""
 #include <cuda.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
 #include <numeric>
 
-{% with overlap = false %}
+{% with overlap = image_overlaps %}
 {% include "_lib/launch.cuh" %}
 {% endwith %}
 
@@ -31,79 +53,12 @@ cuda_code = CudaCode(
 
 {% include "_lib/wgmma_pipeline.cuh" %}
 
-{% with block_n = image_part %}
 {% include "_lib/wgmma_images.cuh" %}
-{% endwith %}
 
 {{ epilogues }}
 """,
     ["-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a"],
 )
-
-
-@triton.jit
-def convolution_steps_kernel(
-    filters, halves, unit,
-    CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
-    PAD: tl.constexpr, MADE: tl.constexpr, LOW: tl.constexpr, IS_TRANSPOSED: tl.constexpr,
-    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, STEPS: tl.constexpr, PART: tl.constexpr,
-    HALVES: tl.constexpr, BLOCK: tl.constexpr,
-):
-    # A program takes a filter of a phase: of each chunk of planes, pairs of units, which are a
-    # plane and a place of the filter. Those of a transposed convolution are turned round, so that
-    # all walk forward in the image. A last unit without another one has zeros beside it.
-    column, phase = tl.program_id(0), tl.program_id(1)
-    own_strides: tl.constexpr = STRIDE if IS_TRANSPOSED else (1, 1, 1)
-    pz = phase // (own_strides[1] * own_strides[2])
-    py = phase // own_strides[2] % own_strides[1]
-    px = phase % own_strides[2]
-    _, _, _, nz = convolution_phase(pz, 0, STRIDE, PAD, KERNEL, MADE, LOW, IS_TRANSPOSED)
-    _, _, _, ny = convolution_phase(py, 1, STRIDE, PAD, KERNEL, MADE, LOW, IS_TRANSPOSED)
-    _, _, _, nx = convolution_phase(px, 2, STRIDE, PAD, KERNEL, MADE, LOW, IS_TRANSPOSED)
-    places = nz * ny * nx
-    room = (CHUNK * places + 1) // 2 * 2
-    num = CHUNKS * room * 8
-    target = (phase * (tl.num_programs(0) // PART) + column // PART).to(tl.int64) * STEPS
-    target = halves + target * (HALVES * PART * 16) + column % PART // 8 * 128 + column % 8 * 8
-    area: tl.constexpr = KERNEL[0] * KERNEL[1] * KERNEL[2]
-    largest = tl.zeros([BLOCK], dtype=tl.int32)
-    lost = tl.zeros([BLOCK], dtype=tl.int32)
-    factor = 1.0
-    own = 1.0
-    for sweep in tl.static_range(2):
-        for begin in range(0, num, BLOCK):
-            at = begin + tl.arange(0, BLOCK)
-            which = at // 8
-            within = which % tl.maximum(room, 1)
-            plane = which // tl.maximum(room, 1) * CHUNK + within // tl.maximum(places, 1)
-            channel = plane * 8 + at % 8
-            none, z, y, x = convolution_places(
-                within % tl.maximum(places, 1), tl.maximum(ny, 1), tl.maximum(nx, 1), 1
-            )
-            if IS_TRANSPOSED:
-                z, y, x = nz - 1 - z, ny - 1 - y, nx - 1 - x
-            z, y, x = pz + z * own_strides[0], py + y * own_strides[1], px + x * own_strides[2]
-            is_own = (at < num) & (within < CHUNK * places)
-            is_own = is_own & (channel < CHANNELS) & (column < COLUMNS)
-            line = channel * COLUMNS + column if IS_TRANSPOSED else column * CHANNELS + channel
-            source = filters + line * area + (z * KERNEL[1] + y) * KERNEL[2] + x
-            values = tl.load(source, mask=is_own, other=0.0)
-            if sweep == 0:
-                largest = tl.maximum(largest, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-            else:
-                main, rest, is_lost = convolution_halves(values, factor)
-                lost += is_lost
-                place = which // 2 * (HALVES * PART * 16) + which % 2 * 64 + at % 8
-                tl.store(target + place, main, mask=at < num)
-                if HALVES == 2:
-                    tl.store(target + place + PART * 16, rest, mask=at < num)
-        if sweep == 0:
-            bits = tl.max(largest, axis=0)
-            factor, own = product_unit(bits)
-        else:
-            is_fine = convolution_is_fine(bits, tl.sum(lost, axis=0), places * CHANNELS)
-            own = tl.where(is_fine | (num == 0), own, float("nan"))
-            tl.store(unit + phase * tl.num_programs(0) + column, own)
 
 
 def image_phase(phase, kernel, stride, pad, dilation, made, low, is_transposed):
@@ -119,87 +74,148 @@ def image_phase(phase, kernel, stride, pad, dilation, made, low, is_transposed):
 def image_parts(steps):
     # How many parts of at most 4 steps, and how many steps each has.
     parts = -(-steps // 4)
-    return parts, -(-steps // max(parts, 1))
+    return parts, max(1, -(-steps // max(parts, 1)))
+
+
+def image_pairings(of):
+    # Whether phases that alternate in x are made together, where they lie side by side.
+    return IMAGE_CAN_PAIR and of["IS_TRANSPOSED"] and of["STRIDE"][2] == 2
+
+
+def image_phases(of, is_paired):
+    # Of each: its first pixel, how many, where its sums begin, how many places, and how far behind
+    # its pair's its own sums begin. With how many pixels lie around those of a tile.
+    step = of["STRIDE"] if of["IS_TRANSPOSED"] else (1, 1, 1)
+    phases = []
+    for which in itertools.product(*map(range, step)):
+        found = map(
+            image_phase, which, of["KERNEL"], of["STRIDE"], of["PAD"], of["DILATION"], of["MADE"],
+            of["LOW"], (of["IS_TRANSPOSED"],) * 3,
+        )
+        phases.append([*(list(each) for each in zip(*found)), 0])
+    if is_paired:
+        for one, other in zip(phases[::2], phases[1::2]):
+            first = min(one[2][2], other[2][2])
+            for phase in (one, other):
+                phase[2][2], phase[4] = first, phase[2][2] - first
+    around = [(max(p[3][i] for p in phases) - 1) * of["DILATION"][i] for i in range(3)]
+    around[2] = max(p[4] + max(p[3][2] - 1, 0) * of["DILATION"][2] for p in phases)
+    return phases, around
+
+
+def image_steps(phases, chunk):
+    # Pairs of units of a chunk of planes, of each phase.
+    return [-(-chunk * math.prod(places) // 2) for _, _, _, places, _ in phases]
 
 
 @functools.lru_cache(maxsize=None)
 def image_tiles(of, samples, planes, columns, consumers, groups, part, blocks, halves):
-    # For what convolution_of has told: the numbers of the kernel's Geometry, what the filters'
-    # kernel wants to know, how many filters there are with those of all phases, and how many
-    # pixels a tile meets. None where the kernel is not for this convolution. Tiles are those that
-    # take least, as counted below.
+    # For what convolution_of has told: numbers of the kernel's Geometry, how many channels there
+    # are with those of all phases, how many steps a phase has at most, and how many pixels a tile
+    # meets. None where the kernel is not for this convolution. Tiles are those that take least, as
+    # counted below.
     of = dict(of)
-    kernel, stride, pad, made = of["KERNEL"], of["STRIDE"], of["PAD"], of["MADE"]
-    dilation, padded, is_transposed = of["DILATION"], of["PADDED"], of["IS_TRANSPOSED"]
+    stride, made, dilation, padded = of["STRIDE"], of["MADE"], of["DILATION"], of["PADDED"]
+    is_transposed = of["IS_TRANSPOSED"]
     is_even = all(s == 1 or (is_transposed and d == 1) for s, d in zip(stride, dilation))
     step = stride if is_transposed else (1, 1, 1)
-    if not is_even or step[0] * step[1] * step[2] > 32:
+    if not is_even or math.prod(step) > 32:
         return None
-    phases = []
-    for which in itertools.product(*map(range, step)):
-        found = map(
-            image_phase, which, kernel, stride, pad, dilation, made, of["LOW"],
-            (is_transposed,) * 3,
-        )
-        phases.append([list(each) for each in zip(*found)])
-    around = [(max(p[3][i] for p in phases) - 1) * dilation[i] for i in range(3)]
+    is_paired = image_pairings(of)
+    phases, around = image_phases(of, is_paired)
+    turns = len(phases) // (2 if is_paired else 1)
     is_line = padded[0] == padded[1] == 1
     column_tiles = -(-columns // part)
     products = 3 if halves == 2 else 1
-    room = 233472 // blocks - 1024 - 128 - 2048 - 256  # of shared memory, for both rings
-    filter_bytes = 4 * halves * part * 32
+    # Of shared memory, for what is read: with what a block has of the system's, to align, for the
+    # tables and barriers, and for what is written.
+    room = 233472 // blocks - 1024 - 128 - 2048 - 128 - 256 - consumers * 8704
+    step_bytes = halves * part * 32
     best = None
     grids = [
         g for g in itertools.product(range(1, consumers * groups + 1), repeat=3)
         if g[0] * g[1] * g[2] == consumers * groups
     ]
-    for group, grid, chunk in itertools.product(
+    for group, grid, chunk, keeps in itertools.product(
         [(1, 1, 64)] if is_line else [(1, 8, 8), (1, 1, 64), (8, 1, 8)],
         [(1, 1, consumers * groups)] if is_line else grids,
         [c for c in range(1, planes + 1) if planes % c == 0],
+        [True, False] if IMAGE_KEEPS_FILTERS and 1 in (column_tiles, turns) else [False],
     ):
         tile = [a * b for a, b in zip(group, grid)]
         halo = [a + b for a, b in zip(tile, around)]
-        halo_bytes = -(-halves * chunk * halo[0] * halo[1] * halo[2] * 16 // 128) * 128
+        halo_bytes = -(-halves * chunk * math.prod(halo) * 16 // 128) * 128
         is_box = is_line or (halo[2] <= 128 and max(*halo, chunk) <= 256)
-        if not is_box or 2 * halo_bytes + 2 * filter_bytes > room:
+        steps = image_steps(phases, chunk)
+        kept = planes // chunk * sum(steps) if keeps else 0
+        filter_bytes = kept * step_bytes if keeps else 2 * 4 * step_bytes
+        # A part has 4 entries of the table.
+        is_told = 4 * sum(image_parts(s)[0] for s in steps) <= 512
+        if not is_box or not is_told or 2 * halo_bytes + filter_bytes > room:
             continue
+        # Sectors of 32 bytes that are written, of which those at a line's ends may be in part;
+        # and short lines cost more than long ones.
+        across = group[2] * 4 * (2 if is_paired else step[2])
+        stored = 64 * part * 4 * (step[2] if not is_paired else 1) // 32
+        stored = stored * (across + (32 if made[2] % 8 else 8)) // across
         cost = 0
-        for _, num, _, places in phases:
-            steps = -(-chunk * places[0] * places[1] * places[2] // 2)
-            num_tiles = math.prod(-(-n // t) for n, t in zip(num, tile))
+        for which in range(0, len(phases), len(phases) // turns):
+            num = [max(p[1][i] for p in phases[which:][: len(phases) // turns]) for i in range(3)]
+            own = steps[which:][: len(phases) // turns]
             # Cycles of a chunk: of the tensor cores, of the sums between parts, of copies.
-            taken = steps * products * consumers * groups * part // 2
-            taken += image_parts(steps)[0] * consumers * groups * 32
-            taken += (halo_bytes + steps * halves * part * 32) // 64 * (steps > 0)
-            stored = consumers * groups * 64 * part * 4 // 32
-            cost += num_tiles * (planes // chunk * taken + stored)
+            taken = sum(own) * products * consumers * groups * part // 2
+            if halves == 2:
+                taken += sum(image_parts(s)[0] for s in own) * consumers * groups * 32
+            taken += (halo_bytes + (not keeps) * sum(own) * step_bytes) // 64 * (sum(own) > 0)
+            written = consumers * groups * stored * len(own)
+            num_tiles = math.prod(-(-n // t) for n, t in zip(num, tile))
+            cost += num_tiles * (planes // chunk * taken + written)
         if best is None or cost < best[0]:
-            best = cost, group, tile, halo, chunk, halo_bytes
+            best = cost, group, tile, halo, chunk, halo_bytes, kept, filter_bytes
     if best is None:
         return None
-    _, group, tile, halo, chunk, halo_bytes = best
+    _, group, tile, halo, chunk, halo_bytes, kept, filter_bytes = best
     stages = [2, 2]
-    for i, bytes_more, most in [(1, filter_bytes, 3), (0, halo_bytes, 3), (1, filter_bytes, 8)]:
-        used = stages[0] * halo_bytes + stages[1] * filter_bytes
-        stages[i] = min(most, stages[i] + (room - used) // bytes_more)
+    more = 0 if kept else 4 * step_bytes
+    for i, bytes_more, most in [(1, more, 3), (0, halo_bytes, 4), (1, more, 8), (0, halo_bytes, 8)]:
+        if bytes_more > 0:
+            used = stages[0] * halo_bytes + (filter_bytes if kept else stages[1] * more)
+            stages[i] = max(stages[i], min(most, stages[i] + (room - used) // bytes_more))
     tiles = [max(-(-p[1][i] // tile[i]) for p in phases) for i in range(3)]
-    told, table = [], 0
-    for first, num, base, places in phases:
-        steps = -(-chunk * places[0] * places[1] * places[2] // 2)
-        told += [*first, *num, *base, *places, steps, *image_parts(steps), table]
-        table += steps
-    most_steps = planes // chunk * max(told[12::16])
-    num_tiles = samples * math.prod(tiles) * column_tiles * len(phases)
-    if table > 508 or num_tiles >= 2**31:
+    told, table, first_kept = [], 0, 0
+    for (first, num, base, places, behind), own in zip(phases, image_steps(phases, chunk)):
+        parts = image_parts(own)
+        told += [*first, *num, *base, *places, own, *parts, table, first_kept, behind]
+        table, first_kept = table + 4 * parts[0], first_kept + planes // chunk * own
+    most_steps = planes // chunk * max(image_steps(phases, chunk))
+    if samples * math.prod(tiles) * column_tiles * turns >= 2**31:
         return None
     numbers = [
         samples, columns, len(phases), column_tiles, *made, *tiles, *tile, *group, *halo, *step,
-        *dilation, *padded, planes, chunk, most_steps, *stages, int(is_line), *told,
+        *dilation, *padded, planes, chunk, planes // chunk, most_steps, *stages, int(is_line),
+        int(is_paired), kept, *told,
     ]
-    about = {"CHUNK": chunk, "CHUNKS": planes // chunk, "STEPS": most_steps, "PART": part}
-    rows = len(phases) * column_tiles * part
-    return torch.tensor(numbers, dtype=torch.int64), about, rows, math.prod(halo)
+    return numbers, len(phases) * column_tiles * part, most_steps, math.prod(halo)
+
+
+@functools.lru_cache(maxsize=None)
+def image_numbers(size, kernel, is_transposed, geometry, samples, channels, columns, *how):
+    # What a call needs that its shapes decide: what convolution_of tells, the numbers of the
+    # kernel's Source and Geometry, and how many halves the image has, with what the tile at a
+    # line's end reads behind it, and the filters. None where the kernel is not for it.
+    of = convolution_of(size, kernel, is_transposed, geometry)
+    planes = convolution_parts(channels, 8)
+    found = image_tiles(tuple(of.items()), samples, planes, columns, *how, IMAGE_HALVES)
+    if found is None:
+        return of, None
+    numbers, rows, steps, beyond = found
+    own = of["STRIDE"] if is_transposed else (1, 1, 1)
+    source = [channels, *of["SIZE"], *of["LOW"], *of["KERNEL"], *own, int(is_transposed)]
+    sizes = (
+        IMAGE_HALVES * samples * planes * 8 * math.prod(of["PADDED"]) + 8 * beyond,
+        rows * steps * IMAGE_HALVES * 16,
+    )
+    return of, (torch.tensor([*source, *numbers], dtype=torch.int64), rows, sizes)
 
 
 def convolution_by_wgmma(
@@ -207,43 +223,30 @@ def convolution_by_wgmma(
     epilogue=None, given=None, apart=None, function="convolution_of_image",
 ):
     # As convolution_by_halves. `function` is the CUDA C++ that has the epilogue.
-    of = convolution_of(tuple(x.shape[2:]), tuple(filters.shape[2:]), is_transposed, geometry)
     whole = out.view(len(x), -1, *geometry[-(len(geometry) // 4) :])
-    num_samples, num_channels, num_columns = x.shape[0], x.shape[1], whole.shape[1]
-    planes = convolution_parts(num_channels, 8)
-    found = None
-    if convolution_fits(x, whole, of, planes * 8):
-        found = image_tiles(
-            tuple(of.items()), num_samples, planes, num_columns, consumers, groups, part, blocks,
-            IMAGE_HALVES,
-        )
+    of, found = image_numbers(
+        tuple(x.shape[2:]), tuple(filters.shape[2:]), is_transposed, geometry, x.shape[0],
+        x.shape[1], whole.shape[1], consumers, groups, part, blocks,
+    )
+    if not convolution_fits(x, whole, of, convolution_parts(x.shape[1], 8) * 8):
+        found = None
     if found is None or (IMAGE_HALVES == 1 and not convolutions_take_tf32()):
-        channels = min(128, max(16, convolution_power(num_columns)))
+        channels = min(128, max(16, convolution_power(whole.shape[1])))
         convolution_by_halves(
             x, filters, bias, out, 128, channels, 64, 8, 3, 2 * IMAGE_HALVES - 1, is_transposed,
             *geometry, epilogue=epilogue, given=given, apart=apart,
         )
         return
-    numbers, about, rows, beyond = found
-    size = num_samples * planes * 8 * math.prod(of["PADDED"])
-    # What the tile at a line's end reads behind it is of no pixel.
-    sizes = (IMAGE_HALVES * size + 8 * beyond, (rows, about["STEPS"] * IMAGE_HALVES * 16))
+    numbers, rows, sizes = found
     rooms = convolution_rooms(x, sizes)
     if rooms is None:
         convolution_left(x, filters, bias, whole, is_transposed, geometry, apart)
         return
-    image, halves = rooms
-    high, low = image[:size], image[(IMAGE_HALVES - 1) * size :]
+    # Of each sample, the largest number, how many float16 loses, and what finding them needs.
+    ranges = torch.empty((4, len(x)), dtype=torch.int32, device=x.device)
     unit = torch.empty(rows, dtype=torch.float32, device=x.device)
-    largest, lost = convolution_ranges(x)
-    convolution_split(x, high, low, largest, lost, of, planes * 8, 8, IMAGE_HALVES)
-    phases = math.prod(of["STRIDE"]) if is_transposed else 1
-    convolution_steps_kernel[(rows // phases, phases)](
-        filters, halves, unit, CHANNELS=num_channels, COLUMNS=num_columns, HALVES=IMAGE_HALVES,
-        BLOCK=512, num_warps=4, **about,
-        **{name: of[name] for name in ("KERNEL", "STRIDE", "PAD", "MADE", "LOW", "IS_TRANSPOSED")},
-    )
     cuda_code(
-        function, image, halves, bias, out, largest, unit, *(given or ()), numbers, len(numbers)
+        function, x, filters, bias, out, *rooms, ranges, unit, *(given or ()), numbers,
+        len(numbers),
     )
-    convolution_repaired(x, filters, bias, whole, largest, lost, unit, of, given, epilogue)
+    convolution_repaired(x, filters, bias, whole, ranges[0], ranges[1], unit, of, given, epilogue)

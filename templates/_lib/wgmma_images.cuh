@@ -1,19 +1,23 @@
 // Float32 convolutions from float16 halves (sm_90a): products of the pixels around a tile, which
 // lie in shared memory once for all places of the filter, and of filters in the order of the sums.
 //
-// A block takes tile after tile. One thread copies: chunks of planes of the image into one ring,
-// and parts of the filters into another. The others multiply, each warpgroup kGroups times 64
-// pixels. Tensor cores truncate what they add up, so an accumulator serves one part of the
-// filters, the small products first, and is then added to float32 sums.
+// A block takes tile after tile. One thread copies (image_copies.cuh); warpgroups multiply
+// (image_sums.cuh), each kGroups times 64 pixels, and write (image_stores.cuh). The halves are
+// made before, on the same stream (image_halves.cuh).
 //
-// Expects launch.cuh, wgmma_tensor_map.cuh, wgmma_pipeline.cuh, and the parameters block_n
-// (channels of a tile), image_consumers, image_groups, image_blocks and image_halves.
+// Expects launch.cuh, wgmma_tensor_map.cuh, wgmma_pipeline.cuh, and the parameters image_part
+// (channels of a tile), image_consumers, image_groups, image_blocks, image_halves, and what
+// triton_convolutions_wgmma.py decides: image_registers, image_sums and image_spare.
 #define IMAGES __host__ __device__ __forceinline__
 {% include "_lib/image_tiles.cuh" %}
 
+{% include "_lib/image_sources.cuh" %}
+
 namespace images {
 
+{% with block_n = image_part %}
 {% include "_lib/wgmma_products.cuh" %}
+{% endwith %}
 
 constexpr int kConsumers = {{ image_consumers }};
 constexpr int kGroups = {{ image_groups }};
@@ -23,14 +27,23 @@ constexpr int kColumns = wgmma_products::kColumns;
 constexpr int kSums = wgmma_products::kSums;
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kProducerRegisters = 24;
-constexpr int kLaunchRegisters = 65536 / kBlocks / kThreads / 8 * 8;
-constexpr int kFreeRegisters =
-    (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
-constexpr int kConsumerRegisters = kFreeRegisters < 240 ? kFreeRegisters : 240;
+constexpr int kConsumerRegisters = {{ image_registers }};
 constexpr int kHalfBytes = wgmma_products::kStepBytes * kColumns;  // of filters, for a step
 constexpr int kStepBytes = kHalves * kHalfBytes;
 constexpr int kFilterBytes = kMostSteps * kStepBytes;
-constexpr int kFixedBytes = 4 * kMostEntries + 4 * 8 * kMostStages;
+// The table of pairs, the groups' first pixels, and barriers.
+constexpr int kFixedBytes = 4 * kMostEntries + kOriginBytes + 4 * 8 * kMostStages;
+static_assert(kConsumers * kGroups * 16 <= kOriginBytes, "there is no more room");
+constexpr bool kStaggers = {{ image_staggers | lower }};
+constexpr bool kCanPair = {{ image_can_pair | lower }};
+template <bool kPaired>
+constexpr int kStagedChannels =
+    kColumns < Staged<kPaired>::kMostChannels ? kColumns : Staged<kPaired>::kMostChannels;
+
+// Whether products with both halves of the filters are one.
+IMAGES constexpr bool is_beside(bool is_paired) {
+  return is_paired ? {{ image_beside_in_pairs | lower }} : {{ image_beside | lower }};
+}
 
 struct Work {
   const unsigned char* image;  // as halves, with zeros around
@@ -40,315 +53,77 @@ struct Work {
   const float* unit;   // of each channel of each phase
   float* out;
   unsigned tiles;
+  int vector;  // pixels that are written at once
+  Order order;
   Geometry of;
 };
 
-// Addresses in shared memory.
-struct Memory {
-  unsigned halos, filters;
-  unsigned halo_full, halo_empty, filters_full, filters_empty;
-  int halo_bytes;
+}  // namespace images
 
-  __device__ __forceinline__ Memory(unsigned start, const Geometry& of) {
-    halo_full = start + 4 * kMostEntries;
-    halo_empty = halo_full + 8 * kMostStages;
-    filters_full = halo_empty + 8 * kMostStages;
-    filters_empty = filters_full + 8 * kMostStages;
-    filters = start + kFixedBytes;
-    halos = filters + of.filter_stages * kFilterBytes;
-    halo_bytes = (kHalves * of.chunk * plane_pitch(of) * 16 + 127) / 128 * 128;
-  }
-};
+{% include "_lib/image_halves.cuh" %}
 
-struct Ring {
-  int stage = 0;
-  unsigned parity = 0;
+{% include "_lib/image_copies.cuh" %}
 
-  __device__ __forceinline__ void advance(int stages) {
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
+{% include "_lib/image_sums.cuh" %}
 
-// ---- the copying thread ---------------------------------------------------------------------
+{% include "_lib/image_stores.cuh" %}
 
-__device__ __forceinline__ bool is_over(unsigned barrier, unsigned parity) {
-  unsigned done;
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n"
-      "}\n"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
+namespace images {
 
-__device__ __forceinline__ void copy_bytes(unsigned target, const void* source, int bytes,
-                                           unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-      ::"r"(target), "l"(source), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
-__device__ __forceinline__ void copy_box(unsigned target, const CUtensorMap* map,
-                                         unsigned barrier, int x, int y, int z, int plane) {
-  asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, { %3, %4, %5, %6, %7}], [%2];" ::"r"(target),
-      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(plane), "r"(0)
-      : "memory");
-}
-
-// What is copied next into one of the rings.
-struct Cursor {
-  unsigned index;
-  Tile tile;
-  int chunk = 0, stage = 0;
-  Ring ring;
-
-  __device__ __forceinline__ explicit Cursor(const Work& work) : index(blockIdx.x) { find(work); }
-
-  // The next tile with anything to add up.
-  __device__ __forceinline__ void find(const Work& work) {
-    for (; index < work.tiles; index += gridDim.x) {
-      tile = tile_of(work.of, index);
-      if (work.of.phase[tile.phase].steps > 0 && has_pixels(work.of, tile)) return;
-    }
-  }
-
-  __device__ __forceinline__ void next_chunk(const Work& work) {
-    stage = 0;
-    if (++chunk < work.of.planes / work.of.chunk) return;
-    chunk = 0;
-    index += gridDim.x;
-    find(work);
-  }
-
-  __device__ __forceinline__ void next_stage(const Work& work) {
-    if (++stage == work.of.phase[tile.phase].stages) next_chunk(work);
-  }
-};
-
-__device__ __forceinline__ void copy_halo(const CUtensorMap& map, const Work& work,
-                                          const Memory& memory, Cursor& at) {
-  const Geometry& of = work.of;
-  const Phase& phase = of.phase[at.tile.phase];
-  const unsigned full = memory.halo_full + 8 * at.ring.stage;
-  const unsigned target = memory.halos + at.ring.stage * memory.halo_bytes;
-  const int plane = at.tile.sample * of.planes + at.chunk * of.chunk;
-  const int x = phase.base[2] + at.tile.at[2];
-  wgmma_pipeline::expect(full, kHalves * of.chunk * plane_pitch(of) * 16);
-  if (of.is_line) {
-    const int64_t pitch = int64_t(of.padded[2]) * 16;
-    for (int half = 0; half < kHalves; ++half) {
-      for (int i = 0; i < of.chunk; ++i) {
-        const int64_t from = (int64_t(half) * of.samples * of.planes + plane + i) * pitch;
-        copy_bytes(target + (half * of.chunk + i) * of.halo[2] * 16, work.image + from + x * 16,
-                   of.halo[2] * 16, full);
-      }
-    }
-  } else {
-    copy_box(target, &map, full, 2 * x, phase.base[1] + at.tile.at[1],
-             phase.base[0] + at.tile.at[0], plane);
-  }
-  at.ring.advance(of.halo_stages);
-  at.next_chunk(work);
-}
-
-__device__ __forceinline__ void copy_filters(const Work& work, const Memory& memory, Cursor& at) {
-  const Phase& phase = work.of.phase[at.tile.phase];
-  const unsigned full = memory.filters_full + 8 * at.ring.stage;
-  const int first = at.stage * phase.stage_steps;
-  const int bytes = min(phase.stage_steps, phase.steps - first) * kStepBytes;
-  const int64_t step = filter_step(work.of, at.tile, at.chunk * phase.steps + first);
-  wgmma_pipeline::expect(full, bytes);
-  copy_bytes(memory.filters + at.ring.stage * kFilterBytes, work.filters + step * kStepBytes,
-             bytes, full);
-  at.ring.advance(work.of.filter_stages);
-  at.next_stage(work);
-}
-
-__device__ __forceinline__ void copy_all(const CUtensorMap& map, const Work& work,
-                                         const Memory& memory) {
-  Cursor halos(work);
-  Cursor filters(work);
-#pragma unroll 1
-  while (halos.index < work.tiles || filters.index < work.tiles) {
-    bool has_copied = false;
-    if (halos.index < work.tiles &&
-        is_over(memory.halo_empty + 8 * halos.ring.stage, halos.ring.parity ^ 1)) {
-      copy_halo(map, work, memory, halos);
-      has_copied = true;
-    }
-    if (filters.index < work.tiles &&
-        is_over(memory.filters_empty + 8 * filters.ring.stage, filters.ring.parity ^ 1)) {
-      copy_filters(work, memory, filters);
-      has_copied = true;
-    }
-    if (!has_copied) __nanosleep(20);
-  }
-}
-
-// ---- the multiplying warpgroups -------------------------------------------------------------
-
-struct Operands {  // of a part of the filters
-  unsigned pairs[kMostSteps];
-  unsigned pixels, rows_pitch, half_pitch;  // of the image, in 16 bytes
-  unsigned filters;
-};
-
-template <int kXHalf, int kWHalf>
-__device__ __forceinline__ void multiply_step(float (&sums)[kSums], const Operands& from,
-                                              int step, int accumulate) {
-  const unsigned pixels = from.pixels + from.pairs[step] + kXHalf * from.half_pitch;
-  const unsigned filters = from.filters + (step * kStepBytes + kWHalf * kHalfBytes) / 16;
-  wgmma_products::multiply<wgmma_products::Type::kFloat16>(
-      sums, uint64_t(from.rows_pitch) << 32 | pixels,
-      matrix_descriptor(filters, kFilterAlong, kFilterAcross), accumulate);
-}
-
-__device__ __forceinline__ void multiply_steps(float (&sums)[kSums], const Operands& from,
-                                               int steps) {
-  wgmma_products::pin(sums);
-  wgmma_products::begin();
-  if constexpr (kHalves == 2) {
-#pragma unroll
-    for (int step = 0; step < kMostSteps; ++step) {
-      if (step >= steps) break;
-      multiply_step<1, 0>(sums, from, step, step > 0);
-      multiply_step<0, 1>(sums, from, step, 1);
-    }
-  }
-#pragma unroll
-  for (int step = 0; step < kMostSteps; ++step) {
-    if (step >= steps) break;
-    multiply_step<0, 0>(sums, from, step, kHalves == 2 || step > 0);
-  }
-  wgmma_products::commit();
-  wgmma_products::wait<0>();
-  wgmma_products::pin(sums);
-}
-
-// By all lanes of each warp that multiplies.
-__device__ __forceinline__ void release(unsigned barrier) {
-  if (threadIdx.x % 32 == 0) wgmma_pipeline::arrive(barrier);
-}
-
-struct Plain {  // no pointwise work behind the convolution
-  __device__ __forceinline__ float operator()(float value, int64_t, int64_t, int64_t, int64_t,
-                                              int64_t) const {
-    return value;
-  }
-};
-
-// What brings a sample's numbers back; as product_unit has it.
-__device__ __forceinline__ float sample_unit(int largest) {
-  return __int_as_float((127 - min(12 - ((largest >> 23) - 127), 126)) << 23);
-}
-
-// A thread has, of each group of 8 channels, two beside each other for two pixels.
-template <class Epilogue>
-__device__ __forceinline__ void store_group(const float (&totals)[kSums], const Work& work,
-                                            const Epilogue& epilogue, const Tile& tile,
-                                            const int (&origin)[3], float unit) {
-  const Geometry& of = work.of;
-  const int thread = threadIdx.x % 128;
-  const int row = thread / 32 * 16 + thread % 32 / 4;
-  const int pixels[2] = {made_pixel(of, tile, origin, row), made_pixel(of, tile, origin, row + 8)};
-  const int made = of.made[0] * of.made[1] * of.made[2];
-  const int column = tile.column_tile * kColumns + thread % 4 * 2;
-  const float* units = work.unit + tile.phase * of.column_tiles * kColumns;
-  float* out = work.out + int64_t(tile.sample) * of.columns * made;
-#pragma unroll
-  for (int i = 0; i < kSums / 2; ++i) {  // of two pixels
-    const int own = column + i / 2 * 8 + i % 2;
-    if (own >= of.columns) continue;
-    const float other = __ldg(units + own);
-    const float bias = work.bias != nullptr ? __ldg(work.bias + own) : 0.0f;
-    const float smaller = fminf(unit, other), larger = fmaxf(unit, other);
-#pragma unroll
-    for (int p = 0; p < 2; ++p) {
-      if (pixels[p] < 0) continue;
-      // The smaller power of two first: nothing on the way is beyond float32.
-      const float value = totals[i / 2 * 4 + 2 * p + i % 2] * smaller * larger + bias;
-      out[unsigned(own) * unsigned(made) + unsigned(pixels[p])] =
-          epilogue(value, tile.sample, own, pixels[p], of.columns, made);
-    }
-  }
-}
-
-template <class Epilogue>
+template <bool kPaired, class Epilogue>
 __device__ __forceinline__ void multiply_all(const Work& work, const Memory& memory,
-                                             const unsigned* pairs, const Epilogue& epilogue) {
+                                             const uint4* table, const int4* origins,
+                                             float* staged, const Epilogue& epilogue) {
+  constexpr int kPhases = kPaired ? 2 : 1;
   const Geometry& of = work.of;
   const int consumer = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);
+  staged += consumer * (kStagedBytes / 4);
+  origins += consumer * kGroups;
   unsigned place[kGroups];  // of pixels, in a tile
 #pragma unroll
   for (int group = 0; group < kGroups; ++group) {
-    int origin[3];
-    group_origin(of, consumer * kGroups + group, origin);
-    place[group] = pixel_place(of, origin[0], origin[1], origin[2]);
+    const int4 origin = origins[group];
+    place[group] = pixel_place(of, origin.z, origin.y, origin.x);
   }
-  Operands from;
+  Reader reader = {of, memory, table, {}, {}};
+  Parts from;
   from.rows_pitch = rows_pitch(of);
   from.half_pitch = of.chunk * plane_pitch(of);
-  Ring halo, part;
+  if (of.kept_steps > 0) wgmma_pipeline::wait(memory.filters_full, 0);
+  if (kStaggers && work.tiles >= 4 * gridDim.x) {
+    // Who comes later by as long as a tile's stores take multiplies while others store.
+    const bool is_late =
+        kBlocks > 1 ? blockIdx.x * kBlocks / gridDim.x % 2 == 1 : consumer % 2 == 1;
+    if (is_late) __nanosleep(7 * kPhases * kGroups * kColumns);
+  }
 #pragma unroll 1
   for (unsigned index = blockIdx.x; index < work.tiles; index += gridDim.x) {
-    if (!has_pixels(of, tile_of(of, index))) continue;
-    const Phase& phase = of.phase[index % unsigned(of.phases)];
-    float totals[kGroups][kSums], sums[kSums];
+    const Tile tile = tile_of(of, work.order, index);
+    if (!has_pixels(of, tile)) continue;
+    float totals[kPhases][kGroups][kSums];
 #pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-#pragma unroll
-      for (int i = 0; i < kSums; ++i) totals[group][i] = 0.0f;
+    for (int i = 0; i < kPhases * kGroups * kSums; ++i) {
+      totals[i / (kGroups * kSums)][i / kSums % kGroups][i % kSums] = 0.0f;
     }
-    const int chunks = phase.steps > 0 ? of.planes / of.chunk : 0;
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      const unsigned pixels = (memory.halos + halo.stage * memory.halo_bytes) / 16;
-      wgmma_pipeline::wait(memory.halo_full + 8 * halo.stage, halo.parity);
-#pragma unroll 1
-      for (int done = 0; done < phase.steps; done += phase.stage_steps) {
-#pragma unroll
-        for (int i = 0; i < kMostSteps; ++i) from.pairs[i] = pairs[phase.table + done + i];
-        from.filters = (memory.filters + part.stage * kFilterBytes) / 16;
-        wgmma_pipeline::wait(memory.filters_full + 8 * part.stage, part.parity);
-#pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          from.pixels = pixels + place[group];
-          multiply_steps(sums, from, min(phase.stage_steps, phase.steps - done));
-          if (group == kGroups - 1) release(memory.filters_empty + 8 * part.stage);
-#pragma unroll
-          for (int i = 0; i < kSums; ++i) totals[group][i] += sums[i];
-          wgmma_products::pin(totals[group]);  // now: another accumulator would not fit
-        }
-        part.advance(of.filter_stages);
+    if (has_steps(of, tile)) {
+      if constexpr (kHalves == 2) {
+        add_up_parts<kPaired>(totals, reader, from, tile.phase, place);
+      } else {
+        add_up_all(totals, reader, from, tile.phase, place);
       }
-      release(memory.halo_empty + 8 * halo.stage);
-      halo.advance(of.halo_stages);
     }
-    asm volatile("" : "+r"(index));  // the tile again, which no register has held
-    const Tile tile = tile_of(of, index);
-    const float unit = sample_unit(__ldg(work.largest + tile.sample));
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      int origin[3];
-      group_origin(of, consumer * kGroups + group, origin);
-      store_group(totals[group], work, epilogue, tile, origin, unit);
+    const float unit = unit_of_scale(work.largest[tile.sample]);
+    if (work.vector == 4) {
+      store_tile<kPaired, 4>(totals, staged, origins, work, epilogue, tile, consumer, unit);
+    } else if (work.vector == 2) {
+      store_tile<kPaired, 2>(totals, staged, origins, work, epilogue, tile, consumer, unit);
+    } else {
+      store_tile<kPaired, 1>(totals, staged, origins, work, epilogue, tile, consumer, unit);
     }
   }
 }
 
-// ---- the kernel -----------------------------------------------------------------------------
-
-template <class Epilogue>
+template <bool kPaired, class Epilogue>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     convolution_of_halves_kernel(const __grid_constant__ CUtensorMap map,
                                  const __grid_constant__ Work work, const Epilogue epilogue) {
@@ -361,8 +136,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (int which = 0; which < of.phases; ++which) {
     const Phase& phase = of.phase[which];
     for (int step = threadIdx.x; step < phase.steps; step += kThreads) {
-      pairs[phase.table + step] = pair_entry(of, phase, step);
+      pairs[pair_place(phase, step)] = pair_entry(of, phase, step);
     }
+  }
+  int4* origins = reinterpret_cast<int4*>(pairs + kMostEntries);
+  if (threadIdx.x < kConsumers * kGroups) {
+    int origin[3];
+    group_origin(of, threadIdx.x, origin);
+    origins[threadIdx.x] = make_int4(origin[2], origin[1], origin[0], 0);
   }
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kMostStages; ++stage) {
@@ -373,13 +154,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     wgmma_pipeline::publish_barriers();
   }
+  await_previous();
   __syncthreads();
   if (threadIdx.x < 128) {
     wgmma_pipeline::give_registers<kProducerRegisters>();
     if (threadIdx.x == 0) copy_all(map, work, memory);
   } else {
     wgmma_pipeline::take_registers<kConsumerRegisters>();
-    multiply_all(work, memory, pairs, epilogue);
+    float* staged = reinterpret_cast<float*>(shared + (memory.staged - given));
+    multiply_all<kPaired>(work, memory, reinterpret_cast<const uint4*>(pairs), origins, staged,
+                          epilogue);
   }
 }
 
@@ -404,54 +188,73 @@ inline const char* describe(CUtensorMap* map, const void* image, const Geometry&
   return result == CUDA_SUCCESS ? nullptr : "cuTensorMapEncodeTiled refused the image";
 }
 
-// `numbers` are the geometry's, in its order, as many as it has with its phases.
+template <bool kPaired, class Epilogue>
+static const char* convolve(const CUtensorMap& map, const Work& work, const Epilogue& epilogue,
+                            int num_sms, void* stream) {
+  const int smem_bytes = 128 + Memory::all_bytes(work.of);
+  const auto kernel = convolution_of_halves_kernel<kPaired, Epilogue>;
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  if (error == cudaSuccess) {  // as much as there is, so that kBlocks blocks fit
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+  }
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  const unsigned blocks = blocks_of(work.of, work.tiles, num_sms * kBlocks);
+  return launch(kernel, {blocks, kThreads, smem_bytes}, stream, map, work, epilogue);
+}
+
+// `numbers` are the source's, then the geometry's, in their order, as many as it has with its
+// phases. `ranges` has each sample's largest number, then how many were lost, and room.
 template <class Epilogue>
-static const char* convolution(const void* image, const void* filters, const float* bias,
-                               float* out, const int* largest, const float* unit,
+static const char* convolution(const float* x, const float* filters, const float* bias,
+                               float* out, void* image, void* steps, int* ranges, float* unit,
                                const Epilogue& epilogue, const int64_t* numbers, int64_t count,
                                void* stream) {
+  constexpr int kSourceNumbers = sizeof(Source) / sizeof(int);
+  Operands operands = {x, filters, ranges, nullptr, unit, static_cast<uint4*>(image),
+                       static_cast<uint4*>(steps)};
   Work work = {static_cast<const unsigned char*>(image),
-               static_cast<const unsigned char*>(filters), bias, largest, unit, out, 0, {}};
-  if (count > int64_t(sizeof(Geometry) / sizeof(int))) return "too many phases";
-  int* told = reinterpret_cast<int*>(&work.of);
-  for (int64_t i = 0; i < count; ++i) told[i] = static_cast<int>(numbers[i]);
-  const Geometry& of = work.of;
-  CUtensorMap map = {};
-  if (!of.is_line) {
-    const char* message = describe(&map, image, of);
-    if (message != nullptr) return message;
+               static_cast<const unsigned char*>(steps), bias, ranges, unit, out};
+  if (count > kSourceNumbers + int64_t(sizeof(Geometry) / sizeof(int))) return "too many phases";
+  int* told = reinterpret_cast<int*>(&operands.from);
+  for (int i = 0; i < kSourceNumbers; ++i) told[i] = static_cast<int>(numbers[i]);
+  told = reinterpret_cast<int*>(&work.of);
+  for (int64_t i = kSourceNumbers; i < count; ++i) {
+    told[i - kSourceNumbers] = static_cast<int>(numbers[i]);
   }
-  const int halo_bytes = (kHalves * of.chunk * plane_pitch(of) * 16 + 127) / 128 * 128;
-  const int smem_bytes =
-      128 + kFixedBytes + of.filter_stages * kFilterBytes + of.halo_stages * halo_bytes;
-  const auto kernel = convolution_of_halves_kernel<Epilogue>;
+  const Geometry& of = work.of;
+  operands.lost = ranges + of.samples;
+  operands.done = ranges + 2 * of.samples;
+  operands.ticket = reinterpret_cast<unsigned*>(ranges + 3 * of.samples);
   int device = 0, num_sms = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device);
   }
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
-  }
-  if (error == cudaSuccess) {  // as much as there is, so that kBlocks blocks fit
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
-  }
   if (error != cudaSuccess) return cudaGetErrorString(error);
-  const unsigned tiles = work.tiles = num_tiles(of);
-  // Each block takes tiles of all phases in turn, some of which have more to add up.
-  int places = num_sms * kBlocks;
-  while (std::gcd(places, of.phases) > 1) --places;
-  const unsigned blocks = tiles < unsigned(places) ? tiles : unsigned(places);
-  return launch(kernel, {blocks, kThreads, smem_bytes}, stream, map, work, epilogue);
+  const char* message = make_operands(operands, of, num_sms, stream);
+  if (message != nullptr) return message;
+  CUtensorMap map = {};
+  if (!of.is_line) message = describe(&map, image, of);
+  if (message != nullptr) return message;
+  work.order = order_of(of);
+  work.tiles = num_tiles(of);
+  work.vector = vector_of(of, reinterpret_cast<uintptr_t>(out));
+  if (!of.is_paired) return convolve<false>(map, work, epilogue, num_sms, stream);
+  if constexpr (kCanPair) {
+    return convolve<true>(map, work, epilogue, num_sms, stream);
+  } else {
+    return "two phases do not fit in registers";
+  }
 }
 
 }  // namespace images
 
 // Of every function that starts a convolution; what its epilogue reads comes behind, then numbers.
-#define IMAGE_ARGUMENTS                                                                 \
-  const void *image, const void *filters, const float *bias, float *out, const int *largest, \
-      const float *unit
-#define IMAGE_NAMES image, filters, bias, out, largest, unit
+#define IMAGE_ARGUMENTS                                                                  \
+  const float *x, const float *filters, const float *bias, float *out, void *image, void *steps, \
+      int *ranges, float *unit
+#define IMAGE_NAMES x, filters, bias, out, image, steps, ranges, unit
 
 extern "C" const char* convolution_of_image(IMAGE_ARGUMENTS, const int64_t* numbers,
                                             int64_t count, void* stream) {
