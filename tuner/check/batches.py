@@ -55,10 +55,6 @@ class Extent:
         """Whether there is room for so many rows at another batch than the problem's own."""
         return rows <= self.most_rows
 
-    def fills(self, rows: int, num_calls: int) -> bool:
-        """Whether so many calls of so many rows may take most of a device's memory."""
-        return rows * num_calls > self.rows_within(MOST_ELEMENTS[self.device])
-
     @property
     def is_large(self) -> bool:
         """Whether one call at the problem's own batch takes much of a device's memory."""

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,6 +106,7 @@ class DeviceEvaluator:
             task.device, on_start=[("prepare", payload)], env=builder.environment
         )
         self._turns = turns_of(task.device)
+        self._memory = ExitStack()  # what is held of the device's, while there is a worker
         self._impossible_us = task.impossible_us
         self._seen: dict[str, tuple[int, Outcome]] = {}
         self._num_since_anchor = 0
@@ -139,6 +140,7 @@ class DeviceEvaluator:
             ProblemError: the reference does not work on this device.
             DeviceError: the worker cannot use the device.
         """
+        self._memory.enter_context(self._turns.memory(needs_all=False))
         try:
             self._worker.start()
             return self._time_baseline()
@@ -187,6 +189,7 @@ class DeviceEvaluator:
     def close(self) -> None:
         """End the worker; the builders belong to the caller."""
         self._worker.close()
+        self._memory.close()
 
     def _screen(
         self,

@@ -57,7 +57,7 @@ class Judge(Giver):
         self._room_bytes = int(share * _free_bytes(device))
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
-            "row_elements": extent.row_elements, "is_large": is_large,
+            "row_elements": extent.row_elements, "total_bytes": _total_bytes(device),
             "traits": json.loads(to_json(traits_of(problem, model, device))),
         }  # fmt: skip
 
@@ -121,6 +121,15 @@ class Judge(Giver):
         self._kept.clear()
         held_bytes = lending.free_all_unused(self._oracle.device)
         return {"held_bytes": held_bytes, "free_bytes": _free_bytes(self._oracle.device)}, ()
+
+
+def _total_bytes(device: str) -> int:
+    """Return the memory of a GPU; 0 of a CPU, which nobody asks for."""
+    if device.startswith("cuda"):
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[1])
+    return 0
 
 
 def _free_bytes(device: str) -> int:

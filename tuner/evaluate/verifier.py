@@ -17,7 +17,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.check.batches import Extent
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
@@ -36,6 +35,9 @@ from tuner.trial import Check, ProbeResult, from_json
 from tuner.wording import one_line
 
 __all__ = ["Answered", "JudgeEnded", "Verifier"]
+
+HELD_BYTES = 48  # of each number that a call takes and makes: float64, some six times
+SHARE_OF_ONE = 1 / 3  # of a GPU's memory, beside which others have room
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +160,17 @@ class Verifier:
         )
         # Most faults show on few rows, for a hundredth of the time.
         first, rest = probes[:1], probes[1:]
-        return [*first, *sorted(rest, key=lambda p: (self._needs_all(p), p.batch is None))]
+        ordered = [*first, *sorted(rest, key=lambda p: p.batch is None)]
+        return sorted(ordered, key=self._needs_all)
 
     def _needs_all(self, probe: Probe) -> bool:
-        """Whether a probe may take so much of a GPU that nothing else has room beside it."""
-        num_rows = self._about["num_rows"]
-        extent = Extent(num_rows, float(self._about["row_elements"]), "gpu")
-        rows = probe.batch if probe.batch is not None else num_rows or 1
-        return self._task.device.startswith("cuda") and extent.fills(rows, probe.calls)
+        """Whether a probe may take so much of a GPU that others have no room beside it."""
+        if not self._task.device.startswith("cuda"):
+            return False
+        own = self._about["num_rows"] or 1
+        rows = (own if probe.batch is None else probe.batch) * probe.calls
+        held_bytes = HELD_BYTES * rows * float(self._about["row_elements"])
+        return held_bytes > SHARE_OF_ONE * float(self._about["total_bytes"])
 
     def _costs(self, probes: list[Probe]) -> list[float]:
         """Return seconds of each probe: as the last time, or as is usual."""

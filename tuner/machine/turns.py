@@ -3,7 +3,7 @@
 Files of each GPU below `cache_folder()`, locked while it is used; whoever is killed lets go.
 
     device      held alone to time, shared to check
-    memory      held shared to check or to race, alone for what may take all of it
+    memory      held shared to search, check or race, alone for what may take all of it
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
 
 Only tuners of one user on one machine see each other, and only where all name the GPU alike in
