@@ -99,6 +99,18 @@ def test_the_process_that_cheats_is_rejected_and_named(name, verifier, monkeypat
     assert check.reason.startswith(REJECTED[name]), check.reason
 
 
+def test_two_pairs_of_processes_reject_what_one_does(tmp_path, verifier):
+    with Verifier(task_of(tmp_path), seed=SEED, timeout_s=60.0, num_pairs=2) as wide:
+        for name in ("crashes", "rewrites_the_judge", "forks"):
+            check = wide.check(cheat(name))
+            assert not check.is_accepted and not check.probes[-1].is_accepted
+            assert check.reason.startswith(REJECTED[name]), check.reason
+        name = sorted(NAMED)[0]
+        asked, one = (each.check(cheat(name)) for each in (wide, verifier))
+        assert asked.is_accepted, asked.reason
+        assert [r.probe for r in asked.probes] == [r.probe for r in one.probes]
+
+
 def test_a_process_that_takes_all_memory_is_killed_and_named(verifier, monkeypatch):
     # As if the machine had 700 MB left: what it takes is real, the rest of the machine is hidden.
     hidden = process.available_bytes() - process.RESERVE_BYTES - 700 * 2**20

@@ -44,7 +44,7 @@ def test_the_judges_end_is_an_error_of_the_machine_that_says_how_it_ended(task):
 
         def end_the_judge(answered) -> None:
             if answered.number == 2:
-                end(verifier._judge)
+                end(verifier._judges[0])
 
         with pytest.raises(
             MachineError, match=r"^the judge ended: killed by signal 9 \(SIGKILL\)"

@@ -1,43 +1,43 @@
 """Finalists, exports and strangers' files: checked in fresh processes.
 
-One process judges and never imports a contender; it lives as long as the verifier, and keeps what
-it expects of each probe. Every contender has a process of its own, which only produces tensors.
+A process judges and never imports a contender; it lives as long as the verifier, and keeps what it
+expects of each probe. Every contender has a process of its own, which only produces tensors. For a
+GPU there are two of each where the host has many cores, with half of the probes.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
 from tuner.check.verdict import merge
-from tuner.errors import TunerError
-from tuner.evaluate.asking import Asking, JudgeEnded, lacks_memory, shrunk
+from tuner.evaluate.asking import JudgeEnded, shrunk
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
-from tuner.evaluate.giving import can_lend, hand_over
+from tuner.evaluate.pair import Pair, side_by_side
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, new_worker
-from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
+from tuner.evaluate.worker import Reply, Worker
+from tuner.machine.host import has_many_cores
 from tuner.machine.turns import turns_of
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Check, ProbeResult, from_json
-from tuner.wording import one_line
 
 __all__ = ["Answered", "JudgeEnded", "Verifier"]
 
-HELD_BYTES = 48  # of each number that a call takes and makes: float64, some six times
-SHARE_OF_ONE = 1 / 3  # of a GPU's memory, beside which others have room
+PAIRS = 2  # of processes: most of a check is the host's work
+# Of each number that a call takes and makes: float64, some six times, and what is kept of a call.
+WIDE_BYTES, KEPT_BYTES = 48, 8
+SHARE_OF_ONE = 1 / 5  # of a GPU's memory, beside which others have room
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +57,35 @@ class Verifier:
         task: the problem.
         seed: of the secret probes.
         timeout_s: seconds for each call of a contender, its import included.
+        num_pairs: of processes that judge and answer; as fits the host by default.
+
+    Attributes:
+        seconds: what the last whole check took, 0 before there was one.
     """
 
-    def __init__(self, task: Task, *, seed: int, timeout_s: float = CALL_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        task: Task,
+        *,
+        seed: int,
+        timeout_s: float = CALL_TIMEOUT_S,
+        num_pairs: int | None = None,
+    ) -> None:
         self._task = task
         self._seed = seed
         self._timeout_s = timeout_s
         self._accuracy = Accuracy.parse(task.accuracy)
         self._files = Unedited(task)
         self._turns = turns_of(task.device)
-        self._judge = new_worker(task.device, name="judge", env=QUIET, is_ours=True)
+        if num_pairs is None:
+            num_pairs = PAIRS if task.device.startswith("cuda") and has_many_cores() else 1
+        self._judges = [
+            new_worker(task.device, name="judge", env=QUIET, is_ours=True)
+            for _ in range(num_pairs)
+        ]
         self._about: dict[str, Any] = {}
         self._lock = threading.Lock()  # several contenders may be checked at a time
+        self.seconds = 0.0
         self._seconds: dict[str, float] = {}  # that each probe took, the last time
         self._fewer_rows: dict[str, int] = {}  # probes for whose own number memory ran out
 
@@ -79,24 +96,24 @@ class Verifier:
         self.close()
 
     def close(self) -> None:
-        """End the judge."""
-        self._judge.close()
-
-    @property
-    def seconds(self) -> float:
-        """What all probes of the last whole check took, 0 before there was one."""
-        return sum(self._seconds.values())
+        """End the judges."""
+        for judge in self._judges:
+            judge.close()
 
     def prepare(self) -> None:
-        """Start the judge, unless it is there: it loads the reference.
+        """Start the judges, unless they are there: they load the reference.
 
         Raises:
             ProblemError: the reference does not work on this device.
         """
-        with self._lock:
-            if not self._about or not self._judge.is_alive:
-                payload = {**self._task.payload(), "model_new": "", "is_timed": False}
-                reply = asked(self._judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S)
+        payload = {**self._task.payload(), "model_new": "", "is_timed": False}
+
+        def prepared(judge: Worker) -> Reply:
+            return asked(judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S)
+
+        with self._lock, ThreadPoolExecutor(len(self._judges)) as pool:
+            ended = [judge for judge in self._judges if not (self._about and judge.is_alive)]
+            for reply in pool.map(prepared, ended):
                 self._about = reply.data
 
     def check(
@@ -115,29 +132,33 @@ class Verifier:
         notes: list[str] = []
         self._files.remember(contender)
         with ExitStack() as stack:
-            with ThreadPoolExecutor(1) as pool:  # both processes get ready side by side
+            with ThreadPoolExecutor(1) as pool:  # all processes get ready side by side
                 ready = pool.submit(self.prepare)
-                [producer] = started(stack, self._task, [contender], env=QUIET)
+                several = [contender] * len(self._judges)
+                producers = started(stack, self._task, several, env=QUIET)
                 ready.result()
-            about = self._about
-            refusal = loaded(producer, self._task, contender, about, most_s, notes)
-            if refusal:
-                return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
+            for place, producer in enumerate(producers):  # the first may build for the others
+                told = [] if place else notes
+                refusal = loaded(producer, self._task, contender, self._about, most_s, told)
+                refusal = refusal or self._files.edited(contender)
+                if refusal:
+                    return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             probes = self._probes(contender.is_deterministic)
             costs = self._costs(probes)
             first_s = 0.0  # when the first was answered
-            ask = functools.partial(self._of_judge, self._judge.generation)
-            lends = self._task.device.startswith("cuda") and can_lend(producer, ask, most_s)
-            num_rows = about["num_rows"]
-            asking = Asking(ask, self._turns, num_rows, self._fewer_rows, lends=lends)
-            with closing(self._answers(producer, probes, asking, most_s, lends)) as answers:
+            how = (self._turns, self._about["num_rows"], self._fewer_rows)
+            is_gpu = self._task.device.startswith("cuda")
+            pairs = [
+                Pair(judge, producer, *how, most_s=most_s, is_gpu=is_gpu)
+                for judge, producer in zip(self._judges, producers, strict=True)
+            ]
+            with closing(self._answers(pairs, probes)) as answers:
                 for number, result in enumerate(answers, 1):
                     results.append(result)
                     first_s = first_s or time.monotonic()
                     left_s = remaining_s(costs, number, time.monotonic() - first_s)
                     on_probe(Answered(result, number, len(probes), left_s))
-                    if not result.is_accepted:
-                        break
+        results = _until_rejected(results, probes)
         edited = self._files.edited(contender)
         if edited:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
@@ -168,9 +189,9 @@ class Verifier:
         if not self._task.device.startswith("cuda"):
             return False
         own = self._about["num_rows"] or 1
-        rows = (own if probe.batch is None else probe.batch) * probe.calls
-        held_bytes = HELD_BYTES * rows * float(self._about["row_elements"])
-        return held_bytes > SHARE_OF_ONE * float(self._about["total_bytes"])
+        rows = own if probe.batch is None else probe.batch
+        row_bytes = float(self._about["row_elements"]) * (WIDE_BYTES + KEPT_BYTES * probe.calls)
+        return rows * row_bytes > SHARE_OF_ONE * float(self._about["total_bytes"])
 
     def _costs(self, probes: list[Probe]) -> list[float]:
         """Return seconds of each probe: as the last time, or as is usual."""
@@ -180,133 +201,38 @@ class Verifier:
         row_elements = float(self._about["row_elements"])
         return costs_of(probes, self._about["num_rows"], row_elements, is_gpu)
 
-    def _answers(
-        self, producer: Worker, probes: Sequence[Probe], asking: Asking, most_s: float, lends: bool
-    ) -> Generator[ProbeResult]:
-        """Yield the verdict on each answer, until one is a rejection.
+    def _answers(self, pairs: Sequence[Pair], probes: Sequence[Probe]) -> Generator[ProbeResult]:
+        """Yield verdicts, until one is a rejection or a little longer.
 
         Those that may need all of a GPU's memory wait until no other tuner holds much of it.
         """
-        known: set[str] = set()  # weights that this producer has
         seconds: dict[str, float] = {}
+        begun_s = time.monotonic()
         for needs_all, some in itertools.groupby(probes, key=self._needs_all):
             with self._turns.memory(needs_all):
-                rest = (asking, seconds, known, most_s, lends)
-                yield from self._answers_in_turn(producer, [*some], needs_all, *rest)
+                if needs_all:
+                    for pair in pairs:
+                        pair.free()
+                    answers = pairs[0].answers([*some], seconds, is_alone=True)
+                elif len(pairs) == 1:
+                    answers = pairs[0].answers([*some], seconds, is_alone=False)
+                else:
+                    answers = side_by_side(pairs, [*some], seconds)
+                is_rejected = yield from answers
+                if is_rejected:
+                    return
                 if self._turns.is_memory_wanted:
-                    asking.free()
-        self._seconds = seconds
+                    for pair in pairs:
+                        pair.free()
+        self._seconds, self.seconds = seconds, time.monotonic() - begun_s
 
-    def _answers_in_turn(
-        self,
-        producer: Worker,
-        probes: Sequence[Probe],
-        needs_all: bool,
-        asking: Asking,
-        seconds: dict[str, float],
-        known: set[str],
-        most_s: float,
-        lends: bool,
-    ) -> Generator[ProbeResult]:
-        """Yield verdicts; note what each probe took.
 
-        The next question is made while the contender answers the one before, unless the device's
-        memory might not hold both.
-        """
-
-        def answer_to(probe: Probe, question: Reply) -> ProbeResult:
-            with self._turns.shared():
-                return self._answered(producer, probe, question, asking.ask, known, most_s, lends)
-
-        with ThreadPoolExecutor(1) as pool:
-            ahead: Future[Reply] | None = None
-            for probe, following in zip(probes, (*probes[1:], None), strict=True):
-                start_s = time.monotonic()
-                question = asking.question_of(probe, ahead)
-                ahead = None
-                if following is not None and not needs_all:
-                    ahead = pool.submit(asking.once, following)
-
-                def answered(
-                    draw: int, probe: Probe = probe, question: Reply = question
-                ) -> ProbeResult:
-                    drawn = redrawn(probe, draw)
-                    result = answer_to(drawn, asking.question(drawn) if draw else question)
-                    if lacks_memory(result) and producer.is_alive:
-                        return asking.again(drawn, answer_to)
-                    return result
-
-                result = by_majority(answered)
-                seconds[probe.name] = time.monotonic() - start_s
-                yield result
-
-    def _of_judge(
-        self,
-        generation: int,
-        job: str,
-        payload: Mapping[str, Any],
-        blobs: Sequence[Any] = (),
-    ) -> Reply:
-        """Run a job in the judge of that generation; a later one knows nothing of this check.
-
-        Raises:
-            JudgeEnded: it ended, before the job or in it.
-            TunerError: as `asked`.
-        """
-        if self._judge.is_alive and self._judge.generation == generation:
-            try:
-                return asked(self._judge, job, payload, blobs, timeout_s=CALL_TIMEOUT_S)
-            except (WorkerCrashed, WorkerTimeout) as error:
-                raise _judge_ended(error.reason) from error
-        raise _judge_ended(self._judge.ending())
-
-    def _answered(
-        self,
-        producer: Worker,
-        probe: Probe,
-        question: Reply,
-        ask: Callable[..., Reply],
-        known: set[str],
-        most_s: float,
-        lends: bool,
-    ) -> ProbeResult:
-        """Put a question to the contender; return the judge's verdict on the answer."""
-
-        def refused(reason: str) -> ProbeResult:
-            nothing = float("nan")
-            numbers = (nothing, nothing, nothing, nothing)
-            return ProbeResult(probe.name, *numbers, False, f"{probe.name}: {reason}")
-
-        if not producer.is_alive:  # a fresh one would hold no module
-            return refused(f"the module's process ended: {producer.ending()}")
-        tokens: Mapping[str, str] = question.data["known"]
-        missing = sorted({*tokens.values()} - known)
-        refusal = ""
-        try:
-            if missing:
-                weights = ask("weights", {"tokens": missing, "lends": lends})
-                refusal = hand_over(weights, producer, ask, most_s)
-                received = {"question": weights.data["question"]}
-                producer.call("receive", received, weights.blobs, timeout_s=most_s)
-                known.update(missing)
-            refusal = refusal or hand_over(question, producer, ask, most_s)
-            asks = {name: question.data[name] for name in ("question", "known")}
-            asks["lends"] = lends
-            answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
-        except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
-            return refused(error.message if isinstance(error, JobFailed) else error.reason)
-        if refusal:
-            return refused(refusal)
-        payload = {**answer.data, "ticket": question.data["ticket"]}
-        try:
-            reply = ask("judge", payload, answer.blobs)
-        except JudgeEnded:
-            raise
-        except TunerError as failure:  # what was received is no answer
-            cause = failure.__cause__
-            said = cause.message if isinstance(cause, JobFailed) else str(failure)
-            return refused(f"its answer was garbled: {one_line(said, 300)}")
-        return from_json(ProbeResult, json.dumps(reply.data["result"]))
+def _until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> list[ProbeResult]:
+    """Return results in the order of the probes, as far as the first rejection."""
+    places = {probe.name: place for place, probe in enumerate(probes)}
+    ordered = sorted(results, key=lambda result: places[result.probe])
+    rejected = (place for place, result in enumerate(ordered, 1) if not result.is_accepted)
+    return ordered[: next(rejected, len(ordered))]
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:
@@ -318,11 +244,3 @@ def _unjudged(probes: Sequence[Probe]) -> list[str]:
         f"numbers were not compared on {len(names)} of {len(probes)} probes, since the reference "
         f"draws random numbers in their mode: {', '.join(names)}"
     ]
-
-
-def _judge_ended(how: str) -> JudgeEnded:
-    return JudgeEnded(
-        f"the judge ended: {how}. This is an error of the machine, not a verdict on the module. "
-        "Next: see whether memory ran out, and whether another program ends processes; then "
-        "ask again"
-    )

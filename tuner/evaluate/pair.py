@@ -1,0 +1,220 @@
+"""A judge and a contender's process, between which questions and answers go."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+from tuner.check.majority import by_majority, redrawn
+from tuner.check.probe import Probe
+from tuner.errors import TunerError
+from tuner.evaluate.asking import Asking, JudgeEnded, lacks_memory
+from tuner.evaluate.contender import CALL_TIMEOUT_S
+from tuner.evaluate.giving import can_lend, hand_over
+from tuner.evaluate.task import asked
+from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
+from tuner.machine.turns import Turns
+from tuner.trial import ProbeResult, from_json
+from tuner.wording import one_line
+
+__all__ = ["Pair", "side_by_side"]
+
+
+class Pair:
+    """Puts probes to one process of a contender, and lets one judge give the verdicts.
+
+    Args:
+        judge: has loaded the reference.
+        producer: has loaded the contender.
+        turns: of the tuners on this device.
+        num_rows: the problem's own batch, where it has one.
+        fewer_rows: filled with the probes for whose own number of rows memory ran out.
+        most_s: seconds for each call of the contender.
+        is_gpu: whether the processes may lend each other memory.
+    """
+
+    def __init__(
+        self,
+        judge: Worker,
+        producer: Worker,
+        turns: Turns,
+        num_rows: int | None,
+        fewer_rows: dict[str, int],
+        *,
+        most_s: float,
+        is_gpu: bool,
+    ) -> None:
+        self._judge = judge
+        self._generation = judge.generation
+        self._producer = producer
+        self._turns = turns
+        self._most_s = most_s
+        self._known: set[str] = set()  # weights that this producer has
+        self._lends = is_gpu and can_lend(producer, self._ask, most_s)
+        self._asking = Asking(self._ask, turns, num_rows, fewer_rows, lends=self._lends)
+
+    def free(self) -> None:
+        """Let the judge free what it can."""
+        self._asking.free()
+
+    def answers(
+        self, probes: Sequence[Probe], seconds: dict[str, float], *, is_alone: bool
+    ) -> Generator[ProbeResult, None, bool]:
+        """Yield the verdict on each answer, until one is a rejection; note what each probe took.
+
+        The next question is made while the contender answers the one before, unless each may
+        fill the device's memory (`is_alone`).
+
+        Returns:
+            Whether one was a rejection.
+
+        Raises:
+            JudgeEnded: the judge ended.
+            TunerError: the reference fails.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            ahead: Future[Reply] | None = None
+            for probe, following in zip(probes, (*probes[1:], None), strict=True):
+                start_s = time.monotonic()
+                question = self._asking.question_of(probe, ahead)
+                ahead = None
+                if following is not None and not is_alone:
+                    ahead = pool.submit(self._asking.once, following)
+
+                def answered(
+                    draw: int, probe: Probe = probe, question: Reply = question
+                ) -> ProbeResult:
+                    drawn = redrawn(probe, draw)
+                    asks = self._asking.question(drawn) if draw else question
+                    result = self._answer_to(drawn, asks)
+                    if lacks_memory(result) and self._producer.is_alive:
+                        return self._asking.again(drawn, self._answer_to)
+                    return result
+
+                result = by_majority(answered)
+                seconds[probe.name] = time.monotonic() - start_s
+                yield result
+                if not result.is_accepted:
+                    return True
+        return False
+
+    def _ask(self, job: str, payload: Mapping[str, Any], blobs: Sequence[Any] = ()) -> Reply:
+        """Run a job in the judge; one that was started later knows nothing of this check.
+
+        Raises:
+            JudgeEnded: it ended, before the job or in it.
+            TunerError: as `asked`.
+        """
+        if self._judge.is_alive and self._judge.generation == self._generation:
+            try:
+                return asked(self._judge, job, payload, blobs, timeout_s=CALL_TIMEOUT_S)
+            except (WorkerCrashed, WorkerTimeout) as error:
+                raise _judge_ended(error.reason) from error
+        raise _judge_ended(self._judge.ending())
+
+    def _answer_to(self, probe: Probe, question: Reply) -> ProbeResult:
+        with self._turns.shared():
+            return self._answered(probe, question)
+
+    def _answered(self, probe: Probe, question: Reply) -> ProbeResult:
+        """Put a question to the contender; return the judge's verdict on the answer."""
+        producer, most_s = self._producer, self._most_s
+
+        def refused(reason: str) -> ProbeResult:
+            nothing = float("nan")
+            numbers = (nothing, nothing, nothing, nothing)
+            return ProbeResult(probe.name, *numbers, False, f"{probe.name}: {reason}")
+
+        if not producer.is_alive:  # a fresh one would hold no module
+            return refused(f"the module's process ended: {producer.ending()}")
+        tokens: Mapping[str, str] = question.data["known"]
+        missing = sorted({*tokens.values()} - self._known)
+        refusal = ""
+        try:
+            if missing:
+                weights = self._ask("weights", {"tokens": missing, "lends": self._lends})
+                refusal = hand_over(weights, producer, self._ask, most_s)
+                received = {"question": weights.data["question"]}
+                producer.call("receive", received, weights.blobs, timeout_s=most_s)
+                self._known.update(missing)
+            refusal = refusal or hand_over(question, producer, self._ask, most_s)
+            asks = {name: question.data[name] for name in ("question", "known")}
+            asks["lends"] = self._lends
+            answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
+        except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
+            return refused(error.message if isinstance(error, JobFailed) else error.reason)
+        if refusal:
+            return refused(refusal)
+        payload = {**answer.data, "ticket": question.data["ticket"]}
+        try:
+            reply = self._ask("judge", payload, answer.blobs)
+        except JudgeEnded:
+            raise
+        except TunerError as failure:  # what was received is no answer
+            cause = failure.__cause__
+            said = cause.message if isinstance(cause, JobFailed) else str(failure)
+            return refused(f"its answer was garbled: {one_line(said, 300)}")
+        return from_json(ProbeResult, json.dumps(reply.data["result"]))
+
+
+def side_by_side(
+    pairs: Sequence[Pair], probes: Sequence[Probe], seconds: dict[str, float]
+) -> Generator[ProbeResult, None, bool]:
+    """Yield verdicts as they come of pairs that have a share of the probes each, always the same.
+
+    A judge keeps what it expects of its share for the next contender. After a rejection each pair
+    answers what it has been asked, which may be an earlier probe.
+
+    Returns:
+        Whether one was a rejection.
+
+    Raises:
+        JudgeEnded, TunerError: as `Pair.answers`.
+    """
+    found: queue.SimpleQueue[ProbeResult | BaseException | None] = queue.SimpleQueue()
+    is_over = threading.Event()
+
+    def put(pair: Pair, share: Sequence[Probe]) -> None:
+        try:
+            with closing(pair.answers(share, seconds, is_alone=False)) as answers:
+                for result in answers:
+                    found.put(result)
+                    if is_over.is_set():
+                        break
+        except BaseException as error:
+            found.put(error)
+        finally:
+            found.put(None)
+
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        for place, pair in enumerate(pairs):
+            pool.submit(put, pair, probes[place :: len(pairs)])
+        try:
+            num_ended = 0
+            while num_ended < len(pairs):
+                item = found.get()
+                if item is None:
+                    num_ended += 1
+                elif isinstance(item, BaseException):
+                    raise item
+                else:
+                    if not item.is_accepted:
+                        is_over.set()
+                    yield item
+            return is_over.is_set()
+        finally:
+            is_over.set()
+
+
+def _judge_ended(how: str) -> JudgeEnded:
+    return JudgeEnded(
+        f"the judge ended: {how}. This is an error of the machine, not a verdict on the module. "
+        "Next: see whether memory ran out, and whether another program ends processes; then "
+        "ask again"
+    )
