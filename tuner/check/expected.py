@@ -75,6 +75,12 @@ class Expected:
     error: str = ""
     replay: Replay | None = None  # for gradients that a kink may decide
 
+    def num_bytes(self, without: tuple[str, ...] = ()) -> int:
+        """Return what its tensors take, but for those whose names begin with one of these."""
+        tensors = {**self.question.tensors, **self.oracle}
+        own = [t for name, t in tensors.items() if not name.startswith(without)]
+        return sum(t.numel() * t.element_size() for t in own)
+
 
 def expected(
     problem: Problem,

@@ -27,6 +27,7 @@ __all__ = [
     "is_worth_it",
     "lent",
     "sample",
+    "total_bytes",
 ]
 
 LENT_FROM_BYTES = 2**20  # what is smaller goes through the host as fast
@@ -151,6 +152,14 @@ def free_all_unused(device: str | torch.device) -> int:
         return resident * mmap.PAGESIZE
     torch.cuda.empty_cache()
     return int(torch.cuda.memory_reserved(device))
+
+
+def total_bytes(device: str | torch.device) -> int:
+    """Return the memory that a GPU has; 0 of a CPU."""
+    import torch
+
+    is_gpu = torch.device(device).type == "cuda"
+    return int(torch.cuda.mem_get_info(device)[1]) if is_gpu else 0
 
 
 def sample(device: str | torch.device) -> torch.Tensor:

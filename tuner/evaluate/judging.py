@@ -57,7 +57,7 @@ class Judge(Giver):
         self._room_bytes = int(share * _free_bytes(device))
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
-            "row_elements": extent.row_elements, "total_bytes": _total_bytes(device),
+            "row_elements": extent.row_elements, "total_bytes": lending.total_bytes(device),
             "traits": json.loads(to_json(traits_of(problem, model, device))),
         }  # fmt: skip
 
@@ -93,9 +93,7 @@ class Judge(Giver):
         if _free_bytes(self._oracle.device) < SHORT_BYTES:  # other programs have taken it
             self._kept.clear()
             return found
-        tensors = {**found.question.tensors, **found.oracle}
-        own = [t for n, t in tensors.items() if not n.startswith(WEIGHTS)]  # those are kept anyway
-        size = sum(t.numel() * t.element_size() for t in own)
+        size = found.num_bytes(without=WEIGHTS)  # those are kept anyway
         if size <= self._room_bytes:
             self._room_bytes -= size
             self._kept[probe] = found
@@ -121,15 +119,6 @@ class Judge(Giver):
         self._kept.clear()
         held_bytes = lending.free_all_unused(self._oracle.device)
         return {"held_bytes": held_bytes, "free_bytes": _free_bytes(self._oracle.device)}, ()
-
-
-def _total_bytes(device: str) -> int:
-    """Return the memory of a GPU; 0 of a CPU, which nobody asks for."""
-    if device.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[1])
-    return 0
 
 
 def _free_bytes(device: str) -> int:

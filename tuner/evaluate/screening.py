@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Screening"]
 
+KEPT_SHARE = 0.15  # of a GPU's memory, for what is expected of each candidate
+
 
 class Screening:
     """What is right and fast among candidates of one family, which share a process."""
@@ -39,8 +42,8 @@ class Screening:
         mode: Literal["train", "eval"] = "train" if self._timed.model.training else "eval"
         extent = extent_of(oracle.problem, self._timed.model, oracle.device)
         self._asked = probes.screening_probes(seed, extent, mode)
-        self._is_large = extent.device == "gpu" and extent.is_large
-        # Of a large problem nothing is kept: a GPU computes it sooner than it has memory for it.
+        is_gpu = extent.device == "gpu"
+        self._room_bytes = KEPT_SHARE * lending.total_bytes(oracle.device) if is_gpu else math.inf
         self._kept: dict[Probe, Expected] = {}
         for probe in self._asked:  # a reference that cannot answer is no candidate's fault
             self._expected(probe)
@@ -105,7 +108,9 @@ class Screening:
         if probe in self._kept:
             return self._kept[probe]
         found = self._oracle.expected(probe)
-        if not self._is_large:
+        num_bytes = found.num_bytes()
+        if num_bytes <= self._room_bytes:  # else each candidate's check computes it anew
+            self._room_bytes -= num_bytes
             self._kept[probe] = found
         return found
 
