@@ -69,11 +69,13 @@ class Bench:
     builder: Builder
     kept: list[tuple[Candidate, Build]] = field(default_factory=list)
     number: int = 0
+    reference: str = ""  # in place of the problem's own
 
     def __post_init__(self) -> None:
+        task = self.planned.task
         self.evaluator = DeviceEvaluator(
             self.planned.family,
-            self.planned.task,
+            replace(task, reference=self.reference or task.reference),
             facts=self.planned.facts,
             device=self.planned.device,
             builder=self.builder,
@@ -106,6 +108,22 @@ def bench(planned: Planned, builder: Builder) -> Iterator[Bench]:
 
 
 # ---- screening ------------------------------------------------------------------------------
+
+
+def test_where_memory_runs_out_it_starts_again_when_others_have_left(planned, builder, tmp_path):
+    reference, flag = tmp_path / "reference.py", tmp_path / "asked"
+    lacks = f"""
+import pathlib
+if not pathlib.Path({str(flag)!r}).exists():
+    pathlib.Path({str(flag)!r}).touch()
+    raise RuntimeError("CUDA out of memory")
+"""
+    reference.write_text(Path(planned.task.reference).read_text() + lacks)
+    bench = Bench(planned, builder, reference=str(reference))
+    try:
+        assert bench.evaluator.start().latency_us > 0 and flag.exists()
+    finally:
+        bench.evaluator.close()
 
 
 def test_it_times_the_baseline_when_it_starts(bench):

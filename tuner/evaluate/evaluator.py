@@ -15,6 +15,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tuner.check.refusals import says_no_memory
 from tuner.evaluate.measure import unseen_work
 from tuner.evaluate.task import Task, explained, new_worker, too_fast
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
@@ -140,12 +141,21 @@ class DeviceEvaluator:
             ProblemError: the reference does not work on this device.
             DeviceError: the worker cannot use the device.
         """
-        self._memory.enter_context(self._turns.memory(needs_all=False))
         try:
-            self._worker.start()
-            return self._time_baseline()
+            return self._started(is_alone=False)
+        except JobFailed as failure:
+            if not says_no_memory(failure.message):
+                raise explained(failure) from failure
+        self._memory.close()  # other tuners may have what is lacking
+        try:
+            return self._started(is_alone=True)
         except JobFailed as failure:
             raise explained(failure) from failure
+
+    def _started(self, *, is_alone: bool) -> Measurement:
+        self._memory.enter_context(self._turns.memory(needs_all=is_alone))
+        self._worker.start()
+        return self._time_baseline()
 
     def submit(self, params: Params) -> _Pending:
         """Render a configuration and hand it to the builders; does not wait."""
