@@ -15,14 +15,14 @@ Prints a line a problem as it ends, then counts by verdict and the geometric mea
 files' speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was
 to be gained); with `--compile`, torch.compile's as well, raced in the same rounds as the file.
 Problems whose product collapses by an exact rewrite, and those whose result is the same for all
-finite inputs, are listed apart and not counted.
+finite inputs, are listed apart and not counted. `benchmarks.kernelbench_summary` puts the files of
+several runs together, by groups of problems.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import signal
 import subprocess
@@ -33,6 +33,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+from benchmarks.kernelbench_summary import compiled_of, geometric_mean, speedup_of
 
 END_LINES = 40  # of what a failure said; a frame of a traceback takes three
 FRAME_LINES = 3
@@ -84,7 +86,7 @@ def tuned(path: Path, options: argparse.Namespace) -> dict[str, Any]:
                         "reason": reason_of(said)}  # fmt: skip
     entry: dict[str, Any] = {
         "seconds": time.monotonic() - start_s, "exit_code": process.returncode,
-        "stages": stages_of(said),
+        "stages": stages_of(said), "date": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
     try:
         summary = json.loads(answer)
@@ -152,19 +154,6 @@ def is_apart(entry: dict[str, Any]) -> bool:
     return bool(entry.get("collapsed") or entry.get("constant"))
 
 
-def speedup_of(entry: dict[str, Any]) -> float | None:
-    """Return the exported file's speed-up; 1 where it is PyTorch's own, None without a file."""
-    if entry["kind"] in ("refused", "failed", "no file in time"):
-        return None
-    return float((entry.get("interval") or {}).get("speedup") or 1.0)
-
-
-def compiled_of(entry: dict[str, Any]) -> float | None:
-    """Return torch.compile's speed-up over eager, where it was raced."""
-    interval = (entry.get("torch_compile") or {}).get("interval") or {}
-    return interval.get("speedup")
-
-
 def line_of(name: str, entry: dict[str, Any]) -> str:
     """Return a problem's line."""
     speedup, compiled = speedup_of(entry), compiled_of(entry)
@@ -175,11 +164,6 @@ def line_of(name: str, entry: dict[str, Any]) -> str:
         "collapsed" if entry.get("collapsed") else "constant" if entry.get("constant") else "",
         (entry.get("reason") or "").partition("\n")[0][:80],
     ]).replace("\n", " ").rstrip()  # fmt: skip
-
-
-def geometric_mean(values: list[float]) -> float:
-    """Return it; NaN of nothing."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ import yaml
 from benchmarks import ablation, gpu_shapes, sanitize
 from benchmarks.candidates import label, refusal
 from benchmarks.kernelbench_suite import line_of, reason_of
+from benchmarks.kernelbench_summary import GROUPS, lines_of
 from benchmarks.shapes import table
 from tuner.kernel.family import Family, load_family
 from tuner.machine.datasheets import known_device
@@ -146,3 +147,22 @@ def test_a_suites_entry_tells_what_took_too_long():
         '{"elapsed_s": 61.3, "text": "checking"}',
     ]  # fmt: skip
     assert reason_of("\n".join(records)) == "0.0 s: capturing\n61.3 s: checking"
+
+
+def test_the_summary_of_the_suite_counts_by_group_what_is_known():
+    assert [len(numbers) for _, numbers in GROUPS.values()] == [49, 51, 58, 37]
+    entries = {
+        ("level1", 23): {"kind": "faster", "interval": {"speedup": 4.0}},
+        ("level1", 24): {
+            "kind": "faster", "interval": {"speedup": 1.9},
+            "torch_compile": {"interval": {"speedup": 2.0}},
+        },
+        ("level1", 25): {"kind": "nothing to gain"},
+        ("level1", 90): {"kind": "failed", "reason": "error: no"},
+        ("level1", 1): {"kind": "faster", "interval": {"speedup": 9.0}},
+    }  # fmt: skip
+    lines = "\n".join(lines_of("level 1, neither product nor convolution", entries))
+    assert "3 of 49 have a file or nothing to gain" in lines
+    assert "geometric mean 1.97x, least 1.00x (#25)" in lines
+    assert "1 at 0.95 or more of the better of it and eager, 0 at 0.97" in lines
+    assert "without a file: #90" in lines and "not measured: #4, #5, #12" in lines

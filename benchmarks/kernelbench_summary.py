@@ -1,0 +1,124 @@
+"""Say what runs of the KernelBench suite come to, by group of problems.
+
+    python -m benchmarks.kernelbench_summary benchmarks/kernelbench_results.json [OUT.json ...]
+        [--write MERGED.json]
+
+Takes what `benchmarks.kernelbench_suite` wrote, over machines and days: of a problem that is in
+several files the last one counts. Prints, for each group, how many problems are known, the
+geometric mean of the exported files' speed-ups over PyTorch eager (1 where nothing was to be
+gained), the least of them, and beside torch.compile, where it was raced in the same processes,
+how many files are at least 0.95 and 0.97 times as fast as the better of it and eager. Problems
+that are not measured, not counted by algebra, or without a file are named.
+
+`kernelbench_results.json` holds the last known entry of each problem, with its device and day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Of level 1, what is neither a product of matrices nor a convolution.
+SMALL = {4, 5, 12, *range(19, 54), *range(88, 101)} - {50, 97}
+NO_FILE = ("refused", "failed", "no file in time")
+APART = {13, 42, 44, 50, 83}  # of level 2: less work by algebra, or a constant result
+NO_CONVOLUTION = {  # of level 2
+    *(9, 12, 14, 18, 22, 28, 29, 30, 33, 37, 39, 40, 41, 45, 51, 53, 55, 56, 59, 62, 63, 64),
+    *(66, 68, 70, 75, 76, 80, 81, 84, 86, 88, 94, 95, 97, 98, 99),
+}
+GROUPS = {
+    "level 1, neither product nor convolution": ("level1", SMALL),
+    "level 1, products and convolutions": ("level1", set(range(1, 101)) - SMALL),
+    "level 2 with convolutions": ("level2", set(range(1, 101)) - NO_CONVOLUTION - APART),
+    "level 2 without": ("level2", NO_CONVOLUTION),
+}
+
+
+def place_of(name: str) -> tuple[str, int]:
+    """Return level and number of an entry's name, `level1/23_Softmax.py` say."""
+    level, _, rest = name.partition("/")
+    found = re.match(r"\d+", rest)
+    assert found, name
+    return level, int(found.group())
+
+
+def speedup_of(entry: Mapping[str, Any]) -> float | None:
+    """Return the exported file's speed-up; 1 where it is PyTorch's own, None without a file."""
+    if entry["kind"] in NO_FILE:
+        return None
+    return float((entry.get("interval") or {}).get("speedup") or 1.0)
+
+
+def compiled_of(entry: Mapping[str, Any]) -> float | None:
+    """Return torch.compile's speed-up over eager, where it was raced."""
+    interval = (entry.get("torch_compile") or {}).get("interval") or {}
+    return interval.get("speedup")
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return it; NaN of nothing."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else float("nan")
+
+
+def lines_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[str]:
+    """Return a group's lines."""
+    level, numbers = GROUPS[group]
+    own = {n: entries[level, n] for n in sorted(numbers) if (level, n) in entries}
+    speedups = {n: s for n, entry in own.items() if (s := speedup_of(entry)) is not None}
+    lines = [f"{group}: {len(speedups)} of {len(numbers)} have a file or nothing to gain"]
+    if speedups:
+        least = min(speedups, key=lambda n: speedups[n])
+        lines.append(
+            f"  over eager: geometric mean {geometric_mean([*speedups.values()]):.2f}x,"
+            f" least {speedups[least]:.2f}x (#{least})"
+        )
+    raced = {n: c for n in speedups if (c := compiled_of(own[n]))}
+    if raced:
+        shares = {n: speedups[n] / max(c, 1.0) for n, c in raced.items()}
+        counts = [sum(share >= least for share in shares.values()) for least in (0.95, 0.97)]
+        lines.append(
+            f"  raced with torch.compile: {len(raced)}, ours"
+            f" {geometric_mean([speedups[n] for n in raced]):.2f}x, torch.compile"
+            f" {geometric_mean([*raced.values()]):.2f}x; {counts[0]} at 0.95 or more of the better"
+            f" of it and eager, {counts[1]} at 0.97"
+        )
+    for what, which in (
+        ("without a file", [n for n in own if n not in speedups]),
+        ("not measured", [n for n in sorted(numbers) if n not in own]),
+    ):
+        if which:
+            lines.append(f"  {what}: {', '.join(f'#{n}' for n in which)}")
+    return lines
+
+
+def main() -> int:
+    """Parse the command line, merge, print."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("files", type=Path, nargs="+", help="what the suite wrote, oldest first")
+    parser.add_argument("--write", type=Path, help="where the merged entries go")
+    options = parser.parse_args()
+    entries: dict[str, dict[str, Any]] = {}
+    for file in options.files:
+        entries |= json.loads(file.read_text())
+    by_place = {place_of(name): entry for name, entry in entries.items()}
+    for group in GROUPS:
+        print("\n".join(lines_of(group, by_place)))
+    if options.write:
+        kept = ("kind", "verdict", "device", "date", "latency_us", "baseline_us", "bound_us",
+                "interval", "torch_compile", "seconds", "source")  # fmt: skip
+        short = {
+            name: {key: entry[key] for key in kept if entry.get(key) is not None}
+            for name, entry in sorted(entries.items(), key=lambda item: place_of(item[0]))
+        }
+        options.write.write_text(json.dumps(short, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
