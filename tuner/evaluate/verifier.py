@@ -132,26 +132,12 @@ class Verifier:
         notes: list[str] = []
         self._files.remember(contender)
         with ExitStack() as stack:
-            with ThreadPoolExecutor(1) as pool:  # all processes get ready side by side
-                ready = pool.submit(self.prepare)
-                several = [contender] * len(self._judges)
-                producers = started(stack, self._task, several, env=QUIET)
-                ready.result()
-            for place, producer in enumerate(producers):  # the first may build for the others
-                told = [] if place else notes
-                refusal = loaded(producer, self._task, contender, self._about, most_s, told)
-                refusal = refusal or self._files.edited(contender)
-                if refusal:
-                    return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
+            pairs, refusal = self._pairs(stack, contender, most_s, notes)
+            if refusal:
+                return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             probes = self._probes(contender.is_deterministic)
             costs = self._costs(probes)
             first_s = 0.0  # when the first was answered
-            how = (self._turns, self._about["num_rows"], self._fewer_rows)
-            is_gpu = self._task.device.startswith("cuda")
-            pairs = [
-                Pair(judge, producer, *how, most_s=most_s, is_gpu=is_gpu)
-                for judge, producer in zip(self._judges, producers, strict=True)
-            ]
             with closing(self._answers(pairs, probes)) as answers:
                 for number, result in enumerate(answers, 1):
                     results.append(result)
@@ -167,6 +153,29 @@ class Verifier:
             [*_unjudged(probes), *shrunk(probes, self._fewer_rows)] if verdict.is_accepted else []
         )
         return replace(verdict, notes=(*notes, *verdict.notes, *unasked))
+
+    def _pairs(
+        self, stack: ExitStack, contender: Contender, most_s: float, notes: list[str]
+    ) -> tuple[list[Pair], str]:
+        """Start processes that judge and answer; or say why the contender cannot be loaded."""
+        with ThreadPoolExecutor(1) as pool:  # all of them get ready side by side
+            ready = pool.submit(self.prepare)
+            several = [contender] * len(self._judges)
+            producers = started(stack, self._task, several, env=QUIET)
+            ready.result()
+        for place, producer in enumerate(producers):  # the first may build for the others
+            told = [] if place else notes
+            refusal = loaded(producer, self._task, contender, self._about, most_s, told)
+            refusal = refusal or self._files.edited(contender)
+            if refusal:
+                return [], refusal
+        how = (self._turns, self._about["num_rows"], self._fewer_rows)
+        is_gpu = self._task.device.startswith("cuda")
+        pairs = [
+            Pair(judge, producer, *how, most_s=most_s, is_gpu=is_gpu)
+            for judge, producer in zip(self._judges, producers, strict=True)
+        ]
+        return pairs, ""
 
     def _probes(self, is_deterministic: bool) -> list[Probe]:
         probes = thorough_probes(
