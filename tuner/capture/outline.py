@@ -159,7 +159,14 @@ def _task(graph: Graph, task: Nest | Call, steps: Sequence[str], suffix: str) ->
         num_bytes += sum(o.count * num_bytes_of(o.dtype) for o in task.outputs)
     keys = keys_of(task)
     return KernelTask(
-        kind, tuple(steps), task.name, keys.whole, keys.form, num_bytes, tuple(parameters), suffix
+        kind,
+        tuple(steps),
+        task.name,
+        keys.whole,
+        keys.form,
+        num_bytes,
+        tuple(dict.fromkeys(parameters)),
+        suffix,
     )
 
 
