@@ -27,13 +27,11 @@ needs_triton = pytest.mark.skipif(
 )
 ANSWER = 'extern "C" const char* answer(void*) { return "forty-two"; }\n'
 FLAGS = ["-std=c++17"]
-IMAGE_TILES = [  # consumers, groups, part, blocks
-    *((2, 1, 64, 2), (4, 1, 64, 1), (2, 2, 64, 1), (2, 1, 128, 1), (2, 2, 128, 1)),
-    *((2, 1, 32, 2), (2, 2, 32, 2), (4, 1, 32, 2), (4, 2, 32, 1), (2, 1, 16, 2), (4, 2, 16, 2)),
-]
+# Consumers, groups, part, blocks: those with the fewest registers to spare.
+IMAGE_TILES = [(2, 1, 64, 2), (2, 2, 64, 1), (2, 2, 128, 1), (4, 1, 32, 2), (4, 2, 16, 2)]
 TILES = [
     {"product_n": n, "product_k": k, "product_cluster": c, "product_raster": 8}
-    for n, k, c in itertools.product([128, 192, 256], [32, 64], [1, 2])
+    for n, k, c in itertools.product([128, 192, 256], [64], [1, 2])
 ]
 
 
