@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from tuner.capture.capture import capture
+from tuner.capture.flattening import flattened
 from tuner.capture.graph import Graph
 from tuner.capture.matching import Correspondence, correspondences
 from tuner.errors import InputError
@@ -44,6 +45,8 @@ class Matched:
             updates buffers: its templates were made for this one.
         has_any_batch: whether it holds for another batch, too.
         sizes: of the family, by name, as they are in the module.
+        shapes: in which the family takes the module's tensors, where that has more dimensions
+            than its own; else empty.
     """
 
     arguments: tuple[str, ...]
@@ -55,6 +58,7 @@ class Matched:
     has_modes: bool = False
     has_any_batch: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def match_of(
@@ -70,18 +74,29 @@ def match_of(
     """
     if not all(argument.is_tensor for argument in graph.arguments):
         return None
-    try:
-        found = _match(path, names, graph)
-        if found is None or resized is None:
-            return found
-        other = _match(path, names, resized)
-    except InputError:  # the reference cannot be recorded at such sizes
-        return None
-    is_same = other is not None and replace(other, sizes=found.sizes) == found
+    found = _match(path, names, graph)
+    if found is None or resized is None:
+        return found
+    other = _match(path, names, resized)
+    is_same = other is not None and _without_batch(other) == _without_batch(found)
     return replace(found, has_any_batch=is_same)
 
 
+def _without_batch(found: Matched) -> Matched:
+    """Return it without its sizes, of which those of inputs are of one batch."""
+    inputs = {*found.arguments}
+    shapes = {n: s[1:] if n in inputs else s for n, s in found.shapes.items()}
+    return replace(found, sizes={}, shapes=shapes)
+
+
 def _match(path: Path, names: Sequence[str], graph: Graph) -> Matched | None:
+    try:
+        return _compared(path, names, graph)
+    except InputError:  # the reference cannot be recorded at such sizes
+        return None
+
+
+def _compared(path: Path, names: Sequence[str], graph: Graph) -> Matched | None:
     mode: TuneMode = "train" if graph.is_training else "eval"
     strange = dict(zip(names, _PRIMES, strict=False))
     probe = load_problem(path, strange, mode)
@@ -89,18 +104,25 @@ def _match(path: Path, names: Sequence[str], graph: Graph) -> Matched | None:
         name: value * (1 + place / 100)
         for place, (name, value) in enumerate(_numbers_of(probe.model_without_memory()).items(), 1)
     }
-    for likely in correspondences(_recorded(probe, marked), graph, is_exact=False):
+    pattern, flat = _recorded(probe, marked), flattened(graph)
+    likely = next(correspondences(pattern, graph, is_exact=False), None)
+    if likely is None and flat is not None:
+        graph, likely = flat, next(correspondences(pattern, flat, is_exact=False), None)
+    if likely is not None:
         sizes = {name: likely.sizes[p] for name, p in strange.items() if p in likely.sizes}
         settings = {
             name: likely.numbers[value]
             for name, value in marked.items()
             if value in likely.numbers
         }
+        # Other ways to fit differ in what commutes, not in sizes.
         problem = load_problem(path, sizes, mode)
         exact = _recorded(problem, settings)
-        for found in correspondences(exact, graph, is_exact=True):
-            return _matched(problem, exact, found, settings, sizes)
-        return None  # other ways to fit differ in what commutes, not in sizes
+        found = next(correspondences(exact, graph, is_exact=True), None)
+        if found is not None:
+            matched = _matched(problem, exact, found, settings, sizes)
+            shapes = {t.name: t.shape for t in graph.given} if graph is flat else {}
+            return None if matched is None else replace(matched, shapes=shapes)
     return None
 
 

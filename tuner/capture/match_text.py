@@ -48,6 +48,11 @@ def matched_text(
     batch = graph.batch if matched.has_any_batch else None
     inputs = {t.name for t in graph.inputs}
     source = {n: n if n in inputs else path_text(n) for n in (*matched.state.values(), *inputs)}
+    for name, shape in matched.shapes.items():
+        if name in source:  # the first dimension of an input is of any batch
+            sizes = (-1, *shape[1:]) if name in inputs else shape
+            source[name] += f".reshape({sizes})"
+    view = f".reshape{(-1, *graph.value(graph.outputs[0]).shape[1:])}" if matched.shapes else ""
     names = ", ".join(a.name for a in graph.arguments)
     given = [f"            {mine!r}: {source[its]},\n" for mine, its in matched.state.items()]
     return _MODULE.format(
@@ -55,6 +60,7 @@ def matched_text(
         family=re.sub(r"\bModelNew\b", _NAME, family).strip(),
         init=_text_of(matched.init_inputs),
         numbers=dict(matched.settings),
+        view=view,
         is_training=graph.is_training,
         other_mode=_OTHER_MODE.format(
             condition="not self.training" if graph.is_training else "self.training", names=names
@@ -65,7 +71,7 @@ def matched_text(
         names=names,
         tensors="".join(given),
         arguments=", ".join(source[name] for name in matched.arguments),
-        first=source[matched.arguments[0]],
+        first=matched.arguments[0],
     )
 
 
@@ -138,7 +144,7 @@ class ModelNew(Model):
 {other_mode}        tensors = {{
 {tensors}        }}
         operator = around(_OPERATOR, tensors, {first}.device)
-        return operator.forward({arguments})
+        return operator.forward({arguments}){view}
 """.replace("{_name}", _NAME)
 
 # Of a module that is the same in both modes, where the family is not.
