@@ -227,6 +227,13 @@ def test_a_config_and_the_command_line_say_no(tmp_path, monkeypatch):
     assert said.code == 2 and "--match goes with --config" in said.err
 
 
+def test_where_the_operator_is_never_called_something_is_generated(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    module = tmp_path / "module.py"
+    module.write_text(text_of(*SAME["the reference itself"][:2]))
+    assert derive_operator(module, mode="eval").name == "module_forward"
+
+
 def test_a_familys_space_has_parameters_of_its_templates():
     import yaml
 

@@ -136,7 +136,7 @@ def _matched(
     state = [t.name for t in (*pattern.parameters, *pattern.buffers)]
     unused = tuple(n for n in state if n not in found.names and n not in found.absent)
     inputs = [t.name for t in pattern.inputs]
-    if any(name not in found.names for name in inputs):
+    if not inputs or any(name not in found.names for name in inputs):
         return None
     if not {*unused} <= pattern.buffer_updates.keys():
         return None

@@ -22,10 +22,11 @@ def flattened(graph: Graph) -> Graph | None:
     values: list[Tensor | Node] = [*graph.given, *graph.nodes]
     rank = max((len(v.shape) for v in values), default=0)
     result, *more = [graph.value(name) for name in graph.outputs]
-    if more or len(result.shape) != rank or graph.buffer_updates or 1 in result.shape:
+    if more or rank < 2 or len(result.shape) != rank or graph.buffer_updates or 1 in result.shape:
         return None
     for node in graph.nodes:
         is_kept = node.kind == "reduction" and node.attrs["keepdim"] is True
+        is_kept &= all(len(graph.value(name).shape) == rank for name in node.refs)
         if not (is_kept or node.kind == "pointwise"):
             return None
     aligned = [_aligned(v.shape, rank, result.shape) for v in values]
