@@ -197,6 +197,7 @@ def test_names_that_both_files_give_are_a_clash():
     family = load_family("layer_norm").model_new
     assert not has_clash(text_of("", "return x"), family)
     assert has_clash("def backward(x):\n    return x\n", family)
+    assert has_clash("from torch.autograd import backward\n", family)
 
 
 def test_a_config_and_the_command_line_say_no(tmp_path, monkeypatch):

@@ -23,8 +23,14 @@ _OURS = {_NAME, "around", "is_usual", "wants_gradients", "made_from", "settings_
 
 def has_clash(reference: str, family: str) -> bool:
     """Whether a user's file and a family's module give the same name to two things."""
-    names = _given_in(family)
-    return not _given_in(reference).isdisjoint(names | _OURS)
+    imported = {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.parse(reference).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    names = _given_in(reference) | imported
+    return not names.isdisjoint(_given_in(family) | _OURS)
 
 
 def matched_text(
