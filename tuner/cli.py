@@ -61,6 +61,7 @@ def tune(
     module: options.ModuleOption = None,
     mode: options.ModeOption = None,
     rewrites: options.RewritesOption = None,
+    match: options.MatchOption = None,
     resume: options.ResumeOption = None,
     time: options.TimeOption = None,
     effort: options.EffortOption = None,
@@ -82,9 +83,10 @@ def tune(
         return
     if sum(given is not None for given in (config, module, resume)) != 1:
         raise InputError("expected one of FILE.py, --config X.yaml, --resume RUN; see --help")
-    if resume is not None and (dry_run or rewrites is not None):
-        option = "--dry-run" if dry_run else "--rewrites"
-        raise InputError(f"{option} goes with --config, not with --resume\n  next: tune --help")
+    chosen = {"rewrites": rewrites, "match": match}
+    option = "dry-run" if dry_run else next(filter(chosen.get, chosen), "")
+    if resume is not None and option:
+        raise InputError(f"--{option} goes with --config, not with --resume\n  next: tune --help")
     from tuner import tuning
     from tuner.config.run_config import load_config
 
@@ -95,9 +97,9 @@ def tune(
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     with watching(is_json=json) as view:
         if module is not None:
-            config = tuning.derive_operator(module, view, mode=mode, rewrites=rewrites).config
+            config = tuning.derive_operator(module, view, mode=mode, **chosen).config
         elif config is not None:
-            config = tuning.derive_config(config, view, mode=mode, rewrites=rewrites)
+            config = tuning.derive_config(config, view, mode=mode, **chosen)
     if config is not None:
         if record:  # a resumed run remembers it
             given["stop_slow"] = False

@@ -18,13 +18,15 @@ from tuner.capture.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.joint import Captured
 from tuner.capture.rewriting import rewritten
 from tuner.config.document import read_document
-from tuner.config.quantities import parse_mode, parse_rewrites
+from tuner.config.quantities import parse_match, parse_mode, parse_rewrites
 from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
 from tuner.evaluate.worker import JobFailed
+from tuner.kernel.family import load_family
 from tuner.kernel.toolchain import SOURCE_NAMES
 from tuner.machine.host import cache_folder
+from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
 from tuner.planning import Planned, first_of_each
 from tuner.storage import storage_errors, write_whole
@@ -41,6 +43,7 @@ def derive_operator(
     *,
     mode: str | None = None,
     rewrites: str | None = None,
+    match: str | None = None,
 ) -> Derived:
     """Capture the forward of a KernelBench-format file; write an operator that computes it.
 
@@ -50,6 +53,8 @@ def derive_operator(
         mode: in which it is captured, and tuned: "train", "eval", or None: as the constructor
             leaves it.
         rewrites: of its graph, "exact" or "none"; None is exact.
+        match: "any": where the forward is a family's reference, the operator is that family's;
+            "none": never. None is any.
 
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is
@@ -67,15 +72,29 @@ def derive_operator(
         is_exact = parse_rewrites(rewrites or "exact") == "exact"
     except ValueError as error:
         raise InputError(f"{path}: rewrites: {error}") from error
-    (observer or Observer()).on_stage(f"capturing the forward of {path}")
+    try:
+        may_match = parse_match(match or "any") == "any"
+    except ValueError as error:
+        raise InputError(f"{path}: match: {error}") from error
+    observer = observer or Observer()
+    folder = cache_folder() / "modules"
+    observer.on_stage(f"capturing the forward of {path}")
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         try:
             asked = {"path": str(path.resolve()), "mode": chosen}
             found = worker.call("capture", asked, timeout_s=CAPTURE_S).data
         except JobFailed as failure:
             raise explained(failure) from failure
-    forwards = [from_json(Captured, json.dumps(f)) for f in found["forwards"]]
-    folder = cache_folder() / "modules"
+        forwards = [from_json(Captured, json.dumps(f)) for f in found["forwards"]]
+        if may_match:
+            with storage_errors(folder):
+                same = family_of(path, worker, found, [f.graph for f in forwards], folder)
+            if same is not None:
+                observer.on_stage(
+                    f"{path.name} computes what {same.name} does ({same.matched}): its templates "
+                    "are searched; --match none generates others"
+                )
+                return same
 
     def written(captured: Captured, *others: Captured) -> Derived:
         with storage_errors(folder):
@@ -105,12 +124,13 @@ def derive_config(
     *,
     mode: str | None = None,
     rewrites: str | None = None,
+    match: str | None = None,
 ) -> Path:
     """Return a config that names an operator in place of `problem: {module: FILE.py, mode: eval}`.
 
-    `mode` and `rewrites` stand in for the file's. All else that the file says holds: the space's
-    values stand in for those that were derived. A config that names an operator itself is returned
-    as it is, and so is one that cannot be read.
+    `mode`, `rewrites` and `match` stand in for the file's. All else that the file says holds: the
+    space's values stand in for those that were derived. A config that names an operator itself is
+    returned as it is, and so is one that cannot be read.
 
     Raises:
         InputError, StorageError: as for `derive_operator`; or the problem says more.
@@ -122,16 +142,18 @@ def derive_config(
     given = document.data
     problem = given.get("problem") if isinstance(given, dict) else None
     if not isinstance(problem, dict) or "module" not in problem:
-        if rewrites is not None:
-            raise InputError(
-                f"{path}: --rewrites: expected a config of a module, got one of an operator\n"
-                "  next: leave the option out: nothing of an operator is rewritten"
-            )
+        for option, value in (("rewrites", rewrites), ("match", match)):
+            if value is not None:
+                raise InputError(
+                    f"{path}: --{option}: expected a config of a module, got one of an operator\n"
+                    "  next: leave the option out: an operator is neither rewritten nor matched"
+                )
         return path
-    more = sorted(map(str, problem.keys() - {"module", "mode", "rewrites"}))
+    more = sorted(map(str, problem.keys() - {"module", "mode", "rewrites", "match"}))
     if more or not isinstance(problem["module"], str):
         raise InputError(
-            f"{path}: problem: expected a module, mode and rewrites; got {more or problem}\n"
+            f"{path}: problem: expected a module, mode, rewrites and match; "
+            f"got {more or problem}\n"
             "  next: sizes are those of get_inputs(), templates are generated"
         )
     module = path.parent / problem["module"]
@@ -140,11 +162,14 @@ def derive_config(
         observer,
         mode=mode or problem.get("mode"),
         rewrites=rewrites or problem.get("rewrites"),
+        match=match or problem.get("match"),
     )
     own = json.loads(made.config.read_text())
     space = given.get("space")
     if space is None or isinstance(space, dict):
-        given["space"] = _space(made, own["space"], space or {})
+        given["space"], rules = _space(made, own["space"], space or {})
+        if rules:
+            given.setdefault("constraints", rules)
     given["problem"] = own["problem"]
     given.setdefault("accuracy", own["accuracy"])
     search = given.get("search")
@@ -158,11 +183,16 @@ def derive_config(
     return written
 
 
-def _space(made: Derived, own: Mapping[str, object], given: Mapping[str, object]) -> object:
-    """Return a user's space, with what is derived for its templates where it says nothing."""
+def _space(
+    made: Derived, own: Mapping[str, object], given: Mapping[str, object]
+) -> tuple[object, object]:
+    """Return a user's space, with ours for its templates where it says nothing, and our rules."""
     templates = given.get("template", own["template"])
-    names = templates if isinstance(templates, list) else [templates]
-    return {**space_of_templates(made.folder / made.name, [str(n) for n in names]), **given}
+    names = [str(n) for n in (templates if isinstance(templates, list) else [templates])]
+    if made.matched:
+        ours = space_of_family(load_family(made.name), names)
+        return {**ours["space"], **given}, ours["constraints"]
+    return {**space_of_templates(made.folder / made.name, names), **given}, []
 
 
 def start_by_hand(
@@ -188,7 +218,7 @@ def start_by_hand(
         InputError: as for `derive_operator`; there is no such task, or the folder has files.
         NothingToGainError, StorageError: as for `derive_operator`.
     """
-    made = derive_operator(path, observer, mode=mode, rewrites=rewrites)
+    made = derive_operator(path, observer, mode=mode, rewrites=rewrites, match="none")
     return written_by_hand(made, path, task, folder or Path(f"{path.stem}_by_hand"))
 
 

@@ -100,8 +100,9 @@ def tune_module(
         runs_dir: where the run directory is made.
         observer: is told what happens.
         force: search also where PyTorch is as fast as the device allows.
-        overrides: time, effort, trials, timeout, seed, sampler, accuracy, rewrites or device, as
-            on the command line; the device is that of the module's parameters by default.
+        overrides: time, effort, trials, timeout, seed, sampler, accuracy, rewrites, match or
+            device, as on the command line; the device is that of the module's parameters by
+            default.
 
     Raises:
         InputError: such a module, or such inputs cannot be tuned; the message says why.
@@ -114,8 +115,8 @@ def tune_module(
     path = write_live(module, inputs)
     given = {"device": _device_of(module, inputs), **overrides}
     command = " ".join(["tune", str(path), *(f"--{k} {v}" for k, v in given.items())])
-    rewrites = given.pop("rewrites", None)
-    made = derive_operator(path, observer, rewrites=None if rewrites is None else str(rewrites))
+    chosen = {k: str(given.pop(k)) for k in ("rewrites", "match") if given.get(k) is not None}
+    made = derive_operator(path, observer, **chosen)
     config = load_config(made.config, given)
     run = tuning.tune(
         config,
@@ -136,6 +137,7 @@ def tune_module(
 
 _OVERRIDES = {
     "time", "effort", "trials", "timeout", "seed", "sampler", "accuracy", "device", "rewrites",
+    "match",
 }  # fmt: skip
 
 

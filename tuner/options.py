@@ -17,6 +17,7 @@ __all__ = [
     "FolderOption",
     "ForceOption",
     "JsonOption",
+    "MatchOption",
     "ModeOption",
     "ModuleOption",
     "RecordOption",
@@ -70,6 +71,10 @@ FolderOption = Annotated[
 ModeOption = Annotated[
     str | None,
     typer.Option("--mode", help="train or eval; as the constructor leaves the module if none."),
+]
+MatchOption = Annotated[
+    str | None,
+    typer.Option("--match", help="Operators that a module may be tuned by: any (if none), none."),
 ]
 RewritesOption = Annotated[
     str | None,

@@ -68,11 +68,15 @@ _RESERVED = {
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A folder that holds an operator's, and the operator's name; `config` tunes it."""
+    """A folder that holds an operator's, and the operator's name; `config` tunes it.
+
+    `matched` is the title of the family that it is, where it is not generated.
+    """
 
     folder: Path
     name: str
     config: Path
+    matched: str = ""
 
 
 def derived(

@@ -20,8 +20,8 @@ from tuner.capture.settings import settings_of
 from tuner.capture.stages import Stages
 
 __all__ = [
-    "argument_of", "given_in_step", "given_of", "has_batch", "model_new", "result_of",
-    "results_of", "rows_of",
+    "argument_of", "given_in_step", "given_of", "has_batch", "model_new", "path_text", "result_of",
+    "results_of", "rows_of", "usual_text",
 ]  # fmt: skip
 
 
@@ -100,7 +100,7 @@ def model_new(
     arguments = []
     rows = rows_of(graph, batch)
     for tensor in given_of(graph, stages):
-        source = _path(tensor.name) if tensor.name in state else tensor.name
+        source = path_text(tensor.name) if tensor.name in state else tensor.name
         if tensor.name in numbers:
             source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
         arguments.append(argument_of(graph, stages, tensor, f"{source}.detach()", batch, rows))
@@ -110,31 +110,18 @@ def model_new(
         for name, given in zip(stages.outputs, graph.outputs, strict=True)
     ]
     stepped = [result_of(graph.value(o), f"made[{i}]") for i, o in enumerate(graph.outputs)]
-    updates = [f"{_path(b)}.add_({number})" for b, number in stages.counters.items()]
+    updates = [f"{path_text(b)}.add_({number})" for b, number in stages.counters.items()]
     for buffer, name in stages.updates.items():
-        source = f"made[{written.index(name)}].view_as({_path(buffer)})"
-        updates.append(f"{_path(buffer)}.copy_({source})")
+        source = f"made[{written.index(name)}].view_as({path_text(buffer)})"
+        updates.append(f"{path_text(buffer)}.copy_({source})")
+    usual = usual_text(graph, reference, settings, has_modes, batch, has_calls=bool(stages.calls))
     return _MODULE.format(
-        reference=reference.rstrip(),
-        inputs=[
-            (t.dtype, ["batch", *t.shape[1:]] if has_batch(graph, t, batch) else [*t.shape])
-            for t in graph.inputs
-            if t.name not in numbers
-        ],
-        places=_places_of(graph, [t.name for t in graph.inputs if t.name not in numbers]),
-        is_number=[not a.is_tensor for a in graph.arguments],
-        tuned_rows=batch,
-        state=_forms((*graph.parameters, *graph.buffers)),
-        settings=dict(settings),
-        has_modes=has_modes,
-        has_calls=bool(stages.calls),
-        settings_of=inspect.getsource(settings_of).rstrip(),
-        made_from=inspect.getsource(made_from).rstrip(),
+        usual=usual,
         names=", ".join(a.name for a in graph.arguments),
         arguments=", ".join(arguments),
         step=f"{step}\n\n" if step else "",
         given=", ".join(
-            t.name if t in graph.inputs else _path(t.name) for t in given_in_step(graph)
+            t.name if t in graph.inputs else path_text(t.name) for t in given_in_step(graph)
         ),
         wants="wants_gradients(given) and not can_step(given)"
         if step
@@ -142,6 +129,45 @@ def model_new(
         stepped=_STEPPED.format(result=_tuple(stepped)) if step else "",
         updates="".join(f"        {line}\n" for line in updates),
         result=_tuple(results),
+    )
+
+
+def usual_text(
+    graph: Graph,
+    reference: str,
+    settings: Mapping[str, object],
+    has_modes: bool,
+    batch: int | None,
+    *,
+    has_calls: bool,
+) -> str:
+    """Return the reference's text, and `is_usual`: whether a call is like the one captured.
+
+    Args:
+        graph: of the module's forward.
+        reference: the text of the module's file.
+        settings: of `settings_of`, as they were.
+        has_modes: whether those name modes.
+        batch: as for `model_new`.
+        has_calls: whether it looks at how operands lie in memory.
+    """
+    numbers = numbers_of(graph)
+    tensors = [t for t in graph.inputs if t.name not in numbers]
+    return _USUAL.format(
+        reference=reference.rstrip(),
+        inputs=[
+            (t.dtype, ["batch", *t.shape[1:]] if has_batch(graph, t, batch) else [*t.shape])
+            for t in tensors
+        ],
+        places=_places_of(graph, [t.name for t in tensors]),
+        is_number=[not a.is_tensor for a in graph.arguments],
+        tuned_rows=batch,
+        state=_forms((*graph.parameters, *graph.buffers)),
+        settings=dict(settings),
+        has_modes=has_modes,
+        has_calls=has_calls,
+        settings_of=inspect.getsource(settings_of).rstrip(),
+        made_from=inspect.getsource(made_from).rstrip(),
     )
 
 
@@ -170,7 +196,7 @@ def _tuple(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else f"({', '.join(values)},)"
 
 
-def _path(name: str) -> str:
+def path_text(name: str) -> str:
     """Return how a parameter or buffer is reached: parts of an nn.Sequential are numbers."""
     found = "self"
     for part in name.split("."):
@@ -179,7 +205,7 @@ def _path(name: str) -> str:
     return found
 
 
-_MODULE = """\
+_USUAL = """\
 {reference}
 
 
@@ -255,7 +281,11 @@ def wants_gradients(tensors):
     return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
 
 
-{step}class ModelNew(Model):
+"""
+
+
+_MODULE = """\
+{usual}{step}class ModelNew(Model):
     # The reference itself, with its forward in one loop where a call is as usual.
     @classmethod
     def from_module(cls, module):

@@ -12,8 +12,8 @@ from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 
 __all__ = [
-    "parse_accuracy", "parse_device", "parse_duration", "parse_fraction", "parse_mode",
-    "parse_rewrites",
+    "parse_accuracy", "parse_device", "parse_duration", "parse_fraction", "parse_match",
+    "parse_mode", "parse_rewrites",
 ]  # fmt: skip
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -81,6 +81,17 @@ def parse_mode(value: object) -> TuneMode:
     if value == "as_given" or value == "train" or value == "eval":
         return value
     raise ValueError(f"expected train or eval, got {shown(value)}")
+
+
+def parse_match(value: object) -> Literal["any", "none"]:
+    """Read `any` or `none`: which families a module's forward may be tuned by.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value == "any" or value == "none":
+        return value
+    raise ValueError(f"expected any or none, got {shown(value)}")
 
 
 def parse_rewrites(value: object) -> Literal["exact", "none"]:

@@ -3,7 +3,8 @@
 One child serves one role at a time, each with the jobs that belong to it:
 
     any role     describe, warm_up,  the device and the machine; what sizes a problem has;
-                 sizes, capture      what a module's forward computes
+                 sizes, capture,     what a module's forward computes, and whether it is that
+                 match               of a family's reference
     compiler     import_file         one of our own exports
     screening    prepare, screen,    the user's own candidates, checked and timed in place
                  time_baseline
@@ -39,6 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.capture.capture import capture, with_another_batch
+from tuner.capture.families import match_of
+from tuner.capture.graph import Graph
 from tuner.capture.joint import Captured, joint_of
 from tuner.capture.settings import settings_of
 from tuner.check import probes
@@ -148,6 +151,15 @@ class _Child:
             "has_modes": has_modes,
             "source": str(problem.source),
         }, ()
+
+    def match(self, reference: str, sizes: list[str], graphs: list[Any]) -> Answer:
+        """Tell what a family's reference is in a module's terms, if its forward is the same.
+
+        `graphs` are the module's: as given and, where it takes one, with another batch.
+        """
+        graph, *more = [from_json(Graph, json.dumps(g)) for g in graphs]
+        matched = match_of(Path(reference), sizes, graph, more[0] if more else None)
+        return {"matched": None if matched is None else json.loads(to_json(matched))}, ()
 
     def import_file(self, file: str) -> Answer:
         """Import one of our own exported files, which compiles it."""
