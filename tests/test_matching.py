@@ -200,12 +200,13 @@ def test_names_that_both_files_give_are_a_clash():
     assert has_clash("from torch.autograd import backward\n", family)
 
 
-def test_a_config_and_the_command_line_say_no(tmp_path, monkeypatch):
+def test_a_config_and_the_command_line_say_which(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     module, config = tmp_path / "module.py", tmp_path / "module.yaml"
     init, forward = SAME["a norm of rows"][:2]
     module.write_text(text_of(init, forward))
-    made = derive_operator(module)
+    assert derive_operator(module).name == "module_forward"
+    made = derive_operator(module, match="any")
     assert made.name == "layer_norm" and made.matched == "LayerNorm"
     assert derive_operator(module, match="none").name == "module_forward"
     with pytest.raises(InputError, match="match: expected any or none, got 'some'"):
@@ -215,7 +216,7 @@ def test_a_config_and_the_command_line_say_no(tmp_path, monkeypatch):
     given = json.loads(derive_config(config, match="any").read_text())
     assert given["problem"]["op"] == "layer_norm"
     config.write_text(
-        "problem: {module: module.py}\naccuracy: float32\n"
+        "problem: {module: module.py, match: any}\naccuracy: float32\n"
         "space: {template: [cpu], piece: [1024]}\n"
     )
     given = json.loads(derive_config(config).read_text())
@@ -232,7 +233,7 @@ def test_where_the_operator_is_never_called_something_is_generated(tmp_path, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     module = tmp_path / "module.py"
     module.write_text(text_of(*SAME["the reference itself"][:2]))
-    assert derive_operator(module, mode="eval").name == "module_forward"
+    assert derive_operator(module, mode="eval", match="any").name == "module_forward"
 
 
 def test_a_familys_space_has_parameters_of_its_templates():
@@ -252,13 +253,14 @@ def test_a_matched_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     init, forward, inputs = SAME["a norm of rows"][:3]
     (tmp_path / "mine.py").write_text(text_of(init, forward, inputs))
-    said = tune("mine.py", "--dry-run", "--device", "cpu", "--json", cwd=tmp_path)
+    asked = ("mine.py", "--device", "cpu", "--match", "any")
+    said = tune(*asked, "--dry-run", "--json", cwd=tmp_path)
     assert said.code == 0, said.err
     planned = json.loads(said.out)
     assert planned["title"] == "LayerNorm, which is the forward of mine.py"
     assert planned["sizes"] == {"rows": 48, "cols": 20} and planned["accuracy"] == "pytorch"
     assert "mine.py computes what layer_norm does (LayerNorm)" in said.err
-    said = tune("mine.py", "--device", "cpu", "--effort", "quick", "--time", "20s", cwd=tmp_path)
+    said = tune(*asked, "--effort", "quick", "--time", "20s", cwd=tmp_path)
     assert said.code == 0, said.err
     assert "which is the forward of mine.py" in said.out
     # Where PyTorch is faster the trial's own file stands beside that.

@@ -54,7 +54,7 @@ def derive_operator(
             leaves it.
         rewrites: of its graph, "exact" or "none"; None is exact.
         match: "any": where the forward is a family's reference, the operator is that family's;
-            "none": never. None is any.
+            "none": it is not looked at. None: that is told, and the operator is generated.
 
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is
@@ -73,7 +73,7 @@ def derive_operator(
     except ValueError as error:
         raise InputError(f"{path}: rewrites: {error}") from error
     try:
-        may_match = parse_match(match or "any") == "any"
+        matches = None if match is None else parse_match(match)
     except ValueError as error:
         raise InputError(f"{path}: match: {error}") from error
     observer = observer or Observer()
@@ -86,15 +86,16 @@ def derive_operator(
         except JobFailed as failure:
             raise explained(failure) from failure
         forwards = [from_json(Captured, json.dumps(f)) for f in found["forwards"]]
-        if may_match:
+        if matches != "none":
             with storage_errors(folder):
                 same = family_of(path, worker, found, [f.graph for f in forwards], folder)
             if same is not None:
+                taken = "its templates are searched" if matches else "--match any searches its own"
                 observer.on_stage(
-                    f"{path.name} computes what {same.name} does ({same.matched}): its templates "
-                    "are searched; --match none generates others"
+                    f"{path.name} computes what {same.name} does ({same.matched}): {taken}"
                 )
-                return same
+                if matches:
+                    return same
 
     def written(captured: Captured, *others: Captured) -> Derived:
         with storage_errors(folder):

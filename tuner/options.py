@@ -74,7 +74,9 @@ ModeOption = Annotated[
 ]
 MatchOption = Annotated[
     str | None,
-    typer.Option("--match", help="Operators that a module may be tuned by: any (if none), none."),
+    typer.Option(
+        "--match", help="Operators written by hand that a module is tuned by: any, none."
+    ),
 ]
 RewritesOption = Annotated[
     str | None,
