@@ -127,8 +127,11 @@ def test_others_do_not_and_it_is_said_why(name, tmp_path):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("threads", [256, 512, 1024])
-@pytest.mark.parametrize("name", ["softmax", "l2_norm", "instance_norm", "two_tensors"])
+@pytest.mark.parametrize(
+    ("name", "threads"),
+    [("softmax", 256), ("softmax", 512)]  # the more threads, the fewer registers each has
+    + [(name, 1024) for name in ("softmax", "l2_norm", "instance_norm", "two_tensors")],
+)
 def test_no_kernel_spills(name, threads, monkeypatch, tmp_path):
     _, _, family = made_of(tmp_path, MODULES[name])
     candidate = candidate_of(family, cluster_threads=threads)

@@ -7,6 +7,7 @@ text is CUDA C++ beside Triton's, of which there is none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.indexing import offset, row_dims
@@ -206,7 +207,9 @@ class _Text:
         last = len(self.nest.passes) - 1
         for number, each in enumerate(self.nest.passes):
             needed = still_needed(each, ())
-            yield from self._computed([s for s in needed if not self.nest.is_inner(s.name)])
+            yield from self._computed(
+                [s for s in each.statements if not self.nest.is_inner(s.name)]
+            )
             parts = [self._part(r) for r in each.reductions]
             for reduction, part in zip(each.reductions, parts, strict=True):
                 start = _STARTS[reduction.fold]
@@ -236,7 +239,6 @@ class _Text:
         yield "#pragma unroll"
         yield "for (int i = 0; i < 4; ++i) {"
         yield "  if (!present(i)) continue;"
-        yield "  const int column = first_column + i;"
         names = dict(self.names)
         wanted = {o for s in statements for o in s.operands if isinstance(o, str)}
         wanted |= {r.value for r, _ in parts} | {o.name for _, o in written}
@@ -245,20 +247,20 @@ class _Text:
                 names[name] = f"x[{at}][i]"
         if COLUMN in wanted:
             names[COLUMN] = "static_cast<float>(column)"
-        for tensor in self.nest.arguments:
-            if tensor.name in wanted - names.keys():
-                yield f"  {self._read(tensor.name, names)}"
-        for index in self.nest.indices:
-            if index in wanted - names.keys():
-                yield f"  {self._index(index, names)}"
-        for statement in statements:
-            yield f"  {self._statement(statement, names)}"
+        lines = [
+            self._read(t.name, names) for t in self.nest.arguments if t.name in wanted - {*names}
+        ]
+        lines += [self._index(n, names) for n in self.nest.indices if n in wanted - {*names}]
+        lines += [self._statement(statement, names) for statement in statements]
         for reduction, part in parts:
             value = self._float(reduction.value, names)
             fold = f"Fold::{_FOLDS[reduction.fold]}"
-            yield f"  {part}[i] = joined<{fold}, {_kind(reduction)}>({part}[i], {value});"
+            lines.append(f"{part}[i] = joined<{fold}, {_kind(reduction)}>({part}[i], {value});")
         for pointer, output in written:
-            yield f"  made_{pointer}[i] = {self._float(output.name, names)};"
+            lines.append(f"made_{pointer}[i] = {self._float(output.name, names)};")
+        if any(re.search(r"\bcolumn\b", line) for line in lines):
+            lines.insert(0, "const int column = first_column + i;")
+        yield from (f"  {line}" for line in lines)
         yield "}"
         for pointer, _ in written:
             place = f"{pointer} + row * {self.nest.space.cols} + first_column"
