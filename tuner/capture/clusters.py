@@ -21,9 +21,8 @@ __all__ = ["CLUSTER_TEMPLATE", "cluster_template", "refusal_of_clusters"]
 
 CLUSTER_TEMPLATE = "nest_cluster"
 RING_BYTES = 220 * 1024  # of a block's shared memory; kRingBytes in cluster_rows.cuh
-MOST_BLOCKS = 16
 SHORTEST_BYTES = 32 * 1024  # of a row, below which one program holds it
-CHUNKS = (8192, 16384, 32768)
+CHUNK = 8192  # bytes; the smallest one
 _FOLDS = {"sum": "kSum", "amax": "kLargest", "amin": "kSmallest"}
 _STARTS = {"sum": "0", "amax": "-__builtin_inff()", "amin": "__builtin_inff()"}
 
@@ -43,7 +42,7 @@ parameters:
 default: {blocks}, values: [1, 2, 4, 8, 16]}}
   cluster_threads: {{about: "threads of a block, 32 of which bring what the others take", \
 default: 512, values: [256, 512, 1024]}}
-  cluster_chunk: {{about: "bytes of a row in one copy to shared memory", default: 8192, \
+  cluster_chunk: {{about: "bytes of a row in one copy to shared memory", default: {chunk}, \
 values: [8192, 16384, 32768]}}
 steps:
   - {{call: {function}, args: [{arguments}]}}
@@ -81,7 +80,7 @@ def refusal_of_clusters(stages: Stages) -> str:
         return "a program holds a row"
     if not staged_of(nest):
         return "nothing is read that lies as a row"
-    if _least_blocks(nest) is None:
+    if _first_blocks(nest) is None:
         return "no cluster holds a row"
     return ""
 
@@ -101,7 +100,8 @@ def cluster_template(stages: Stages, op: str, names: Mapping[str, str]) -> str:
     head = _HEAD.format(
         sweeps=len(nest.passes),
         fits=_fits(nest),
-        blocks=_least_blocks(nest),
+        blocks=_first_blocks(nest),
+        chunk=CHUNK,
         function=function,
         arguments=", ".join(arguments),
     )
@@ -130,23 +130,19 @@ def _fits(nest: Nest) -> str:
     return f"cdiv({slice_bytes}, cluster_chunk) <= min(64, {RING_BYTES} // {slot_bytes})"
 
 
-def _least_blocks(nest: Nest) -> int | None:
-    """Return the fewest blocks that hold a row in chunks of any size, None where none do.
+def _first_blocks(nest: Nest) -> int | None:
+    """Return with how many blocks a search begins, None where no number of them holds a row.
 
-    Where 8 blocks hold one, more of them have room for the next row beside it: up to half of
-    their memory is a row's.
+    The fewest that hold two rows, so that one comes while the other is computed; but no more than
+    8, which any Hopper has room for, where these hold one.
     """
     num, cols = len(staged_of(nest)), nest.space.cols
-    fitting = []
-    for blocks in (1, 2, 4, 8, 16):
-        num_bytes = -(-cols // (32 * blocks)) * 128
-        slots = [min(64, RING_BYTES // (num * (chunk + 16))) for chunk in CHUNKS]
-        held = [-(-num_bytes // chunk) <= s for chunk, s in zip(CHUNKS, slots, strict=True)]
-        if held[0]:
-            fitting.append((blocks, 2 * num * num_bytes <= RING_BYTES))
-    roomy = [blocks for blocks, has_room in fitting if has_room and blocks <= 8]
-    held_by = roomy or [blocks for blocks, _ in fitting]
-    return held_by[0] if held_by else None
+    slots = min(64, RING_BYTES // (num * (CHUNK + 16)))
+    chunks = {blocks: -(-cols // (32 * blocks)) * 128 for blocks in (1, 2, 4, 8, 16)}
+    chunks = {blocks: -(-num_bytes // CHUNK) for blocks, num_bytes in chunks.items()}
+    holding = [blocks for blocks, needed in chunks.items() if needed <= slots]
+    roomy = [blocks for blocks in holding if 2 * chunks[blocks] <= slots and blocks <= 8]
+    return roomy[0] if roomy else 8 if 8 in holding else 16 if holding else None
 
 
 def _statements(nest: Nest) -> list[Statement]:
@@ -210,7 +206,7 @@ class _Text:
             yield from self._computed(
                 [s for s in each.statements if not self.nest.is_inner(s.name)]
             )
-            parts = [self._part(r) for r in each.reductions]
+            parts = [self._part() for _ in each.reductions]
             for reduction, part in zip(each.reductions, parts, strict=True):
                 start = _STARTS[reduction.fold]
                 yield f"{_kind(reduction)} {part}[4] = {{{', '.join([start] * 4)}}};"
@@ -301,7 +297,7 @@ class _Text:
         names[name] = f"{letter}{self.count}"
         return names[name]
 
-    def _part(self, reduction: Reduction) -> str:
+    def _part(self) -> str:
         self.count += 1
         return f"p{self.count}"
 
