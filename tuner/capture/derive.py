@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tuner.capture.any_batch import any_batch
 from tuner.capture.biases import with_biases_apart
+from tuner.capture.clusters import CLUSTER_TEMPLATE, cluster_template, refusal_of_clusters
 from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.half_products import PRODUCTS, makers_of
 from tuner.capture.index_space import NotOneNest
@@ -51,6 +52,7 @@ _VARIED = (
     *("image_pixels", "image_channels", "image_depth", "image_warps", "image_stages"),
     *("plane_pixels", "plane_warps"),
     *("image_consumers", "image_groups", "image_part", "image_blocks"),
+    *("cluster_blocks", "cluster_threads", "cluster_chunk"),
     *(name + SECOND for name in NAMES),
 )
 # Files of every operator that has them; a template of another partition may be missing.
@@ -58,7 +60,7 @@ _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 28  # of what is written; part of the key
+FORMAT = 29  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -120,6 +122,9 @@ def derived(
         if own.nests:
             is_ours = any(part.stages.nests for part in parts[1:])  # or PyTorch's products alone
             made |= _templates(graph, parts if is_ours else parts[:1], op)
+        if not refusal_of_clusters(own):
+            text = cluster_template(own, op, parts[0].names)
+            made[f"{CLUSTER_TEMPLATE}.triton.py.j2"] = text
         return made
 
     mine = replace(captured, graph=graph)
@@ -140,6 +145,8 @@ def derived(
     searched = {f"nest_{name}".rstrip("_") for name in worth_a_search(graph, stages)}
     searched |= set(PRODUCTS)
     templates = sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
+    # Rows in the memory of clusters have not run on a GPU yet, so nobody gets them who does not
+    # ask: `space: {template: [nest_cluster]}`.
     templates = [t for t in templates if t.removesuffix("_triton") in searched]
     templates.sort(key=lambda t: t not in PRODUCTS)  # first: a short search tries few
     mode = "train" if graph.is_training else "eval"
