@@ -17,6 +17,7 @@ from test_steps_of_halves import Libdevice
 
 from tuner.capture.capture import capture
 from tuner.capture.graph import Graph
+from tuner.capture.clusters import CLUSTER_TEMPLATE
 from tuner.capture.half_products import PRODUCTS
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.nest import Nest
@@ -127,7 +128,8 @@ def check(folder: Path, name: str, form: tuple[str, str, str], end: str = "") ->
     """
     problem, made = derive(folder, name, form)
     family = load_family(made.name, [made.folder])
-    templates = [t for t in family.templates if t.startswith("nest") and t not in PRODUCTS]
+    others = {*PRODUCTS, CLUSTER_TEMPLATE}
+    templates = [t for t in family.templates if t.startswith("nest") and t not in others]
     for template in [t for t in templates if t.endswith("_triton") == bool(end)]:
         model, calls = module_with(family, bound(folder, family, template))
         reference, wide = problem.make_model(0), problem.make_model(0).double()
