@@ -16,8 +16,8 @@ from test_steps import Taken, assert_gradients_are_as_exact
 from test_steps_of_halves import Libdevice
 
 from tuner.capture.capture import capture
-from tuner.capture.graph import Graph
 from tuner.capture.clusters import CLUSTER_TEMPLATE
+from tuner.capture.graph import Graph
 from tuner.capture.half_products import PRODUCTS
 from tuner.capture.index_space import NotOneNest
 from tuner.capture.nest import Nest
