@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from cpu_machine import GPP
 from test_any_module import answers, assert_as_exact, derive
 from test_cuda_beside import cuda_code, needs_nvcc, needs_triton
+from test_matching import TEXT
 
 from tuner.capture.capture import capture
 from tuner.capture.clusters import CLUSTER_TEMPLATE, refusal_of_clusters
@@ -31,28 +32,6 @@ from tuner.problem.reference import load_problem
 from tuner.trial import Status
 
 needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
-TEXT = """
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        {init}
-
-    def forward(self, {names}):
-        return {forward}
-
-
-def get_inputs():
-    return [{inputs}]
-
-
-def get_init_inputs():
-    return []
-"""
 ROWS = "torch.randn(5, 9001)"
 MODULES: dict[str, tuple[str, str, str]] = {
     "softmax": ("torch.softmax(x, -1)", "", ROWS),
@@ -87,7 +66,7 @@ OTHERS = {
 def text_of(module: tuple[str, str, str]) -> str:
     forward, init, inputs = module
     names = "x, y" if inputs.count("torch.randn") > 1 else "x"
-    return TEXT.format(forward=forward, init=init or "...", inputs=inputs, names=names)
+    return TEXT.format(forward=f"return {forward}", init=init or "...", inputs=inputs, names=names)
 
 
 def made_of(folder: Path, module: tuple[str, str, str]):
