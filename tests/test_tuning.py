@@ -513,14 +513,11 @@ def test_a_notebook_tunes_layer_norm_and_gets_a_run_with_its_result(tmp_path, ca
     config = tuner.load_config(tmp_path / "layer_norm.yaml")
     notes = Notes()
     run = tuner.tune(config, runs_dir=tmp_path / "runs", observer=notes)
-    assert notes.told == [
-        "plan 2",
-        "run 0",
-        "trial 0",
-        "trial 1",
-        "finalist False",
-        "finalist True",
-    ]
+    assert notes.told[:4] == ["plan 2", "run 0", "trial 0", "trial 1"]
+    # One finalist or both, checked and then raced: how near the two came is the machine's.
+    finalists = notes.told[4:]
+    assert set(finalists) == {"finalist False", "finalist True"}
+    assert (finalists[0], finalists[-1]) == ("finalist False", "finalist True")
     assert isinstance(run, tuner.Run) and len(run.trials()) == 2
     result = run.result()
     assert result is not None and result.exported is not None
