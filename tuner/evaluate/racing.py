@@ -307,8 +307,7 @@ class Racer:
             is_bound_here: whether its launches are our own binding's, in Python.
         """
         host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
-        allowed_us = host_us if self._is_gpu else CLOCK_US
-        refusal = ""
+        allowed_us, refusal = host_us if self._is_gpu else CLOCK_US, ""
         for attempt in range(CROSS_CHECKS):
             time.sleep(attempt * CROSS_CHECK_S)  # what else runs is over at some time
             slowdown = self._wall_us(racers[0], told[0]) / told[0]
