@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.capture.constructing import constructed
 from tuner.capture.converting import conversions_of_fakes
 from tuner.capture.explaining import explained
+from tuner.capture.recurrent import recurrent_by_shape
 from tuner.errors import CaptureError
 from tuner.problem.given import first_with_rows
 from tuner.problem.modes import TuneMode, others_in_mode, put_into
@@ -121,6 +122,7 @@ def fake_module(
         torch.manual_seed(0)
         shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
+        stack.enter_context(recurrent_by_shape())
         with fake, conversions_of_fakes():
             with explained(problem, "get_init_inputs()"):
                 init = problem.module.get_init_inputs()
