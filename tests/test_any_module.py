@@ -98,6 +98,8 @@ MODULES: dict[str, tuple[str, str, str]] = {
                       f"{X}, torch.randint(0, 9, (37, 100))"),
     "linear_gelu_residual": (f"{F}.gelu(self.l(x)) + y", "self.l = nn.Linear(100, 37)",
                              f"{X}, torch.randn(37, 37)"),
+    "rolled": ("torch.roll(torch.tanh(x), (3, -5), (1, 2)) * y", "",
+               "torch.randn(37, 9, 11), torch.randn(37, 9, 11)"),
     "hidden_state": ("torch.tanh(self.r(x)[1]) * 2.0", "self.r = nn.GRU(9, 12)",
                      "torch.randn(5, 37, 9)"),
     "output_and_state": ("(torch.tanh(self.r(x)[0]), self.r(x)[1][1] * 2.0)",

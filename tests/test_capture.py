@@ -78,6 +78,11 @@ X = "torch.randn(4, 6)"
 IMAGE = "torch.randn(2, 6, 8, 8)"
 
 MODULES = {
+    "rolled": (
+        "pass",
+        "return x.roll(2), x.roll((1, -2), (0, 1)), x.roll(7, 1), torch.roll(x, -1, -1) * x",
+        X,
+    ),
     "rms norm and gate": (
         "self.weight = nn.Parameter(torch.ones(6))",
         "r = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6); "

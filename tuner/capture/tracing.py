@@ -33,7 +33,7 @@ __all__ = ["Traced", "decompositions", "fake_module", "traced"]
 _KEPT = """linear matmul silu mish hardswish hardsigmoid softplus log_sigmoid selu square
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d
 max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-adaptive_avg_pool3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu flip"""
+adaptive_avg_pool3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu flip roll"""
 # Operators of the core set that are opened all the same, by how their names end.
 _OPENED_ENDS = (
     "_norm",
