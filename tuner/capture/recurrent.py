@@ -30,7 +30,8 @@ def recurrent_by_shape() -> Iterator[None]:
     """
     import torch
 
-    keys = (torch._C.DispatchKey.CompositeImplicitAutograd, torch._C.DispatchKey.Autograd)
+    kinds = torch._C.DispatchKey
+    keys = (kinds.CompositeImplicitAutograd, kinds.Autograd, kinds.Meta)
     places = [(getattr(torch.ops.aten, name).input, key) for name in _NAMES for key in keys]
     before = [(op, key, op.py_kernels.get(key)) for op, key in places]
 
