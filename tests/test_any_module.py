@@ -100,6 +100,10 @@ MODULES: dict[str, tuple[str, str, str]] = {
                              f"{X}, torch.randn(37, 37)"),
     "rolled": ("torch.roll(torch.tanh(x), (3, -5), (1, 2)) * y", "",
                "torch.randn(37, 9, 11), torch.randn(37, 9, 11)"),
+    "table": ("torch.tanh(self.t[self.i.view(-1)].view(10, 10) + x)",
+              "self.t = nn.Parameter(torch.randn(7)); "
+              "self.register_buffer('i', torch.arange(100).view(4, 25) % 7)",
+              "torch.randn(37, 10, 10)"),
     "hidden_state": ("torch.tanh(self.r(x)[1]) * 2.0", "self.r = nn.GRU(9, 12)",
                      "torch.randn(5, 37, 9)"),
     "output_and_state": ("(torch.tanh(self.r(x)[0]), self.r(x)[1][1] * 2.0)",

@@ -120,7 +120,7 @@ def call_of(graph: Graph, node: Node) -> Call:
     values: list[Tensor | Node] = [graph.value(name) for name in node.refs]
     everything: list[Tensor | Node] = [node, *values]
     for value in everything:
-        is_index = value.dtype == "int64" and isinstance(value, Tensor)
+        is_index = value.dtype == "int64" and (isinstance(value, Tensor) or value.op in MOVES)
         if value.dtype not in FLOATS and not is_index:
             raise refusal(node, f"{node.op} of {value.dtype}, which is not called yet")
         if isinstance(value, Node) and value.op == "full" and value.args[0] != 0:
