@@ -17,6 +17,7 @@ from tuner.errors import StorageError
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
 from tuner.review.gain import ModuleRecord
+from tuner.review.workloads import proof_of
 from tuner.run import Outlook, Run, is_locked
 from tuner.trial import Finalist, Result, Trial, from_json
 from tuner.wording import one_line
@@ -66,6 +67,7 @@ class Bound:
     words: str
     tflops: float
     latency_us: float
+    is_memory: bool = False  # whether the bandwidth is what bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +99,19 @@ class Facts:
     module: ModuleRecord | None = None
 
     @classmethod
-    def of(cls, run: Run) -> Facts:
+    def of(cls, run: Run, trials: Sequence[Trial] | None = None) -> Facts:
         """Read a run.
+
+        Args:
+            run: to read.
+            trials: of the run, where they are known already.
 
         Raises:
             StorageError: a file of the run cannot be read.
         """
         config = text_of(run.config_path, MAX_SOURCE_CHARS)
         is_running = is_locked(run, by_another=True)
-        trials, outlooks = run.trials(), run.outlooks()
+        trials, outlooks = run.trials() if trials is None else trials, run.outlooks()
         result, checks = run.result(), run.checks()
         path = run.path / MODULE_FILE
         try:
@@ -124,6 +130,12 @@ class Facts:
         """Return a word of the environment."""
         value = self.environment.get(name)
         return str(value) if value not in (None, "") else default
+
+    @property
+    def sizes(self) -> Mapping[str, object]:
+        """The problem's named sizes; none where they are not recorded."""
+        found = self.environment.get("sizes")
+        return found if isinstance(found, Mapping) else {}
 
     @property
     def device(self) -> Device | None:
@@ -161,10 +173,7 @@ class Facts:
     @property
     def proof(self) -> Finalist | None:
         """The exported file's own proof, or the winner's."""
-        if self.result is None:
-            return None
-        winner, finalists = self.result.winner, self.result.finalists
-        return self.result.exported or next((f for f in finalists if f.trial == winner), None)
+        return proof_of(self.result)
 
     @property
     def rejected(self) -> Sequence[Finalist]:
@@ -215,6 +224,12 @@ class Facts:
         except (yaml.YAMLError, KeyError, TypeError, ValueError):
             return DEFAULT_MAX_NOISE
 
+    @property
+    def precision(self) -> str:
+        """The units that the best trial computes in, of `UNITS`; empty where nobody says."""
+        named = self.best.params.get("precision") if self.best is not None else None
+        return str(named) if named in UNITS else ""
+
     def bounds(self) -> list[Bound]:
         """Return the rooflines that the accuracy class allows; none where rates are not known."""
         device, flops, num_bytes = self.device, self.number("flops"), self.number("bytes")
@@ -223,8 +238,10 @@ class Facts:
         found = []
         for name in _ALLOWED.get(self.word("accuracy"), ("fp16",)):
             tflops = roofline_tflops(flops, num_bytes or 0.0, device, name)
-            if tflops:
-                found.append(Bound(name, UNITS[name], tflops, flops / tflops / 1e6))
+            peak = roofline_tflops(flops, 0.0, device, name)
+            if tflops and peak:
+                latency_us = flops / tflops / 1e6
+                found.append(Bound(name, UNITS[name], tflops, latency_us, tflops < peak))
         return found
 
     def candidate(self, trial: Trial) -> Path | None:

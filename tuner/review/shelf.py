@@ -12,14 +12,14 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import RLock
 from typing import Any, Literal, get_args
 
 from tuner.errors import InputError, TunerError
-from tuner.review.facts import MAX_SOURCE_CHARS, Facts, is_all_rejected, rejected_of, text_of
+from tuner.review.facts import Facts, is_all_rejected, rejected_of
 from tuner.review.words import rejection_words
 from tuner.run import Run, is_locked, parsed_trials
 from tuner.storage import storage_errors
@@ -47,6 +47,7 @@ _FILES = (
     "candidates",
     "export",
     "export/model_new.py",
+    "module.json",
     "report.html",
 )
 _WRITTEN = ("environment.json", "trials.jsonl", "result.json", "checks.jsonl")  # tell its age
@@ -170,10 +171,7 @@ class Shelf:
             while len(self._trials) > _KEPT_RUNS:
                 self._trials.popitem(last=False)
             trials = reader.read()
-        config = text_of(run.config_path, MAX_SOURCE_CHARS)
-        result = run.result()
-        running, outlooks, checks = is_locked(run), run.outlooks(), run.checks()
-        return Facts(run, run.environment(), trials, result, config, running, outlooks, checks)
+        return replace(Facts.of(run, trials), is_running=is_locked(run))
 
     def underway(self, name: str) -> Underway | None:
         """Return what a run is at; None where no process works on it, or it has not said.

@@ -37,8 +37,10 @@ __all__ = [
     "pareto",
     "resources_of",
     "rms_of",
+    "speedup_of",
     "strategies",
     "trial_columns",
+    "value_of",
     "value_words",
 ]
 
@@ -208,7 +210,7 @@ def trial_columns(facts: Facts) -> list[Column]:
         _column("status", "status", "word", trials, lambda t: t.outcome.status.value),
         _column("latency_us", "latency µs", "us", trials, lambda t: t.outcome.latency_us),
         _column("noise", "noise", "percent", trials, _noise),
-        _column("speedup", "speed-up", "ratio", trials, lambda t: _speedup(t, facts)),
+        _column("speedup", "speed-up", "ratio", trials, lambda t: speedup_of(t, facts)),
         _column("rms_rel", "rms error", "error", trials, rms_of),
     ]
     after = [
@@ -252,7 +254,8 @@ def _noise(trial: Trial) -> float | None:
     return measurement.noise if measurement is not None else None
 
 
-def _speedup(trial: Trial, facts: Facts) -> float | None:
+def speedup_of(trial: Trial, facts: Facts) -> float | None:
+    """Return a trial's speed over PyTorch as timed just before it; None where nobody timed it."""
     outcome = trial.outcome
     if outcome.latency_us is None or outcome.measurement is None:
         return None
