@@ -20,6 +20,7 @@ from tuner.trial import Trial
 __all__ = ["Choice", "choices_of", "choices_words", "unvaried"]
 
 NUM_TOLD = 3  # of the choices, in the sentence
+FEW = 3  # trials without a choice, below which they say little of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,8 @@ class Choice:
 
     `gain` is the speed of the best trial with it over that of the best without it, `other`, which
     has the value `instead`; speeds are over PyTorch as timed just before each. `is_noise` says
-    that the two differ by less than both scatter. `num_without` correct trials chose otherwise.
+    that the two differ by less than both scatter. `num_without` correct trials chose otherwise;
+    `num_changed` choices of the winner are otherwise in `other`, this one among them.
     """
 
     name: str
@@ -39,6 +41,16 @@ class Choice:
     other: int
     num_with: int
     num_without: int
+    num_changed: int
+
+    @property
+    def remark(self) -> str:
+        """What makes it less sure; empty where nothing does."""
+        if self.is_noise:
+            return "within the noise of both"
+        if self.num_without < FEW:
+            return f"{count_words(self.num_without, 'trial')} without it: little to go by"
+        return ""
 
 
 def choices_of(facts: Facts) -> list[Choice]:
@@ -57,7 +69,8 @@ def choices_of(facts: Facts) -> list[Choice]:
         return speeds[trial.number] or 0.0
 
     found = []
-    for name in parameter_names([best]):
+    names = parameter_names([best])
+    for name in names:
         value = value_words(best, name)
         having = [trial for trial in known if value_of(trial, name) is not None]
         with_it = [trial for trial in having if value_words(trial, name) == value]
@@ -76,6 +89,7 @@ def choices_of(facts: Facts) -> list[Choice]:
                 other.number,
                 len(with_it),
                 len(without),
+                sum(value_words(best, n) != value_words(other, n) for n in names),
             )
         )
     return sorted(found, key=lambda choice: -choice.gain)
@@ -85,11 +99,14 @@ def choices_words(choices: Sequence[Choice]) -> str:
     """Return in one sentence which choices made the winner fast; why not, where none did."""
     if not choices:
         return "The trials do not say: no correct trial chose otherwise in anything."
-    told = [choice for choice in choices if choice.gain > 1 and not choice.is_noise][:NUM_TOLD]
+    told = [choice for choice in choices if choice.gain > 1 and not choice.remark][:NUM_TOLD]
     if not told:
-        return "No single choice explains it: for each there is a trial without it as fast."
-    parts = [f"{c.name}={c.value} is worth {ratio_words(c.gain)}" for c in told]
-    return f"{', '.join(parts)}: each against the best trial that chose otherwise."
+        return "No single choice explains it: the trials without each are as fast, or too few."
+    parts = [
+        f"{c.name}={c.value} is worth {ratio_words(c.gain)} (against {c.instead}, trial {c.other})"
+        for c in told
+    ]
+    return f"{'; '.join(parts)}."
 
 
 def unvaried(facts: Facts, choices: Sequence[Choice]) -> str:

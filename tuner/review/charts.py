@@ -15,8 +15,7 @@ from tuner.review.facts import Facts, correct_trials, latency_us_of
 from tuner.review.figures import (
     MAX_POINTS,
     accuracy_figure,
-    outlook_figure,
-    progress_figure,
+    starred,
 )
 from tuner.review.parameters import (
     importance_figure,
@@ -24,6 +23,7 @@ from tuner.review.parameters import (
     parallel_figure,
     parameter_figure,
 )
+from tuner.review.progress import outlook_figure, progress_figure
 from tuner.review.roofline import resource_figure, roofline_figure
 from tuner.review.tables import parameter_names, pareto, resources_of, rms_of, value_words
 from tuner.review.timeline import spans_of, stage_figure, timeline_figure
@@ -68,7 +68,12 @@ def charts_of(
     known: Mapping[str, float] = {}
     if _NEEDS_SHARES & set(wanted):
         known = shares() if shares else importances(facts.trials)
-    return [_CHARTS[name](facts, known) for name in wanted]
+    charts = [_CHARTS[name](facts, known) for name in wanted]
+    if facts.result is not None:
+        for chart in charts:
+            if chart.figure is not None:
+                starred(chart.figure, facts.result.winner)
+    return charts
 
 
 def figure_data(figure: Any) -> dict[str, Any]:
@@ -97,6 +102,7 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
         compiled_us=facts.compiled_us,
         floors=floors,
         by=by,
+        raced=facts.proof,
     )
     best = min(correct_trials(facts.trials), key=latency_us_of, default=None)
     words = f"Of {count_words(len(facts.trials), 'trial')}"

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -16,6 +16,7 @@ from tuner.capture.outline import MODULE_FILE
 from tuner.errors import StorageError
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
+from tuner.profiled import PROFILE_NAME, Profiles
 from tuner.review.gain import ModuleRecord
 from tuner.review.workloads import proof_of
 from tuner.run import Outlook, Run, is_locked
@@ -34,6 +35,8 @@ __all__ = [
     "rejected_of",
     "text_of",
 ]
+
+R = TypeVar("R")
 
 MAX_SOURCE_CHARS = 400_000
 DEFAULT_MAX_NOISE = 0.005  # the config's own default for measure.max_noise
@@ -85,7 +88,7 @@ class Facts:
     `is_running`: another process works on it, so that it cannot be resumed. `outlooks`: what
     the search expected of the rest, the latest last. `checks`: every finalist as it was checked or
     raced, in that order; a later one of a trial counts. `module`: of an operator that was derived
-    from one.
+    from one. `profiles`: one call of the baseline and of the winner, kernel by kernel.
     """
 
     run: Run
@@ -97,6 +100,7 @@ class Facts:
     outlooks: Sequence[Outlook] = ()
     checks: Sequence[Finalist] = ()
     module: ModuleRecord | None = None
+    profiles: Profiles | None = None
 
     @classmethod
     def of(cls, run: Run, trials: Sequence[Trial] | None = None) -> Facts:
@@ -113,14 +117,12 @@ class Facts:
         is_running = is_locked(run, by_another=True)
         trials, outlooks = run.trials() if trials is None else trials, run.outlooks()
         result, checks = run.result(), run.checks()
-        path = run.path / MODULE_FILE
-        try:
-            module = from_json(ModuleRecord, path.read_bytes()) if path.is_file() else None
-        except ValueError as error:
-            raise StorageError(f"{path}: cannot be read: {one_line(str(error))}") from error
+        module = _record(run.path / MODULE_FILE, ModuleRecord)
+        profiles = _record(run.path / PROFILE_NAME, Profiles)
         return cls(
-            run, run.environment(), trials, result, config, is_running, outlooks, checks, module
-        )
+            run, run.environment(), trials, result, config, is_running, outlooks, checks, module,
+            profiles,
+        )  # fmt: skip
 
     def number(self, name: str) -> float | None:
         """Return a finite number of the environment; None if it is not one."""
@@ -266,6 +268,14 @@ class Facts:
         folder = self.candidate(trial)
         path = folder / "log.txt" if folder else None
         return text_of(path, max_chars) if path and not path.is_symlink() else ""
+
+
+def _record(path: Path, kind: type[R]) -> R | None:
+    """Return a record of a run; None where it was not written."""
+    try:
+        return from_json(kind, path.read_bytes()) if path.is_file() else None
+    except ValueError as error:
+        raise StorageError(f"{path}: cannot be read: {one_line(str(error))}") from error
 
 
 def rejected_of(checks: Sequence[Finalist]) -> list[Finalist]:

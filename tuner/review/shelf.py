@@ -47,7 +47,10 @@ _FILES = (
     "candidates",
     "export",
     "export/model_new.py",
+    "kernels.json",
+    "log.txt",
     "module.json",
+    "notes.txt",
     "report.html",
 )
 _WRITTEN = ("environment.json", "trials.jsonl", "result.json", "checks.jsonl")  # tell its age

@@ -53,9 +53,9 @@ class Summary:
 
     `latency_us`, `noise` and `baseline_us` come from the proof of the exported file where there
     is one, else from the winner's race, else from screening; `measured` says which. `probes` are
-    the errors against float64 beside the baseline's own. `workloads` are all that was timed of the
-    file, `caveat` what is materially less than the headline, `tone` the colour of both, `trust` what
-    stands behind them, in one line. `num_rejected` trials were correct at
+    the errors against float64 beside the baseline's own. `workloads` are all that was timed of
+    the file, `caveat` what is materially less than the headline, `tone` the colour of both,
+    `trust` what stands behind them, in one line. `num_rejected` trials were correct at
     screening, and are not. `rewrites` are the exact steps by which a module's graph was rewritten,
     in words. Paths are relative to `path`.
     """
@@ -232,7 +232,9 @@ def _trust_words(facts: Facts) -> str:
     if proof is None or result is None:
         return ""
     probes, interval = proof.check.probes, proof.interval
-    words = [f"{sum(p.is_accepted for p in probes)} of {count_words(len(probes), 'probe')} accepted"]
+    words = [
+        f"{sum(p.is_accepted for p in probes)} of {count_words(len(probes), 'probe')} accepted"
+    ]
     if interval is not None:
         words.append(f"raced in {count_words(interval.num_processes, 'process', 'processes')}")
         is_file = result.exported is proof

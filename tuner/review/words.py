@@ -34,7 +34,7 @@ NONE = "–"
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three digits, never as a power of ten; more where it has no fraction."""
+    """Return a number with three digits, never as a power of ten: 0.0512, 7.22, 12,300."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     rounded = float(f"{value:.2e}")
