@@ -26,7 +26,6 @@ from tuner.review.facts import UNITS, Facts
 from tuner.review.figures import (
     accuracy_figure,
     hover_words,
-    progress_figure,
     thinned,
     with_hovers,
 )
@@ -36,9 +35,11 @@ from tuner.review.parameters import (
     parallel_figure,
     parameter_figure,
 )
+from tuner.review.progress import progress_figure
 from tuner.review.roofline import roofline_figure, roofs_of
 from tuner.review.tables import contest, pareto, resources_of, rms_of, trial_columns
 from tuner.review.timeline import spans_of, stage_figure, stages_of, timeline_figure, workers_of
+from tuner.review.words import us_words
 from tuner.run import Outlook
 from tuner.trial import Outcome, Status, Trial
 
@@ -109,7 +110,7 @@ def test_stages_add_up_to_the_working_time():
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14171c"])
 def test_marks_can_be_seen_on_light_and_dark(page):
-    marks = [*figures._STATUS_MARKS.values(), *figures._TEMPLATE_MARKS, *parameters._FAST_TO_SLOW]
+    marks = [*figures.STATUS_MARKS.values(), *figures.TEMPLATE_MARKS, *parameters._FAST_TO_SLOW]
     colours = [text for mark in marks for text in mark if str(text).startswith("#")]
     stages = timeline._STAGE_COLOURS.values()
     for colour in [*colours, *stages, figures.BEST, figures.BASELINE, figures.FLOOR]:
@@ -128,7 +129,7 @@ def test_torch_compile_has_its_line_where_it_was_measured():
 def test_hover_names_the_trial_its_time_and_its_parameters():
     trial = make_trials(20)[0]
     words = hover_words(trial).replace("<br>", " ")
-    assert words.startswith(f"trial 0: correct, {trial.outcome.latency_us:.4g} µs ± 0.3 %")
+    assert words.startswith(f"trial 0: correct, {us_words(trial.outcome.latency_us)} ± 0.3 %")
     for name, value in trial.params.items():
         assert f"{name}={value}" in words
 

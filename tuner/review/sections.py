@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -64,9 +63,10 @@ def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
     if not workloads:
         return []
 
+    most = 2 * max(1.0, *(w.interval.speedup for w in workloads))  # of an axis that can be read
+
     def high(workload: Workload) -> float:
-        interval = workload.interval
-        return interval.high if math.isfinite(interval.high) else 2 * interval.speedup
+        return min(workload.interval.high, most)
 
     ends = [1.0, *(w.interval.low for w in workloads), *map(high, workloads)]
     low, span = min(ends), (max(ends) - min(ends)) or 1.0

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 NONE = "–"
+MOST_RATIO = 1000.0  # times: beyond it an interval says nothing
 
 
 def three_digits(value: float) -> str:
@@ -88,7 +89,7 @@ def sizes_words(sizes: Mapping[str, object]) -> str:
         batch = sizes["batch"]  # the first dimension of each input, and of no weight
         inputs = {t: [batch, *(d[n] for n in sorted(d))] for t, d in tensors.items() if 0 not in d}
         if inputs:
-            return ", ".join(f"{t} {' x '.join(map(str, dims))}" for t, dims in inputs.items())
+            return ", ".join(f"{t}: {' x '.join(map(str, dims))}" for t, dims in inputs.items())
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
@@ -100,9 +101,9 @@ def seconds_words(value: float) -> str:
 
 
 def ratio_words(value: float) -> str:
-    """Return a speed-up, or that it has no bound."""
-    if not math.isfinite(value):
-        return "no bound"
+    """Return a speed-up, or that it has no bound that says anything."""
+    if not value < MOST_RATIO:
+        return "no bound" if value == math.inf or math.isnan(value) else f"above {MOST_RATIO:.0f}x"
     return f"{value:.3f}x" if value < 2 else f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
 
 
