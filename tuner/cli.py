@@ -349,7 +349,7 @@ def dashboard(
     ] = None,
 ) -> None:
     """Show the runs in a browser, live; the printed address holds the token of this start."""
-    from tuner.review.dashboard import serve
+    from tuner.review.serving import serve
 
     def ready(address: str) -> None:
         out.print(f"runs of {folder}; open (only you: the address holds the key)", markup=False)
