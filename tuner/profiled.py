@@ -4,21 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["PROFILE_NAME", "KernelTime", "Profiled", "Profiles"]
+__all__ = ["PROFILE_NAME", "KernelTime", "Launch", "Profiled", "Profiles"]
 
 PROFILE_NAME = "kernels.json"  # in a run's folder
 
 
 @dataclass(frozen=True, slots=True)
-class KernelTime:
-    """A kernel, copy or fill of a GPU; on a CPU an operation of PyTorch, without those inside it.
+class Launch:
+    """How a kernel was launched: `smem_bytes` of a block, with what was asked for at the launch.
 
-    `start_us` counts from the start of the first one of its call.
+    `occupancy` is a share of 1, as the profiler estimates it from the four others.
+    """
+
+    num_blocks: int
+    threads: int
+    registers: int
+    smem_bytes: int
+    occupancy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """A kernel, copy or fill of a GPU; on a CPU an operation of PyTorch, with those inside it.
+
+    `start_us` counts from the start of its call; `launch` is None of what is no kernel.
     """
 
     name: str
     start_us: float
     duration_us: float
+    launch: Launch | None = None
 
 
 @dataclass(frozen=True, slots=True)

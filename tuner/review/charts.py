@@ -246,8 +246,10 @@ def _resources(facts: Facts, _: Mapping[str, float]) -> Chart:
         words = "The compiler reported no registers or shared memory; on a CPU it has none."
         return Chart("resources", label, words, None)
     words = (
-        "The largest over each correct trial's kernels, as the compiler reports it: shared "
-        "memory without what is asked for at the launch, and occupancy the most that it allows."
+        "The largest over each correct trial's kernels, as the compiler reports it. It does not "
+        "know what shared memory is asked for at the launch: a kernel that asks for all of it "
+        "stands at 0, and its occupancy is lower than shown. The winner's real launches are under "
+        "'Why it is faster', where they were profiled."
     )
     return Chart("resources", label, words, resource_figure(facts.trials, facts.device))
 

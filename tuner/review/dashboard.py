@@ -35,6 +35,7 @@ from starlette.routing import Mount, Route
 
 from tuner.errors import InputError, StorageError, TunerError
 from tuner.review.comparison import cell_words, curves_of, rows_of
+from tuner.review.exports import EXPORTS, exported
 from tuner.review.guard import Guard
 from tuner.review.launch import Launcher
 from tuner.review.listing import STATES, Shown
@@ -101,6 +102,7 @@ class Dashboard:
                 Route("/runs/{name}/study", self._study),
                 Route("/runs/{name}/stop", self._stop, methods=["POST"]),
                 Route("/runs/{name}/resume", self._resume, methods=["POST"]),
+                Route("/runs/{name}/export/{what}", self._export),
                 Route("/runs/{name}/note", self._note, methods=["POST"]),
                 Route("/assets/{name}", _asset),
                 Mount("", optuna_app(self._studies)),
@@ -123,12 +125,15 @@ class Dashboard:
     async def _page(self, request: Request) -> Response:
         name = request.path_params["name"]
         shown = await anyio.to_thread.run_sync(self.shelf.shown, name)
+        if shown.state == "unreadable":
+            return self._told(request, 404, f"{name}: {shown.problem}")
         may_resume = await anyio.to_thread.run_sync(self.launcher.may_resume, name)
         answer = self._rendered(
             "run.html.j2",
             run=shown,
             may_resume=may_resume,
             note=note_of(self.shelf.folder / name),
+            exports=list(EXPORTS),
             has_study=self.shelf.run(name).journal_path.exists(),
             title=f"{shown.op} on {shown.device}",
             parts=defaultdict(str),
@@ -182,6 +187,13 @@ class Dashboard:
         asked = request.path_params
         found = await anyio.to_thread.run_sync(self._pages.source, asked["name"], asked["number"])
         return JSONResponse(found)
+
+    async def _export(self, request: Request) -> Response:
+        name, what = request.path_params["name"], request.path_params["what"]
+        facts = await anyio.to_thread.run_sync(self.shelf.facts, name)
+        data, media_type = await anyio.to_thread.run_sync(exported, facts, what)
+        headers = {"content-disposition": f'attachment; filename="{facts.run.path.name}-{what}"'}
+        return Response(data, media_type=media_type, headers=headers)
 
     async def _study(self, request: Request) -> Response:
         run = self.shelf.run(request.path_params["name"])

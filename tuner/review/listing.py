@@ -125,10 +125,10 @@ def shown(run: Run, tally: Tally) -> Shown:
         high=interval.high if interval and math.isfinite(interval.high) else None,
         least=least.interval.speedup if least else None,
         caveat=caveat_of(workloads),
-        tone=tone_of(workloads, verdict),
+        tone=tone_of(workloads, verdict) if has_samples else "even",
         is_proved=interval is not None and not is_rejected and has_samples,
         started_at=str(environment.get("started_at") or ""),
-        age_s=_age_s(tally),
+        age_s=_age_s(run.path.name, tally),
         problem=tally.problem or (tally.rejection if state == "rejected" else disagreement),
         note=tally.note.text,
         tags=tally.note.tags,
@@ -148,9 +148,11 @@ def _worth(result: Result | None) -> tuple[Interval | None, bool, bool]:
     return proof.interval, is_rejected, bool(proof.samples_us) and not proof.falls_back
 
 
-def _age_s(tally: Tally) -> float:
-    """Return the seconds since it started; a copy of its files is as old as they are."""
+def _age_s(name: str, tally: Tally) -> float:
+    """Return the seconds since it started as it said; else since its name or its files say."""
     last_s = max((time_ns for _, _, time_ns in tally.stamps[: len(WRITTEN)]), default=0) / 1e9
+    with suppress(ValueError):  # called otherwise
+        last_s = datetime.strptime(name[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
     with suppress(ValueError):  # none was recorded, or somebody's own words
         started = datetime.fromisoformat(str(tally.environment.get("started_at")))
         last_s = (started if started.tzinfo else started.replace(tzinfo=UTC)).timestamp()

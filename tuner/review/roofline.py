@@ -27,7 +27,7 @@ __all__ = ["resource_figure", "roofline_figure", "roofs_of"]
 _DASHES = ("solid", "dash", "dashdot", "dot")
 _PANELS = (
     ("registers", "registers a thread"),
-    ("smem_bytes", "shared memory, bytes"),
+    ("smem_bytes", "static shared memory, bytes"),
     ("occupancy", "occupancy, at most"),
     ("spilled_bytes", "spilled bytes"),
 )

@@ -45,6 +45,8 @@ __all__ = [
 ]
 
 ABSENT = "absent"  # a parameter that a template does not have
+# In a reason: 17, -0.5, 1,024, 3.2e-7, 0x7ffe, nan, as they differ from trial to trial.
+_NUMBER = re.compile(r"[-+]?(0x[0-9a-f]+|\d[\d,.]*(e[-+]?\d+)?)|[-+]?\b(nan|inf)\b", re.IGNORECASE)
 MAX_FAILURE_GROUPS = 40
 MAX_LOG_CHARS = 6_000  # of a compiler's log on the page; the run's folder keeps it whole
 MAX_REASON_CHARS = 300  # in the table; the group of failures has it whole
@@ -108,9 +110,10 @@ def strategies(trials: Sequence[Trial]) -> list[str]:
 class Resources:
     """What the kernels of one candidate take: the largest of each, over its kernels.
 
-    `occupancy` is the most that registers and shared memory allow for the kernel with most
-    registers, whatever its block: the compiler tells neither the block nor shared memory that
-    is asked for at the launch. None where the device's limits are not known.
+    `smem_bytes` is what the compiler sees, without what is asked for at the launch. `occupancy`
+    is the most that registers and that memory allow for the kernel with most registers, whatever
+    its block, which the compiler does not tell either. None where the device's limits are not
+    known. What the winner's launches asked for is in its profile.
     """
 
     registers: int
@@ -191,7 +194,7 @@ class Column:
 
 _TAKEN: tuple[tuple[str, str, Kind], ...] = (
     ("registers", "registers", "count"),
-    ("smem_bytes", "shared bytes", "bytes"),
+    ("smem_bytes", "static shared bytes", "bytes"),
     ("spilled_bytes", "spilled bytes", "bytes"),
     ("occupancy", "occupancy ≤", "percent"),
 )
@@ -336,7 +339,7 @@ def failures(facts: Facts) -> list[Failure]:
     for trial in facts.trials:
         if trial.outcome.status is not Status.CORRECT:
             first = one_line(trial.outcome.reason) or "no reason was recorded"
-            groups[trial.outcome.status, re.sub(r"\d[\d.e+-]*", "#", first)].append(trial)
+            groups[trial.outcome.status, _NUMBER.sub("#", first)].append(trial)
     ranked = sorted(groups.values(), key=len, reverse=True)
     return [_failure(facts, group) for group in ranked[:MAX_FAILURE_GROUPS]]
 

@@ -60,7 +60,7 @@
       }
       if (run.caveat) {
         cells[4].append(make("span", `least ${site.ratio(run.least)}`, `tone ${run.tone} least`),
-          make("span", `but ${run.caveat}`, "caveat"));
+          make("span", run.caveat, "caveat"));
       }
     }
     cells.forEach((cell, index) => { cell.dataset.label = labels[index]; });
