@@ -15,8 +15,9 @@ from made_runs import append, facts, made_run, raced_result, result, trial, tria
 
 from tuner.errors import InputError
 from tuner.review.facts import Facts
+from tuner.review.listing import age_words
 from tuner.review.report import page, parts_of
-from tuner.review.shelf import Shelf, age_words
+from tuner.review.shelf import Shelf
 from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run, is_locked
 from tuner.trial import Check, Finalist, Interval, to_json

@@ -38,7 +38,7 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """One call, warm and apart from any race: `call_us` is all of it, with what no kernel took.
+    """The shortest of a few calls, warm and apart from any race; `call_us` is all of it.
 
     `trial` is the number of the one whose file it was, None of the baseline. On a GPU `call_us` is
     from the first kernel's start to the last one's end.

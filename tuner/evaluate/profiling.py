@@ -53,24 +53,27 @@ def profile_into(folder: Path, task: Task, result: Result) -> None:
 
 
 def call_of(events: Sequence[Mapping[str, Any]], trial: int | None, *, is_gpu: bool) -> Profiled:
-    """Return one call from the events of a trace.
+    """Return the shortest call of a trace: what else the machine does makes others longer.
 
     Args:
-        events: of the Chrome trace that the profiler writes, times in us; one is the call itself,
-            of the category `user_annotation`.
+        events: of the Chrome trace that the profiler writes, times in us; those of the category
+            `user_annotation` are the calls themselves, one after the other.
         trial: whose file it is; None of the baseline.
         is_gpu: whether what a GPU did is wanted, or PyTorch's operations on the CPU: of those that
             lie within another one, the other one.
     """
     known = sorted(events, key=lambda event: (float(event["ts"]), -float(event["dur"])))
-    (call,) = (event for event in known if event["cat"] == "user_annotation")
+    calls = [event for event in known if event["cat"] == "user_annotation"]
+    call = min(calls, key=lambda event: float(event["dur"]))
     start_us, end_us = float(call["ts"]), float(call["ts"]) + float(call["dur"])
     chosen: list[Mapping[str, Any]] = []
     last_us = start_us
     for event in known:
+        if not last_us <= float(event["ts"]) < end_us:
+            continue
         if is_gpu and event["cat"] in ON_A_GPU:
             chosen.append(event)
-        elif not is_gpu and event["cat"] == ON_A_CPU and last_us <= float(event["ts"]) < end_us:
+        elif not is_gpu and event["cat"] == ON_A_CPU:
             chosen.append(event)
             last_us = float(event["ts"]) + float(event["dur"])
     if is_gpu and chosen:  # the host's part of the call is no time of the GPU's

@@ -32,6 +32,7 @@ __all__ = ["NUM_UNTIMED", "WEIGHT_SEED", "LastCall", "Timed", "spoilt_by_cuda_er
 
 # Until the threads of the process that had its turn before sleep; a GPU's work has none.
 SETTLE_S = {"cpu": 0.03, "cuda": 0.005}
+NUM_PROFILED = 6  # calls; the first one gets the profiler itself ready
 TRACED = ("user_annotation", "cpu_op", "kernel", "gpu_memcpy", "gpu_memset")  # by the profiler
 NUM_UNTIMED = 2  # calls of each turn that are not timed
 WEIGHT_SEED = 20_000  # of the weights that are timed; probes draw their own
@@ -193,7 +194,7 @@ class Timed:
         return {"operations": names}, ()
 
     def profile(self) -> Answer:
-        """Return what one warm call ran, as events of the Chrome trace that PyTorch writes."""
+        """Return what a few warm calls ran, as events of the Chrome trace that PyTorch writes."""
         import torch
         from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -204,12 +205,13 @@ class Timed:
         with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
             for _ in range(NUM_UNTIMED):
                 model(*inputs.of_call(inputs.fresh_call()))
-            for _ in range(2):  # the first one gets the profiler itself ready
-                given = inputs.of_call(inputs.fresh_call())
-                _synchronize(self._device)
-                with profile(activities=kinds) as found, record_function("call"):
-                    model(*given)
+            with profile(activities=kinds) as found:
+                for _ in range(NUM_PROFILED):
+                    given = inputs.of_call(inputs.fresh_call())
                     _synchronize(self._device)
+                    with record_function("call"):
+                        model(*given)
+                        _synchronize(self._device)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             found.export_chrome_trace(str(path))

@@ -37,7 +37,8 @@ def advice_of(facts: Facts, interval: Interval | None, noise: float | None) -> l
         *_advice_on_screening(facts),
     ]
     if (limit := facts.max_noise) < (noise or 0.0):
-        found.append(_noise_advice("the winner's", noise or 0.0, limit))
+        whose = "the winner's" if facts.result is not None else "the best trial's"
+        found.append(_noise_advice(whose, noise or 0.0, limit))
     sitting = facts.sitting(facts.best.number if facts.best else len(facts.trials))
     if limit < (baseline_noise := facts.baseline.noise or sitting.noise or 0.0):
         found.append(_noise_advice("the baseline's", baseline_noise, limit))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tuner.capture.outline import Outline
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.datasheets import bandwidth_gbps
 from tuner.review.ablation import choices_of, choices_words, unvaried
@@ -21,6 +22,7 @@ from tuner.trial import Finalist, Status, Trial
 __all__ = ["PARTS", "shown"]
 
 NUM_COLOURS = 8  # of kernels, as the style sheet has them
+MOST_STEPS = 8  # of one piece of a module's picture
 LEAST_BAR = 0.4  # % of a figure's width: less could not be seen
 _STATUS_MEANING = {
     Status.CORRECT: "accepted by the check, and timed",
@@ -180,7 +182,40 @@ def _shown_module(facts: Facts, told: Summary) -> dict[str, Any]:
     known = [(what, time_us) for what, time_us in times if time_us]
     longest_us = max((time_us for _, time_us in known), default=1.0)
     unit = time_unit([us for _, us in known])
-    return {"module": module, "times": known, "longest_us": longest_us, "unit": unit}
+    return {
+        "module": module,
+        "times": known,
+        "longest_us": longest_us,
+        "unit": unit,
+        "pieces": _pieces(module.outline),
+    }
+
+
+def _pieces(outline: Outline) -> list[dict[str, Any]]:
+    """Return the graph's steps in order, cut where another kernel's begin; of long ones the ends.
+
+    A step of several tasks, which compute it again each, is shown in the first of them.
+    """
+    of_step: dict[str, int] = {}
+    for number, task in enumerate(outline.tasks):
+        for name in task.steps:
+            of_step.setdefault(name, number)
+    pieces: list[dict[str, Any]] = []
+    for step in outline.steps:
+        place = of_step.get(step.name)
+        if not pieces or pieces[-1]["number"] != place:
+            task = None if place is None else outline.tasks[place]
+            is_new = all(piece["number"] != place for piece in pieces)
+            pieces.append({"number": place, "task": task, "is_new": is_new, "steps": []})
+        pieces[-1]["steps"].append(step)
+    for piece in pieces:
+        steps = piece["steps"]
+        piece["left_out"] = max(0, len(steps) - MOST_STEPS)
+        if piece["left_out"]:
+            half = MOST_STEPS // 2
+            piece["steps"] = [*steps[:half], *steps[-half:]]
+        piece["colour"] = (piece["number"] or 0) % NUM_COLOURS
+    return pieces
 
 
 def _shown_contests(facts: Facts, _: Summary) -> dict[str, Any]:

@@ -15,12 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 
+from tuner.capture.outline import MODULE_FILE
 from tuner.errors import InputError, TunerError
+from tuner.profiled import PROFILE_NAME
 from tuner.review.facts import Facts, is_all_rejected, rejected_of
 from tuner.review.listing import WRITTEN, Shown, Tally, shown
 from tuner.review.notes import NOTES_NAME, note_of
 from tuner.review.words import rejection_words
-from tuner.run import Run, is_locked, parsed_trials
+from tuner.run import LOG_NAME, PROGRESS_NAME, Run, is_locked, parsed_trials
 from tuner.storage import storage_errors
 from tuner.trial import Trial
 from tuner.underway import Underway, underway
@@ -38,13 +40,13 @@ _FILES = (
     "result.json",
     "study.journal",
     "lock",
-    "progress.json",
+    PROGRESS_NAME,
     "candidates",
     "export",
     "export/model_new.py",
-    "kernels.json",
-    "log.txt",
-    "module.json",
+    PROFILE_NAME,
+    LOG_NAME,
+    MODULE_FILE,
     NOTES_NAME,
     "report.html",
 )

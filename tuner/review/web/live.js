@@ -160,6 +160,7 @@
     write("stage", found.stage);
     write("finalists", found.finalists);
     write("plan", found.plan);
+    write("log", found.log);
     byId("verdicts").replaceChildren(...found.verdicts.map((text) => {
       const made = document.createElement("li");
       made.textContent = text;
