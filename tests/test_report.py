@@ -51,7 +51,7 @@ def test_page_answers_in_the_order_in_which_one_asks(finished):
     headings = re.findall(r"<h2[^>]*>([^<]*)", text)
     assert headings == [
         "Before you believe it",
-        "Why it is faster",
+        "Why it is this fast",
         "Progress",
         "What matters",
         "The hardware",

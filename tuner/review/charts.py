@@ -249,7 +249,7 @@ def _resources(facts: Facts, _: Mapping[str, float]) -> Chart:
         "The largest over each correct trial's kernels, as the compiler reports it. It does not "
         "know what shared memory is asked for at the launch: a kernel that asks for all of it "
         "stands at 0, and its occupancy is lower than shown. The winner's real launches are under "
-        "'Why it is faster', where they were profiled."
+        "'Why it is this fast', where they were profiled."
     )
     return Chart("resources", label, words, resource_figure(facts.trials, facts.device))
 

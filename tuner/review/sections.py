@@ -204,9 +204,9 @@ def _pieces(outline: Outline) -> list[dict[str, Any]]:
     for step in outline.steps:
         place = of_step.get(step.name)
         if not pieces or pieces[-1]["number"] != place:
-            task = None if place is None else outline.tasks[place]
+            found = None if place is None else outline.tasks[place]
             is_new = all(piece["number"] != place for piece in pieces)
-            pieces.append({"number": place, "task": task, "is_new": is_new, "steps": []})
+            pieces.append({"number": place, "task": found, "is_new": is_new, "steps": []})
         pieces[-1]["steps"].append(step)
     for piece in pieces:
         steps = piece["steps"]
