@@ -114,9 +114,10 @@ def test_failures_are_grouped_by_reason_with_the_compilers_log(finished):
 
 
 def test_reasons_that_differ_only_in_numbers_are_one_group(tmp_path):
+    numbers = ("0.5e-3", "-7", "1,024", "0x7ffe", "nan", "-inf", "+3.25")
     trials = [
-        Trial(n, "mma", {"template": "mma"}, "", Outcome(Status.RUNTIME, f"at {n}: {n}.5e-3 off"))
-        for n in range(7)
+        Trial(n, "mma", {"template": "mma"}, "", Outcome(Status.RUNTIME, f"at {n}: {number} off"))
+        for n, number in enumerate(numbers)
     ]
     page = page_of(make_run(tmp_path, trials))
     assert "7 × runtime: at 0: 0.5e-3 off" in page.text

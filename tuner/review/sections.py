@@ -9,13 +9,14 @@ from typing import Any
 from tuner.capture.outline import Outline
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.datasheets import bandwidth_gbps
+from tuner.profiled import Launch
 from tuner.review.ablation import choices_of, choices_words, unvaried
 from tuner.review.facts import UNITS, Facts
 from tuner.review.sources import highlighted, winner_source
 from tuner.review.summary import Summary
 from tuner.review.tables import contest, failures, strategies
 from tuner.review.timeline import stages_of, workers_of
-from tuner.review.words import NONE, three_digits, time_unit
+from tuner.review.words import NONE, percent_words, three_digits, time_unit
 from tuner.review.workloads import AS_GIVEN, Workload
 from tuner.trial import Finalist, Status, Trial
 
@@ -139,8 +140,15 @@ def _kernels(facts: Facts) -> dict[str, Any] | None:
     rows = []
     for name in names:
         mine = [[k.duration_us for k in call.kernels if k.name == name] for _, call in calls]
-        rows.append({"name": name, "colour": colours[name], "counts": list(map(len, mine)),
-                     "times": [sum(times) if times else None for times in mine]})  # fmt: skip
+        launches = [k.launch for k in profiles.winner.kernels if k.name == name and k.launch]
+        row = {
+            "name": name,
+            "launch": _launch_words(launches[0]) if launches else "",
+            "colour": colours[name],
+            "counts": list(map(len, mine)),
+            "times": [sum(times) if times else None for times in mine],
+        }
+        rows.append(row)
     between = [max(0.0, c.call_us - sum(k.duration_us for k in c.kernels)) for _, c in calls]
     return {
         "is_gpu": profiles.is_gpu,
@@ -165,6 +173,13 @@ def _kernels(facts: Facts) -> dict[str, Any] | None:
         "between": between,
         "unit": time_unit([call.call_us for _, call in calls]),
     }
+
+
+def _launch_words(launch: Launch) -> str:
+    words = f"{launch.num_blocks:,} x {launch.threads} threads, {launch.registers} registers, "
+    words += f"{launch.smem_bytes:,} bytes of shared memory"
+    share = launch.occupancy
+    return words if share is None else f"{words}, occupancy {percent_words(share)}"
 
 
 def _shown_module(facts: Facts, told: Summary) -> dict[str, Any]:
