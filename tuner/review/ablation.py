@@ -71,10 +71,10 @@ def choices_of(facts: Facts) -> list[Choice]:
     found = []
     names = parameter_names([best])
     for name in names:
-        value = value_words(best, name)
+        value = value_of(best, name)
         having = [trial for trial in known if value_of(trial, name) is not None]
-        with_it = [trial for trial in having if value_words(trial, name) == value]
-        without = [trial for trial in having if value_words(trial, name) != value]
+        with_it = [trial for trial in having if value_of(trial, name) == value]
+        without = [trial for trial in having if value_of(trial, name) != value]
         if not with_it or not without:
             continue
         one, other = max(with_it, key=speed), max(without, key=speed)
@@ -82,7 +82,7 @@ def choices_of(facts: Facts) -> list[Choice]:
         found.append(
             Choice(
                 name,
-                value,
+                str(value),
                 value_words(other, name),
                 gain,
                 abs(math.log(gain)) <= _noise(one) + _noise(other),

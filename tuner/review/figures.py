@@ -197,19 +197,19 @@ def starred(figure: Any, number: int) -> Any:
     is_plain = isinstance(figure, dict)
     found: list[dict[str, Any]] = []
     for trace in figure["data"]:
-        at = dict(trace) if is_plain else trace.to_plotly_json()
-        if at.get("meta") != HOVER or at.get("type") != "scatter":
+        at = trace.get if is_plain else trace.__getitem__  # None of what it has not
+        if at("meta") != HOVER or at("type") != "scatter":
             continue
-        numbers = list(at["customdata"])
+        numbers = list(at("customdata"))
         if number in numbers:
             place = numbers.index(number)
-            axes = {axis: at[axis] for axis in ("xaxis", "yaxis") if axis in at}
+            axes = {axis: at(axis) for axis in ("xaxis", "yaxis") if at(axis)}
             line = {"width": 1, "color": "#ffffff"}
             found.append(
                 {
                     "type": "scatter",
-                    "x": [at["x"][place]],
-                    "y": [at["y"][place]],
+                    "x": [at("x")[place]],
+                    "y": [at("y")[place]],
                     "mode": "markers",
                     "name": "winner",
                     "showlegend": not found,

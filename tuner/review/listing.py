@@ -13,6 +13,7 @@ from tuner.review.notes import Note
 from tuner.review.words import sizes_words
 from tuner.review.workloads import (
     Tone,
+    Workload,
     caveat_of,
     least_of,
     proof_of,
@@ -23,7 +24,17 @@ from tuner.run import Run, is_locked
 from tuner.trial import Interval, Result
 from tuner.underway import underway
 
-__all__ = ["STATES", "WORKING", "WRITTEN", "Shown", "State", "Tally", "age_words", "shown"]
+__all__ = [
+    "STATES",
+    "WORKING",
+    "WRITTEN",
+    "Shown",
+    "State",
+    "Tally",
+    "age_words",
+    "put_in_words",
+    "shown",
+]
 
 WRITTEN = ("environment.json", "trials.jsonl", "result.json", "checks.jsonl")  # the first stamps
 State = Literal["running", "verifying", "finished", "rejected", "stopped", "unreadable"]
@@ -75,6 +86,10 @@ class Tally:
     stamps: tuple[tuple[int, int, int], ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     result: Result | None = None
+    sizes: str = ""
+    least: Workload | None = None
+    caveat: str = ""
+    tone: Tone = "even"
     rejection: str = ""  # why nothing that was put to the full check was accepted
     offset: int = 0  # of `trials.jsonl`: the end of the last whole line that was read
     inode: int = 0
@@ -84,12 +99,20 @@ class Tally:
     note: Note = field(default_factory=Note)
 
 
+def put_in_words(tally: Tally) -> None:
+    """Say what a run's records amount to, once they are read: a list is shown again and again."""
+    sizes, workloads = tally.environment.get("sizes"), workloads_of(tally.result)
+    interval, is_rejected, has_samples = _worth(tally.result)
+    verdict = "rejected" if is_rejected else interval.verdict if interval else "open"
+    tally.sizes = sizes_words(sizes) if isinstance(sizes, Mapping) else ""
+    tally.least, tally.caveat = least_of(workloads), caveat_of(workloads)
+    tally.tone = tone_of(workloads, verdict) if has_samples else "even"
+
+
 def shown(run: Run, tally: Tally) -> Shown:
     """Return one run as a list shows it, from what was read of it."""
     environment, result = tally.environment, tally.result
     interval, is_rejected, has_samples = _worth(result)
-    workloads = workloads_of(result)
-    least = least_of(workloads)
     device = environment.get("device")
     name = device.get("name") if isinstance(device, Mapping) else device
     state: State = "stopped"
@@ -108,14 +131,13 @@ def shown(run: Run, tally: Tally) -> Shown:
     disagreement = f"its records disagree: {found[0]}" if found else ""
     if result is not None and not tally.num_trials:
         disagreement = "its trials are gone: trials.jsonl is missing or empty"
-    op, sizes = str(environment.get("op") or run.path.name), environment.get("sizes")
-    verdict = "rejected" if is_rejected else interval.verdict if interval else "open"
+    op = str(environment.get("op") or run.path.name)
     return Shown(
         name=run.path.name,
         path=str(run.path),
         op=op,
         title=str(environment.get("title") or op),
-        sizes=sizes_words(sizes) if isinstance(sizes, Mapping) else "",
+        sizes=tally.sizes,
         device=str(name or "unknown"),
         accuracy=str(environment.get("accuracy") or "unknown"),
         state=state,
@@ -123,9 +145,9 @@ def shown(run: Run, tally: Tally) -> Shown:
         speedup=speedup,
         low=interval.low if interval and math.isfinite(interval.low) else None,
         high=interval.high if interval and math.isfinite(interval.high) else None,
-        least=least.interval.speedup if least else None,
-        caveat=caveat_of(workloads),
-        tone=tone_of(workloads, verdict) if has_samples else "even",
+        least=tally.least.interval.speedup if tally.least else None,
+        caveat=tally.caveat,
+        tone=tally.tone,
         is_proved=interval is not None and not is_rejected and has_samples,
         started_at=str(environment.get("started_at") or ""),
         age_s=_age_s(run.path.name, tally),
@@ -151,10 +173,12 @@ def _worth(result: Result | None) -> tuple[Interval | None, bool, bool]:
 def _age_s(name: str, tally: Tally) -> float:
     """Return the seconds since it started as it said; else since its name or its files say."""
     last_s = max((time_ns for _, _, time_ns in tally.stamps[: len(WRITTEN)]), default=0) / 1e9
-    with suppress(ValueError):  # called otherwise
-        last_s = datetime.strptime(name[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
-    with suppress(ValueError):  # none was recorded, or somebody's own words
+    try:
         started = datetime.fromisoformat(str(tally.environment.get("started_at")))
+    except ValueError:  # none was recorded, or somebody's own words
+        with suppress(ValueError):  # called otherwise
+            last_s = datetime.strptime(name[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()
+    else:
         last_s = (started if started.tzinfo else started.replace(tzinfo=UTC)).timestamp()
     return max(0.0, datetime.now(UTC).timestamp() - last_s)
 

@@ -19,8 +19,8 @@ from tuner.capture.outline import MODULE_FILE
 from tuner.errors import InputError, TunerError
 from tuner.profiled import PROFILE_NAME
 from tuner.review.facts import Facts, is_all_rejected, rejected_of
-from tuner.review.listing import WRITTEN, Shown, Tally, shown
-from tuner.review.notes import NOTES_NAME, note_of
+from tuner.review.listing import WRITTEN, Shown, Tally, put_in_words, shown
+from tuner.review.notes import NOTES_NAME, Note, note_of
 from tuner.review.words import rejection_words
 from tuner.run import LOG_NAME, PROGRESS_NAME, Run, is_locked, parsed_trials
 from tuner.storage import storage_errors
@@ -51,6 +51,7 @@ _FILES = (
     "report.html",
 )
 _STAMPED = (*WRITTEN, "search.jsonl", NOTES_NAME, "report.html")
+_ABSENT = (0, 0, 0)  # the stamp of a file that is not there
 _STARTED = re.compile(r"\d{8}-\d{6}-")  # how the name of a run begins
 _KEPT_RUNS = 6  # whose trials stay in memory: about 10 kB a trial
 
@@ -174,11 +175,13 @@ class Shelf:
             stray = self._stray(run.path)
             if stray:
                 raise InputError(f"{stray} leads out of the run's folder")
-            tally.note = note_of(run.path)
-            if missing := _missing(run.path):
+            has_note = stamps[_STAMPED.index(NOTES_NAME)] != _ABSENT
+            tally.note = note_of(run.path) if has_note else Note()
+            if stamps[0] == _ABSENT and (missing := _missing(run.path)):
                 raise InputError(missing)
             tally.environment = run.environment()
             tally.result = run.result()
+            put_in_words(tally)
             checks = run.checks() if tally.result is None else []
             is_rejected = is_all_rejected(checks)
             tally.rejection = rejection_words(rejected_of(checks)) if is_rejected else ""
@@ -241,7 +244,7 @@ def _stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
         try:
             facts = os.stat(path / name)
         except OSError:
-            found.append((0, 0, 0))
+            found.append(_ABSENT)
         else:
             found.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
     return tuple(found)
