@@ -168,7 +168,8 @@ def test_runs_are_listed_in_80_columns_and_as_json(tmp_path):
     proved(tmp_path / "runs", 2.4)
     made_run(tmp_path / "runs", trials(12))
     said = tune("runs", cwd=tmp_path)
-    head, first, second = said.out.splitlines()
+    head, first, about, second, more = said.out.splitlines()
+    assert about == more == "  Gemm + Scale; batch=1024, features=8192; float32"
     assert head.split() == ["state", "speed-up", "trials", "age", "run"]
     assert first.split()[:3] == ["stopped", "~1.996x", "12"]
     assert second.split()[:3] == ["finished", "~2.40x", "20"]  # its samples are not kept

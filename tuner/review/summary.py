@@ -27,7 +27,14 @@ from tuner.review.words import (
     three_digits,
     us_words,
 )
-from tuner.review.workloads import Tone, Workload, caveat_of, tone_of, workloads_of
+from tuner.review.workloads import (
+    Tone,
+    Workload,
+    caveat_of,
+    tone_of,
+    trust_of,
+    workloads_of,
+)
 from tuner.run import Outlook, Run
 from tuner.trial import Compiled, Interval, ProbeResult, Status, Trial
 from tuner.wording import percent
@@ -133,7 +140,7 @@ def summary_of(facts: Facts) -> Summary:
         verdict=verdict,
         certainty=_interval_words(interval) if interval and kind != "rejected" else "",
         caveat=caveat_of(workloads),
-        trust=_trust_words(facts),
+        trust=trust_of(result),
         tone=tone_of(workloads, kind),
         workloads=workloads,
         kind=kind,
@@ -224,26 +231,6 @@ def _interval_words(interval: Interval) -> str:
     if interval.num_processes == 1:
         return f"{ends} in {share} of rounds, seen in 1 process alone"
     return f"{ends} in {share} of processes; {interval.num_processes} were raced"
-
-
-def _trust_words(facts: Facts) -> str:
-    """Return what stands behind the figures, in one line; empty where nothing was verified."""
-    proof, result = facts.proof, facts.result
-    if proof is None or result is None:
-        return ""
-    probes, interval = proof.check.probes, proof.interval
-    words = [
-        f"{sum(p.is_accepted for p in probes)} of {count_words(len(probes), 'probe')} accepted"
-    ]
-    if interval is not None:
-        words.append(f"raced in {count_words(interval.num_processes, 'process', 'processes')}")
-        is_file = result.exported is proof
-        words.append("from the exported file" if is_file else "the trial, not its file")
-    elif not proof.error:
-        words.append("not raced")
-    if proof.interval is not None and not proof.samples_us:
-        words.append("no samples kept")
-    return ", ".join(words)
 
 
 def _error_words(probes: Sequence[ProbeResult]) -> str:

@@ -134,7 +134,7 @@ def compare_runs(runs: Sequence[Facts]) -> Comparison:
         bests=bests,
         versus=versus,
         matrix=matrix,
-        notes=tuple(note for problem in problems for note in _notes(problem, problems[0][0])),
+        notes=tuple(note for problem in problems for note in _notes(problem, sides)),
         tasks=tasks(runs),
         config=config_differences(runs),
         winner=winner_differences(runs),
@@ -302,11 +302,11 @@ def _drift(sides: Sequence[Side]) -> float:
     return max(times) / min(times) if times else 1.0
 
 
-def _notes(problem: Sequence[Side], first: Side) -> list[str]:
-    """Return what makes the comparison of runs of one problem less sure, or `first` no peer."""
+def _notes(problem: Sequence[Side], sides: Sequence[Side]) -> list[str]:
+    """Return what makes the comparison of runs of one problem less sure, or impossible."""
     notes = []
-    if len(problem) == 1 and (why := _mismatch(first, problem[0])):
-        notes.append(f"{problem[0].name} and {first.name} are not comparable: {why}")
+    if len(problem) == 1 and len(sides) > 2 and (why := _mismatch(sides[0], problem[0])):
+        notes.append(f"{problem[0].name} and {sides[0].name} are not comparable: {why}")
     if 1 + DRIFT < _drift(problem) <= MOST_DRIFT:
         times = [side.summary.baseline_us for side in problem if side.summary.baseline_us]
         notes.append(

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.review.words import ratio_words
+from tuner.review.words import count_words, ratio_words
 from tuner.trial import SAME_SPEED, Finalist, Interval, Result
 
 __all__ = [
-    "AS_GIVEN", "Tone", "Workload", "caveat_of", "least_of", "proof_of", "tone_of", "workloads_of",
+    "AS_GIVEN", "Tone", "Workload", "caveat_of", "least_of", "proof_of", "tone_of", "trust_of",
+    "workloads_of",
 ]  # fmt: skip
 
 AS_GIVEN = "as given"
@@ -99,6 +100,35 @@ def tone_of(workloads: Sequence[Workload], kind: str) -> Tone:
     if "slower" in verdicts:
         return "bad"
     return "caution" if "no difference" in verdicts or caveat_of(workloads) else "good"
+
+
+def trust_of(result: Result | None) -> str:
+    """Return what stands behind the figures, in one line; empty where nothing was verified."""
+    proof = proof_of(result)
+    if proof is None or result is None:
+        return ""
+    probes, interval = proof.check.probes, proof.interval
+    words = [
+        f"{sum(p.is_accepted for p in probes)} of {count_words(len(probes), 'probe')} accepted"
+    ]
+    if interval is not None:
+        words.append(f"raced in {count_words(interval.num_processes, 'process', 'processes')}")
+        is_file = result.exported is proof
+        words.append("from the exported file" if is_file else "the trial, not its file")
+    elif not proof.error:
+        words.append("not raced")
+    if proof.interval is not None and not proof.samples_us:
+        words.append("no samples kept")
+    untimed = [
+        what
+        for what, found in (
+            ("other values", proof.elsewhere),
+            ("a step of training", proof.step),
+            ("torch.compile", result.compiled and result.compiled.interval),
+        )
+        if found is None
+    ]
+    return ", ".join(words) + (f"; not timed: {', '.join(untimed)}" if untimed else "")
 
 
 def least_of(workloads: Sequence[Workload]) -> Workload | None:
