@@ -142,15 +142,15 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     if partition.is_channels_last:
         images = images_of(graph, {*outputs, *updates.values()})
     groups = grouped(graph, left)
+    last_reader = {real_name(graph, r): k for k, g in enumerate(groups) for n in g for r in n.refs}
     tasks: list[Nest | Call] = []
     between: dict[str, tuple[int, ...]] = {}
     for number, group in enumerate(groups):
-        rest = [n for others in groups[number + 1 :] for n in others]
         if is_call(group[0]):
             for node in group:
                 tasks += _calls(graph, node, tasks)
             continue
-        read = {real_name(graph, r) for n in rest for r in n.refs}
+        read = {name for name, reader in last_reader.items() if reader > number}
         while group:
             own = {*outputs, *updates.values()}
             nest, later = _first(graph, group, own, dtypes, read, partition, images)

@@ -45,7 +45,7 @@ MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopeless
 MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
 DISTURBED_WAIT_S = 0.2
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
-CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
+CROSS_CHECKS = 8  # times that the clocks must disagree before a contender is refused
 CLOCK_US = 100.0  # of a call on a CPU that its own clock need not see: Python, what is kept
 SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
 SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other values
@@ -307,9 +307,9 @@ class Racer:
             is_bound_here: whether its launches are our own binding's, in Python.
         """
         host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
-        allowed_us = host_us if self._is_gpu else CLOCK_US
-        refusal = ""
-        for _ in range(CROSS_CHECKS):
+        allowed_us, refusal = host_us if self._is_gpu else CLOCK_US, ""
+        for attempt in range(CROSS_CHECKS):
+            time.sleep(attempt * CROSS_CHECK_S)  # what else runs is over at some time
             slowdown = self._wall_us(racers[0], told[0]) / told[0]
             before = statistics.median(self._burst(racers[lane], MIN_BURST))
             wall_us = self._wall_us(racers[lane], told[lane])
