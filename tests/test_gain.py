@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,3 +227,17 @@ def test_a_module_file_that_cannot_be_read_is_an_error(tmp_path):
     (run.path / "module.json").write_text("[]")
     with pytest.raises(StorageError, match=r"module\.json: cannot be read"):
         summary(run)
+
+
+def test_the_page_begins_with_the_graph_and_the_kernel_beside_each_piece(tmp_path):
+    run = run_of_a_module(tmp_path, "torch.relu((x @ y.T).softmax(-1) * 2) @ y")
+    found = parts_of(Facts.of(run), ["module"])["module"]
+    pieces = [text.split("</figure>")[0] for text in found.split('<div class="piece">')[1:]]
+    steps = [re.findall(r"<li><code>(\w+)\(", piece) for piece in pieces]
+    assert [names[0] for names in steps[1:]] == ["matmul", "amax", "matmul"]
+    assert {"mul", "relu"} <= set(steps[2])
+    made = [re.search(r"<strong>(\d: [^<]*)</strong>", piece)[1] for piece in pieces]
+    own = "PyTorch&#39;s own call"  # the first one is y.T
+    assert made == [f"1: {own}", f"2: {own}", "3: a generated kernel", f"4: {own}"]
+    assert "30 x 30, line 13" in pieces[1] and "read and written" in pieces[2]
+    assert found.index('<figure class="graph"') < found.index("<meter")

@@ -27,7 +27,7 @@ from tuner.review.progress import outlook_figure, progress_figure
 from tuner.review.roofline import resource_figure, roofline_figure
 from tuner.review.tables import parameter_names, pareto, resources_of, rms_of, value_words
 from tuner.review.timeline import spans_of, stage_figure, timeline_figure
-from tuner.review.words import count_words, number_words, us_words
+from tuner.review.words import count_words, number_words, three_digits, us_words
 from tuner.trial import Trial
 from tuner.wording import percent
 
@@ -225,8 +225,8 @@ def _roofline(facts: Facts, _: Mapping[str, float]) -> Chart:
         precisions=[bound.precision for bound in facts.bounds()],
     )
     words = (
-        f"Every correct trial at the problem's {flops / num_bytes:.3g} FLOP per byte, spread a "
-        "little sideways."
+        f"Every correct trial at the problem's {three_digits(flops / num_bytes)} FLOP per byte, "
+        "spread a little sideways."
     )
     if facts.bounds():
         words += (
