@@ -90,7 +90,7 @@ def test_a_real_call_is_profiled_in_processes_of_its_own(tmp_path):
     )
     task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
     ended = replace(result(trials(3)), winner=2, export_path=str(new))
-    profile_into(tmp_path, task, ended)
+    assert profile_into(tmp_path, task, ended) == ""
     found = from_json(Profiles, (tmp_path / PROFILE_NAME).read_bytes())
     assert not found.is_gpu and (found.baseline.trial, found.winner.trial) == (None, 2)
     names = [[k.name for k in call.kernels] for call in (found.baseline, found.winner)]
@@ -108,7 +108,8 @@ def test_a_file_that_cannot_be_profiled_leaves_no_profile_and_no_error(tmp_path)
     task = Task(str(tmp_path / "reference.py"), {}, "cpu", "float32", "", "[]", "")
     with pytest.raises(WorkerError, match="importing it: RuntimeError: no"):
         profiled(task, Contender.of_file(tmp_path / "new.py", is_deterministic=False), 0)
-    profile_into(tmp_path, task, replace(result(trials(3)), export_path=str(tmp_path / "new.py")))
+    ended = replace(result(trials(3)), export_path=str(tmp_path / "new.py"))
+    assert "importing it: RuntimeError: no" in profile_into(tmp_path, task, ended)
     assert not (tmp_path / PROFILE_NAME).exists()
 
 

@@ -134,8 +134,9 @@ class Recorder(Observer):
         """Pass it on, and note it; also in the run's log."""
         self._observer.on_stage(text)
         self._begin(text.strip())
-        with suppress(OSError), (self._run.path / LOG_NAME).open("a", encoding="utf-8") as log:
-            log.write(f"{datetime.now(UTC):%H:%M:%S}  {text}\n")
+        line = f"{datetime.now(UTC):%H:%M:%S}  {text}\n".encode("utf-8", "replace")
+        with suppress(OSError), (self._run.path / LOG_NAME).open("ab") as log:
+            log.write(line)
 
     def on_probe(self, answered: Answered) -> None:
         """Pass it on, and note how far the check is."""

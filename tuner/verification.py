@@ -132,9 +132,10 @@ class Verification:
     def profile(self, result: Result) -> None:
         """Record the kernels of one call, where there is time; nothing else depends on them."""
         is_late = self.deadline_s is not None and time.monotonic() > self.deadline_s
-        if result.exported is not None and not is_late and not self.is_hurried():
+        if not is_late and not self.is_hurried():
             self.observer.on_stage("profiling one call, kernel by kernel")
-            profile_into(self.run.path, self.planned.task, result)
+            if why := profile_into(self.run.path, self.planned.task, result):
+                self.observer.on_stage(f"  not profiled: {why}")
 
     def export(self, file: ExportFile) -> Finalist:
         """Check and race one file alone, and put it under its name, or beside it as rejected."""
@@ -254,12 +255,10 @@ class Verification:
 
     def _wait(self, compiled: Future[None]) -> None:
         start_s = time.monotonic()
-        expected_s = self.schedule.costs.compile_s
         while not wait([compiled], HEARTBEAT_S).done:
             spent_s = time.monotonic() - start_s
-            self.observer.on_progress(
-                Progress("compiling", round(spent_s), None, max(0.0, expected_s - spent_s))
-            )
+            left_s = max(0.0, self.schedule.costs.compile_s - spent_s)
+            self.observer.on_progress(Progress("compiling", round(spent_s), None, left_s))
 
     def _is_late(self, num_accepted: int) -> bool:
         """Whether there is no time for one more check and the race behind it."""

@@ -5,8 +5,9 @@ In fresh processes, after all races: a profiler that has been at work slows what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tuner.machine.turns import turns_of
 from tuner.profiled import PROFILE_NAME, KernelTime, Launch, Profiled, Profiles
 from tuner.storage import write_whole
 from tuner.trial import Result, to_json
+from tuner.wording import one_line
 
 __all__ = ["call_of", "profile_into", "profiled"]
 
@@ -45,11 +47,16 @@ def profiled(task: Task, contender: Contender, trial: int) -> Profiles:
     return Profiles(is_gpu, baseline, winner)
 
 
-def profile_into(folder: Path, task: Task, result: Result) -> None:
-    """Keep the profile of a run's exported file in its folder; no profile is no failure."""
+def profile_into(folder: Path, task: Task, result: Result) -> str:
+    """Keep the profile of a run's exported file in its folder; return why there is none, or ""."""
     contender = Contender.of_file(Path(result.export_path), is_deterministic=False)
-    with suppress(WorkerError, LookupError, TypeError, ValueError, StorageError):
+    try:
         write_whole(folder / PROFILE_NAME, to_json(profiled(task, contender, result.winner)))
+    except (WorkerError, StorageError) as error:
+        return one_line(str(error))
+    except (LookupError, TypeError, ValueError) as error:  # another version's trace
+        return f"the profiler's trace cannot be read: {type(error).__name__}: {error}"
+    return ""
 
 
 def call_of(events: Sequence[Mapping[str, Any]], trial: int | None, *, is_gpu: bool) -> Profiled:
@@ -84,7 +91,7 @@ def call_of(events: Sequence[Mapping[str, Any]], trial: int | None, *, is_gpu: b
             str(event["name"]),
             float(event["ts"]) - start_us,
             float(event["dur"]),
-            _launch(event.get("args", {})),
+            _launch(event.get("args") or {}),
         )
         for event in chosen
     )
@@ -96,15 +103,10 @@ def _launch(args: Mapping[str, Any]) -> Launch | None:
     grid, block = args.get("grid"), args.get("block")
     if not grid or not block:
         return None
-    num_blocks, threads = 1, 1
-    for size in grid:
-        num_blocks *= int(size)
-    for size in block:
-        threads *= int(size)
     occupancy = args.get("est. achieved occupancy %")
     return Launch(
-        num_blocks,
-        threads,
+        math.prod(map(int, grid)),
+        math.prod(map(int, block)),
         int(args.get("registers per thread", 0)),
         int(args.get("shared memory", 0)),
         None if occupancy is None else float(occupancy) / 100,

@@ -133,7 +133,7 @@ def _kernels(facts: Facts) -> dict[str, Any] | None:
     profiles = facts.profiles
     if profiles is None:
         return None
-    calls = [("PyTorch", profiles.baseline), (f"trial {profiles.winner.trial}", profiles.winner)]
+    calls = [("PyTorch", profiles.baseline), ("exported file", profiles.winner)]
     longest_us = max(call.call_us for _, call in calls) or 1.0
     names = list(dict.fromkeys(k.name for _, call in calls[::-1] for k in call.kernels))
     colours = {name: number % NUM_COLOURS for number, name in enumerate(names)}
