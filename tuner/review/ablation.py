@@ -2,8 +2,8 @@
 
 Nothing is measured for this. The trials of a search hold for each choice the best one with it and
 the best one without it, every other parameter free in both: what the choice is worth where the
-rest may make up for it. That is less than what changing it alone would cost, and it is only as
-good as the search looked on both sides, so the counts stand beside it.
+rest may make up for it. It is no more than changing it alone would cost if the search looked as
+well on both sides, which is seldom so: the counts stand beside it.
 """
 
 from __future__ import annotations
