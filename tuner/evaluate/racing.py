@@ -115,13 +115,13 @@ class Racer:
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
         judged = [secrets.randbelow(sure) for _ in contenders]
         lanes = list(range(1, len(race)))  # of those that are not clearly behind
-        fresh = self._sets(contenders, num_processes, lanes)
+        fresh = self.sets(contenders, num_processes, lanes)
         with self._turns.memory(needs_all=False), closing(fresh) as sets:
             for number, racers in sets:
                 active = [contenders[lane - 1] for lane in lanes]
                 for racer in racers:  # no thread of one slows the turn of another
                     racer.rest_between_calls()
-                self._give_timing_set(racers)
+                self.give_timing_set(racers)
                 with ThreadPoolExecutor(len(racers)) as pool:  # torch.compile compiles in it
                     list(pool.map(lambda racer: self._burst(racer, 1), racers))
 
@@ -176,7 +176,7 @@ class Racer:
                     self._calls.is_own_path(racers[0], racers[place])
                 )
         if race.elsewhere is not None and number < SETS_ELSEWHERE:
-            self._give_timing_set(racers, has_other_values=True)
+            self.give_timing_set(racers, has_other_values=True)
             short_s = seconds * SHARE_ELSEWHERE
             turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
             for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
@@ -205,7 +205,7 @@ class Racer:
                 samples = self._calls.steps(racer, num_samples)
                 race.bursts[lane][-1].append([] if isinstance(samples, str) else samples)
 
-    def _sets(
+    def sets(
         self, contenders: Sequence[Contender], num_sets: int, lanes: Sequence[int]
     ) -> Generator[tuple[int, list[Worker]], None, None]:
         """Yield sets of processes that have loaded what they race.
@@ -261,7 +261,7 @@ class Racer:
             if refusal:
                 raise WorkerError(f"{contender.name}: {refusal}")
 
-    def _give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
+    def give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
         """Let the baseline's process share its weights and inputs with the others."""
         self._calls.forget()
         baseline = racers[0]
