@@ -128,12 +128,9 @@ __device__ __forceinline__ void load(Loaded& loaded, const Pipeline& pipeline, c
   for (int s = 0; s < 2; ++s) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      float(&to)[4] = loaded.values.of[step][s];
-      const unsigned from = tile + weight_offset(kBlockM, first_row + at.row + s, step, at.member);
-      asm volatile("ld.shared.v4.f32 { %0, %1, %2, %3}, [%4];"
-                   : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
-                   : "r"(from)
-                   : "memory");
+      wgmma_pipeline::load_four(
+          loaded.values.of[step][s],
+          tile + weight_offset(kBlockM, first_row + at.row + s, step, at.member));
     }
     find_range(loaded.values, s, &loaded.largest[s], &loaded.smallest[s]);
 #pragma unroll
@@ -189,17 +186,6 @@ __device__ __forceinline__ void multiply_halves(float (&sums)[kSums],
   }
 }
 
-// Registers that products read are needed until these are waited for, which no compiler knows.
-__device__ __forceinline__ void hold(const Left<kSteps>& left) {
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      asm volatile("" ::"r"(left.high[step][i]), "r"(left.low[step][i]));
-    }
-  }
-}
-
 template <int kPart>
 __device__ __forceinline__ void add_part(float (&totals)[kParts][kSums],
                                          float (&sums)[kBuffers][kSums],
@@ -237,7 +223,8 @@ __device__ __forceinline__ void multiply_stage(float (&totals)[kParts][kSums],
   if constexpr (kPart == kParts - 1) {
     meanwhile();
     wgmma_products::wait<0>();
-    hold(left);
+    wgmma_products::hold(left.high);
+    wgmma_products::hold(left.low);
     release(pipeline, stage);
     add_part<kPart>(totals, sums, factor);
   } else {
