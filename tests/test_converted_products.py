@@ -1,101 +1,184 @@
 """Products whose weight is converted on its way into the tensor cores.
 
 Without a GPU all of it, copies, barriers and products included, runs in an emulation that takes
-threads and copies in any order (`wgmma_emulation.hpp`).
+threads and copies in any order.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import re
+import importlib.util
 import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 import torch
-from test_half_products import filled
+import torch.nn.functional as F
+from emulated_products import EmulatedCode
+from interpreted import interpreted
+from test_any_module import derive
+from test_half_products import TEXT, filled
+from test_steps_of_halves import multiplied
 
-from tuner.kernel.family import builtin_folder
+from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.evaluate.modules import fused, module_of
+from tuner.kernel.binding import bind
+from tuner.kernel.family import builtin_folder, load_family
 from tuner.kernel.rendering import rendered
+from tuner.machine.datasheets import known_device
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ on the PATH")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
 NAMES = ("product_n", "product_k", "product_cluster", "product_raster")
 TILES = [(256, 64, 1, 8), (192, 32, 1, 0), (128, 64, 2, 1)]
-SHAPES = [(70, 131, 268), (300, 258, 72), (128, 128, 256), (257, 40, 4)]  # rows, columns, depth
+# Rows, columns, terms of each sum; two of them in all tiles.
+SHAPES = [(70, 131, 268), (300, 258, 72)]
+SMALL = [(128, 128, 64), (257, 40, 4)]
 
 
-def text_of(tile: tuple[int, ...], roots: list[Path]) -> str:
-    """The CUDA C++ of a tile."""
+def product(tile, x, weight, bias=None, seed=0) -> torch.Tensor:
+    """x weight^T + bias by the emulation of a tile's kernels."""
     known = {**dict(zip(NAMES, tile, strict=True)), "product_weight": "converted", "epilogues": ""}
-    text = rendered(Path("t.py"), '{% include "_lib/triton_wgmma.py" %}', roots, known)
-    found = re.search(r'CudaCode\(\s*r"""(.*?)"""', text, re.DOTALL)
-    assert found is not None
-    return found[1]
-
-
-@functools.cache
-def emulated(tile: tuple[int, ...]):
-    """The function that starts a product in an emulation of a tile's kernels."""
-    folder = Path(tempfile.mkdtemp())
-    own = folder / "_lib" / "wgmma_products.cuh"
-    own.parent.mkdir()
-    own.write_text("EMULATED_PRODUCTS({{ block_n }})\n")
-    text = text_of(tile, [folder, builtin_folder()])
-    text = text[text.index("// A product of float32 rows whose weight stays float32") :]
-    text = text.replace("extern __shared__ unsigned char shared[]", "static unsigned char shared[1]")
-    (folder / "converted.cuh").write_text(text)
-    here = Path(__file__).parent
-    command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-ffp-contract=off"]
-    command += ["-shared", "-fPIC", f"-I{folder}", f"-I{here}", "-o", str(folder / "made.so")]
-    subprocess.run([*command, str(here / "converted_products.cpp")], check=True)
-    function = ctypes.CDLL(str(folder / "made.so")).multiply
-    function.restype = ctypes.c_char_p
-    return function
-
-
-def product(tile, x, weight, bias=None, added=None, seed=0) -> torch.Tensor:
-    """out = x weight^T + bias, and twice that plus `added` where that is given."""
-    (rows, depth), columns = x.shape, len(weight)
+    text = '{% include "_lib/triton_wgmma.py" %}'
+    found = rendered(Path("t.py"), text, [builtin_folder()], known)
+    found = found[found.index('r"""') : found.index("def product_by_wgmma")]
+    code = EmulatedCode(found[: found.rindex('"""')])
+    code.library.use_seed(seed)
+    (rows, terms), columns = x.shape, len(weight)
     out = torch.full((rows, columns), float("nan"))
-    numbers = rows * (-(-depth // 16) * 16 + 2) + columns
-    room = torch.full((numbers,), float("nan"))
-    given = (x, weight, bias, out, room, added)
-    pointers = [ctypes.c_void_p(None if t is None else t.data_ptr()) for t in given]
-    message = emulated(tile)(*pointers, *map(ctypes.c_int64, (rows, columns, depth, seed)))
-    assert message is None, message
+    room = torch.full((rows * (-(-terms // 16) * 16 + 2) + columns,), float("nan"))
+    code("product_of_rows_converted", x, weight, bias, out, room, rows, columns, terms)
     return out
 
 
 def assert_as_exact(mine: torch.Tensor, x, weight, bias=None) -> None:
-    """At most twice the error of PyTorch's own, whose infinities and NaN it has."""
-    own = torch.nn.functional.linear(x, weight, bias)
-    exact = torch.nn.functional.linear(
-        x.double(), weight.double(), None if bias is None else bias.double()
-    )
+    """At most twice the error of PyTorch's own in each column, with its infinities and NaN."""
+    own = F.linear(x, weight, bias)
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
     assert torch.equal(mine.isnan(), own.isnan()) and torch.equal(mine.isinf(), own.isinf())
-    finite = own.isfinite() & exact.isfinite()
-    error, limit = ((y.double() - exact)[finite].abs().max() for y in (mine, own))
-    scale = exact[finite].abs().max()
-    assert error <= 2 * limit + 2.0**-23 * scale, (float(error / scale), float(limit / scale))
+    is_finite = own.isfinite() & exact.isfinite()
+    error, limit, scale = (
+        torch.where(is_finite, y, 0).abs().amax(0)
+        for y in (mine.double() - exact, own.double() - exact, exact)
+    )
+    assert (error <= 2 * limit + 2.0**-22 * scale).all()
 
 
 @needs_gxx
-@pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_number_is_made_of_the_right_ones(shape, tile):
-    rows, columns, depth = shape
-    x, weight, bias = torch.randn(rows, depth), torch.randn(columns, depth), torch.randn(columns)
+@pytest.mark.parametrize(
+    ("tile", "shape"), [*((t, s) for t in TILES for s in SHAPES), *((TILES[0], s) for s in SMALL)]
+)
+def test_every_number_is_made_of_the_right_ones(tile, shape):
+    rows, columns, terms = shape
+    generator = torch.Generator().manual_seed(rows)
+    x, weight = (torch.randn(n, terms, generator=generator) for n in (rows, columns))
+    bias = torch.randn(columns, generator=generator)
     assert_as_exact(product(tile, x, weight, bias, seed=rows), x, weight, bias)
 
 
-if __name__ == "__main__":
-    import time
-    for tile in TILES:
-        s = time.time(); emulated(tile); print(tile, "compiled", time.time() - s)
-        for shape in SHAPES:
-            s = time.time()
-            test_every_number_is_made_of_the_right_ones(shape, tile)
-            print(tile, shape, time.time() - s, flush=True)
+@needs_gxx
+@pytest.mark.parametrize("what", ["positive", "offset", "tiny", "huge", "one large column"])
+def test_inputs_that_sums_of_halves_go_wrong_on(what):
+    x, weight = filled(torch.empty(70, 200), what), filled(torch.empty(131, 200), "positive")
+    assert_as_exact(product(TILES[0], x, weight), x, weight)
+
+
+# Of a weight of normal numbers and whole ones from -20 to 20.
+WEIGHTS = {
+    "powers": lambda w, p: w * 2.0**p,
+    "powers of rows": lambda w, p: w * 2.0 ** (3 * p[:, :1]),
+    # The unit of a row's sums changes again and again.
+    "growing": lambda w, p: w * 2.0 ** torch.linspace(-20, 20, w.shape[1]),
+    "falling far": lambda w, p: w * 2.0 ** torch.linspace(120, -120, w.shape[1]),
+    "largest": lambda w, p: 3.4e38 * w.sign() / w.abs().clamp(min=1),
+    "subnormal": lambda w, p: w * 1e-42,
+    "zeros": lambda w, p: torch.where(p > 10, w, 0) * (p[:, :1] > 0),
+    "one large": lambda w, p: torch.where(p == p.max(), 1e37, 1) * w,
+}
+
+
+@needs_gxx
+@pytest.mark.parametrize("what", WEIGHTS)
+def test_weights_that_sums_of_halves_go_wrong_on(what):
+    generator = torch.Generator().manual_seed(0)
+    x, w = (torch.randn(n, 200, generator=generator) for n in (70, 131))
+    x *= {"largest": 1e-3, "subnormal": 1e30}.get(what, 1)
+    weight = WEIGHTS[what](w, torch.randint(-20, 21, w.shape, generator=generator))
+    assert_as_exact(product(TILES[1], x, weight), x, weight)
+
+
+@needs_gxx
+def test_small_numbers_that_meet_large_ones_are_not_lost():
+    """Of a weight whose chunks of terms are too far apart for sums in one unit."""
+    x, weight = torch.zeros(8, 256), torch.ones(4, 256)
+    weight[:, :64], weight[1, :64] = 1e-38, 1e-37
+    weight[:, 128:] = 1e38
+    x[:, :64], x[3:, 64:128] = 1.0, 1e-38
+    assert_as_exact(product(TILES[0], x, weight), x, weight)
+
+
+@needs_gxx
+def test_infinities_and_nan_go_where_pytorchs_products_let_them():
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 200, generator=generator) for n in (70, 131))
+    x[3, 5], x[40, 7], x[50, 0] = float("inf"), -float("inf"), float("nan")
+    weight[17, 9], weight[18, 150], weight[130, 3] = float("inf"), float("nan"), -float("inf")
+    assert_as_exact(product(TILES[0], x, weight, weight[:, 1]), x, weight, weight[:, 1])
+
+
+@needs_gxx
+def test_products_of_whole_numbers_are_exact():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 9, (70, 520), generator=generator).float()
+    weight = torch.randint(-3, 4, (131, 520), generator=generator).float()
+    assert torch.equal(product(TILES[2], x, weight).double(), x.double() @ weight.double().T)
+
+
+# ---- what is made of a module -----------------------------------------------------------------
+
+
+def check_module(folder: str) -> None:
+    """Three products, of which one reads a weight that is turned."""
+    init = "self.a = nn.Linear(264, 260); self.w = nn.Parameter(torch.randn(260, 264) / 16)"
+    init += "; self.s = nn.Parameter(torch.randn(260)); self.b = nn.Linear(264, 264)"
+    text = TEXT.format(
+        init=init, forward="self.b(torch.relu(self.a(x) * self.s) @ self.w) + x", shape="130, 264"
+    )
+    problem, made = derive(Path(folder), "product", text)
+    family = load_family(made.name, [made.folder])
+    params = {"template": WGMMA_TEMPLATE, "product_weight": "converted", "product_n": 128}
+    candidate = family.render(params, known_device("H200").facts())
+    own = "from emulated_products import EmulatedCode\n\ncuda_code = EmulatedCode("
+    source = Path(folder) / "source.py"
+    source.write_text(candidate.source.replace("cuda_code = CudaCode(", own))
+    operator = bind(candidate.plan, "triton", source)
+    emulated = operator.globals["cuda_code"]
+
+    def called(name, *arguments):
+        if name.endswith("_converted"):
+            emulated(name, *arguments)
+        else:
+            emulated.called.append(name)
+            multiplied(name, *arguments)
+
+    operator.globals["cuda_code"] = called
+    module = module_of(family.model_new)
+    module |= {**fused(operator), "fused_device": "cpu"}
+    model = module["ModelNew"]()
+    wide, own_model = problem.make_model(0).double(), problem.make_model(0)
+    for other in (wide, own_model):
+        other.load_state_dict(model.state_dict())
+    x = problem.make_inputs(1)[0]
+    with torch.no_grad():
+        mine, theirs, exact = model(x), own_model(x), wide(x.double())
+    error, limit = ((y.double() - exact).abs().max() for y in (mine, theirs))
+    assert error <= 2 * limit
+    steps = [name.rsplit("_behind", maxsplit=1)[-1] for name in emulated.called]
+    assert steps == ["_product_converted", "product_of_rows", "_product_converted"]
+
+
+@needs_triton
+@needs_gxx
+def test_a_module_of_which_some_products_convert_the_weight(tmp_path):
+    interpreted("test_converted_products", "check_module", str(tmp_path))

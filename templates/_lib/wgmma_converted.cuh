@@ -87,6 +87,7 @@ struct Finish {
 
 __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipeline& pipeline,
                                            const Schedule& schedule, int num_stages) {
+  wgmma_pipeline::fence_copies();  // halves of x were stored by ordinary accesses
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
     int64_t weight_tile, x_tile;
