@@ -119,12 +119,22 @@ def test_small_numbers_that_meet_large_ones_are_not_lost():
 
 
 @needs_gxx
+def test_usual_numbers_beside_a_large_one_are_not_lost():
+    """Which meets a small one, so that the others are most of the sum."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 200, generator=generator) for n in (8, 4))
+    weight[1, 9], x[:, 9] = 1e8, 1e-8
+    assert_as_exact(product(TILES[0], x, weight), x, weight)
+
+
+@needs_gxx
 def test_infinities_and_nan_go_where_pytorchs_products_let_them():
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(n, 200, generator=generator) for n in (70, 131))
     x[3, 5], x[40, 7], x[50, 0] = float("inf"), -float("inf"), float("nan")
     weight[17, 9], weight[18, 150], weight[130, 3] = float("inf"), float("nan"), -float("inf")
-    assert_as_exact(product(TILES[0], x, weight, weight[:, 1]), x, weight, weight[:, 1])
+    bias = torch.randn(131, generator=generator)
+    assert_as_exact(product(TILES[0], x, weight, bias), x, weight, bias)
 
 
 @needs_gxx
