@@ -48,7 +48,9 @@ def _compiled(text: str) -> ctypes.CDLL:
     columns = re.search(r"constexpr int kColumns = (\d+);", text)
     assert columns is not None
     text = _PRODUCTS.sub(f"EMULATED_PRODUCTS({columns[1]})\n", text, count=1)
-    text = text.replace("extern __shared__ unsigned char shared[]", "static unsigned char shared[1]")
+    text = text.replace(
+        "extern __shared__ unsigned char shared[]", "static unsigned char shared[1]"
+    )
     folder = Path(tempfile.mkdtemp())
     (folder / "converted.cuh").write_text(text)
     command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-ffp-contract=off"]

@@ -7,6 +7,7 @@ threads and copies in any order.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from emulated_products import EmulatedCode
 from interpreted import interpreted
 from test_any_module import derive
-from test_half_products import TEXT, filled
+from test_half_products import TEXT, filled, made_of, on_gpu
 from test_steps_of_halves import multiplied
 
 from tuner.capture.half_products import WGMMA_TEMPLATE
@@ -192,3 +193,103 @@ def check_module(folder: str) -> None:
 @needs_gxx
 def test_a_module_of_which_some_products_convert_the_weight(tmp_path):
     interpreted("test_converted_products", "check_module", str(tmp_path))
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------
+
+ALL_TILES = list(itertools.product([128, 192, 256], [32, 64], [1, 2]))
+
+
+def on_a_gpu(folder: Path, shape: tuple[int, int, int], tile=(256, 32, 1), forward="self.a(x)"):
+    """A Linear with its weight converted, the same in float64, PyTorch's own, and an input."""
+    rows, columns, terms = shape
+    layer = f"self.a = nn.Linear({terms}, {columns})"
+    problem, made = made_of(folder, (layer, forward, f"{rows}, {terms}"))
+    more = {**dict(zip(NAMES, tile, strict=False)), "product_weight": "converted"}
+    model, wide, x = on_gpu(problem, made, folder, WGMMA_TEMPLATE, **more)
+    own = problem.make_model(0).cuda()
+    own.load_state_dict(model.state_dict())
+    return model, wide, own, x
+
+
+def assert_alike(model, wide, own, x) -> None:
+    """As `assert_as_exact`, of modules."""
+    with torch.no_grad():
+        mine, theirs, exact = model(x), own(x), wide(x.double())
+    assert torch.equal(mine.isnan(), theirs.isnan()) and torch.equal(mine.isinf(), theirs.isinf())
+    is_finite = theirs.isfinite() & exact.isfinite()
+    error, limit, scale = (
+        torch.where(is_finite, y, 0).abs().amax(0)
+        for y in (mine.double() - exact, theirs.double() - exact, exact)
+    )
+    assert (error <= 2 * limit + 2.0**-22 * scale).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", ALL_TILES, ids=str)
+def test_products_of_any_size_in_any_tile(tile, tmp_path):
+    shapes = [(128, 128, 256), (333, 1025, 520), (1000, 129, 260), (700, 2050, 4100)]
+    for i, shape in enumerate(shapes):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        assert_alike(*on_a_gpu(folder, shape, tile))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("what", WEIGHTS)
+def test_weights_that_go_wrong_on_a_gpu(what, tmp_path):
+    model, wide, own, x = on_a_gpu(tmp_path, (300, 515, 1032))
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(own.a.weight.shape, generator=generator)
+    w = WEIGHTS[what](w, torch.randint(-20, 21, w.shape, generator=generator))
+    x *= {"largest": 1e-3, "subnormal": 1e30}.get(what, 1)
+    for each in (model, wide, own):
+        each.a.weight.data.copy_(w)
+        each.a.bias.data.zero_()
+    assert_alike(model, wide, own, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tile", [(256, 32, 1), (128, 64, 2)], ids=str)
+def test_infinities_and_nan_on_a_gpu(tile, tmp_path):
+    model, wide, own, x = on_a_gpu(tmp_path, (300, 515, 1032), tile, "torch.relu(self.a(x)) * 2")
+    x[3, 5], x[100, 7], x[299, 1031] = float("inf"), -float("inf"), float("nan")
+    for each in (model, wide, own):
+        weight = each.a.weight.data
+        weight[17, 9], weight[514, 1000], weight[18, 3] = float("inf"), -float("inf"), float("nan")
+    assert_alike(model, wide, own, x)
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_replays_it_and_a_side_stream_takes_it(tmp_path):
+    model, wide, own, x = on_a_gpu(tmp_path, (300, 515, 1032))
+    x[4, 4] = float("inf")  # so that something is computed again
+    with torch.no_grad():
+        first = model(x)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            again = model(x)
+        torch.cuda.current_stream().wait_stream(side)
+        assert torch.equal(first, again) or first.isnan().any()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            made = model(x)
+        x.copy_(torch.randn_like(x))
+        own.a.weight.mul_(2)
+        model.load_state_dict(own.state_dict())
+        wide.load_state_dict(own.state_dict())
+        for _ in range(2):
+            made.fill_(float("nan"))
+            graph.replay()
+            torch.testing.assert_close(made.double(), wide(x.double()), rtol=1e-5, atol=1e-5)
+    assert torch.equal(made, model(x))
+
+
+@pytest.mark.gpu
+def test_memory_that_the_copy_engine_does_not_read_is_split_before(tmp_path):
+    """A weight that begins at a multiple of 4 bytes alone."""
+    model, wide, own, x = on_a_gpu(tmp_path, (200, 260, 264))
+    moved = torch.empty(260 * 264 + 1, device="cuda")[1:].view(260, 264)
+    model.a.weight = torch.nn.Parameter(moved.copy_(model.a.weight.data))
+    assert_alike(model, wide, own, x)

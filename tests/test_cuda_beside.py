@@ -29,9 +29,24 @@ ANSWER = 'extern "C" const char* answer(void*) { return "forty-two"; }\n'
 FLAGS = ["-std=c++17"]
 # Consumers, groups, part, blocks: those with the fewest registers to spare.
 IMAGE_TILES = [(2, 1, 64, 2), (2, 2, 64, 1), (2, 2, 128, 1), (4, 1, 32, 2), (4, 2, 16, 2)]
+NAMES = ("product_weight", "product_n", "product_k", "product_cluster")
+# Those with the fewest registers to spare; a text that converts holds kernels of both ways.
+FEWEST_REGISTERS = [
+    ("converted", 256, 32, 1),
+    ("converted", 256, 64, 2),
+    ("converted", 192, 64, 1),
+]
+ALL_TILES = [
+    ("split", 192, 32, 2),
+    *itertools.product(["converted"], [128, 192, 256], [32, 64], [1, 2]),
+]
 TILES = [
-    {"product_n": n, "product_k": k, "product_cluster": c, "product_raster": 8}
-    for n, k, c in itertools.product([128, 192, 256], [64], [1, 2])
+    *FEWEST_REGISTERS,
+    *(
+        pytest.param(tile, marks=pytest.mark.gpu)  # which need no GPU, but minutes
+        for tile in ALL_TILES
+        if tile not in FEWEST_REGISTERS
+    ),
 ]
 
 
@@ -76,17 +91,23 @@ def test_without_nvcc_that_is_said(monkeypatch, tmp_path):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "-".join(map(str, tile.values())))
+@pytest.mark.parametrize("tile", TILES, ids=str)
 def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
     make = cuda_code(monkeypatch, tmp_path)
-    root = builtin_folder()
-    names = {"CudaCode": make}
-    names_of = {**tile, "epilogues": ""}
-    text = rendered(Path("t.py"), '{% include "_lib/triton_wgmma.py" %}', [root], names_of)
-    beside = text[text.index("cuda_code = CudaCode(") : text.index("def product_by_wgmma")]
-    exec(beside, names)
-    (kernel,) = parse_resources(names["cuda_code"].log, None)
-    assert (kernel.registers, kernel.spill_store_bytes, kernel.stack_bytes) == (168, 0, 0)
+    known = {**dict(zip(NAMES, tile, strict=True)), "product_raster": 8, "epilogues": ""}
+    text = '{% include "_lib/triton_wgmma.py" %}'
+    text = rendered(Path("t.py"), text, [builtin_folder()], known)
+    found: dict = {"CudaCode": make}
+    start = text.index("cuda_code = CudaCode(")
+    exec(text[start : text.index("def product_by_wgmma")], found)
+    log = found["cuda_code"].log
+    kernels = parse_resources(log, None)
+    # Halves of x, and what is computed again, are kernels of the same text.
+    assert len(kernels) == (4 if tile[0] == "converted" else 1)
+    assert {(k.spill_store_bytes, k.stack_bytes) for k in kernels} == {(0, 0)}
+    products = [k.registers for k in kernels if "product" in k.name]
+    assert products == [168] * (2 if tile[0] == "converted" else 1)
+    assert "wgmma.mma_async instructions are serialized" not in log
 
 
 @needs_nvcc
