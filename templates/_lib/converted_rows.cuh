@@ -1,12 +1,9 @@
-// Rows of float32 as float16 halves, of the weight in registers: places and arithmetic, without
-// what a GPU alone has.
+// Rows of float32 as float16 halves, of the weight in registers: places and arithmetic of one
+// thread.
 //
 // A number times a power of two is high + low, 22 bits together. Of x the power is a row's, which
 // has lost its mean before. Of the weight it is found anew for each row's numbers in a stage, a
 // chunk; sums of products are in the unit of the largest chunk until then.
-//
-// Expects pack() and unpack(): two float16 numbers in
-// 32 bits.
 namespace converted {
 
 // ---- powers of two --------------------------------------------------------------------------
@@ -32,6 +29,17 @@ __device__ __forceinline__ float mean_of(double total, int count) {
 }
 
 // ---- halves of x ----------------------------------------------------------------------------
+
+__device__ __forceinline__ unsigned pack(float first, float second) {
+  const __half2 packed = __floats2half2_rn(first, second);
+  return *reinterpret_cast<const unsigned*>(&packed);
+}
+
+__device__ __forceinline__ void unpack(unsigned packed, float* first, float* second) {
+  const float2 found = __half22float2(*reinterpret_cast<const __half2*>(&packed));
+  *first = found.x;
+  *second = found.y;
+}
 
 struct Pair {  // two numbers beside each other
   unsigned high, low;

@@ -12,23 +12,6 @@
 // Expects launch.cuh, wgmma_tensor_map.cuh, wgmma_pipeline.cuh, wgmma_halves.cuh (for its Plain),
 // and the parameters block_n (rows of x of one instruction), product_n, product_k, product_stages,
 // product_cluster and product_raster.
-namespace converted {
-
-{% include "_lib/wgmma_products.cuh" %}
-
-__device__ __forceinline__ unsigned pack(float first, float second) {
-  const __half2 packed = __floats2half2_rn(first, second);
-  return *reinterpret_cast<const unsigned*>(&packed);
-}
-
-__device__ __forceinline__ void unpack(unsigned packed, float* first, float* second) {
-  const float2 found = __half22float2(*reinterpret_cast<const __half2*>(&packed));
-  *first = found.x;
-  *second = found.y;
-}
-
-}  // namespace converted
-
 {% include "_lib/converted_rows.cuh" %}
 
 {% include "_lib/converted_split.cuh" %}
@@ -36,6 +19,8 @@ __device__ __forceinline__ void unpack(unsigned packed, float* first, float* sec
 {% include "_lib/converted_repair.cuh" %}
 
 namespace converted {
+
+{% include "_lib/wgmma_products.cuh" %}
 
 constexpr int kBlockM = 128;            // rows of the weight
 constexpr int kBlockN = {{ product_n }};  // rows of x
