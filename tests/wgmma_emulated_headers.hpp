@@ -63,6 +63,17 @@ inline unsigned cluster_rank() { return own->rank; }
 inline void cluster_sync() {
   meet(cluster, int(own->rank * (threads.size() / blocks.size()) + own->index), 0);
 }
+template <int kThreads> void named_arrive(int barrier) {
+  Named& of = block().named[barrier];
+  if (++of.arrived == kThreads) of = {0, of.generation + 1};
+  ++progress;
+}
+template <int kThreads> void named_sync(int barrier) {
+  Named& of = block().named[barrier];
+  const int generation = of.generation;
+  named_arrive<kThreads>(barrier);
+  wait_until([&] { return of.generation != generation; });
+}
 template <int> void give_registers() {}
 template <int> void take_registers() {}
 

@@ -76,9 +76,12 @@ struct Thread {
 
 struct Barrier { int count, pending, bytes; unsigned phase; };
 
+struct Named { int arrived = 0, generation = 0; };  // a barrier of the hardware's
+
 struct Block {
   std::vector<unsigned char> memory = std::vector<unsigned char>(kMemory);
   std::map<unsigned, Barrier> barriers;
+  std::map<int, Named> named;
   Meeting all;
   std::vector<Meeting> warps;
 };

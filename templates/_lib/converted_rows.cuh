@@ -13,7 +13,9 @@ __device__ __forceinline__ float power_of_two(int exponent) {  // in [-126, 127]
 }
 
 // 2^exponent for an exponent of at most 127; 0 where float32 has none.
-__device__ __forceinline__ float shift(int exponent) { return exponent < -126 ? 0.0f : power_of_two(exponent); }
+__device__ __forceinline__ float shift(int exponent) {
+  return exponent < -126 ? 0.0f : power_of_two(exponent);
+}
 
 // Of the unit in which the largest number is in [2^12, 2^13): float16 then has 2^-25 of it at
 // least, and with a mean off nothing near its own largest.
@@ -55,7 +57,9 @@ __device__ __forceinline__ Pair split(float first, float second) {
 // A thread of a product has four numbers beside each other of 16, where an instruction's left
 // operand has two and, 8 behind, two. So a row's halves lie in this order; this is the place of an
 // even number and the next.
-__device__ __forceinline__ int half_place(int k) { return k / 16 * 16 + k % 4 / 2 * 8 + k % 16 / 4 * 2; }
+__device__ __forceinline__ int half_place(int k) {
+  return k / 16 * 16 + k % 4 / 2 * 8 + k % 16 / 4 * 2;
+}
 
 // ---- where a thread's numbers of the weight are ---------------------------------------------
 

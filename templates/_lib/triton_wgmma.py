@@ -8,7 +8,9 @@
 #
 # With `product_weight: converted` one call of CUDA C++ makes halves of x alone, multiplies, and
 # repairs: the weight is converted on its way into the tensor cores. Rows of both operands must lie
-# as the copy engine reads them; other products are made as above.
+# as the copy engine reads them; other products are made as above. Words that can be turned off:
+# warpgroups that take turns at multiplying, and kernels that are launched while the one before runs.
+{% set product_takes_turns, product_overlaps = true, true %}
 {% set is_converted = product_weight == "converted" %}
 CONVERTS_WEIGHT = {{ is_converted }}
 cuda_code = CudaCode(
@@ -20,7 +22,7 @@ cuda_code = CudaCode(
 #include <cmath>
 #include <cstdint>
 
-{% with overlap = is_converted %}
+{% with overlap = is_converted and product_overlaps %}
 {% include "_lib/launch.cuh" %}
 {% endwith %}
 

@@ -34,6 +34,7 @@ constexpr int kParts = kBlockN / wgmma_products::kColumns;
 constexpr int kSteps = kBlockK / 16;
 constexpr int kSums = wgmma_products::kSums;
 static_assert(kBlockN % wgmma_products::kColumns == 0, "whole parts");
+static_assert(kParts >= 2, "while one part is added, another one is multiplied");
 static_assert(kStages >= 2, "one stage is filled while another is read");
 
 constexpr int kThreads = 128 * (kConsumers + 1);
@@ -41,9 +42,13 @@ constexpr int kConsumerWarps = 4 * kConsumers;
 constexpr int kProducerRegisters = kClusterM > 1 ? 40 : 24;
 constexpr int kConsumerRegisters = 240;
 constexpr int kBuffers = 2;  // of sums: one part is added while the next one is multiplied
-// Registers are for the sums of a tile and of two parts, and for converted numbers. Where enough
-// are left, a thread reads the next stage's weight before the products of this one are done.
-constexpr bool kLoadsAhead = kParts * kSums + kBuffers * kSums + 2 * 8 * kSteps <= 208;
+// Registers of sums of a tile and of two parts, and of converted numbers; 208 leave enough for all
+// else. A thread reads the next stage's weight before the products of this one are done where its
+// numbers fit as well. A warpgroup begins a stage's products when those of the other one are
+// nearly done, so that one converts while the other multiplies.
+constexpr int kRegisters = (kParts + kBuffers) * kSums + 8 * kSteps;
+constexpr bool kLoadsAhead = kRegisters + 8 * kSteps <= 208;
+constexpr bool kTakesTurns = {{ product_takes_turns | lower }} && kRegisters <= 208;
 
 constexpr int kRowBytes = 2 * kBlockK;  // of a box of x
 constexpr int kWeightBytes = 4 * kBlockM * kBlockK;
@@ -59,14 +64,11 @@ struct TensorMaps {
 
 {% include "_lib/wgmma_ring.cuh" %}
 
-struct Finish {
-  const float* x_unit;  // NaN: what the row gives is computed behind
-  const float* x_mean;
-  const float* bias;  // may be null
-  int* marks;         // of rows of the weight that give what is computed behind
-  float* out;
-  int64_t rows, columns;
-};
+}  // namespace converted
+
+{% include "_lib/converted_store.cuh" %}
+
+namespace converted {
 
 // ---- the copying thread ---------------------------------------------------------------------
 
@@ -184,6 +186,15 @@ __device__ __forceinline__ void add_part(float (&totals)[kParts][kSums],
   wgmma_products::pin(totals[kPart]);
 }
 
+// Barriers of those whose turn it is: 1 and 2, since all threads meet at 0.
+__device__ __forceinline__ void await_turn(int consumer) {
+  if constexpr (kTakesTurns) wgmma_pipeline::named_sync<128 * kConsumers>(1 + consumer);
+}
+
+__device__ __forceinline__ void give_turn(int consumer) {
+  if constexpr (kTakesTurns) wgmma_pipeline::named_arrive<128 * kConsumers>(2 - consumer);
+}
+
 // All parts of a tile over one stage: while one is added, the next one's products are under way,
 // and while the last one's are, what is to be done `meanwhile`.
 template <int kPart = 0, class Meanwhile>
@@ -191,7 +202,9 @@ __device__ __forceinline__ void multiply_stage(float (&totals)[kParts][kSums],
                                                float (&sums)[kBuffers][kSums],
                                                const Left<kSteps>& left,
                                                const float (&factor)[2], const Pipeline& pipeline,
-                                               int stage, const Meanwhile& meanwhile) {
+                                               int stage, int consumer,
+                                               const Meanwhile& meanwhile) {
+  if constexpr (kPart == 0) await_turn(consumer);
   const unsigned high = pipeline.stages + stage * kStageBytes + kWeightBytes +
                         kPart * wgmma_products::kColumns * kRowBytes;
   float(&own)[kSums] = sums[kPart % kBuffers];
@@ -207,6 +220,7 @@ __device__ __forceinline__ void multiply_stage(float (&totals)[kParts][kSums],
     add_part<kPart - 1>(totals, sums, factor);
   }
   if constexpr (kPart == kParts - 1) {
+    give_turn(consumer);
     meanwhile();
     wgmma_products::wait<0>();
     wgmma_products::hold(left.high);
@@ -214,52 +228,7 @@ __device__ __forceinline__ void multiply_stage(float (&totals)[kParts][kSums],
     release(pipeline, stage);
     add_part<kPart>(totals, sums, factor);
   } else {
-    multiply_stage<kPart + 1>(totals, sums, left, factor, pipeline, stage, meanwhile);
-  }
-}
-
-// A thread has, of each group of 8 rows of x, two beside each other, and two rows of the weight,
-// which are columns of `out` beside each other.
-template <class Epilogue>
-__device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums], Row (&rows)[2],
-                                           const Finish& finish, const Epilogue& epilogue,
-                                           int64_t first_row, int64_t column, const Place& at) {
-  float unit[2], w_sum[2], bias[2];
-#pragma unroll
-  for (int s = 0; s < 2; ++s) {
-    const bool is_inside = column + s < finish.columns;
-    unit[s] = row_unit(rows[s]);
-    w_sum[s] = rows[s].sum + __shfl_xor_sync(0xffffffffu, rows[s].sum, 1);
-    w_sum[s] += __shfl_xor_sync(0xffffffffu, w_sum[s], 2);
-    bias[s] = is_inside && finish.bias != nullptr ? __ldg(finish.bias + column + s) : 0.0f;
-    // Whoever else has this row of the weight says the same of it.
-    if (is_inside && at.member == 0) finish.marks[column + s] = rows[s].is_marked ? 1 : 0;
-  }
-  const bool is_paired = finish.columns % 2 == 0;
-#pragma unroll
-  for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-    for (int i = 0; i < kSums / 2; ++i) {
-      const int64_t row = first_row + part * wgmma_products::kColumns + i / 2 * 8 +
-                          2 * at.member + i % 2;
-      if (row >= finish.rows || column >= finish.columns) continue;
-      const float x_unit = __ldcg(finish.x_unit + row), x_mean = __ldcg(finish.x_mean + row);
-      float* to = finish.out + row * finish.columns + column;
-      float value[2];
-#pragma unroll
-      for (int s = 0; s < 2; ++s) {
-        if (column + s >= finish.columns) continue;
-        const float found = finished(totals[part][i / 2 * 4 + 2 * s + i % 2], x_unit, x_mean,
-                                     unit[s], w_sum[s], bias[s]);
-        value[s] = epilogue(found, row, column + s, finish.columns);
-      }
-      if (is_paired) {
-        *reinterpret_cast<float2*>(to) = make_float2(value[0], value[1]);
-      } else {
-        to[0] = value[0];
-        if (column + 1 < finish.columns) to[1] = value[1];
-      }
-    }
+    multiply_stage<kPart + 1>(totals, sums, left, factor, pipeline, stage, consumer, meanwhile);
   }
 }
 
@@ -269,6 +238,7 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
                                                int num_stages) {
   const int consumer = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);
   const Place at = place_of(threadIdx.x % 128);
+  if (consumer == 1) give_turn(consumer);
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
     int64_t weight_tile, x_tile;
@@ -290,7 +260,7 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
       take(left, factor, totals, rows, loaded);
       const int stage = ring.stage;
       ring.advance();
-      multiply_stage(totals, sums, left, factor, pipeline, stage, [&] {
+      multiply_stage(totals, sums, left, factor, pipeline, stage, consumer, [&] {
         if constexpr (kLoadsAhead) {
           if (done < num_stages) load(loaded, pipeline, ring, consumer * 64, at);
         }
