@@ -197,7 +197,8 @@ def test_a_module_of_which_some_products_convert_the_weight(tmp_path):
 
 # ---- on a GPU ---------------------------------------------------------------------------------
 
-ALL_TILES = list(itertools.product([128, 192, 256], [32, 64], [1, 2]))
+ALL_TILES = [*itertools.product([128, 192, 256], [32, 64], [1, 2])]
+ALL_TILES.remove((256, 64, 2))  # which has no registers
 
 
 def on_a_gpu(folder: Path, shape: tuple[int, int, int], tile=(256, 32, 1), forward="self.a(x)"):

@@ -32,9 +32,9 @@ IMAGE_TILES = [(2, 1, 64, 2), (2, 2, 64, 1), (2, 2, 128, 1), (4, 1, 32, 2), (4, 
 NAMES = ("product_weight", "product_n", "product_k", "product_cluster")
 # Those with the fewest registers to spare; a text that converts holds kernels of both ways.
 FEWEST_REGISTERS = [
-    ("converted", 256, 32, 1),
-    ("converted", 256, 64, 2),
-    ("converted", 192, 64, 1),
+    ("converted", 256, 32, 2),
+    ("converted", 256, 64, 1),
+    ("converted", 192, 64, 2),
 ]
 ALL_TILES = [
     ("split", 192, 32, 2),
@@ -45,7 +45,7 @@ TILES = [
     *(
         pytest.param(tile, marks=pytest.mark.gpu)  # which need no GPU, but minutes
         for tile in ALL_TILES
-        if tile not in FEWEST_REGISTERS
+        if tile not in [*FEWEST_REGISTERS, ("converted", 256, 64, 2)]  # the last has none
     ),
 ]
 

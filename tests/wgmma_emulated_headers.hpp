@@ -74,8 +74,12 @@ template <int kThreads> void named_sync(int barrier) {
   named_arrive<kThreads>(barrier);
   wait_until([&] { return of.generation != generation; });
 }
-template <int> void give_registers() {}
-template <int> void take_registers() {}
+template <int kRegisters> void take_registers() {
+  const int num_threads = block().all.expected;
+  block().registers += kRegisters;
+  if (block().registers > 65536 / num_threads / 8 * 8 * num_threads) fail("too many registers");
+}
+template <int kRegisters> void give_registers() { take_registers<kRegisters>(); }
 
 }  // namespace wgmma_pipeline
 
@@ -127,6 +131,7 @@ static const char* launch(void (*kernel)(Parameters...), const Shape& shape, voi
   gridDim.x = shape.blocks;
   const int num = shape.smem_bytes > 0 ? cluster_size : 1;
   emulated::body = [&] { kernel(static_cast<Parameters>(arguments)...); };
+  if (setjmp(emulated::launched) != 0) return emulated::failure;
   for (unsigned first = 0; first < shape.blocks; first += num) {
     emulated::run_cluster(first, num, shape.threads);
   }

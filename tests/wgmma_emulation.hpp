@@ -5,9 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -45,9 +44,13 @@ namespace emulated {
 constexpr int kMemory = 240 * 1024, kBase = 0x410;  // where dynamic shared memory may begin
 constexpr int kStack = 256 * 1024;
 
+static jmp_buf launched;
+static const char* failure = nullptr;
+
+// Ends a launch, which returns what went wrong.
 [[noreturn]] static void fail(const char* what) {
-  std::fprintf(stderr, "emulation: %s\n", what);
-  std::_Exit(1);
+  failure = what;
+  std::longjmp(launched, 1);
 }
 
 // ---- threads --------------------------------------------------------------------------------
@@ -66,7 +69,6 @@ struct Product {  // that a thread has begun
 
 struct Thread {
   ucontext_t context;
-  std::unique_ptr<char[]> stack;
   unsigned index, rank;
   bool is_over = false;
   std::deque<Product> products;
@@ -82,6 +84,7 @@ struct Block {
   std::vector<unsigned char> memory = std::vector<unsigned char>(kMemory);
   std::map<unsigned, Barrier> barriers;
   std::map<int, Named> named;
+  int registers = 0;  // that its threads have asked for
   Meeting all;
   std::vector<Meeting> warps;
 };
@@ -261,8 +264,15 @@ static void enter() {
   swapcontext(&own->context, &scheduler);
 }
 
+static char* stack_of(size_t thread) {  // used again: making one takes longer than a short kernel
+  static std::vector<std::unique_ptr<char[]>> all;
+  while (all.size() <= thread) all.emplace_back(new char[kStack]);
+  return all[thread].get();
+}
+
 static void run_cluster(unsigned first_block, int num_blocks, int num_threads) {
   threads.clear();
+  copies.clear();
   blocks = std::vector<Block>(num_blocks);
   cluster = Meeting{num_blocks * num_threads};
   for (int rank = 0; rank < num_blocks; ++rank) {
@@ -271,11 +281,10 @@ static void run_cluster(unsigned first_block, int num_blocks, int num_threads) {
     std::fill(blocks[rank].memory.begin(), blocks[rank].memory.end(), 0xff);  // NaN
     for (int i = 0; i < num_threads; ++i) {
       auto made = std::make_unique<Thread>();
-      made->stack.reset(new char[kStack]);
       made->index = i;
       made->rank = rank;
       getcontext(&made->context);
-      made->context.uc_stack.ss_sp = made->stack.get();
+      made->context.uc_stack.ss_sp = stack_of(threads.size());
       made->context.uc_stack.ss_size = kStack;
       makecontext(&made->context, enter, 0);
       threads.push_back(std::move(made));

@@ -64,8 +64,8 @@ def product_by_wgmma(
         if apart is not None:
             apart(made)
         return
-    lie_in_rows = not (x_turned or weight_turned)
-    if CONVERTS_WEIGHT and lie_in_rows and (4 * depth | x.data_ptr() | weight.data_ptr()) % 16 == 0:
+    has_rows = not (x_turned or weight_turned)
+    if CONVERTS_WEIGHT and has_rows and (4 * depth | x.data_ptr() | weight.data_ptr()) % 16 == 0:
         # Halves of x, units and means of its rows, and marks of the weight's rows.
         numbers = num_rows * (triton.cdiv(depth, 16) * 16 + 2) + num_columns
         room = torch.empty(numbers, dtype=torch.float32, device=x.device)

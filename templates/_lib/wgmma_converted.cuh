@@ -40,7 +40,10 @@ static_assert(kStages >= 2, "one stage is filled while another is read");
 constexpr int kThreads = 128 * (kConsumers + 1);
 constexpr int kConsumerWarps = 4 * kConsumers;
 constexpr int kProducerRegisters = kClusterM > 1 ? 40 : 24;
-constexpr int kConsumerRegisters = 240;
+constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8;
+constexpr int kFreeRegisters =
+    (kLaunchRegisters * (kConsumers + 1) - kProducerRegisters) / kConsumers / 8 * 8;
+constexpr int kConsumerRegisters = kFreeRegisters < 240 ? kFreeRegisters : 240;
 constexpr int kBuffers = 2;  // of sums: one part is added while the next one is multiplied
 // Registers of sums of a tile and of two parts, and of converted numbers; 208 leave enough for all
 // else. A thread reads the next stage's weight before the products of this one are done where its

@@ -44,7 +44,10 @@ _OF_MATRICES = {
         function="product_by_wgmma",
         tail="",
         requires='  - {expr: "device.capability == 90", why: "wgmma is in sm_90a alone"}\n'
-        '  - {expr: "device.has_nvcc", why: "the products\' CUDA C++ needs nvcc"}\n',
+        '  - {expr: "device.has_nvcc", why: "the products\' CUDA C++ needs nvcc"}\n'
+        "  - {expr: \"product_weight == 'split' or product_n < 256 or product_k < 64 or "
+        'product_cluster == 1", why: "sums, and a weight that is converted, fit in the registers '
+        'that copies to a cluster leave"}\n',
         parameters=parameter(
             "product_weight",
             "how a product's weight becomes halves: split in memory before, or converted by the "
