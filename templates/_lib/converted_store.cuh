@@ -1,5 +1,5 @@
 // What becomes of a tile's sums where the weight is converted: stores of `out`, whose rows are the
-// tile's columns. Two threads and more have parts of a line beside each other, 64 bytes together.
+// tile's columns. Eight threads of a warp have 64 bytes of a row beside each other: whole sectors.
 namespace converted {
 
 struct Finish {
