@@ -109,7 +109,7 @@ def kernels_ms(call: Callable[[], Any]) -> dict[str, float]:
     return found
 
 
-def told(size: str, what: str, found: dict[str, Any]) -> dict[str, Any]:
+def reported(size: str, what: str, found: dict[str, Any]) -> dict[str, Any]:
     """Print one line, and return the record."""
     numbers = [
         f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
@@ -138,7 +138,7 @@ def timed(size: str, until_s: float) -> list[dict[str, Any]]:
 
     with torch.no_grad():
         exact = problem.make_model(0).double().cuda()(x[:NUM_ROWS].double())
-        found = [told(size, "eager", record(own))]
+        found = [reported(size, "eager", record(own))]
         for place, tile in enumerate(TILES):
             if time.monotonic() > until_s:
                 break
@@ -146,9 +146,9 @@ def timed(size: str, until_s: float) -> list[dict[str, Any]]:
             try:
                 model = model_of(size, place)
                 model.load_state_dict(own.state_dict())
-                found.append(told(size, what, record(model)))
+                found.append(reported(size, what, record(model)))
             except (RuntimeError, ValueError) as failure:
-                found.append(told(size, what, {"failure": str(failure)[:200]}))
+                found.append(reported(size, what, {"failure": str(failure)[:200]}))
             torch.cuda.empty_cache()
     return found
 
