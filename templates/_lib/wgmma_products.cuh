@@ -45,7 +45,8 @@ __device__ __forceinline__ void pin(int (&sums)[kSums]) {
   for (int i = 0; i < kSums; ++i) asm volatile("" : "+r"(sums[i])::"memory");
 }
 
-// Registers that products read are needed until these are waited for, which no compiler knows.
+// Products that were begun read their left operand from registers until they are waited for; the
+// compiler takes it for read at once. After the wait, this says that it was needed until then.
 template <int kSteps>
 __device__ __forceinline__ void hold(const unsigned (&left)[kSteps][4]) {
 #pragma unroll
