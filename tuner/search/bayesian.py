@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,7 +13,7 @@ from threadpoolctl import ThreadpoolController
 
 from tuner.search.drawn import CENSORED
 from tuner.search.encoding import Encoding
-from tuner.search.firsts import Opening, first_columns
+from tuner.search.firsts import Opening, first_by_turns
 from tuner.search.levels import Known
 from tuner.search.pools import Pool
 from tuner.search.proposers import Random, Tried
@@ -25,7 +24,6 @@ from tuner.space.search_space import SearchSpace
 __all__ = ["JUDGE_EVERY", "Bayesian"]
 
 NUM_FIRST = 12  # trials that are spread over the space before the model is asked
-FEWEST_FIRST = 2  # of them of each kind
 NUM_WARM = 5  # the fastest elsewhere, tried first
 JUDGE_EVERY = 10  # trials from one judgement of what is left to the next
 NUM_JUDGED = 4  # judgements that must agree; two were right in 75 % where they said 90 %
@@ -53,16 +51,11 @@ def _blas() -> ThreadpoolController:
 class Bayesian:
     """The untried configuration with the largest expected improvement, by a Gaussian process.
 
-    Where there are too many to judge, a pool stands for them, which is drawn anew whenever the
-    model is fitted, and the search climbs from its best, and from the best trials, to better
-    neighbours.
-
-    A model that has mostly seen one family may be sure that no other is better. So when nothing
-    better was found for some trials, every second one is chosen by how families compared at the
-    start (`Surrogate.observe`).
-
-    A template that is wrong by its values is so with all of its parameters. So a kind of which
-    `HOPELESS` trials failed and none did not is asked for when nothing else is left.
+    Where there are too many to judge, a pool stands for them (`pools`). A model that has mostly
+    seen one family may be sure that no other is better: when nothing better was found for some
+    trials, every second one is chosen by how families compared at the start. A template that is
+    wrong by its values is so with all of its parameters: a kind of which `HOPELESS` trials failed
+    and none did not is asked for when nothing else is left.
     """
 
     def __init__(self, space: SearchSpace, seed: int, sources: Sequence[Source] = ()) -> None:
@@ -84,7 +77,7 @@ class Bayesian:
     def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
         """Return the position to try next."""
         with _blas().limit(limits=1, user_api="blas"):
-            found = self._proposed({position: _known(t) for position, t in tried.items()})
+            found = self._proposed(_seen(tried))
         return self._random.propose(study, trial, tried) if found is None else found
 
     def _proposed(self, known: Seen) -> int | None:
@@ -139,7 +132,9 @@ class Bayesian:
         positions = self._pool.positions
         codes = self._codes(positions)
         before = self._codes(np.array(sorted(tried), dtype=np.int64))
-        spread = [int(positions[i]) for i in self._spread(codes, before)]
+        kinds = [np.flatnonzero(_is_within(positions, [kind])) for kind in self._kinds]
+        first = first_by_turns(codes, kinds, self._encoding, NUM_FIRST, self._rng, before)
+        spread = [int(positions[i]) for i in first]
         if not self._sources:
             self._opening = Opening(spread)
             return Surrogate(self._encoding, codes)
@@ -148,45 +143,23 @@ class Bayesian:
         self._opening = Opening(spread, best)
         return Informed(self._encoding, codes, expectation)
 
-    def _spread(self, codes: np.ndarray, before: np.ndarray) -> list[int]:
-        """Return columns to try first, by turns of each kind."""
-        kinds, positions = self._kinds, self._pool.positions
-        found = []
-        for kind in kinds:
-            inside = _is_within(positions, [kind])
-            count = max(FEWEST_FIRST, NUM_FIRST // len(kinds))
-            own = before if len(kinds) == 1 else before[before[:, 0] == codes[inside][0, 0]]
-            first = first_columns(codes[inside], self._encoding, count, self._rng, own)
-            found.append([int(i) for i in np.flatnonzero(inside)[first]])
-        turns = itertools.zip_longest(*found)
-        return [column for turn in turns for column in turn if column is not None]
-
     def _codes(self, positions: np.ndarray) -> np.ndarray:
         return self._encoding.codes(self._space.rows(positions))
 
     def remaining(self, tried: Tried, shares: Sequence[float]) -> Remaining | None:
-        """Judge what is left; see `FeasibleSampler.remaining`.
-
-        A single judgement is too sure of itself while the model has not seen what it does not
-        expect, so that the least hopeful of the last `NUM_JUDGED` counts, at least
-        `JUDGE_EVERY` trials from each other.
-        """
-        known = {position: _known(trial) for position, trial in tried.items()}
+        """Judge what is left; see `FeasibleSampler.remaining`."""
+        known = _seen(tried)
         if self._model is None or len(known) <= NUM_FIRST or np.isinf(_logs(known)).all():
             return None
-        with _blas().limit(limits=1, user_api="blas"):
-            return self._remaining(self._model, known, shares)
-
-    def _remaining(
-        self, model: Surrogate | Informed, known: Seen, shares: Sequence[float]
-    ) -> Remaining | None:
-        self._tell(model, known)
-        tried = list(known)
+        is_untried = ~np.isin(self._pool.positions, list(known))
         # Random numbers of their own: asking this must draw none of the suggestions'.
-        rng = np.random.default_rng(len(tried))
-        now = model.remaining(~np.isin(self._pool.positions, tried), shares, rng)
-        if not self._judged or len(tried) >= self._judged[-1][0] + JUDGE_EVERY:
-            self._judged.append((len(tried), now))
+        rng = np.random.default_rng(len(known))
+        with _blas().limit(limits=1, user_api="blas"):
+            self._tell(self._model, known)
+            now = self._model.remaining(is_untried, shares, rng)
+        if not self._judged or len(known) >= self._judged[-1][0] + JUDGE_EVERY:
+            self._judged.append((len(known), now))
+        # One is too sure of itself while the model has not seen what it does not expect.
         last = [judgement for _, judgement in self._judged[-NUM_JUDGED:]]
         if len(last) < FEWEST_JUDGED:
             return None
@@ -221,9 +194,11 @@ def _since_progress(logs: np.ndarray) -> int:
     return int(len(logs) - 1 - better[-1])
 
 
-def _known(trial: FrozenTrial) -> tuple[Known, float]:
-    """Return what is known of a trial's configuration, and the logarithm of its latency."""
-    if trial.state is TrialState.COMPLETE:
-        kind = Known.BOUND if trial.user_attrs.get(CENSORED) else Known.TIME
-        return kind, math.log(max(trial.value, 1e-9))
-    return (Known.FAILED if trial.state is TrialState.PRUNED else Known.PENDING), 0.0
+def _seen(tried: Tried) -> Seen:
+    def known(trial: FrozenTrial) -> tuple[Known, float]:
+        if trial.state is TrialState.COMPLETE:
+            kind = Known.BOUND if trial.user_attrs.get(CENSORED) else Known.TIME
+            return kind, math.log(max(trial.value, 1e-9))
+        return (Known.FAILED if trial.state is TrialState.PRUNED else Known.PENDING), 0.0
+
+    return {position: known(trial) for position, trial in tried.items()}

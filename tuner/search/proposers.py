@@ -89,13 +89,12 @@ class Inner:
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
         """Return the position to try next."""
-        fixed = {p.name: p.values[0] for p in self._space.parameters if len(p.values) == 1}
         drawn: dict[str, Value] = {}
         for _ in range(MAX_DRAWS):
             draw = self._inner.sample_relative(study, trial, self._drawable)
             if not draw:
                 return self._random.propose(study, trial, tried)
-            drawn = {**fixed, **draw}
+            drawn = {p.name: draw.get(p.name, p.values[0]) for p in self._space.parameters}
             params = self._space.complete(decoded(drawn, self._space))
             position = None if params is None else self._space.index(params)
             if position is not None and position not in tried:

@@ -104,13 +104,8 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
         return {position: trials[number] for position, number in self._first.items()}
 
 
-# ---- the samplers by name -------------------------------------------------------------------
-
-
-SAMPLERS: Mapping[str, Callable[[SearchSpace, int], Proposer]] = {
-    "surrogate": Bayesian,
-    **PROPOSERS,
-}
+SAMPLERS: Mapping[str, Callable[[SearchSpace, int], Proposer]]  # by name
+SAMPLERS = {"surrogate": Bayesian, **PROPOSERS}
 
 
 def make_sampler(
@@ -128,13 +123,9 @@ def make_sampler(
         InputError: there is no such sampler, or a source does not fit the space.
     """
     if name not in SAMPLERS:
+        lines = [f"unknown sampler {name!r}", f"known: {', '.join(SAMPLERS)}"]
         hint = did_you_mean(name, list(SAMPLERS))
-        lines = [
-            f"unknown sampler {name!r}",
-            f"known: {', '.join(SAMPLERS)}",
-            *([hint] if hint else []),
-        ]
-        raise InputError("\n  ".join(lines))
+        raise InputError("\n  ".join([*lines, hint] if hint else lines))
     warm = sources and name == "surrogate"
     proposer = Bayesian(space, seed, sources) if warm else SAMPLERS[name](space, seed)
     return FeasibleSampler(space, proposer)
