@@ -2,8 +2,8 @@
 
 A number lies at its logarithm, so that 64 is between 32 and 128. A whole number has a second
 place: the logarithm of its odd part, by which 96 is more like 192 than like 97. Devices work by
-powers of two, and so do the sizes of most problems. What has such a number at all is marked, since
-where one of them is slow, others are. Words have no order, nor have two values.
+powers of two, and so do the sizes of most problems. A configuration with any other number is
+marked, since where one such is slow, others are. Words have no order, nor have two values.
 """
 
 from __future__ import annotations
