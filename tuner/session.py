@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -169,6 +170,7 @@ class Session:
         if result is None:
             raise NothingCorrectError(_nothing_correct(self.trials, entries))
         writer.write_result(replace(result, notes=(*self.notes, *result.notes)))
+        verification.profile(result)
 
     def _learn(self, **seconds: float) -> None:
         """Correct what the parts of the verification are expected to take."""
@@ -386,9 +388,7 @@ class Session:
 
 
 def _nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> str:
-    counts: dict[str, int] = {}
-    for trial in trials:
-        counts[trial.outcome.status.value] = counts.get(trial.outcome.status.value, 0) + 1
+    counts = Counter(trial.outcome.status.value for trial in trials)
     if entries:  # what screening accepted, the full check did not
         s = "s" if len(entries) > 1 else ""
         lines = [f"no file was accepted: {len(entries)} finalist{s} of {len(trials)} trials"]
