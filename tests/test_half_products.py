@@ -8,8 +8,8 @@ import pytest
 import torch
 from test_any_module import derive
 
-from tuner.capture.by_hand import written_by_hand
 from tuner.capture import half_products
+from tuner.capture.by_hand import written_by_hand
 from tuner.capture.half_products import HALVES_TEMPLATE, PRODUCTS, WGMMA_TEMPLATE
 from tuner.config.run_config import load_config
 from tuner.errors import InputError, NothingToGainError
