@@ -159,7 +159,7 @@ def test_an_exported_file_holds_the_cuda_text_and_names_its_compiler(tmp_path):
 def test_cuda_text_is_compiled_ahead_and_part_of_the_binary_key(tmp_path):
     toolchain = Toolchain("cuda", None, capability=90, triton="installed")
     family, one = candidate_of(tmp_path)
-    _, other = candidate_of(tmp_path, product_k=64)
+    _, other = candidate_of(tmp_path, product_k=32)
     broken = Candidate(
         one.op, one.template, {}, "triton", one.source.replace("make_float2", "flaot2"), one.plan
     )

@@ -11,6 +11,7 @@ from test_any_module import derive
 from tuner.capture import half_products
 from tuner.capture.by_hand import written_by_hand
 from tuner.capture.half_products import HALVES_TEMPLATE, PRODUCTS, WGMMA_TEMPLATE
+from tuner.capture.index_space import NothingToGenerate
 from tuner.config.run_config import load_config
 from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.modules import fused, module_of
@@ -82,6 +83,17 @@ def test_large_products_have_templates_of_their_own(name, template, tmp_path):
     ours = [s for s in steps if s == PRODUCTS[template].function or s.endswith("behind_product")]
     assert len(ours) == (2 if name == "chain" else 1)
     assert not {"linear", "matmul"} & set(steps)
+
+
+def test_short_sums_of_a_large_result_are_made_by_the_kernel_that_writes_it_once(tmp_path):
+    layer = ("self.a = nn.Linear(64, 300)", "self.a(x)", "256, 64")
+    _, made = made_of(tmp_path, layer)
+    family = load_family(made.name, [made.folder])
+    assert WGMMA_TEMPLATE in family.templates and HALVES_TEMPLATE not in family.templates
+    (step,) = family.render({"template": WGMMA_TEMPLATE}, known_device("H200").facts()).plan.steps
+    assert step.function == PRODUCTS[WGMMA_TEMPLATE].function
+    with pytest.raises(NothingToGenerate):  # of a smaller one
+        made_of(tmp_path, (*layer[:2], "255, 64"))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +279,9 @@ def test_infinities_and_nan_go_where_pytorchs_products_let_them(how, tmp_path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tile", [(128, 64, 2), (192, 32, 1), (256, 64, 2)])
-@pytest.mark.parametrize("sizes", [(128, 128, 256), (333, 1025, 520), (1000, 129, 257)])
+@pytest.mark.parametrize(
+    "sizes", [(128, 128, 256), (333, 1025, 520), (1000, 129, 257), (300, 260, 64), (131, 133, 32)]
+)
 def test_wgmma_products_of_any_size_in_any_tile(tile, sizes, tmp_path):
     rows, columns, depth = sizes
     layer = f"self.a = nn.Linear({depth}, {columns})"

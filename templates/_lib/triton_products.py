@@ -154,30 +154,38 @@ def product_repair_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):
     across = tl.cdiv(num_columns, COLUMNS)
-    rows = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
-    columns = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
-    is_row, is_column = rows < num_rows, columns < num_columns
-    one = tl.load(x_unit + rows, mask=is_row, other=0.0)
-    other = tl.load(weight_unit + columns, mask=is_column, other=0.0)
-    wants = (one != one)[:, None] | (other != other)[None, :]
-    if tl.max(tl.max(wants.to(tl.int32), axis=1), axis=0) > 0:
-        # Short sums in float32: one over all columns would be less exact than PyTorch's own.
-        total = tl.zeros([ROWS, COLUMNS], dtype=tl.float64)
-        for first in range(0, depth, DEPTH):
-            at = first + tl.arange(0, DEPTH)
-            a = product_rows(x, rows, at, num_rows, depth, x_row, x_column)
-            b = product_rows(weight, columns, at, num_columns, depth, weight_row, weight_column)
-            total += tl.dot(a, tl.trans(b), input_precision="ieee").to(tl.float64)
-        if bias is not None:
-            total += tl.load(bias + columns, mask=is_column, other=0.0)[None, :]
-        place = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
-        tl.store(out + place, total.to(tl.float32), mask=wants & is_row[:, None] & is_column[None, :])
+    for tile in tl.range(
+        tl.program_id(0), tl.cdiv(num_rows, ROWS) * across, tl.num_programs(0), num_stages=1
+    ):
+        rows = (tile // across) * ROWS + tl.arange(0, ROWS)
+        columns = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+        is_row, is_column = rows < num_rows, columns < num_columns
+        one = tl.load(x_unit + rows, mask=is_row, other=0.0)
+        other = tl.load(weight_unit + columns, mask=is_column, other=0.0)
+        wants = (one != one)[:, None] | (other != other)[None, :]
+        if tl.max(tl.max(wants.to(tl.int32), axis=1), axis=0) > 0:
+            # Short sums in float32: one over all columns would be less exact than PyTorch's own.
+            total = tl.zeros([ROWS, COLUMNS], dtype=tl.float64)
+            for first in range(0, depth, DEPTH):
+                at = first + tl.arange(0, DEPTH)
+                a = product_rows(x, rows, at, num_rows, depth, x_row, x_column)
+                b = product_rows(
+                    weight, columns, at, num_columns, depth, weight_row, weight_column
+                )
+                total += tl.dot(a, tl.trans(b), input_precision="ieee").to(tl.float64)
+            if bias is not None:
+                total += tl.load(bias + columns, mask=is_column, other=0.0)[None, :]
+            place = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
+            inside = wants & is_row[:, None] & is_column[None, :]
+            tl.store(out + place, total.to(tl.float32), mask=inside)
 
 
 def product_repair(x, weight, bias, x_unit, weight_unit, out):
-    # Writes what rows and columns with a unit of NaN give, and nothing else.
+    # Writes what rows and columns with a unit of NaN give, and nothing else. A program looks at
+    # many tiles: of a result of 2^30 numbers as many programs as tiles would take 1 ms to start.
     (num_rows, depth), num_columns = x.shape, len(weight)
-    product_repair_kernel[(triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32),)](
+    tiles = triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32)
+    product_repair_kernel[(min(tiles, 8192),)](
         x, weight, bias, x_unit, weight_unit, out, num_rows, num_columns, depth,
         x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
         ROWS=32, COLUMNS=32, DEPTH=32, num_warps=4,

@@ -56,9 +56,12 @@ def product_by_wgmma(
     x, weight, out = product_operands(
         x, weight, out, num_rows, num_columns, depth, x_turned, weight_turned
     )
-    # Splitting costs what it saves, and long sums are less exact than PyTorch's, which are of
-    # pieces; a gradient's sum is as long as the batch.
-    if min(num_rows, num_columns) < 128 or not 256 <= depth <= 2**16:
+    # Splitting costs what it saves, unless sums are so short that writing the result takes the time;
+    # long ones are less exact than PyTorch's, which are of pieces. A gradient's sum is as long as
+    # the batch.
+    fewest = min(num_rows, num_columns)
+    is_short = depth < 256 and not 128 <= 4 * depth <= fewest
+    if fewest < 128 or is_short or depth > 2**16:
         made = out if apart is None else torch.empty_like(out)
         product_as_pytorch(x, weight, bias, made)
         if apart is not None:

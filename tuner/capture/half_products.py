@@ -90,6 +90,7 @@ _NOT_CONVERTED = (
 CONVERTS_UNASKED = False
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
+SHORTEST_OF_MANY = 32  # the same where four times as many rows and columns are written
 LONGEST = 2**16  # beyond, PyTorch sums in pieces, side by side and more exactly
 
 
@@ -102,7 +103,7 @@ def takes_halves(
         graph: that the call is of.
         call: any.
         products: what would make it; any of `PRODUCTS` if not given.
-        shortest: the fewest numbers in a sum of a product of matrices.
+        shortest: the fewest numbers in a sum of a product of matrices; fewer of a large result.
     """
     if call.dtype != "float32" or {graph.value(n).dtype for n in call.reads} != {"float32"}:
         return False
@@ -114,8 +115,12 @@ def takes_halves(
     x, weight = (graph.value(name) for name in call.reads[:2])
     if len(weight.shape) != 2 or len(x.shape) < 2:
         return False
-    is_large = min(math.prod(x.shape[:-1]), call.shape[-1]) >= FEWEST
-    return is_large and shortest <= x.shape[-1] <= LONGEST
+    fewest, depth = min(math.prod(x.shape[:-1]), call.shape[-1]), x.shape[-1]
+    # Of a short sum the result takes the time, where one kernel writes it once.
+    is_written_once = products is not None and products.takes_epilogues
+    if is_written_once and depth >= SHORTEST_OF_MANY and 4 * depth <= fewest:
+        shortest = min(shortest, depth)
+    return fewest >= FEWEST and shortest <= depth <= LONGEST
 
 
 def makers_of(graph: Graph, calls: Sequence[Call]) -> dict[str, Products]:
