@@ -12,6 +12,7 @@ __all__ = [
     "AnyMachineOption",
     "ConfigOption",
     "DeviceOption",
+    "DevicesOption",
     "DryRunOption",
     "EffortOption",
     "FolderOption",
@@ -49,6 +50,10 @@ TrialsOption = Annotated[str | None, typer.Option(help="At most this many trials
 TimeoutOption = Annotated[str | None, typer.Option(help="Search for at most this long, e.g. 10m.")]
 SeedOption = Annotated[str | None, typer.Option(help="Seed of the sampler and the probes.")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option("--devices", help="Several of this host side by side: all, or 0,1."),
+]
 AccuracyOption = Annotated[
     str | None, typer.Option(help="float32, tf32, pytorch or RTOL,ATOL, e.g. 1e-4,1e-4.")
 ]
