@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -15,12 +20,15 @@ from fleet_service import Doubling
 from tiny_operator import config_text, write_family
 
 import tuner
-from tuner.errors import DeviceError, TunerError
+from tuner.errors import DeviceError, InputError, TunerError
+from tuner.fleet import certificates
 from tuner.fleet.agent import Agent
 from tuner.fleet.chosen import chosen_devices
+from tuner.fleet.cluster import dask_fleet
 from tuner.fleet.dispatch import Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet, Job, Joined, Lost, Reply
 from tuner.fleet.local import local_fleet
+from tuner.fleet.wire import Blobs, Garbled, digest_of
 from tuner.trial import Trial
 
 NUM_DEVICES = 3
@@ -81,13 +89,90 @@ class Bench:
         return device, self.agents[device] if self.dies_whole else int(pid)
 
 
+class Cluster:
+    """A scheduler on this host with its certificates, and processes that join it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.num = 0
+        self.pids: list[int] = []
+        certificates.make(folder / "certificates")
+        self.host = subprocess.Popen(
+            [sys.executable, Path(__file__).parent / "cluster_host.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.address = self.said(self.start("scheduler", certificates.SCHEDULER)[1])
+
+    def certificate(self, name: str) -> Path:
+        return self.folder / "certificates" / name
+
+    def start(self, role: str, certificate: str | Path, **more: str) -> tuple[int, Path]:
+        """Start a process; return its number, and the file that it writes to."""
+        self.num += 1
+        ready = self.folder / f"ready-{self.num}"
+        what = {"role": role, "certificate": str(self.certificate("") / certificate), **more}
+        self.host.stdin.write(json.dumps({**what, "ready": str(ready)}) + "\n")
+        self.host.stdin.flush()
+        self.pids.append(int(self.host.stdout.readline()))
+        return self.pids[-1], ready
+
+    def agent(self, name: str, **more: str) -> tuple[int, Path]:
+        what = {"address": self.address, "name": name, "blobs": str(self.folder / "blobs")}
+        what["serves"] = "doubling"
+        return self.start("agent", certificates.AGENTS, **{**what, **more})
+
+    def said(self, ready: Path) -> str:
+        wait_for(ready.exists)
+        return ready.read_text()
+
+    def end(self, pids: Sequence[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.end(self.pids)
+        self.host.stdin.close()
+        self.host.wait()
+        self.host.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    pytest.importorskip("distributed", reason="needs the extra tuner[cluster]")
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.close()
+
+
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def bench_of_cluster(tmp_path: Path, cluster: Cluster) -> Iterator[Bench]:
+    agents = [cluster.agent(f"{tmp_path.name}:{n}") for n in range(NUM_DEVICES)]
+    assert {cluster.said(ready) for _, ready in agents} == {"ready"}
+    bench = Bench(tmp_path)
+    bench.dies_whole = True
+    bench.begin(dask_fleet(cluster.address, cluster.certificate(certificates.TUNER)))
+    bench.dispatch.wait_for_devices(NUM_DEVICES, LONG_S)
+    yield bench
+    bench.dispatch.close()
+    cluster.end([pid for pid, _ in agents])
+
+
+@pytest.fixture
+def bench_of_host(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
     bench.begin(local_fleet([f"local:{n}" for n in range(NUM_DEVICES)], Doubling))
     bench.dispatch.wait_for_devices(NUM_DEVICES, LONG_S)
     yield bench
     bench.dispatch.close()
+
+
+@pytest.fixture(params=["host", "cluster"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    found: Bench = request.getfixturevalue(f"bench_of_{request.param}")
+    return found
 
 
 # ---- the contract -----------------------------------------------------------------------------
@@ -127,7 +212,7 @@ def test_a_job_that_device_after_device_is_lost_with_is_given_up(bench):
     (future,) = bench.doubles(range(7, 8), seconds=30.0)
     for attempt in range(1, 4):
         os.kill(bench.running(7, attempt)[1], signal.SIGKILL)
-    with pytest.raises(AttemptLost, match=r"lost 3 times.*SIGKILL"):
+    with pytest.raises(AttemptLost, match=r"^lost 3 times.*(SIGKILL|its agent is gone)"):
         future.result(LONG_S)
 
 
@@ -169,6 +254,80 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+# ---- clusters only -----------------------------------------------------------------------------
+
+
+def test_an_agent_that_dies_between_finishing_and_delivering_leaves_nobody_waiting(
+    bench_of_cluster,
+):
+    bench = bench_of_cluster
+    futures = bench.doubles(range(6), dies=True)
+    assert [future.result(LONG_S)["value"] for future in futures] == [2 * n for n in range(6)]
+    ended = sorted(bench.journal("end"))
+    assert len(ended) == 7 and set(ended) == set(range(6)), "one was done twice, and told once"
+    assert len(bench.dispatch.devices) == NUM_DEVICES - 1
+
+
+def test_a_device_that_joins_late_is_given_work(bench_of_cluster, cluster, tmp_path):
+    bench = bench_of_cluster
+    pid, ready = cluster.agent(f"{tmp_path.name}:late")
+    assert cluster.said(ready) == "ready"
+    wait_for(lambda: len(bench.dispatch.devices) == NUM_DEVICES + 1)
+    results = [future.result(LONG_S) for future in bench.doubles(range(20), seconds=0.05)]
+    assert f"{tmp_path.name}:late" in {result["on"] for result in results}
+    cluster.end([pid])
+
+
+def test_who_has_certificates_of_another_start_is_refused(cluster, tmp_path):
+    certificates.make(tmp_path)
+    _, ready = cluster.start(
+        "agent",
+        tmp_path / certificates.AGENTS,
+        address=cluster.address,
+        name="stranger",
+        serves="doubling",
+        blobs=str(tmp_path / "blobs"),
+    )
+    assert cluster.said(ready).startswith(f"DeviceError: {cluster.address}: no scheduler answers")
+    with pytest.raises(DeviceError, match="take address and certificate from the cluster's last"):
+        dask_fleet(cluster.address, tmp_path / certificates.TUNER)
+
+
+def test_what_is_not_encrypted_is_refused(cluster):
+    plain = cluster.address.replace("tls://", "tcp://")
+    with pytest.raises(InputError, match="expected: tls://HOST:PORT"):
+        dask_fleet(plain, cluster.certificate(certificates.TUNER))
+    host, port = plain.removeprefix("tcp://").rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as connection:  # as a client without TLS
+        connection.sendall(b"\0" * 64)
+        connection.settimeout(LONG_S)
+        with contextlib.suppress(ConnectionError):
+            answer = connection.recv(64)
+            assert not answer or answer[0] == 21, "at most TLS's own alert"
+
+
+def test_certificates_are_readable_by_their_owner_alone(tmp_path):
+    pytest.importorskip("cryptography", reason="needs the extra tuner[cluster]")
+    certificates.make(tmp_path)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_blobs_are_what_their_names_say(tmp_path):
+    blobs = Blobs(tmp_path)
+    digest = digest_of(b"code")
+    assert blobs.missing([digest]) == [digest]
+    with pytest.raises(Garbled, match="is not"):
+        blobs.add(digest, b"other code")
+    blobs.add(digest, b"code")
+    assert blobs.missing([digest]) == []
+    assert blobs.placed({"a.so": digest})["a.so"].read_bytes() == b"code"
+    with pytest.raises(Garbled, match="not the name of a file"):
+        blobs.placed({"../a.so": digest})
+    (tmp_path / digest).write_bytes(b"damaged")
+    with pytest.raises(Garbled, match="is damaged"):
+        blobs.placed({"b.so": digest})
 
 
 # ---- the parent and the agent, alone ------------------------------------------------------------
@@ -261,10 +420,9 @@ HALVES = pytest.mark.skipif(
 
 
 @HALVES
-def test_a_run_on_two_devices_is_stopped_and_goes_on_with_one(tmp_path):
-    """One sitting on two halves of this processor, the next one on all of it."""
-    modes = ["ok", "segfault", "wrong", "raise"]
-    space = {"mode": modes, "salt": [0, 1, 2]}
+def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, cluster):
+    """One sitting on two halves of this processor, the next one on all of it, by an agent."""
+    space = {"mode": ["ok", "segfault", "wrong", "raise"], "salt": [0, 1]}
     text = config_text(
         write_family(tmp_path / "families"), space=space, search={"sampler": "random"}
     )
@@ -280,26 +438,35 @@ def test_a_run_on_two_devices_is_stopped_and_goes_on_with_one(tmp_path):
         tuner.load_config(tmp_path / "config.yaml"),
         runs_dir=tmp_path / "runs",
         observer=Counting(),
-        should_stop=lambda: len(told) >= 5,
+        should_stop=lambda: len(told) >= 3,
         verifies=False,
         devices="0,1",
     )
     assert (os.sched_getaffinity(0), os.environ.get("OMP_NUM_THREADS")) == before
     first, environment = run.trials(), run.environment()
-    assert len(first) >= 5 and [t.number for t in first] == list(range(len(first)))
+    assert len(first) >= 3 and [t.number for t in first] == list(range(len(first)))
     (sitting,) = environment["sittings"]
     assert set(sitting["devices"]) == {"cpu:0", "cpu:1"}
     timed = [t.outcome for t in first if t.outcome.latency_us]
     assert {outcome.device for outcome in timed} <= {"cpu:0", "cpu:1"}
 
-    tuner.resume(run.path, verifies=False)
+    pid, ready = cluster.agent("screens", serves="screening")
+    assert cluster.said(ready) == "ready"
+    tuner.resume(
+        run.path,
+        verifies=False,
+        cluster=cluster.address,
+        certificate=cluster.certificate(certificates.TUNER),
+    )
+    cluster.end([pid])
     trials = run.trials()
     assert trials[: len(first)] == first, "what is recorded stays"
-    assert len({tuple(t.params.items()) for t in trials}) == len(trials) == 12
-    assert sorted(t.question for t in trials) == list(range(12)), "each question has one answer"
+    assert len({tuple(t.params.items()) for t in trials}) == len(trials) == 8
+    assert sorted(t.question for t in trials) == list(range(8)), "each question has one answer"
     assert run.environment()["in_flight"] == environment["in_flight"]
     found = {t.params["mode"]: t.outcome for t in trials}
     assert found["ok"].latency_us and not found["wrong"].latency_us
+    assert all(t.outcome.device == "screens" for t in trials[len(first) :])
 
 
 @pytest.mark.parametrize(

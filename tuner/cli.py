@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from tuner import options, reading
+from tuner import cluster_commands, options, reading
 from tuner.errors import InputError, NothingCorrectError, NothingToGainError, TunerError
 from tuner.terminal import (
     INTERRUPTED,
@@ -69,6 +69,8 @@ def tune(
     seed: options.SeedOption = None,
     device: options.DeviceOption = None,
     devices: options.DevicesOption = None,
+    cluster: options.ClusterOption = None,
+    certificate: options.CertificateOption = None,
     accuracy: options.AccuracyOption = None,
     sampler: options.SamplerOption = None,
     runs_dir: options.RunsDirOption = Path("runs"),
@@ -83,6 +85,8 @@ def tune(
         return
     if sum(given is not None for given in (config, module, resume)) != 1:
         raise InputError("expected one of FILE.py, --config X.yaml, --resume RUN; see --help")
+    if devices is not None and cluster is not None:
+        raise InputError("expected --devices of this host, or --cluster, not both")
     chosen = {"rewrites": rewrites, "match": match}
     option = "dry-run" if dry_run else next(filter(chosen.get, chosen), "")
     if resume is not None and option:
@@ -122,6 +126,8 @@ def tune(
                 verifies=not record,
                 force=force,
                 devices=devices,
+                cluster=cluster,
+                certificate=certificate,
             )
         else:
             assert resume is not None
@@ -133,6 +139,8 @@ def tune(
                 may_move=any_machine,
                 verifies=not record,
                 devices=devices,
+                cluster=cluster,
+                certificate=certificate,
             )
     print_summary(run, is_json=json)
     if stop():
@@ -266,6 +274,8 @@ def new(
         print_start(made)
 
 
+app.add_typer(cluster_commands.cluster, name="cluster")
+app.command()(cluster_commands.worker)
 for command in (reading.report, reading.runs, reading.compare, reading.replay):
     app.command()(command)
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.evaluator import Devices
 from tuner.evaluate.runner import Runner, Terms
+from tuner.fleet.certificates import TUNER, checked_certificate
 from tuner.fleet.chosen import Chosen, chosen_devices, kept_to
+from tuner.fleet.cluster import dask_fleet
 from tuner.fleet.devices import FleetDevices
 from tuner.fleet.local import local_fleet
 from tuner.fleet.screener import Screener
 from tuner.kernel.builder import Builder
 from tuner.planning import Planned
 
-__all__ = ["Host", "OneDevice", "Source", "source_of"]
+__all__ = ["Cluster", "Host", "OneDevice", "Source", "source_of"]
+
+MOST_DEVICES = 256  # of a cluster; a thread waits for each candidate that is screened
 
 
 class Source(Protocol):
@@ -86,17 +91,53 @@ class Host:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The devices of a cluster, those that join later too."""
+
+    address: str
+    certificate: Path
+
+    def devices(
+        self,
+        planned: Planned,
+        run: str,
+        terms: Terms,
+        builder: Builder,
+        on_change: Callable[[str, str], None],
+    ) -> Devices:
+        """Return what screens the candidates of a run."""
+        return FleetDevices(
+            dask_fleet(self.address, self.certificate),
+            run,
+            planned.task,
+            terms,
+            env={},
+            device=planned.device,
+            num_devices=1,
+            most=MOST_DEVICES,
+            on_change=on_change,
+        )
+
+
 @contextmanager
-def source_of(devices: str | None, device: str) -> Iterator[tuple[Source, str]]:
+def source_of(
+    device: str, devices: str | None, cluster: str | None, certificate: Path | None
+) -> Iterator[tuple[Source, str]]:
     """Find the devices that a user named; yield where they come from, and the one that leads.
 
     Args:
-        devices: `all`, numbers such as `0,1`, or None for the one device of the config.
         device: of the config.
+        devices: `all`, numbers such as `0,1`, or None for the one device of the config.
+        cluster: address of a cluster, or None.
+        certificate: the tuner's of that cluster, None for where it usually is.
 
     Raises:
-        InputError, DeviceError: as `chosen_devices`.
+        InputError, DeviceError: as `chosen_devices`, or there is no certificate.
     """
+    if cluster is not None:
+        yield Cluster(cluster, checked_certificate(certificate, TUNER)), device
+        return
     if devices is None:
         yield OneDevice(), device
         return

@@ -10,6 +10,8 @@ import typer
 __all__ = [
     "AccuracyOption",
     "AnyMachineOption",
+    "CertificateOption",
+    "ClusterOption",
     "ConfigOption",
     "DeviceOption",
     "DevicesOption",
@@ -50,6 +52,13 @@ TrialsOption = Annotated[str | None, typer.Option(help="At most this many trials
 TimeoutOption = Annotated[str | None, typer.Option(help="Search for at most this long, e.g. 10m.")]
 SeedOption = Annotated[str | None, typer.Option(help="Seed of the sampler and the probes.")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", help="Devices of a cluster: tls://HOST:PORT.")
+]
+CertificateOption = Annotated[
+    Path | None,
+    typer.Option("--certificate", help="Of the cluster; in the user's cache if none."),
+]
 DevicesOption = Annotated[
     str | None,
     typer.Option("--devices", help="Several of this host side by side: all, or 0,1."),

@@ -71,6 +71,8 @@ def tune(
     verifies: bool = True,
     force: bool = False,
     devices: str | None = None,
+    cluster: str | None = None,
+    certificate: Path | None = None,
 ) -> Run:
     """Tune: search, verify the finalists' files, write the report.
 
@@ -86,6 +88,8 @@ def tune(
         force: search an operator that was derived from a module also where PyTorch is as fast as
             the device allows.
         devices: of this host, `all` or numbers such as `0,1`; None for the config's one.
+        cluster: address of a cluster whose devices screen candidates in place of this host's.
+        certificate: the tuner's of that cluster; where `tune cluster start` writes it if None.
 
     Returns:
         The run; `run.result()` says what was found, None where nothing was to be verified.
@@ -97,7 +101,7 @@ def tune(
     """
     started_s = time.monotonic()
     observer = observer or Observer()
-    with source_of(devices, config.device) as (source, device):
+    with source_of(config.device, devices, cluster, certificate) as (source, device):
         planned = _planned(config.model_copy(update={"device": device}), observer)
         toolchain = toolchain_of(planned)
         module = worth_searching(planned, observer, force=force or not verifies)
@@ -150,6 +154,8 @@ def resume(
     may_move: bool = False,
     verifies: bool = True,
     devices: str | None = None,
+    cluster: str | None = None,
+    certificate: Path | None = None,
 ) -> Run:
     """Go on with a run where it stopped.
 
@@ -162,6 +168,8 @@ def resume(
         may_move: go on although the device or the toolchain is another one.
         verifies: as for `tune`.
         devices: as for `tune`; they may be others than before.
+        cluster: as for `tune`.
+        certificate: as for `tune`.
 
     Raises:
         InputError: something else is to be overridden.
@@ -183,7 +191,7 @@ def resume(
     environment = run.environment()
     observer = observer or Observer()
     config = config_of(run, given)
-    with source_of(devices, config.device) as (source, device):
+    with source_of(config.device, devices, cluster, certificate) as (source, device):
         planned = _planned(config.model_copy(update={"device": device}), observer)
         toolchain = toolchain_of(planned)
         now = environment_of(planned, toolchain, environment["command"], {})

@@ -84,6 +84,17 @@ class Agent:
         with self._change:
             self._jobs = deque(job for job in self._jobs if job.number != number)
 
+    def leave(self, epoch: str) -> None:
+        """End what is done for a parent, unless another one has come meanwhile."""
+        with self._change:
+            if epoch != self._epoch:
+                return
+            self._jobs.clear()
+            self._epoch = ""
+            service, self._service = self._service, None
+        if service is not None:
+            service.close()
+
     def close(self) -> None:
         """End what runs, and the service."""
         with self._change:

@@ -111,7 +111,7 @@ class Dispatch:
         self._devices: dict[str, _Device] = {}
         self._waiting: deque[_Task] = deque()
         self._alone_since_s = time.monotonic()
-        self._is_closed = False
+        self._is_closed = self._is_left = False
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="fleet", daemon=True)
         self._thread.start()
@@ -123,12 +123,18 @@ class Dispatch:
             return [name for name, device in self._devices.items() if device.is_open]
 
     def wait_for_devices(self, num: int, timeout_s: float) -> None:
-        """Wait until so many devices are there, open or refused, or until that takes too long."""
+        """Wait until that many devices, and all that are there, are ready or refused.
+
+        Or until that takes too long.
+        """
+
+        def is_so() -> bool:
+            known = self._devices.values()
+            is_over = all(device.is_open or device.is_silent for device in known)
+            return is_over and len(known) + len(self.refused) >= num
+
         with self._change:
-            self._change.wait_for(
-                lambda: sum(d.is_open for d in self._devices.values()) + len(self.refused) >= num,
-                timeout_s,
-            )
+            self._change.wait_for(is_so, timeout_s)
 
     def call(
         self,
@@ -160,6 +166,9 @@ class Dispatch:
 
     def close(self) -> None:
         """End all work; futures that are not done raise DeviceError."""
+        if self._is_left:
+            return
+        self._is_left = True
         self._end(DeviceError("the fleet is closed"))
         self._thread.join()
         self._fleet.close()

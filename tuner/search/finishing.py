@@ -91,7 +91,7 @@ class Finisher(Generic[P]):
 
     def __enter__(self) -> Finisher[P]:
         if self._evaluator.overlaps:
-            for number in range(self._at_once):
+            for number in range(min(self._at_once, self._evaluator.ahead)):
                 name = f"device_{number}"
                 threading.Thread(target=self._work, name=name, daemon=True).start()
         return self
