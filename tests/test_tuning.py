@@ -216,7 +216,7 @@ def num_threads() -> int:
 def test_accidents_are_told_in_order_where_the_device_works_while_the_search_thinks(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Runner, "overlaps", True)
+    monkeypatch.setattr(Runner, "is_apart", True)
     screened = Runner._screened
 
     def impatient(self, payload):  # with what hangs, and with nothing else

@@ -313,7 +313,7 @@ class Session:
                 writer.append(trial)
                 self.trials.append(trial)
                 self.observer.on_trial(trial, evaluator.num_building)
-                if verification is not None and planned.device.kind == "cuda":
+                if verification is not None and devices.is_apart:
                     self._compile_ahead(verification)
 
             def told(number: int, remaining: Remaining) -> None:

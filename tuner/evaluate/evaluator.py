@@ -28,6 +28,10 @@ class Devices(Protocol):
         """How many candidates it screens at the same time, each asked for by a thread."""
 
     @property
+    def is_apart(self) -> bool:
+        """Whether this host's processor is free meanwhile, for what can be done ahead."""
+
+    @property
     def overlaps(self) -> bool:
         """Whether the search may go on meanwhile."""
 
@@ -99,7 +103,7 @@ class DeviceEvaluator:
 
     @property
     def overlaps(self) -> bool:
-        """Whether the search may go on meanwhile: not on the processor that is being timed."""
+        """Whether the search may go on while a candidate is finished."""
         return self._devices.overlaps
 
     @property

@@ -103,9 +103,14 @@ class Runner:
         return {} if self.baseline is None else {self._device: self.baseline.latency_us}
 
     @property
-    def overlaps(self) -> bool:
-        """Whether the search may go on meanwhile: not on the processor that is being timed."""
+    def is_apart(self) -> bool:
+        """Whether this host's processor is free meanwhile: not where it is what is timed."""
         return not self._is_cpu
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the search may go on meanwhile."""
+        return self.is_apart
 
     @property
     def waited_s(self) -> float:

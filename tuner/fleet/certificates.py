@@ -68,7 +68,8 @@ def make(folder: Path) -> None:
             .add_extension(signer, critical=False)
             .sign(authority, hashes.SHA256())
         )
-        return signed.public_bytes(serialization.Encoding.PEM)
+        text: bytes = signed.public_bytes(serialization.Encoding.PEM)
+        return text
 
     authority = ec.generate_private_key(ec.SECP256R1())
     of_authority = certificate(AUTHORITY, authority, authority)

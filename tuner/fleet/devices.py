@@ -57,6 +57,7 @@ class FleetDevices:
     ) -> None:
         self.at_once = QUEUED * most
         self.overlaps = True
+        self.is_apart = device.kind != "cpu"
         self.baselines_us: dict[str, float] = {}  # each device's own, at its start
         self._device = device
         self._num_devices = num_devices
