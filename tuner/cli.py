@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tuner import cluster_commands, options, reading
+from tuner import many, options, reading
 from tuner.errors import InputError, NothingCorrectError, NothingToGainError, TunerError
 from tuner.terminal import (
     INTERRUPTED,
@@ -274,72 +275,12 @@ def new(
         print_start(made)
 
 
-app.add_typer(cluster_commands.cluster, name="cluster")
-app.command()(cluster_commands.worker)
-for command in (reading.report, reading.runs, reading.compare, reading.replay):
+app.add_typer(many.cluster, name="cluster")
+ELSEWHERE: tuple[Callable[..., None], ...] = (
+    many.worker, many.campaign, reading.report, reading.runs, reading.compare, reading.replay,
+)  # fmt: skip
+for command in ELSEWHERE:
     app.command()(command)
-
-
-@app.command()
-def campaign(
-    problems: Annotated[
-        Path,
-        typer.Argument(help="A YAML file with a list `problems`, or a folder of modules."),
-    ],
-    devices: options.DevicesOption = None,
-    cluster: options.ClusterOption = None,
-    certificate: options.CertificateOption = None,
-    time: options.TimeOption = None,
-    effort: options.EffortOption = None,
-    trials: options.TrialsOption = None,
-    timeout: options.TimeoutOption = None,
-    device: options.DeviceOption = None,
-    accuracy: options.AccuracyOption = None,
-    runs_dir: options.RunsDirOption = Path("runs"),
-    json: options.JsonOption = False,
-) -> None:
-    """Tune many modules or configs; the same command goes on where it was stopped or killed.
-
-    Each begins on a device of its own; where fewer are left than devices, they share these out.
-    The folder of the runs gets logs/, exports/, summary.txt and summary.json. Options are those
-    of `tune`, for each problem. Exit code 1: some problem ended without a verified file.
-    """
-    from tuner.campaign import Campaign, format_table
-    from tuner.config.quantities import parse_device
-    from tuner.fleet.chosen import chosen_devices
-    from tuner.problems import problems_of
-
-    if devices is not None and cluster is not None:
-        raise InputError("expected --devices of this host, or --cluster, not both")
-    asked = {
-        "--time": time, "--effort": effort, "--trials": trials, "--timeout": timeout,
-        "--device": device, "--accuracy": accuracy, "--cluster": cluster,
-        "--certificate": certificate and str(certificate),
-    }  # fmt: skip
-    given = [word for option, value in asked.items() if value for word in (option, value)]
-    try:
-        chosen = chosen_devices(devices, parse_device(device or "auto"), {}) if devices else None
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    told = err if json else out
-    work = Campaign(
-        problems_of(problems),
-        runs_dir.resolve(),
-        given,
-        chosen,
-        lambda words: told.print(words, markup=False, soft_wrap=True),
-    )
-    try:
-        states = work.work()
-    except KeyboardInterrupt:
-        raise Interrupted("interrupted\n  next: the same command goes on") from None
-    if json:
-        print_json(states)
-    else:
-        out.print(format_table(states), markup=False, soft_wrap=True)
-        out.print(f"exports: {runs_dir / 'exports'}", markup=False, soft_wrap=True)
-    if any(state.status not in ("done", "nothing to gain") for state in states.values()):
-        raise typer.Exit(1)
 
 
 @app.command()
