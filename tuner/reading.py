@@ -60,6 +60,9 @@ def replay(
     seeds: Annotated[int, typer.Option(min=1, help="How many searches, a seed each.")] = 5,
     budget: Annotated[int, typer.Option(min=1, help="Evaluations of each search.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="The first search's seed.")] = 0,
+    in_flight: Annotated[
+        int, typer.Option(min=1, help="Questions asked ahead, as of several devices.")
+    ] = 1,
     output: Annotated[
         Path | None, typer.Option("--out", help="Write what was evaluated, in order, here.")
     ] = None,
@@ -72,7 +75,7 @@ def replay(
 
     recording = read_recording(source)
     found = [
-        replay(recording, name, num_seeds=seeds, seed=seed, budget=budget)
+        replay(recording, name, num_seeds=seeds, seed=seed, budget=budget, in_flight=in_flight)
         for name in dict.fromkeys(sampler or ["tpe"])
     ]
     if output is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from tuner import errors
-from tuner.errors import TunerError, WorkerError
+from tuner.errors import DeviceError, TunerError, WorkerError
 from tuner.evaluate.runner import Terms
 from tuner.evaluate.task import Task
 from tuner.fleet.dispatch import QUEUED, Dispatch, JobRaised, Opening
@@ -95,8 +95,11 @@ class FleetDevices:
         measured = []
         for name in self.names:
             call = self._dispatch.call("baseline", {}, limit_s=SCREEN_LIMIT_S, device=name)
-            measured.append(from_json(Measurement, json.dumps(_result(call)["baseline"])))
-            self.baselines_us[name] = measured[-1].latency_us
+            with suppress(DeviceError):  # it was lost meanwhile, and said so
+                measured.append(from_json(Measurement, json.dumps(_result(call)["baseline"])))
+                self.baselines_us[name] = measured[-1].latency_us
+        if not measured:
+            raise self._why_none()
         return measured[0]
 
     def screen(self, candidate: Candidate, build: Build, best_us: float | None) -> Outcome:
