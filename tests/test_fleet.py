@@ -21,15 +21,19 @@ from tiny_operator import config_text, write_family
 
 import tuner
 from tuner.errors import DeviceError, InputError, TunerError
+from tuner.evaluate.runner import Terms
+from tuner.evaluate.task import Task
 from tuner.fleet import certificates
 from tuner.fleet.agent import Agent
 from tuner.fleet.chosen import chosen_devices
 from tuner.fleet.cluster import dask_fleet
+from tuner.fleet.devices import FleetDevices
 from tuner.fleet.dispatch import Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet, Job, Joined, Lost, Reply
 from tuner.fleet.local import local_fleet
 from tuner.fleet.wire import Blobs, Garbled, digest_of
-from tuner.trial import Trial
+from tuner.machine.datasheets import known_device
+from tuner.trial import Measurement, Trial, to_json
 
 NUM_DEVICES = 3
 LONG_S = 60.0  # that no job takes, however busy the machine is
@@ -410,6 +414,42 @@ def test_an_agent_refuses_jobs_of_another_epoch_than_it_was_opened_for(tmp_path)
     assert opened.failure is None and late.failure.kind == "Refused"
     assert done.data == {"value": 8}
     agent.close()
+
+
+class Timed:
+    """A device of which only PyTorch's time is known: 100 us, and 1 us more for each number."""
+
+    def __init__(self, device: str) -> None:
+        us = 100.0 + int(device.partition(":")[2])
+        self.baseline = json.loads(to_json(Measurement(us, 0.001, (us,), is_cold=True)))
+        self.facts = json.loads(to_json(known_device("NVIDIA H200")))
+        if device == "cuda:3":
+            self.facts["name"] = "NVIDIA H100"
+
+    def run(self, job, payload, files):
+        return {"baseline": self.baseline, "device": self.facts}
+
+    def close(self) -> None:
+        pass
+
+
+def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
+    (tmp_path / "reference.py").touch()
+    task = Task(str(tmp_path / "reference.py"), {}, "cuda:0", "float32", "f", "[]", "")
+    told: dict[str, list[str]] = {}
+    names = ["cuda:0", "cuda:2", "cuda:3", "cuda:5", "cuda:20"]
+    devices = FleetDevices(
+        local_fleet(names, Timed), "a-run", task, Terms(0.02, 0.01, True, 0), env={},
+        device=known_device("NVIDIA H200"), num_devices=len(names), most=len(names),
+        on_change=lambda name, words: told.setdefault(name, []).append(words),
+    )  # fmt: skip
+    assert devices.start().latency_us == 100.0
+    assert devices.names == ["cuda:0", "cuda:2", "cuda:5"] == list(devices.baselines_us)
+    assert told["cuda:0"] == told["cuda:2"] == ["ready"]
+    assert "name NVIDIA H100 instead of NVIDIA H200" in told["cuda:3"][0]
+    assert told["cuda:5"] == ["ready", "warning: PyTorch's time is 5 % off that on cuda:0"]
+    assert "20 % off that on cuda:0: their times cannot be compared" in told["cuda:20"][1]
+    devices.close()
 
 
 # ---- a run on several devices -------------------------------------------------------------------

@@ -17,11 +17,13 @@ from tuner.fleet.dispatch import QUEUED, Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet
 from tuner.machine.device import Device
 from tuner.trial import Build, Candidate, Measurement, Outcome, Status, from_json, to_json
+from tuner.wording import percent
 
 __all__ = ["FleetDevices"]
 
 OPEN_LIMIT_S = 900.0  # imports, the float64 oracle of a large problem, the baseline; twice
 SCREEN_LIMIT_S = 900.0  # a candidate and the baseline, each twice; other tuners' turns; restarts
+FAR, TOO_FAR = 0.03, 0.10  # by which a device's baseline differs from the first one's
 SAME = ("kind", "name", "capability", "num_sms", "num_cores", "simd_bits")  # in all of a run
 
 
@@ -61,6 +63,7 @@ class FleetDevices:
         self.baselines_us: dict[str, float] = {}  # each device's own, at its start
         self._device = device
         self._num_devices = num_devices
+        self._on_change = on_change
         self._quiet = paused if device.kind == "cpu" else nullcontext
         self._waited_s: dict[str, float] = {}
         payload = {"task": task.payload(), "terms": asdict(terms), "env": dict(env)}
@@ -92,15 +95,28 @@ class FleetDevices:
         self._dispatch.wait_for_devices(self._num_devices, OPEN_LIMIT_S)
         if not self.names:
             raise self._why_none()
-        measured = []
+        alone: dict[str, Measurement] = {}
         for name in self.names:
             call = self._dispatch.call("baseline", {}, limit_s=SCREEN_LIMIT_S, device=name)
             with suppress(DeviceError):  # it was lost meanwhile, and said so
-                measured.append(from_json(Measurement, json.dumps(_result(call)["baseline"])))
-                self.baselines_us[name] = measured[-1].latency_us
-        if not measured:
+                alone[name] = from_json(Measurement, json.dumps(_result(call)["baseline"]))
+        if not alone:
             raise self._why_none()
-        return measured[0]
+        self.baselines_us = {name: measured.latency_us for name, measured in alone.items()}
+        self._compare(alone)
+        return next(iter(alone.values()))
+
+    def _compare(self, alone: Mapping[str, Measurement]) -> None:
+        """Say which devices differ from the first in speed; leave out a GPU that does by much."""
+        (first, lead), *others = alone.items()
+        for name, measured in others:
+            off = measured.latency_us / lead.latency_us - 1
+            words = f"PyTorch's time is {percent(off)} off that on {first}"
+            if abs(off) > max(TOO_FAR, 3 * lead.noise) and self._device.kind == "cuda":
+                self._dispatch.leave_out(name, f"{words}: their times cannot be compared")
+                del self.baselines_us[name]
+            elif abs(off) > max(FAR, lead.noise):
+                self._on_change(name, f"warning: {words}")
 
     def screen(self, candidate: Candidate, build: Build, best_us: float | None) -> Outcome:
         """Check a candidate that is built, and time it, on any device.

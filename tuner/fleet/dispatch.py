@@ -164,6 +164,12 @@ class Dispatch:
                 self._assign()
         return future
 
+    def leave_out(self, name: str, reason: str) -> None:
+        """Use a device no more; what it has is done by others."""
+        with self._change:
+            self._lose(name, reason)
+            self.refused[name] = JobRaised(Failure("DeviceError", reason))
+
     def close(self) -> None:
         """End all work; futures that are not done raise DeviceError."""
         if self._is_left:
