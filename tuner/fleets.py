@@ -73,8 +73,9 @@ class Host:
         names, cores = self.chosen.names, self.chosen.cores
 
         def serve(name: str) -> Screener:
-            # Parts of a processor are kept quiet while any of them works.
-            paused = nullcontext if cores else builder.paused
+            # Of a processor's parts the builders are on the first one.
+            is_quiet = cores and name != names[0]
+            paused = nullcontext if is_quiet else builder.paused
             return Screener(self.chosen.torch_name(name), cores.get(name), paused)
 
         return FleetDevices(
@@ -86,7 +87,6 @@ class Host:
             device=planned.device,
             num_devices=len(names),
             most=len(names),
-            paused=builder.paused,
             on_change=on_change,
         )
 

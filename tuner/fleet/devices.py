@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ class FleetDevices:
         device: of which kind all must be.
         num_devices: how many are waited for at the start.
         most: devices that there may be, which is how many candidates are screened at once.
-        paused: keeps the builders quiet while devices work, where these are parts of a processor.
         on_change: called with a device's name and what became of it, in words.
     """
 
@@ -54,7 +53,6 @@ class FleetDevices:
         device: Device,
         num_devices: int,
         most: int,
-        paused: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_change: Callable[[str, str], None] = lambda device, words: None,
     ) -> None:
         self.at_once = QUEUED * most
@@ -64,7 +62,6 @@ class FleetDevices:
         self._device = device
         self._num_devices = num_devices
         self._on_change = on_change
-        self._quiet = paused if device.kind == "cpu" else nullcontext
         self._waited_s: dict[str, float] = {}
         payload = {"task": task.payload(), "terms": asdict(terms), "env": dict(env)}
         reference = Path(task.reference)
@@ -132,14 +129,13 @@ class FleetDevices:
             "artefact": artefact.name,
             "best_us": best_us,
         }
-        with self._quiet():
-            call = self._dispatch.call(
-                "screen", payload, {artefact.name: artefact}, limit_s=SCREEN_LIMIT_S
-            )
-            try:
-                reply = _result(call)
-            except AttemptLost as error:
-                return Outcome(Status.RUNTIME, str(error), build)
+        call = self._dispatch.call(
+            "screen", payload, {artefact.name: artefact}, limit_s=SCREEN_LIMIT_S
+        )
+        try:
+            reply = _result(call)
+        except AttemptLost as error:
+            return Outcome(Status.RUNTIME, str(error), build)
         self._waited_s[reply["on"]] = reply["waited_s"]
         outcome = from_json(Outcome, json.dumps(reply["outcome"]))
         return replace(outcome, build=build, device=reply["on"])
