@@ -73,9 +73,9 @@ class Host:
         names, cores = self.chosen.names, self.chosen.cores
 
         def serve(name: str) -> Screener:
-            # Of a processor's parts the builders are on the first one.
-            is_quiet = cores and name != names[0]
-            paused = nullcontext if is_quiet else builder.paused
+            # Of a processor's parts only the first one has the builders on it.
+            is_apart = bool(cores) and name != names[0]
+            paused = nullcontext if is_apart else builder.paused
             return Screener(self.chosen.torch_name(name), cores.get(name), paused)
 
         return FleetDevices(

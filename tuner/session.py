@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -264,13 +265,17 @@ class Session:
     ) -> None:
         planned, config = self.planned, self.planned.config
         self.observer.on_stage("preparing the probes and timing the baseline")
-        measure = config.measure
-        terms = Terms(measure.screen_s, measure.max_noise, measure.stop_slow, config.search.seed)
+        how, run = config.measure, self.run.path.name
+        terms = Terms(how.screen_s, how.max_noise, how.stop_slow, config.search.seed)
+        said: deque[str] = deque()  # of devices, by a thread of theirs
 
-        def changed(device: str, words: str) -> None:
-            self.observer.on_stage(f"{device}: {words}")
+        def tell_of_devices() -> None:
+            while said:
+                self.observer.on_stage(said.popleft())
 
-        devices = self._source.devices(planned, self.run.path.name, terms, builder, changed)
+        devices = self._source.devices(
+            planned, run, terms, builder, lambda *words: said.append(": ".join(words))
+        )
         evaluator = DeviceEvaluator(
             planned.family, devices, facts=planned.facts, builder=builder, keep=self._keep
         )
@@ -279,8 +284,8 @@ class Session:
                 evaluator.submit(params)
         try:
             baseline = devices.start()
-            # Kept whatever the devices of later sittings are: a question depends on how many are
-            # in flight.
+            tell_of_devices()
+            # Kept for later sittings: what is asked depends on how many are in flight.
             usual = num_workers(planned) + QUEUED * len(devices.baselines_us)
             evaluator.ahead = environment.setdefault("in_flight", config.search.in_flight or usual)
             environment |= {
@@ -313,6 +318,7 @@ class Session:
                 writer.append(trial)
                 self.trials.append(trial)
                 self.observer.on_trial(trial, evaluator.num_building)
+                tell_of_devices()
                 if verification is not None and devices.is_apart:
                     self._compile_ahead(verification)
 
@@ -349,6 +355,7 @@ class Session:
                 self.observer.on_stage(f"{waited}, which do not count as its time")
         finally:
             devices.close()
+            tell_of_devices()
 
     def _first_trials(self) -> list[Params]:
         """Return what to try before the sampler is asked, and say what is of earlier runs."""

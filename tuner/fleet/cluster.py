@@ -313,7 +313,7 @@ class _ClusterFleet:
                             job.device, "blob", digest=digest, data=data[digest].read_bytes()
                         )
                 await self._say(job.device, "job", text=job_text(job, digests, self._topic))
-        except (OSError, KeyError, ValueError) as error:
+        except Exception as error:  # whatever an agent, or Dask, raises: nobody may wait for it
             self._events.put(Lost(job.device, f"job {job.number} cannot be delivered: {error}"))
 
     def _digest(self, path: Path) -> str:
@@ -335,6 +335,10 @@ class _ClusterFleet:
         try:
             return self._events.get(timeout=timeout_s)
         except queue.Empty:
+            if self._client.status == "closed":  # Dask has given the scheduler up
+                for name in list(self._addresses):
+                    del self._addresses[name]
+                    self._events.put(Lost(name, "the scheduler is gone"))
             return None
 
     def cancel(self, device: str, number: int) -> None:
@@ -345,10 +349,11 @@ class _ClusterFleet:
         self._run(say())
 
     def close(self) -> None:
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            self._run(self._leave()).result(LEAVE_S)
-        for topic in ("all", self._topic):
-            self._client.unsubscribe_topic(topic)
+        if self._client.status == "running":
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                self._run(self._leave()).result(LEAVE_S)
+            for topic in ("all", self._topic):
+                self._client.unsubscribe_topic(topic)
         self._client.close()
 
     async def _leave(self) -> None:
