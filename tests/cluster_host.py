@@ -1,8 +1,8 @@
-"""A process that has imported `distributed`, and forks schedulers and agents for test_fleet.py.
+"""A process that has imported `distributed`, and forks agents for test_fleet.py.
 
-Importing it takes a second of CPU; each of a cluster's processes is a real one all the same. One
+Importing it takes a second of CPU; each agent is a real process all the same. One
 line of JSON on stdin asks for a process, one on stdout tells its number. Once it is ready it
-writes its address, or how it ended, to the file that it was given.
+writes that, or how it ended, to the file that it was given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import distributed  # noqa: F401  # before the forks
 from fleet_service import Doubling
 
 from tuner.errors import TunerError
-from tuner.fleet.cluster import serve_agent, serve_scheduler
+from tuner.fleet.cluster import serve_agent
 from tuner.fleet.screener import Screener
 
 
@@ -30,18 +30,15 @@ def serve(what: dict) -> None:
 
     certificate = Path(what["certificate"])
     try:
-        if what["role"] == "scheduler":
-            serve_scheduler("127.0.0.1", 0, certificate, write)
-        else:
-            serve_agent(
-                what["address"],
-                certificate,
-                what["name"],
-                Doubling if what["serves"] == "doubling" else lambda name: Screener("cpu"),
-                Path(what["blobs"]),
-                lambda: write("ready"),
-            )
-            write("the scheduler is gone")
+        serve_agent(
+            what["address"],
+            certificate,
+            what["name"],
+            Doubling if what["serves"] == "doubling" else lambda name: Screener("cpu"),
+            Path(what["blobs"]),
+            lambda: write("ready"),
+        )
+        write("the scheduler is gone")
     except TunerError as error:
         write(f"{type(error).__name__}: {error}")
 

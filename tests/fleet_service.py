@@ -78,6 +78,7 @@ class Doubling:
                     [sys.executable, "-S", "-c", CHILD],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,  # it may be killed in the middle of a line
                     text=True,
                 )
             return self.child

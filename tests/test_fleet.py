@@ -37,6 +37,9 @@ from tuner.trial import Measurement, Trial, to_json
 
 NUM_DEVICES = 3
 LONG_S = 60.0  # that no job takes, however busy the machine is
+HALVES = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two parts of a processor need two cores"
+)
 
 
 def wait_for(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
@@ -93,6 +96,14 @@ class Bench:
         return device, self.agents[device] if self.dies_whole else int(pid)
 
 
+def said_by(process: subprocess.Popen[str], what: str) -> str:
+    """Return the line that says it, of those that a process prints."""
+    for line in process.stdout:
+        if what in line:
+            return line
+    raise AssertionError(f"it ended without saying {what!r}")
+
+
 class Cluster:
     """A scheduler on this host with its certificates, and processes that join it."""
 
@@ -100,23 +111,29 @@ class Cluster:
         self.folder = folder
         self.num = 0
         self.pids: list[int] = []
-        certificates.make(folder / "certificates")
+        start = ["cluster", "start", "--host", "127.0.0.1", "--port", "0"]
+        self.scheduler = subprocess.Popen(
+            [sys.executable, "-m", "tuner", *start, "--certificates", folder / "certificates"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         self.host = subprocess.Popen(
             [sys.executable, Path(__file__).parent / "cluster_host.py"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address = self.said(self.start("scheduler", certificates.SCHEDULER)[1])
+        self.joining = said_by(self.scheduler, "tune worker").split()  # the line to join with
+        self.address = self.joining[2]
 
     def certificate(self, name: str) -> Path:
         return self.folder / "certificates" / name
 
-    def start(self, role: str, certificate: str | Path, **more: str) -> tuple[int, Path]:
-        """Start a process; return its number, and the file that it writes to."""
+    def start(self, certificate: str | Path, **more: str) -> tuple[int, Path]:
+        """Start an agent; return its process, and the file that it writes to."""
         self.num += 1
         ready = self.folder / f"ready-{self.num}"
-        what = {"role": role, "certificate": str(self.certificate("") / certificate), **more}
+        what = {"certificate": str(self.certificate("") / certificate), **more}
         self.host.stdin.write(json.dumps({**what, "ready": str(ready)}) + "\n")
         self.host.stdin.flush()
         self.pids.append(int(self.host.stdout.readline()))
@@ -125,7 +142,7 @@ class Cluster:
     def agent(self, name: str, **more: str) -> tuple[int, Path]:
         what = {"address": self.address, "name": name, "blobs": str(self.folder / "blobs")}
         what["serves"] = "doubling"
-        return self.start("agent", certificates.AGENTS, **{**what, **more})
+        return self.start(certificates.AGENTS, **{**what, **more})
 
     def said(self, ready: Path) -> str:
         wait_for(ready.exists)
@@ -137,10 +154,11 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        self.end(self.pids)
+        self.end([*self.pids, self.scheduler.pid])
         self.host.stdin.close()
-        self.host.wait()
-        self.host.stdout.close()
+        for process in (self.host, self.scheduler):
+            process.wait()
+            process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +305,6 @@ def test_a_device_that_joins_late_is_given_work(bench_of_cluster, cluster, tmp_p
 def test_who_has_certificates_of_another_start_is_refused(cluster, tmp_path):
     certificates.make(tmp_path)
     _, ready = cluster.start(
-        "agent",
         tmp_path / certificates.AGENTS,
         address=cluster.address,
         name="stranger",
@@ -310,6 +327,25 @@ def test_what_is_not_encrypted_is_refused(cluster):
         with contextlib.suppress(ConnectionError):
             answer = connection.recv(64)
             assert not answer or answer[0] == 21, "at most TLS's own alert"
+
+
+@HALVES
+def test_a_host_joins_by_the_line_that_the_cluster_printed_and_leaves_at_ctrl_c(cluster):
+    assert cluster.joining[:2] == ["tune", "worker"]
+    options = ["--device", "cpu", "--devices", "0,1", "--name", "here"]
+    command = [sys.executable, "-m", "tuner", *cluster.joining[1:3], *options]
+    process = subprocess.Popen(
+        [*command, "--certificate", cluster.certificate(cluster.joining[-1])],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    joined = {said_by(process, "joined").split("#")[0] for _ in range(2)}
+    assert joined == {"here/cpu:0", "here/cpu:1"}
+    agents = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LONG_S) == 130
+    process.stdout.close()
+    wait_for(lambda: not any(is_alive(agent.pid) for agent in agents))
 
 
 def test_certificates_are_readable_by_their_owner_alone(tmp_path):
@@ -453,10 +489,6 @@ def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
 
 
 # ---- a run on several devices -------------------------------------------------------------------
-
-HALVES = pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="two parts of a processor need two cores"
-)
 
 
 @HALVES

@@ -182,7 +182,7 @@ async def _run_agent(
             topics[found.epoch] = reply_to
             agent.submit(found)
 
-        return _said(take)
+        return await asyncio.to_thread(_said, take)  # it may have to end what ran before
 
     async def cancel(number: int) -> str:
         agent.cancel(number)
