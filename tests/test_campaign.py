@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from tuner.campaign import Campaign, format_table
 from tuner.errors import ConfigError, InputError
 from tuner.fleet.chosen import Chosen
 from tuner.problems import Ended, Problem, append_ended, problems_of, states_of
+from tuner.run import Run, is_locked
 
 TUNE = "import sys; sys.argv[0] = 'tune'; from tuner.cli import main; main()"
 
@@ -123,10 +125,13 @@ def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path):
     (state,) = states_of(problems, runs, []).values()
     assert state.status == "begun" and state.run is not None
 
+    later_s = time.time() + 100.0
+    os.utime(problems[0].path, (later_s, later_s))  # as if it was edited
+    assert states_of(problems, runs, [])["one"].status == "waiting"
+    os.utime(problems[0].path, (1.0, 1.0))
+
     told: list[str] = []
-    before = num_trials()
-    Campaign(problems, runs, ["--trials", "100"], on_change=told.append).work(
-        lambda: num_trials() > before
-    )
+    campaign = Campaign(problems, runs, ["--trials", "100"], on_change=told.append)
+    campaign.work(should_stop=lambda: is_locked(Run(state.run)))
     assert told == ["one: goes on"]
     assert [run.name for run in runs.glob("*doubled*")] == [state.run.name], "it is the same run"

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,6 +157,8 @@ def states_of(
     found = {}
     for problem in problems:
         run = runs.get(str(problem.path))
+        if run is not None and _is_edited(problem, run):
+            run = None
         found[problem.name] = _state(run)
         entry = ended.get((str(problem.path), problem.digest(options)))
         if found[problem.name].status != "done" and entry is not None:
@@ -176,6 +179,12 @@ def _state(run: Run | None) -> State:
         return State("nothing correct", run.path, None, reason)
     speedup = exported.interval.speedup if exported.interval is not None else None
     return State("done", run.path, 1.0 if result.is_fallback else speedup)
+
+
+def _is_edited(problem: Problem, run: Run) -> bool:
+    """Whether a problem's file was written after its run began, which is of another one then."""
+    began = datetime.fromisoformat(str(run.environment()["started_at"]))
+    return int(problem.path.stat().st_mtime) > began.timestamp()
 
 
 def _runs_of(runs_dir: Path) -> dict[str, Run]:
