@@ -477,7 +477,7 @@ def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
     devices = FleetDevices(
         local_fleet(names, Timed), "a-run", task, Terms(0.02, 0.01, True, 0), env={},
         device=known_device("NVIDIA H200"), num_devices=len(names), most=len(names),
-        on_change=lambda name, words: told.setdefault(name, []).append(words),
+        patience_s=0.0, on_change=lambda name, words: told.setdefault(name, []).append(words),
     )  # fmt: skip
     assert devices.start().latency_us == 100.0
     assert devices.names == ["cuda:0", "cuda:2", "cuda:5"] == list(devices.baselines_us)

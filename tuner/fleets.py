@@ -22,6 +22,7 @@ from tuner.planning import Planned
 
 __all__ = ["Cluster", "Host", "OneDevice", "Source", "source_of"]
 
+PATIENCE_S = 120.0  # without any device of a cluster
 MOST_DEVICES = 256  # of a cluster; a thread waits for each candidate that is screened
 
 
@@ -87,6 +88,7 @@ class Host:
             device=planned.device,
             num_devices=len(names),
             most=len(names),
+            patience_s=0.0,  # none joins
             on_change=on_change,
         )
 
@@ -116,6 +118,7 @@ class Cluster:
             device=planned.device,
             num_devices=1,
             most=MOST_DEVICES,
+            patience_s=PATIENCE_S,
             on_change=on_change,
         )
 

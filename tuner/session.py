@@ -284,10 +284,12 @@ class Session:
                 evaluator.submit(params)
         try:
             baseline = devices.start()
-            tell_of_devices()
             # Kept for later sittings: what is asked depends on how many are in flight.
             usual = num_workers(planned) + QUEUED * len(devices.baselines_us)
             evaluator.ahead = environment.setdefault("in_flight", config.search.in_flight or usual)
+            if evaluator.ahead < len(devices.baselines_us):
+                said.append(f"the run keeps {evaluator.ahead} in flight: other devices are idle")
+            tell_of_devices()
             environment |= {
                 "baseline_us": baseline.latency_us,
                 "baseline_noise": baseline.noise,

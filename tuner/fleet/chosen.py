@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tuner.errors import DeviceError, InputError
 from tuner.evaluate.task import asked, new_worker
+from tuner.machine.forkserver import CORES
 
 __all__ = ["Chosen", "chosen_devices", "kept_to"]
 
@@ -88,20 +89,23 @@ def _parts(numbers: list[int]) -> Chosen:
 def kept_to(chosen: Chosen | None) -> Iterator[None]:
     """Keep this thread, and all that it starts, to the part of the processor that leads.
 
-    So that the run is planned for that part, and its finalists are raced on it. With the number
-    of threads in the environment, processes are forked by a server that was started here.
+    So that the run is planned for that part, and its finalists are raced on it. Processes are
+    then forked by a server that was started here, which the variables tell from others.
     """
     if chosen is None or not chosen.cores:
         yield
         return
     cores, before = chosen.cores[chosen.names[0]], os.sched_getaffinity(0)
-    threads_before = os.environ.get(THREADS)
+    variables = {THREADS: str(len(cores)), CORES: ",".join(map(str, cores))}
+    variables_before = {name: os.environ.get(name) for name in variables}
     os.sched_setaffinity(0, cores)
-    os.environ[THREADS] = str(len(cores))
+    os.environ.update(variables)
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
-        del os.environ[THREADS]
-        if threads_before is not None:
-            os.environ[THREADS] = threads_before
+        for name, value in variables_before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -39,6 +39,7 @@ class FleetDevices:
         device: of which kind all must be.
         num_devices: how many are waited for at the start.
         most: devices that there may be, which is how many candidates are screened at once.
+        patience_s: how long candidates wait while there is no device, in case one joins.
         on_change: called with a device's name and what became of it, in words.
     """
 
@@ -53,7 +54,8 @@ class FleetDevices:
         device: Device,
         num_devices: int,
         most: int,
-        on_change: Callable[[str, str], None] = lambda device, words: None,
+        patience_s: float,
+        on_change: Callable[[str, str], None],
     ) -> None:
         self.at_once = QUEUED * most
         self.overlaps = True
@@ -71,7 +73,7 @@ class FleetDevices:
             limit_s=OPEN_LIMIT_S,
             refusal=self._refusal,
         )
-        self._dispatch = Dispatch(fleet, run, opening, on_change=on_change)
+        self._dispatch = Dispatch(fleet, run, opening, on_change=on_change, patience_s=patience_s)
 
     @property
     def waited_s(self) -> float:

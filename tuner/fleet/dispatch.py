@@ -26,7 +26,6 @@ __all__ = ["QUEUED", "Dispatch", "JobRaised", "Opening"]
 QUEUED = 2  # jobs that a device has: the one that runs, and the next
 MAX_LOSSES = 3  # of devices under one and the same job, after which it is given up
 LOOK_EVERY_S = 0.1  # at what is overdue, while nothing happens
-PATIENCE_S = 120.0  # without any device, in case one joins
 
 
 class JobRaised(Exception):
@@ -97,7 +96,7 @@ class Dispatch:
         opening: Opening,
         *,
         on_change: Callable[[str, str], None] = lambda device, words: None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float,
     ) -> None:
         self.epoch = secrets.token_hex(8)
         self.num_dropped = 0  # replies that did not count
