@@ -122,6 +122,11 @@ class Simulation:
                 item.ended_s = at_s
                 return pending.index(item)
 
+    def waits_for(self) -> str:
+        """Return what devices waited for most, where that was a hundredth of their work."""
+        cause = max(self.idle_s, key=lambda cause: self.idle_s[cause])
+        return cause if self.idle_s[cause] > 0.01 * self.busy_s else "nothing"
+
     def _begin(self, item: Flying, at_s: float) -> None:
         takes_s = float(self._options.screen_s)
         if self._recording.statuses[item.position] is Status.CORRECT:
@@ -188,7 +193,7 @@ def simulated(recording: Recording, options: argparse.Namespace, num: int, seed:
         simulation.ahead,
         num_trials / simulation.now_s,
         simulation.busy_s / (num * simulation.now_s),
-        max(simulation.idle_s, key=lambda cause: simulation.idle_s[cause]),
+        simulation.waits_for(),
         near_s,
         near_trials,
     )
