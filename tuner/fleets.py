@@ -13,7 +13,7 @@ from tuner.evaluate.evaluator import Devices
 from tuner.evaluate.runner import Runner, Terms
 from tuner.fleet.certificates import TUNER, checked_certificate
 from tuner.fleet.chosen import Chosen, chosen_devices, kept_to
-from tuner.fleet.cluster import dask_fleet
+from tuner.fleet.cluster import dask_fleet, knock
 from tuner.fleet.devices import FleetDevices
 from tuner.fleet.local import local_fleet
 from tuner.fleet.screener import Screener
@@ -136,10 +136,12 @@ def source_of(
         certificate: the tuner's of that cluster, None for where it usually is.
 
     Raises:
-        InputError, DeviceError: as `chosen_devices`, or there is no certificate.
+        InputError, DeviceError: as `chosen_devices`; there is no certificate, or no scheduler.
     """
     if cluster is not None:
-        yield Cluster(cluster, checked_certificate(certificate, TUNER)), device
+        file = checked_certificate(certificate, TUNER)
+        knock(cluster, file)  # before anything is planned
+        yield Cluster(cluster, file), device
         return
     if devices is None:
         yield OneDevice(), device

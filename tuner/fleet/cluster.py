@@ -29,7 +29,7 @@ from tuner.fleet.agent import Agent, Serve
 from tuner.fleet.fleet import Event, Fleet, Job, Joined, Lost, Reply
 from tuner.fleet.wire import Blobs, Garbled, digest_of, event_from, event_text, job_from, job_text
 
-__all__ = ["dask_fleet", "serve_agent", "serve_scheduler"]
+__all__ = ["dask_fleet", "knock", "serve_agent", "serve_scheduler"]
 
 CONNECT_S = 20.0
 LEAVE_S = 2.0  # for agents that are told that the work is over
@@ -81,10 +81,11 @@ def _checked(address: str) -> str:
     return address
 
 
-def _knock(address: str, certificate: Path) -> None:
+def knock(address: str, certificate: Path) -> None:
     """Shake hands with a scheduler once, so that a refusal is known at once, with its reason.
 
     Raises:
+        InputError: the address is none.
         DeviceError: nobody is there, or one of both does not take the other's certificate.
     """
     host, _, port = _checked(address).removeprefix("tls://").rpartition(":")
@@ -157,7 +158,7 @@ def serve_agent(
         InputError: the address is none.
         DeviceError: nobody is there, or it does not take the certificate.
     """
-    _knock(address, certificate)
+    knock(address, certificate)
     asyncio.run(_run_agent(address, certificate, name, serve, Blobs(blobs), on_ready))
 
 
@@ -373,5 +374,5 @@ def dask_fleet(address: str, certificate: Path) -> Fleet:
         ToolchainError: `distributed` is not installed.
         DeviceError: nobody is there, or it does not take the certificate.
     """
-    _knock(address, certificate)
+    knock(address, certificate)
     return _ClusterFleet(address, certificate)
