@@ -1,14 +1,15 @@
 """Say what runs of the KernelBench suite come to, by group of problems.
 
     python -m benchmarks.kernelbench_summary benchmarks/kernelbench_results.json [OUT.json ...]
-        [--write MERGED.json]
+        [--write MERGED.json] [--table]
 
 Takes what `benchmarks.kernelbench_suite` wrote, over machines and days: of a problem that is in
 several files the last one counts. Prints, for each group, how many problems are known, the
 geometric mean of the exported files' speed-ups over PyTorch eager (1 where nothing was to be
 gained), the least of them, and beside torch.compile, where it was raced in the same processes,
 how many files are at least 0.95 and 0.97 times as fast as the better of it and eager. Problems
-that are not measured, not counted by algebra, or without a file are named.
+that are not measured, not counted by algebra, or without a file are named. `--table` prints each
+group's files as a table in Markdown besides.
 
 `kernelbench_results.json` holds the last known entry of each problem, with its device and day.
 """
@@ -97,18 +98,45 @@ def lines_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -
     return lines
 
 
+def table_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[str]:
+    """Return a group's files as a table in Markdown, a line each."""
+    level, numbers = GROUPS[group]
+    lines = ["| problem | speed-up | torch.compile | device, day |", "|---|---|---|---|"]
+    equal = []
+    for n in sorted(numbers):
+        entry = entries.get((level, n), {"kind": "refused"})
+        interval = entry.get("interval") or {}
+        if speedup_of(entry) is None:
+            continue
+        if not interval:
+            equal.append(f"#{n}")
+            continue
+        bounds = ""
+        if "low" in interval:
+            bounds = f" [{interval['low']:.2f}, {interval['high']:.2f}]"
+        compiled = compiled_of(entry)
+        beside = "not raced" if compiled is None else f"{compiled:.2f}x"
+        device = entry["device"].removeprefix("NVIDIA ").split()[0]
+        lines.append(
+            f"| #{n} | {interval['speedup']:.2f}x{bounds} | {beside} | {device}, {entry['date']} |"
+        )
+    return [*lines, "", f"Nothing to gain: {', '.join(equal)}." if equal else ""]
+
+
 def main() -> int:
     """Parse the command line, merge, print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("files", type=Path, nargs="+", help="what the suite wrote, oldest first")
     parser.add_argument("--write", type=Path, help="where the merged entries go")
+    parser.add_argument("--table", action="store_true", help="print tables in Markdown, too")
     options = parser.parse_args()
     entries: dict[str, dict[str, Any]] = {}
     for file in options.files:
         entries |= json.loads(file.read_text())
     by_place = {place_of(name): entry for name, entry in entries.items()}
     for group in GROUPS:
-        print("\n".join(lines_of(group, by_place)))
+        tables = ["", *table_of(group, by_place)] if options.table else []
+        print("\n".join([*lines_of(group, by_place), *tables]))
     if options.write:
         kept = ("kind", "verdict", "device", "date", "latency_us", "baseline_us", "bound_us",
                 "interval", "torch_compile", "seconds", "source")  # fmt: skip

@@ -61,11 +61,13 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="module")
-def few() -> Iterator[None]:
-    """Ask few probes in a check, for tests of what is around it."""
-    os.environ["FEW_PROBES"] = "1"
+def few(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Ask few probes in a check, for tests of what is around it, and profile in one file alone."""
+    asked = ["FEW_PROBES", *(["UNPROFILED"] if request.module.__name__ != "test_tuning" else [])]
+    os.environ |= dict.fromkeys(asked, "1")
     yield
-    del os.environ["FEW_PROBES"]
+    for name in asked:
+        del os.environ[name]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

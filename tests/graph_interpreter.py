@@ -181,5 +181,5 @@ def opaque(node: Node, args: list[Any]) -> Any:
             return args[value["ref"]]
         return [unpacked(item) for item in value] if isinstance(value, list) else value
 
-    given = {k: unpacked(v) for k, v in node.attrs.items() if k != "overload"}
+    given = {k: unpacked(v) for k, v in node.attrs.items() if k not in ("overload", "pick")}
     return overload(**{k: v for k, v in given.items() if v is not None})

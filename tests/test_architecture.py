@@ -215,3 +215,20 @@ def test_every_failure_is_drawn_in_the_tree_of_errors():
         assert getattr(errors, name).exit_code == code
     for name in named - {"TunerError"}:
         assert any(issubclass(getattr(errors, name), getattr(errors, top)) for top in exits)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names by which a page's headings can be linked to, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 _-]", "", t.lower()).replace(" ", "-") for t in titles}
+
+
+@pytest.mark.parametrize(
+    "page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=Path.name.fget
+)
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text("utf-8")):
+        if not target.startswith("http"):
+            there = page.parent / target if target else page
+            assert there.exists(), target
+            assert not anchor or anchor in anchors_of(there), f"{target}#{anchor}"

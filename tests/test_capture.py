@@ -78,6 +78,11 @@ X = "torch.randn(4, 6)"
 IMAGE = "torch.randn(2, 6, 8, 8)"
 
 MODULES = {
+    "rolled": (
+        "pass",
+        "return x.roll(2), x.roll((1, -2), (0, 1)), x.roll(7, 1), torch.roll(x, -1, -1) * x",
+        X,
+    ),
     "rms norm and gate": (
         "self.weight = nn.Parameter(torch.ones(6))",
         "r = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6); "
@@ -464,7 +469,7 @@ REFUSALS = {
         "the tensor 't' of shape",
         "register_buffer",
     ),
-    "a constructor that needs values": (
+    "a constructor that draws a number": (
         "self.n = torch.rand(3).sum().item()",
         "return x * self.n",
         X,
@@ -488,6 +493,17 @@ def test_what_cannot_be_a_graph_is_refused_with_line_and_next_step(name, tmp_pat
     first, _, rest = message.partition("\n  next: ")
     assert re.search(reason, first, re.DOTALL), message
     assert rest and re.search(advice, f"next: {rest}"), message
+
+
+def test_a_constructor_may_read_numbers_that_are_the_same_each_time(tmp_path):
+    """As models do whose layers are skipped at random, the more often the deeper they are."""
+    init = (
+        "self.rates = [x.item() for x in torch.linspace(0, 0.5, 3)]; "
+        "self.pair = torch.tensor([self.rates[1], 4.0]); self.a = nn.Linear(6, 6)"
+    )
+    graph = captured(tmp_path, init, "return self.a(x) * self.rates[2] + self.pair[1]", X)
+    assert [t.value for t in graph.constants] == [[0.25, 4.0]]
+    assert {t.name for t in graph.parameters} == {"a.weight", "a.bias"}
 
 
 def test_an_operator_that_is_not_pytorchs_is_refused(tmp_path):

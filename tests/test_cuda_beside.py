@@ -27,12 +27,25 @@ needs_triton = pytest.mark.skipif(
 )
 ANSWER = 'extern "C" const char* answer(void*) { return "forty-two"; }\n'
 FLAGS = ["-std=c++17"]
-# Consumers, groups, part, blocks: those with the fewest registers to spare.
-IMAGE_TILES = [(2, 1, 64, 2), (2, 2, 64, 1), (2, 2, 128, 1), (4, 1, 32, 2), (4, 2, 16, 2)]
+# Consumers, groups, part, blocks: those with the fewest registers to spare; and halves.
+IMAGE_TILES = [
+    (*tile, halves)
+    for tile in [(2, 1, 64, 2), (2, 2, 64, 1), (2, 2, 128, 1), (4, 1, 32, 2), (4, 2, 16, 2)]
+    for halves in (1, 2)
+]
 TILES = [
     {"product_n": n, "product_k": k, "product_cluster": c, "product_raster": 8}
     for n, k, c in itertools.product([128, 192, 256], [64], [1, 2])
 ]
+
+
+def here_and_on_a_gpu(tiles: list, some: list) -> list:
+    """Some of the tiles as they are, the others where there is a GPU: each takes nvcc 7 s."""
+    assert all(tile in tiles for tile in some)
+    return [
+        pytest.param(tile, id=str(tile), marks=[] if tile in some else pytest.mark.gpu)
+        for tile in tiles
+    ]
 
 
 def cuda_code(monkeypatch, folder: Path):
@@ -76,7 +89,7 @@ def test_without_nvcc_that_is_said(monkeypatch, tmp_path):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("tile", TILES, ids=lambda tile: "-".join(map(str, tile.values())))
+@pytest.mark.parametrize("tile", here_and_on_a_gpu(TILES, [TILES[0], TILES[-1]]))
 def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
     make = cuda_code(monkeypatch, tmp_path)
     root = builtin_folder()
@@ -90,12 +103,13 @@ def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("halves", [1, 2])
-@pytest.mark.parametrize("tile", IMAGE_TILES, ids=str)
-def test_no_tile_of_a_convolution_spills(tile, halves, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "tile", here_and_on_a_gpu(IMAGE_TILES, [(2, 1, 64, 2, 2), (4, 2, 16, 2, 1)])
+)
+def test_no_tile_of_a_convolution_spills(tile, monkeypatch, tmp_path):
     make = cuda_code(monkeypatch, tmp_path)
-    names = ("image_consumers", "image_groups", "image_part", "image_blocks")
-    known = {**dict(zip(names, tile, strict=True)), "image_halves": halves, "epilogues": ""}
+    names = ("image_consumers", "image_groups", "image_part", "image_blocks", "image_halves")
+    known = {**dict(zip(names, tile, strict=True)), "epilogues": ""}
     text = '{% include "_lib/triton_convolutions_wgmma.py" %}'
     text = rendered(Path("t.py"), text, [builtin_folder()], known)
     found: dict = {"CudaCode": make}

@@ -434,14 +434,14 @@ def test_the_list_has_every_run_by_value_and_filters_and_sorts(place, reader):
     speed = place.fast.result().exported.interval
     assert rows[place.fast.path.name][1:6] == [
         "finished",
-        "Gemm + Scale gemm, float32",
+        "Gemm + Scale batch=1024, features=8192 gemm, float32",
         "NVIDIA H200",
         f"{speed.speedup:.2f}x {speed.low:.2f}x to {speed.high:.2f}x",
         "40",
     ]
     assert rows[place.open.path.name][1:6] == [
         "stopped",
-        "Layer norm layer, float32",
+        "Layer norm batch=1024, features=8192 layer, float32",
         "NVIDIA H200",
         "~1.996x",
         "12",

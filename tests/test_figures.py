@@ -26,7 +26,7 @@ from tuner.review.facts import UNITS, Facts
 from tuner.review.figures import (
     accuracy_figure,
     hover_words,
-    progress_figure,
+    starred,
     thinned,
     with_hovers,
 )
@@ -36,11 +36,13 @@ from tuner.review.parameters import (
     parallel_figure,
     parameter_figure,
 )
+from tuner.review.progress import progress_figure
 from tuner.review.roofline import roofline_figure, roofs_of
 from tuner.review.tables import contest, pareto, resources_of, rms_of, trial_columns
 from tuner.review.timeline import spans_of, stage_figure, stages_of, timeline_figure, workers_of
+from tuner.review.words import us_words
 from tuner.run import Outlook
-from tuner.trial import Outcome, Status, Trial
+from tuner.trial import Finalist, Interval, Outcome, Status, Trial
 
 # ---- figures --------------------------------------------------------------------------------
 
@@ -109,7 +111,7 @@ def test_stages_add_up_to_the_working_time():
 
 @pytest.mark.parametrize("page", ["#ffffff", "#14171c"])
 def test_marks_can_be_seen_on_light_and_dark(page):
-    marks = [*figures._STATUS_MARKS.values(), *figures._TEMPLATE_MARKS, *parameters._FAST_TO_SLOW]
+    marks = [*figures.STATUS_MARKS.values(), *figures.TEMPLATE_MARKS, *parameters._FAST_TO_SLOW]
     colours = [text for mark in marks for text in mark if str(text).startswith("#")]
     stages = timeline._STAGE_COLOURS.values()
     for colour in [*colours, *stages, figures.BEST, figures.BASELINE, figures.FLOOR]:
@@ -128,7 +130,7 @@ def test_torch_compile_has_its_line_where_it_was_measured():
 def test_hover_names_the_trial_its_time_and_its_parameters():
     trial = make_trials(20)[0]
     words = hover_words(trial).replace("<br>", " ")
-    assert words.startswith(f"trial 0: correct, {trial.outcome.latency_us:.4g} µs ± 0.3 %")
+    assert words.startswith(f"trial 0: correct, {us_words(trial.outcome.latency_us)} ± 0.3 %")
     for name, value in trial.params.items():
         assert f"{name}={value}" in words
 
@@ -366,3 +368,48 @@ def test_run_without_build_times_says_so(tmp_path):
     (chart,) = charts_of(facts, ["timeline"])
     assert "did not record when its builds ran" in chart.caption
     assert {span.worker for span in spans_of(old)} == {"device"}
+
+
+def test_many_builders_are_one_band_of_thin_lines():
+    trials = [timed(n, 0.0, 10.0 + n, (0.5 + n, 2.5 + n)) for n in range(31)]
+    for number, trial in enumerate(trials):
+        build = replace(trial.outcome.build, builder=number)
+        trials[number] = replace(trial, outcome=replace(trial.outcome, build=build))
+    figure = timeline_figure(spans_of(trials))
+    assert figure.layout.yaxis.ticktext == ("device", "31 builders")
+    builds = next(trace for trace in figure.data if trace.name == "build")
+    places = sorted({y for y in builds.y if y is not None})
+    assert len(places) == 31 and places[0] > 0.4 and places[-1] < 2.1
+    assert builds.line.width * 31 <= 90 < figure.layout.height < 300
+    device = next(trace for trace in figure.data if trace.name == "measure")
+    assert set(device.y) == {0, None} and device.line.width == 18
+    (own, band) = workers_of(trials)
+    assert (own.name, band.name) == ("device", "31 builders")
+    assert band.busy_s == pytest.approx(62.0)
+    assert band.busy_s / band.total_s == pytest.approx(62 / (31 * 40))
+
+
+def test_the_winner_is_starred_once_a_panel_and_explained_by_its_own_point():
+    trials = make_trials(60)
+    drawn = starred(progress_figure(trials, 3000.0), 10)
+    stars = [trace for trace in drawn["data"] if trace["name"] == "winner"]
+    assert [(s["x"], s["y"]) for s in stars] == [([10], [trials[10].outcome.latency_us])]
+    panels = starred(parameter_figure(trials, ["block_m", "stats"]), 10)
+    stars = [trace for trace in panels.data if trace.name == "winner"]
+    assert [s.xaxis for s in stars] == ["x", "x2"]
+    assert [s.showlegend for s in stars] == [True, False]
+    assert all(s.hoverinfo == "skip" for s in stars)
+
+
+def test_the_race_is_drawn_at_its_trial_with_its_interval():
+    trials = make_trials(60)
+    raced = Finalist(10, None, Interval(2.0, 1.6, 2.5, 0.95, 5), 1500.0, 3000.0)  # type: ignore[arg-type]
+    (point,) = [
+        trace
+        for trace in progress_figure(trials, 3000.0, raced=raced)["data"]
+        if trace["name"] == "the winner's file, raced"
+    ]
+    assert (point["x"], point["y"]) == ([10], [1500.0])
+    error = point["error_y"]
+    assert 1500.0 + error["array"][0] == pytest.approx(3000 / 1.6)
+    assert 1500.0 - error["arrayminus"][0] == pytest.approx(3000 / 2.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -97,13 +98,13 @@ def test_the_bound_is_the_longer_one_of_traffic_and_arithmetic():
 
 def test_what_could_be_gained_is_said_in_numbers():
     gain = Gain("NVIDIA H200", True, 3_000_000_000, 1_800_000_000, 10**9, 1000.0)
-    assert gain.ratio is None and "PyTorch was not timed; the bound is 1000 µs" in gain.words
+    assert gain.ratio is None and "PyTorch was not timed; the bound is 1.00 ms" in gain.words
     slow = replace(gain, eager_us=4000.0, copy_us=1100.0)
     assert slow.ratio == 4.0
     assert gain_lines(slow) == [
-        "traffic: 4.8 GB (3 GB read, 1.8 GB written), each input, weight and output once",
+        "traffic: 4.80 GB (3.00 GB read, 1.80 GB written), each input, weight and output once",
         "arithmetic: at least 1,000,000,000 flop, one an element and step",
-        "to gain: PyTorch takes 4000 µs, a copy of as many bytes 1100 µs; the bound is 1000 µs, "
+        "to gain: PyTorch takes 4.00 ms, a copy of as many bytes 1.10 ms; the bound is 1.00 ms, "
         "25 % of PyTorch's time: at most 4.00x to gain",
     ]
     unknown = replace(slow, bound_us=None)
@@ -115,7 +116,7 @@ def test_a_dry_run_of_a_module_shows_its_graph_and_what_could_be_gained(tmp_path
     (tmp_path / "mine.py").write_text(TEXT.replace("FORWARD", "(x * self.w).exp() + y"))
     said = tune("mine.py", "--dry-run", "--device", "cpu", cwd=tmp_path)
     assert said.code == 0, said.err
-    for words in ("exp(mul)", "task add: one nest, 3 steps", "traffic: 14.56 kB", "nest: "):
+    for words in ("exp(mul)", "task add: one nest, 3 steps", "traffic: 14.6 kB", "nest: "):
         assert words in said.out, words
     assert "the bound is not known" in said.out and "PyTorch takes" in said.out
     said = tune("mine.py", "--dry-run", "--device", "cpu", "--json", cwd=tmp_path)
@@ -155,7 +156,7 @@ def test_nothing_to_gain_ends_before_the_search_with_numbers_and_exit_code_0(cap
     assert error.exit_code == 0 and "at most 1.04x to gain" in str(error)
     print_nothing(error)
     said = capsys.readouterr().out
-    assert said.startswith("nothing to gain: PyTorch takes 1040 µs") and "--force" in said
+    assert said.startswith("nothing to gain: PyTorch takes 1.04 ms") and "--force" in said
     print_nothing(error, is_json=True)
     data = json.loads(capsys.readouterr().out)
     assert data["verdict"] == "nothing to gain"
@@ -172,10 +173,10 @@ def test_a_run_says_how_far_from_the_bound_it_ended(is_fallback, tmp_path):
         to_json(ModuleRecord(outline_from(tmp_path, "x + y"), gain))
     )
     told = summary(run)
-    assert told.bound.startswith("1200 µs by the device's rates; PyTorch takes 2.50 times that")
+    assert told.bound.startswith("1.20 ms by the device's rates; PyTorch takes 2.50 times that")
     assert told.verdict.startswith("No faster kernel found") == is_fallback
     assert ("what was found takes 1.25 times that" in told.bound) != is_fallback
-    assert "\nbound     1200 µs" in format_summary(told)
+    assert "\nbound     1.20 ms" in format_summary(told)
 
 
 def run_of_a_module(folder: Path, forward: str) -> Run:
@@ -195,13 +196,13 @@ def test_the_report_shows_graph_tasks_times_and_bound(tmp_path):
     assert "<script" not in shown and "mul(x, &lt;script&gt;" in shown
     for words in (
         "mean(mul, axes=[1], keepdim=False)</code> (returned)", "<td>30 x 40</td>", "nest 1",
-        "<td>PyTorch</td><td class=\"number\">3000 µs</td>",
-        "<td>what was found</td><td class=\"number\">1500 µs</td>",
-        "<td>the device&#39;s bound</td><td class=\"number\">1200 µs</td>",
-        "<td>a copy of as many bytes</td><td class=\"number\">1300 µs</td>",
+        "<td>PyTorch</td><td class=\"number\">3.00</td>",
+        "<td>what was found</td><td class=\"number\">1.50</td>",
+        "<td>the device&#39;s bound</td><td class=\"number\">1.20</td>",
+        "<td>a copy of as many bytes</td><td class=\"number\">1.30</td>",
     ):  # fmt: skip
         assert words in shown, words
-    assert "<dt>Bound</dt><dd>1200 µs" in parts_of(Facts.of(run), ["verdict"])["verdict"]
+    assert "<dt>Bound</dt><dd>1.20 ms" in parts_of(Facts.of(run), ["verdict"])["verdict"]
 
 
 def test_the_report_of_another_operator_has_no_module(tmp_path):
@@ -226,3 +227,17 @@ def test_a_module_file_that_cannot_be_read_is_an_error(tmp_path):
     (run.path / "module.json").write_text("[]")
     with pytest.raises(StorageError, match=r"module\.json: cannot be read"):
         summary(run)
+
+
+def test_the_page_begins_with_the_graph_and_the_kernel_beside_each_piece(tmp_path):
+    run = run_of_a_module(tmp_path, "torch.relu((x @ y.T).softmax(-1) * 2) @ y")
+    found = parts_of(Facts.of(run), ["module"])["module"]
+    pieces = [text.split("</figure>")[0] for text in found.split('<div class="piece">')[1:]]
+    steps = [re.findall(r"<li><code>(\w+)\(", piece) for piece in pieces]
+    assert [names[0] for names in steps[1:]] == ["matmul", "amax", "matmul"]
+    assert {"mul", "relu"} <= set(steps[2])
+    made = [re.search(r"<strong>(\d: [^<]*)</strong>", piece)[1] for piece in pieces]
+    own = "PyTorch&#39;s own call"  # the first one is y.T
+    assert made == [f"1: {own}", f"2: {own}", "3: a generated kernel", f"4: {own}"]
+    assert "30 x 30, line 13" in pieces[1] and "read and written" in pieces[2]
+    assert found.index('<figure class="graph"') < found.index("<meter")

@@ -38,6 +38,7 @@ def trained() -> tuple[Norm, tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+@pytest.mark.usefixtures("few")
 def test_a_live_module_is_tuned_in_its_mode_with_its_weights(tmp_path):
     live, inputs = trained()
     with pytest.raises(InputError, match=r"live_classes.py:\d+: .* draws random .*\n.*eval"):
@@ -52,7 +53,7 @@ def test_a_live_module_is_tuned_in_its_mode_with_its_weights(tmp_path):
         live.bn.running_mean.add_(1.0)  # shared as well
         torch.testing.assert_close(found.module(*inputs), live(*inputs))
     certificate = read_certificate(found.path)
-    assert certificate.mode == "eval" and certificate.num_probes > 100
+    assert certificate.mode == "eval" and certificate.num_probes > 50
 
 
 def test_the_file_makes_the_module_as_it_is(tmp_path):

@@ -249,6 +249,7 @@ def test_a_familys_space_has_parameters_of_its_templates():
 
 
 @pytest.mark.skipif(GPP is None, reason="no g++ on the PATH")
+@pytest.mark.usefixtures("few")
 def test_a_matched_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     init, forward, inputs = SAME["a norm of rows"][:3]

@@ -474,3 +474,50 @@ def test_paper_is_black_on_white_with_every_figure_and_row(browser, finished):
     assert tab.page.pdf().startswith(b"%PDF")
     assert html.unescape(tab.page.title()).startswith("gemm_scale_batchnorm on NVIDIA H200")
     tab.close()
+
+
+# ---- what is asked for and not there, and where the reader was --------------------------------
+
+
+def test_a_filter_by_a_column_that_is_not_there_says_so(tab, finished):
+    tab.page.get_by_label("Filter").fill("foo=3")
+    assert tab.page.locator("#shown").inner_text() == (
+        f"0 of {NUM_TRIALS} shown: no column is called foo"
+    )
+    tab.page.get_by_label("Filter").fill("template=nothing")
+    assert tab.page.locator("#shown").inner_text() == f"0 of {NUM_TRIALS} shown"
+
+
+def test_escape_on_a_trials_card_gives_the_focus_back(tab, finished):
+    focused = "document.activeElement.dataset.trial || document.activeElement.id"
+    button = tab.page.get_by_role("button", name="Show trial 3", exact=True)
+    button.focus()
+    button.press("Enter")
+    tab.page.locator("#card").wait_for()
+    tab.page.keyboard.press("Escape")
+    assert tab.page.evaluate(focused) == "3"
+    point = tab.draw("progress-trial").locator(".points path").nth(2)
+    box = point.bounding_box()
+    tab.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.page.locator("#card").wait_for()
+    tab.page.keyboard.press("Escape")
+    assert tab.page.evaluate(focused) == "chart-progress-trial"
+
+
+def test_every_figure_is_drawn_without_being_scrolled_to(browser, finished):
+    tab = Tab(browser, finished)
+    undrawn = """() => [...document.querySelectorAll('.chart')].every(
+      (chart) => chart.closest('[hidden]') || chart.querySelector('svg'))"""
+    tab.page.wait_for_function(undrawn, timeout=60_000)
+    assert tab.page.evaluate("scrollY") == 0 and tab.complaints == []
+    tab.close()
+
+
+def test_paper_has_every_figure(browser, finished):
+    tab = Tab(browser, finished)
+    tab.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    charts = tab.page.locator(".chart:visible")
+    assert charts.count() >= 10
+    for chart in charts.all():
+        assert chart.locator("svg").count() > 0, chart.get_attribute("id")
+    tab.close()

@@ -7,16 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from command_line import tune
 from made_runs import append, facts, made_run, raced_result, result, trial, trials
 
+from tuner.capture.outline import MODULE_FILE, Outline
 from tuner.errors import InputError
 from tuner.review.facts import Facts
+from tuner.review.gain import Gain, ModuleRecord
+from tuner.review.listing import age_words
+from tuner.review.notes import Note, note_of, write_note
 from tuner.review.report import page, parts_of
-from tuner.review.shelf import Shelf, age_words
+from tuner.review.shelf import Shelf
 from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run, is_locked
 from tuner.trial import Check, Finalist, Interval, to_json
@@ -213,3 +218,90 @@ def test_a_folder_that_is_not_there_holds_no_runs(tmp_path: Path):
 def test_ages_are_told_in_their_largest_unit():
     ages = [age_words(s) for s in (0, 59.9, 61, 7200, 86400 * 3)]
     assert ages == ["0 s", "59 s", "1 min", "2 h", "3 d"]
+
+
+# ---- what is no whole run -------------------------------------------------------------------
+
+
+def test_what_is_left_of_a_run_is_listed_with_what_is_missing(tmp_path):
+    (tmp_path / "20260101-120000-empty-cpu").mkdir()
+    part = made_run(tmp_path, trials(3))
+    (part.path / "environment.json").unlink()
+    broken = made_run(tmp_path, trials(3))
+    (broken.path / "environment.json").write_text("{half")
+    (tmp_path / "notes about my runs").mkdir()
+    (tmp_path / "figures").mkdir()  # is not called like a run
+    shelf = Shelf(tmp_path)
+    found = {shown.name: shown for shown in shelf.runs()}
+    assert {shown.state for shown in found.values()} == {"unreadable"}
+    assert found.keys() == {"20260101-120000-empty-cpu", part.path.name, broken.path.name}
+    assert found["20260101-120000-empty-cpu"].problem == (
+        "the folder is empty: nothing of a run is in it"
+    )
+    assert found[part.path.name].problem == (
+        "the folder is no whole run: environment.json is missing beside candidates, config.yaml, "
+        "export, trials.jsonl"
+    )
+    assert "environment.json: not JSON" in found[broken.path.name].problem
+    assert shelf.names() == [broken.path.name]  # of which something can be asked
+
+
+def test_a_result_without_its_trials_is_said(tmp_path):
+    made = trials(3)
+    run = made_run(tmp_path, made, raced_result(made, 2.0))
+    (run.path / "trials.jsonl").unlink()
+    (shown,) = Shelf(tmp_path).runs()
+    assert (shown.state, shown.num_trials) == ("finished", 0)
+    assert shown.problem == "its trials are gone: trials.jsonl is missing or empty"
+    texts = [advice.text for advice in summary_of(Facts.of(run)).warnings]
+    assert "there is a result, but no trial: trials.jsonl is missing or empty" in texts
+
+
+def test_a_run_is_as_old_as_its_start_and_not_as_its_files(tmp_path):
+    a = made_run(tmp_path, trials(3), environment={"started_at": "2026-01-02T03:04:05+00:00"})
+    b = made_run(tmp_path, trials(3), environment={"started_at": "yesterday"})
+    (tmp_path / "20260101-000000-empty-cpu").mkdir()
+    ages = {shown.name: shown.age_s for shown in Shelf(tmp_path).runs()}
+    started = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    assert ages[a.path.name] == pytest.approx(
+        (datetime.now(UTC) - started).total_seconds(), abs=60
+    )
+    assert ages[b.path.name] < 3600  # by its name
+    assert ages["20260101-000000-empty-cpu"] > ages[a.path.name]
+
+
+def test_the_dashboard_knows_the_module_of_a_run_as_the_report_does(tmp_path):
+    run = made_run(tmp_path, trials(3))
+    gain = Gain("NVIDIA H200", True, 1, 1, 1, None)
+    record = ModuleRecord(Outline((), (), (), (), 1, 1, 1, True), gain)
+    (run.path / MODULE_FILE).write_text(to_json(record))
+    assert Shelf(tmp_path).facts(run.path.name).module == Facts.of(run).module == record
+
+
+# ---- notes ----------------------------------------------------------------------------------
+
+
+def test_a_note_is_a_file_of_the_run_with_tags_in_it(tmp_path):
+    run = made_run(tmp_path, trials(3))
+    shelf = Shelf(tmp_path)
+    assert [(s.note, s.tags) for s in shelf.runs()] == [("", ())]
+    before = shelf.stamp(run.path.name)
+    text = "#flagship before the fix (#12 is no tag here); see #h200-b. a#b"
+    assert write_note(run.path, f"  {text}\n\n").tags == ("flagship", "h200-b")
+    assert (run.path / "notes.txt").read_text() == f"{text}\n"
+    (shown,) = shelf.runs()
+    assert (shown.note, shown.tags) == (text, ("flagship", "h200-b"))
+    assert shelf.stamp(run.path.name) != before  # the list and the page are told
+    assert text in tune("runs", tmp_path, cwd=tmp_path).out.replace("\n  ", " ")
+    assert write_note(run.path, " ") == Note() and not (run.path / "notes.txt").exists()
+    with pytest.raises(InputError, match="at most 4,000 characters, got 4,001"):
+        write_note(run.path, "x" * 4001)
+
+
+def test_a_note_that_is_a_link_is_not_read(tmp_path):
+    run = made_run(tmp_path / "runs", trials(3))
+    (tmp_path / "secret").write_text("SECRET")
+    (run.path / "notes.txt").symlink_to(tmp_path / "secret")
+    assert note_of(run.path) == Note()
+    (shown,) = Shelf(tmp_path / "runs").runs()
+    assert "SECRET" not in shown.note and shown.state == "unreadable"

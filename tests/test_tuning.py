@@ -314,7 +314,7 @@ def test_a_finished_run_holds_what_the_architecture_says(life):
     assert names == {
         "config.yaml", "environment.json", "trials.jsonl", "study.journal", "candidates",
         "export", "result.json", "results.json", "report.html", "lock", "checks.jsonl",
-        "progress.json",
+        "progress.json", "kernels.json", "log.txt",
     }  # fmt: skip
     assert (path / "config.yaml").read_text() == (life.folder / "config.yaml").read_text()
     for trial in life.run.trials():

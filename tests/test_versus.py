@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import tune
-from made_runs import CONFIG, made_run, result, trials
+from made_runs import BASELINE_US, CONFIG, made_run, result, trial, trials
 
+from tuner.capture.outline import KernelTask, Outline
 from tuner.errors import InputError
+from tuner.review.comparison import cell_words, rows_of
 from tuner.review.facts import Facts
+from tuner.review.gain import Gain, ModuleRecord
 from tuner.review.versus import Comparison, compare_runs, confidence_words, format_versus
 from tuner.run import Run
-from tuner.trial import Interval
+from tuner.trial import Interval, to_json
 
 
 def proved(folder: Path, speedup: float, half: float = 0.05, **changes: object) -> Run:
@@ -164,7 +168,8 @@ def test_runs_are_listed_in_80_columns_and_as_json(tmp_path):
     proved(tmp_path / "runs", 2.4)
     made_run(tmp_path / "runs", trials(12))
     said = tune("runs", cwd=tmp_path)
-    head, first, second = said.out.splitlines()
+    head, first, about, second, more = said.out.splitlines()
+    assert about == more == "  Gemm + Scale; batch=1024, features=8192; float32"
     assert head.split() == ["state", "speed-up", "trials", "age", "run"]
     assert first.split()[:3] == ["stopped", "~1.996x", "12"]
     assert second.split()[:3] == ["finished", "~2.40x", "20"]  # its samples are not kept
@@ -183,3 +188,78 @@ def test_the_report_command_prints_its_summary_as_json(tmp_path):
     data = json.loads(said.out)
     assert data["kind"] == "faster" and data["interval"]["speedup"] == 2.4
     assert data["counts"] == {"correct": 18, "compile": 2}
+
+
+# ---- by problem -----------------------------------------------------------------------------
+
+
+def test_a_baseline_that_drifted_voids_the_verdict_with_the_reason(tmp_path):
+    quiet, loaded = (proved(tmp_path, speedup) for speedup in (2.0, 2.6))
+    path = loaded.path / "result.json"
+    ended = loaded.result()
+    slow = replace(ended.exported, baseline_us=11 * BASELINE_US)
+    path.write_text(to_json(replace(ended, exported=slow, finalists=(slow,))))
+    found = compared(quiet, loaded)
+    (versus,) = found.versus
+    assert (found.best, found.bests, versus.kind, versus.ratio) == (None, (), "unknown", None)
+    assert "PyTorch itself took 3.00 ms and 33.0 ms, 11.0x between the two" in versus.words
+    assert "best" not in format_versus(found)
+
+
+def test_a_smaller_drift_is_noted_and_only_within_one_problem(tmp_path):
+    def drifting(us: float, **sizes: int) -> Run:
+        run = proved(tmp_path, 2.0, environment={"sizes": sizes or {"batch": 1024}})
+        slow = replace(run.result().exported, baseline_us=us)
+        ended = replace(run.result(), exported=slow, finalists=(slow,))
+        (run.path / "result.json").write_text(to_json(ended))
+        return run
+
+    (note,) = compared(drifting(3000.0), drifting(3300.0)).notes
+    assert note.startswith("PyTorch itself took 3.00 ms in one run and 3.30 ms in another")
+    assert compared(drifting(3000.0), drifting(9000.0, batch=16384)).notes == ()
+
+
+def test_several_problems_have_a_best_each_and_a_matrix_of_all(tmp_path):
+    small = [proved(tmp_path, s, environment={"sizes": {"batch": 1}}) for s in (2.0, 2.4)]
+    large = [proved(tmp_path, s, environment={"sizes": {"batch": 9}}) for s in (1.5, 1.2)]
+    found = compared(small[0], large[0], small[1], large[1])
+    assert found.best is None
+    assert found.bests == (small[1].path.name, large[0].path.name)
+    assert [v.kind for v in found.versus] == ["worse", "better"]
+    kinds = [[v and v.kind for v in row] for row in found.matrix]
+    assert kinds[0] == [None, "not comparable", "worse", "not comparable"]
+    assert kinds[2] == ["better", "not comparable", None, "not comparable"]
+    assert cell_words(found.matrix[2][0]) == "1.200x (1.172x to 1.229x)"
+    assert cell_words(found.matrix[0][1]) == "not comparable"
+
+
+def test_what_is_less_than_the_headline_is_noted(tmp_path):
+    a, b = proved(tmp_path, 4.0), proved(tmp_path, 2.0)
+    less = replace(a.result().exported, elsewhere=Interval(2.4, 2.3, 2.5, 0.95, 2))
+    (a.path / "result.json").write_text(to_json(replace(a.result(), exported=less)))
+    found = compared(a, b)
+    assert found.notes == (f"{a.path.name}: but 2.40x on random weights and normal inputs",)
+    assert ("but", ["2.40x on random weights and normal inputs", ""]) in rows_of(found)
+    assert "A: but 2.40x on random weights" in format_versus(found)
+
+
+def test_captured_modules_are_compared_by_task(tmp_path):
+    def of_module(last: str, **params: object) -> Run:
+        tasks = (
+            KernelTask("library", ("linear",), "linear", "a1" * 8, parameters=("chunk",)),
+            KernelTask("nest", ("gelu",), last, "b2" * 8, suffix="_1"),
+            KernelTask("nest", ("sum",), "sum", ("c3" if last == "gelu" else "d4") * 8),
+        )
+        outline = Outline((), (), (last,), tasks, 1, 1, 1, True)
+        gain = Gain("NVIDIA H200", True, 1, 1, 1, None)
+        run = made_run(tmp_path, [trial(0, 100.0, **params)])
+        (run.path / "module.json").write_text(to_json(ModuleRecord(outline, gain)))
+        return run
+
+    one = of_module("gelu", chunk=8, unroll=2, unroll_1=4)
+    other = of_module("tanh", chunk=16, unroll=1, unroll_1=4)
+    found = {row.key: row.values for row in compared(one, other).tasks}
+    assert found["library-a1a1a1"] == ("linear chunk=8", "linear chunk=16")
+    assert found["nest-b2b2b2"] == ("gelu unroll_1=4", "tanh unroll_1=4")
+    assert found["nest-c3c3c3"][1] == "" and "unroll=2" in found["nest-c3c3c3"][0]
+    assert "unroll_1" not in found["nest-c3c3c3"][0]

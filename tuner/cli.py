@@ -220,12 +220,9 @@ def verify(
             raise InputError("--mode: the certificate names its own mode")
         with watching(is_json=json) as view:
             repeated = tuning.verify_certificate(
-                file,
-                reference=reference,
-                device=checked_device,
-                timeout_s=timeout_s,
+                file, reference=reference, device=checked_device, timeout_s=timeout_s,
                 observer=view,
-            )
+            )  # fmt: skip
         if json:
             print_json(repeated)
         else:
@@ -238,14 +235,9 @@ def verify(
         )
     with watching(is_json=json) as view:
         check = tuning.verify(
-            file,
-            reference,
-            accuracy=chosen,
-            device=checked_device,
-            timeout_s=timeout_s,
-            mode=chosen_mode,
-            observer=view,
-        )
+            file, reference, accuracy=chosen, device=checked_device, timeout_s=timeout_s,
+            mode=chosen_mode, observer=view,
+        )  # fmt: skip
     check = check.strictly() if strict else check
     if json:
         print_json(check)
@@ -295,7 +287,7 @@ def dashboard(
     ] = None,
 ) -> None:
     """Show the runs in a browser, live; the printed address holds the token of this start."""
-    from tuner.review.dashboard import serve
+    from tuner.review.serving import serve
 
     def ready(address: str) -> None:
         out.print(f"runs of {folder}; open (only you: the address holds the key)", markup=False)

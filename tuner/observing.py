@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from tuner.evaluate.verifier import Answered
 from tuner.planning import Planned
-from tuner.run import Run
+from tuner.run import LOG_NAME, Run
 from tuner.schedule import Schedule
 from tuner.trial import Finalist, Measurement, Trial
 from tuner.underway import Phase, Underway, write_underway
@@ -130,9 +131,12 @@ class Recorder(Observer):
         self._begin(self._now.stage, phase=phase, **told)
 
     def on_stage(self, text: str) -> None:
-        """Pass it on, and note it."""
+        """Pass it on, and note it; also in the run's log."""
         self._observer.on_stage(text)
         self._begin(text.strip())
+        line = f"{datetime.now(UTC):%H:%M:%S}  {text}\n".encode("utf-8", "replace")
+        with suppress(OSError), (self._run.path / LOG_NAME).open("ab") as log:
+            log.write(line)
 
     def on_probe(self, answered: Answered) -> None:
         """Pass it on, and note how far the check is."""

@@ -17,6 +17,7 @@ __all__ = [
     "DevicesOption",
     "DryRunOption",
     "EffortOption",
+    "ExportOption",
     "FolderOption",
     "ForceOption",
     "JsonOption",
@@ -101,6 +102,10 @@ TimeOption = Annotated[
 ]
 EffortOption = Annotated[str | None, typer.Option(help="quick, normal or thorough.")]
 RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folders are made.")]
+ExportOption = Annotated[
+    Path | None,
+    typer.Option("--export", help="Also write trials (.csv, .parquet) or the timeline (.json)."),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from tuner.errors import WorkerError
@@ -72,9 +73,7 @@ def blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
 
 def why_nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> str:
     """Say that no candidate is correct, or that none of the finalists was accepted, and why."""
-    counts: dict[str, int] = {}
-    for trial in trials:
-        counts[trial.outcome.status.value] = counts.get(trial.outcome.status.value, 0) + 1
+    counts = Counter(trial.outcome.status.value for trial in trials)
     if entries:  # what screening accepted, the full check did not
         s = "s" if len(entries) > 1 else ""
         lines = [f"no file was accepted: {len(entries)} finalist{s} of {len(trials)} trials"]

@@ -14,13 +14,20 @@ from tuner.terminal import out, print_json, print_runs, print_summary
 __all__ = ["compare", "replay", "report", "runs"]
 
 
-def report(run: options.RunArgument, json: options.JsonOption = False) -> None:
+def report(
+    run: options.RunArgument,
+    export: options.ExportOption = None,
+    json: options.JsonOption = False,
+) -> None:
     """Write a run's HTML report and print its summary."""
+    from tuner.review.exports import write_export
     from tuner.review.report import write_report
     from tuner.run import open_run
 
     opened = open_run(run)
     write_report(opened)
+    if export is not None:
+        write_export(opened, export)
     print_summary(opened, is_json=json)
 
 

@@ -29,6 +29,7 @@ from tuner.trial import Finalist, Result, Trial, from_json, to_json
 
 __all__ = [
     "FAILURE_NAME",
+    "LOG_NAME",
     "PROGRESS_NAME",
     "Outlook",
     "Run",
@@ -43,6 +44,7 @@ __all__ = [
 R = TypeVar("R")
 
 PROGRESS_NAME = "progress.json"  # see `underway`
+LOG_NAME = "log.txt"  # what each sitting was at, a line each
 FAILURE_NAME = "failure.txt"  # of the last sitting, where the machine or the tuner failed
 
 

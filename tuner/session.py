@@ -174,6 +174,7 @@ class Session:
         if result is None:
             raise NothingCorrectError(why_nothing_correct(self.trials, entries))
         writer.write_result(replace(result, notes=(*self.notes, *result.notes)))
+        verification.profile(result)
 
     def _learn(self, **seconds: float) -> None:
         """Correct what the parts of the verification are expected to take."""

@@ -23,14 +23,14 @@ from rich.live import Live
 from tuner.errors import NothingCorrectError, NothingToGainError
 from tuner.problem.modes import MODE_WORDS
 from tuner.views import COLUMNS, JsonLines, Plain, Screen
-from tuner.wording import percent
+from tuner.wording import one_line, percent
 
 if TYPE_CHECKING:
     from tuner.capture.by_hand import ByHand
     from tuner.export.repeat import Repeated
     from tuner.machine.doctor import Finding
     from tuner.review.gain import Gain
-    from tuner.review.shelf import Shown
+    from tuner.review.listing import Shown
     from tuner.run import Run
     from tuner.trial import Check
     from tuner.tuning import Planned
@@ -225,7 +225,7 @@ def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
         out.print(f"no runs in {folder}\n  next: tune --config X.yaml", markup=False)
         return
     out.print(f"{'state':<10} {'speed-up':>8} {'trials':>6} {'age':>7}  run")
-    from tuner.review.shelf import age_words
+    from tuner.review.listing import age_words
     from tuner.review.words import NONE, ratio_words
 
     for run in runs:
@@ -234,8 +234,10 @@ def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
         head = f"{run.state:<10} {speed:>8} {run.num_trials:>6} {age_words(run.age_s):>7}  "
         fits = len(head) + len(run.name) <= COLUMNS
         out.print(f"{head}{run.name}" if fits else f"{head.rstrip()}\n  {run.name}", markup=False)
-        if run.problem:
-            out.print(f"  {run.problem}", markup=False)
+        about = [run.title, run.sizes, run.accuracy, run.caveat and f"but {run.caveat}"]
+        for words in ("; ".join(filter(None, about)), run.problem, run.note):
+            if words:
+                out.print(f"  {one_line(words, 2 * COLUMNS)}", markup=False)
 
 
 def print_json(record: object) -> None:

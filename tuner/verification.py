@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.measure import tie_set
+from tuner.evaluate.profiling import profile_into
 from tuner.evaluate.race import Race, compared_with_compiled, finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
@@ -127,6 +128,14 @@ class Verification:
             baseline_over_bound=baseline_us / least_us if baseline_us and least_us else None,
         )
         return result, list(entries.values())
+
+    def profile(self, result: Result) -> None:
+        """Record the kernels of one call, where there is time; nothing else depends on them."""
+        is_late = self.deadline_s is not None and time.monotonic() > self.deadline_s
+        if not is_late and not self.is_hurried():
+            self.observer.on_stage("profiling one call, kernel by kernel")
+            if why := profile_into(self.run.path, self.planned.task, result):
+                self.observer.on_stage(f"  not profiled: {why}")
 
     def export(self, file: ExportFile) -> Finalist:
         """Check and race one file alone, and put it under its name, or beside it as rejected."""
@@ -246,12 +255,10 @@ class Verification:
 
     def _wait(self, compiled: Future[None]) -> None:
         start_s = time.monotonic()
-        expected_s = self.schedule.costs.compile_s
         while not wait([compiled], HEARTBEAT_S).done:
             spent_s = time.monotonic() - start_s
-            self.observer.on_progress(
-                Progress("compiling", round(spent_s), None, max(0.0, expected_s - spent_s))
-            )
+            left_s = max(0.0, self.schedule.costs.compile_s - spent_s)
+            self.observer.on_progress(Progress("compiling", round(spent_s), None, left_s))
 
     def _is_late(self, num_accepted: int) -> bool:
         """Whether there is no time for one more check and the race behind it."""

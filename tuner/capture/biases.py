@@ -5,6 +5,7 @@ PyTorch adds it in a pass of its own on a GPU; the sum and its rounding are the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tuner.capture.graph import Graph, Node, Ref
@@ -34,7 +35,7 @@ def with_biases_apart(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _is_taken_up(graph: Graph, users: dict[str, tuple[Node, ...]], node: Node) -> bool:
+def _is_taken_up(graph: Graph, users: Mapping[str, tuple[Node, ...]], node: Node) -> bool:
     """Whether nests alone read a value, in one view of it or another."""
     left, found = [node.name], False
     while left:

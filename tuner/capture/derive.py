@@ -106,22 +106,25 @@ def derived(
     """
     graph = with_biases_apart(with_numbers_as_tensors(captured.graph))
     stages = stages_of(graph)
+    partitions = partitions_of(graph, stages)
     op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
 
-    def written(graph: Graph, joint: Joint | None, batch: int | None) -> dict[str, str]:
-        own, plan = stages_of(graph), planned(joint)
-        parts = _parts(graph, own, plan)
-        step = "" if plan is None else step_text(graph, own, plan, batch)
+    def written(of: Graph, joint: Joint | None, batch: int | None) -> dict[str, str]:
+        is_mine = of is graph
+        own, plan = stages if is_mine else stages_of(of), planned(joint)
+        parts = _parts(of, own, plan)
+        step = "" if plan is None else step_text(of, own, plan, batch)
         made = {
-            "op.yaml": _op_yaml(graph, parts, op, batch),
-            "model_new.py": model_new(graph, own, reference, settings, has_modes, batch, step),
+            "op.yaml": _op_yaml(of, parts, op, batch),
+            "model_new.py": model_new(of, own, reference, settings, has_modes, batch, step),
         }
-        for name, products in makers_of(graph, own.calls).items():
+        for name, products in makers_of(of, own.calls).items():
             own_parts = parts if products.takes_steps else parts[:1]
             made[f"{name}.triton.py.j2"] = triton_template(own_parts, op, products=products)
         if own.nests:
             is_ours = any(part.stages.nests for part in parts[1:])  # or PyTorch's products alone
-            made |= _templates(graph, parts if is_ours else parts[:1], op)
+            cuts = partitions if is_mine else partitions_of(of, own)
+            made |= _templates(parts if is_ours else parts[:1], cuts, op)
         if not refusal_of_clusters(own):
             text = cluster_template(own, op, parts[0].names)
             made[f"{CLUSTER_TEMPLATE}.triton.py.j2"] = text
@@ -142,7 +145,8 @@ def derived(
     for file, text in texts.items():
         write_whole(family / file, text)
     config = root / f"{op}.yaml"
-    searched = {f"nest_{name}".rstrip("_") for name in worth_a_search(graph, stages)}
+    worth = worth_a_search(graph, {"": stages, **partitions})
+    searched = {f"nest_{name}".rstrip("_") for name in worth}
     searched |= set(PRODUCTS)
     templates = sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
     # Rows in the memory of clusters have not run on a GPU yet, so nobody gets them who does not
@@ -214,11 +218,11 @@ def _ranges_of(captured: Captured) -> list[list[object]]:
     return [ranges_in(graph) for graph in graphs]
 
 
-def _templates(graph: Graph, parts: Sequence[Part], op: str) -> dict[str, str]:
+def _templates(parts: Sequence[Part], partitions: Mapping[str, Stages], op: str) -> dict[str, str]:
     """Return the templates of an operator, by file: two of each partition."""
     found = {"nest.cpp.j2": cpp_template(parts, op)}
     found["nest_triton.triton.py.j2"] = triton_template(parts, op)
-    for name, stages in partitions_of(graph, parts[0].stages).items():
+    for name, stages in partitions.items():
         first = replace(parts[0], stages=stages, names=_names(stages, known=parts[0].names))
         found[f"nest_{name}.cpp.j2"] = cpp_template([first, *parts[1:]], op)
         found[f"nest_{name}_triton.triton.py.j2"] = triton_template([first, *parts[1:]], op)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tuner.errors import CaptureError
 from tuner.problem.reference import Problem
 
-__all__ = ["explained"]
+__all__ = ["depends_on_values", "explained"]
 
 # What PyTorch calls it where code asks for the value of a tensor, or a shape depends on one.
 _VALUE_ERRORS = {
@@ -36,6 +36,14 @@ def explained(problem: Problem, what: str) -> Iterator[None]:
         raise CaptureError(f"{place}: {_reason(chain, what, problem.source, line)}") from error
 
 
+def depends_on_values(error: BaseException) -> bool:
+    """Whether code failed since it wants the numbers of tensors, which fake ones do not have."""
+    chain = list(_chain(error))
+    kinds = {type(e).__name__ for e in chain}
+    words = " ".join(map(str, chain))
+    return bool(kinds & _VALUE_ERRORS) or "data-dependent" in words or "data dependent" in words
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield the error and what it was raised from or during, innermost last."""
     seen: set[int] = set()
@@ -55,7 +63,7 @@ def _reason(chain: list[BaseException], what: str, path: Path, line: int) -> str
     kinds = {type(error).__name__ for error in chain}
     words = " ".join(str(error) for error in chain)
     text = linecache.getline(str(path), line).strip() if line else ""
-    if kinds & _VALUE_ERRORS or "data-dependent" in words or "data dependent" in words:
+    if depends_on_values(chain[0]):
         if ".item(" in text or ".tolist(" in text:
             what_for = "reads a number out of a tensor"
             then = "keep it as a tensor, without .item() and .tolist()"

@@ -8,8 +8,9 @@ parameter's or buffer's its name in the state_dict.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite, prod
 from typing import Annotated, TypeVar
 
@@ -148,7 +149,7 @@ class Rewrite:
 V = TypeVar("V", Tensor, Node)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what is looked up often is kept beside the fields
 class Graph:
     """What one call of a module computes; each node stands after those that it uses.
 
@@ -187,14 +188,19 @@ class Graph:
 
     def value(self, name: str) -> Tensor | Node:
         """Return the tensor or node of that name; KeyError where there is none."""
-        everything: tuple[Tensor | Node, ...] = (*self.given, *self.nodes)
-        for value in everything:
-            if value.name == name:
-                return value
-        raise KeyError(name)
+        return self._values[name]
 
-    def users(self) -> dict[str, tuple[Node, ...]]:
+    @cached_property
+    def _values(self) -> dict[str, Tensor | Node]:
+        everything: tuple[Tensor | Node, ...] = (*self.given, *self.nodes)
+        return {value.name: value for value in reversed(everything)}  # the first of a name holds
+
+    def users(self) -> Mapping[str, tuple[Node, ...]]:
         """Return for each value, by name, the nodes that use it, in order."""
+        return self._users
+
+    @cached_property
+    def _users(self) -> Mapping[str, tuple[Node, ...]]:
         names = [*(t.name for t in self.given), *(node.name for node in self.nodes)]
         found: dict[str, list[Node]] = {name: [] for name in names}
         for node in self.nodes:

@@ -17,6 +17,7 @@ from tuner.capture.index_space import ALIASES
 from tuner.capture.library import is_call
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
+from tuner.capture.recurrent import is_recurrent
 from tuner.capture.tracing import decompositions, fake_module
 from tuner.problem.reference import Problem
 
@@ -74,12 +75,13 @@ def joint_of(problem: Problem, graph: Graph) -> Joint | None:
     """Record a step of a module whose forward was captured; None where that cannot be.
 
     Arguments that are no tensors, constants, and operators with several results other than the
-    backward of a convolution are not taken yet; nor are products of many, whose gradients depend
-    on which values are zero: to record these took PyTorch 2.11 minutes.
+    backward of a convolution are not taken yet; nor are recurrent networks, nor products of many,
+    whose gradients depend on which values are zero: to record these took PyTorch 2.11 minutes.
     """
     has_numbers = any(not argument.is_tensor for argument in graph.arguments)
     has_products = any(node.op in ("cumprod", "prod") for node in graph.nodes)
-    if graph.constants or graph.tied or has_numbers or has_products:
+    is_refused = has_numbers or has_products or is_recurrent(graph)
+    if graph.constants or graph.tied or is_refused:
         return None
     try:
         return _Step(problem, graph).joint()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import JsonValue
 
@@ -19,7 +19,7 @@ from tuner.capture.operations import OPERATIONS
 from tuner.capture.precision import FLOATS
 from tuner.capture.vocabulary import VOCABULARY
 
-__all__ = ["MOVES", "Call", "call_of", "is_call"]
+__all__ = ["MOVES", "Call", "call_of", "is_call", "with_results_apart"]
 
 # The arguments that PyTorch takes, in its order: operands and attributes of the vocabulary's.
 _POOL = "x kernel_size stride padding"
@@ -52,6 +52,8 @@ _FORMS = {
 }
 # Calls that no arithmetic is done in.
 MOVES = {"permute", "slice", "flip", "expand", "view", "cat", "pad"}
+# Operators of the record that take every argument, by how their names end.
+_WITHOUT_DEFAULTS = ("_backward", ".lstm", ".gru", ".rnn_tanh", ".rnn_relu")
 # What has loops and is no pointwise operation.
 _OTHERS = {*OVER_COLUMNS, "gather", "placed", "cast", "tap", "index"}
 
@@ -92,6 +94,23 @@ def is_call(node: Node) -> bool:
     return node.op not in OPERATIONS and node.op not in _OTHERS
 
 
+def with_results_apart(graph: Graph) -> Graph:
+    """Return the graph with each further result of an operation as a call of its own.
+
+    A call that nothing reads the first result of is left out as what is of no use.
+    """
+    nodes = []
+    for node in graph.nodes:
+        if node.op == "result":
+            (source,) = node.refs
+            made = graph.value(source)
+            assert isinstance(made, Node)
+            attrs = {**made.attrs, "pick": node.attrs["index"]}
+            node = replace(node, op=made.op, args=made.args, attrs=attrs)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
 def call_of(graph: Graph, node: Node) -> Call:
     """Return a node as a call.
 
@@ -101,10 +120,10 @@ def call_of(graph: Graph, node: Node) -> Call:
     values: list[Tensor | Node] = [graph.value(name) for name in node.refs]
     everything: list[Tensor | Node] = [node, *values]
     for value in everything:
-        is_index = value.dtype == "int64" and isinstance(value, Tensor)
+        is_index = value.dtype == "int64" and (isinstance(value, Tensor) or value.op in MOVES)
         if value.dtype not in FLOATS and not is_index:
             raise refusal(node, f"{node.op} of {value.dtype}, which is not called yet")
-        if isinstance(value, Node) and value.op == "full":
+        if isinstance(value, Node) and value.op == "full" and value.args[0] != 0:
             raise refusal(node, f"{node.op} of a tensor that is {value.args[0]} everywhere")
         if isinstance(value, Tensor) and value.value is not None:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
@@ -161,7 +180,7 @@ def _opaque(node: Node) -> tuple[str, tuple[str, ...]]:
         return _constant(value)
 
     given = {n: value for n, value in node.attrs.items() if n not in ("overload", "pick")}
-    has_defaults = not node.op.endswith("_backward")
+    has_defaults = not node.op.endswith(_WITHOUT_DEFAULTS)
     while has_defaults and given and list(given.values())[-1] in (None, False):
         given.popitem()  # a default, and PyTorch may take it by its name alone
     if any(isinstance(value, str) for value in given.values()):

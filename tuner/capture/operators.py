@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tuner.capture.calls import is_random, is_view
+from tuner.capture.graph import Ref
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.rules import lowered
 from tuner.errors import CaptureError
@@ -125,7 +127,12 @@ class Operators:
             return (arguments["input"], None)  # with p = 0: `refuse` has seen to it
         if name == "as_strided" and is_view(node):
             name = "view"
-        return lowered(low, name, overload, arguments)
+        found = lowered(low, name, overload, arguments)
+        made = low.nodes[-1] if low.nodes else None
+        has_several = len(node.target._schema.returns) > 1
+        if has_several and made and isinstance(found, Ref) and made.op.startswith("aten."):
+            low.nodes[-1] = replace(made, attrs=made.attrs | {"pick": 0})
+        return found
 
     def picked(self, low: Lowering, node: Any, value: Any, index: int) -> Any:
         """Return one result of an operator with several."""

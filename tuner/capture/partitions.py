@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 
 from tuner.capture.graph import Graph
 from tuner.capture.index_space import NotOneNest
@@ -38,12 +39,15 @@ def partitions_of(graph: Graph, default: Stages) -> dict[str, Stages]:
     return found
 
 
-def worth_a_search(graph: Graph, default: Stages) -> list[str]:
+def worth_a_search(graph: Graph, found: Mapping[str, Stages]) -> list[str]:
     """Return the default, which has no name, and of both orders of images what moves least.
+
+    Args:
+        graph: of the module.
+        found: the ways to cut it, by name.
 
     How much faster PyTorch's convolutions are channels last, traffic does not tell.
     """
-    found = {"": default, **partitions_of(graph, default)}
     traffic = {name: traffic_bytes(graph, stages) for name, stages in found.items()}
     chosen = [""]
     for is_last in (False, True):

@@ -6,6 +6,7 @@ returns the result, or all results in order; None where it leaves the operator a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -205,6 +206,20 @@ def _flip(low: Lowering, a: dict[str, Any]) -> Results:
     return low.emit("flip", a["self"], axes=axes)
 
 
+def _roll(low: Lowering, a: dict[str, Any]) -> Results:
+    x, dims = a["self"], a["dims"]
+    shape = low.shape_of(x)
+    if not dims:  # as one long row
+        x, dims = low.view(x, (math.prod(shape),)), [0]
+    for shift, dim in zip(a["shifts"], dims, strict=True):
+        axis, sizes = dim % len(low.shape_of(x)), low.shape_of(x)
+        size = sizes[axis]
+        if size and (first := -shift % size):
+            parts = _part(low, x, axis, first, size), _part(low, x, axis, 0, first)
+            x = low.emit("cat", *parts, axis=axis, shape=sizes)
+    return low.view(x, shape) if low.shape_of(x) != shape else x
+
+
 def _gather(low: Lowering, a: dict[str, Any]) -> Results:
     if not low.shape:
         return None
@@ -348,6 +363,7 @@ _RULES: dict[str, Rule] = {
     "unbind": _unbind,
     "cat": _cat,
     "flip": _flip,
+    "roll": _roll,
     "bitwise_not": _bitwise("logical_not"),
     "bitwise_and": _bitwise("logical_and"),
     "bitwise_or": _bitwise("logical_or"),

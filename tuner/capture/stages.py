@@ -7,7 +7,7 @@ between, in its own dtype.
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tuner.capture.graph import Graph, Node, Ref
 from tuner.capture.grouping import grouped
@@ -20,7 +20,7 @@ from tuner.capture.index_space import (
     refusal,
     viewed,
 )
-from tuner.capture.library import Call, call_of, is_call
+from tuner.capture.library import Call, call_of, is_call, with_results_apart
 from tuner.capture.nest import DTYPES, Nest
 from tuner.capture.nesting import nest_of
 from tuner.capture.precision import FLOATS, stored_as
@@ -74,6 +74,7 @@ class Stages:
         counters: buffers to which the call adds a whole number, with the number.
         between: what a nest writes for another task, with its shape.
         images: what lies channels last between tasks.
+        zeros: tensors of nothing but zeros that calls read, with their shape and dtype.
     """
 
     tasks: tuple[Nest | Call, ...]
@@ -82,6 +83,7 @@ class Stages:
     counters: Mapping[str, int]
     between: Mapping[str, tuple[int, ...]]
     images: frozenset[str] = frozenset()
+    zeros: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
     @property
     def nests(self) -> tuple[Nest, ...]:
@@ -109,7 +111,7 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         NothingToGenerate: it is nothing but PyTorch's own operations, and none is a product that
             a kernel of ours takes on a GPU.
     """
-    graph = with_windows(with_ranges(graph))
+    graph = with_windows(with_ranges(with_results_apart(graph)))
     if partition.is_recomputed:
         names = {*graph.outputs, *graph.buffer_updates.values()} | computed_of_ranges(graph)
         graph = with_windows_of_operands(graph, {real_name(graph, name) for name in names})
@@ -142,15 +144,15 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
     if partition.is_channels_last:
         images = images_of(graph, {*outputs, *updates.values()})
     groups = grouped(graph, left)
+    last_reader = {real_name(graph, r): k for k, g in enumerate(groups) for n in g for r in n.refs}
     tasks: list[Nest | Call] = []
     between: dict[str, tuple[int, ...]] = {}
     for number, group in enumerate(groups):
-        rest = [n for others in groups[number + 1 :] for n in others]
         if is_call(group[0]):
             for node in group:
                 tasks += _calls(graph, node, tasks)
             continue
-        read = {real_name(graph, r) for n in rest for r in n.refs}
+        read = {name for name, reader in last_reader.items() if reader > number}
         while group:
             own = {*outputs, *updates.values()}
             nest, later = _first(graph, group, own, dtypes, read, partition, images)
@@ -168,7 +170,10 @@ def stages_of(graph: Graph, partition: Partition = _DEFAULT) -> Stages:
         raise NothingToGenerate(
             f"nothing to generate: the forward is {number_words} of PyTorch's {what}"
         )
-    return Stages(tuple(tasks), outputs, updates, counters, between, images)
+    operands = map(graph.value, dict.fromkeys(name for call in calls for name in call.reads))
+    filled = [v for v in operands if isinstance(v, Node) and v.op == "full"]
+    zeros = {node.name: (node.shape, node.dtype) for node in filled}
+    return Stages(tuple(tasks), outputs, updates, counters, between, images, zeros)
 
 
 def _calls(graph: Graph, node: Node, before: Sequence[Nest | Call]) -> list[Call]:

@@ -76,6 +76,9 @@ def between_of(stages: Stages, names: Mapping[str, str]) -> list[str]:
             continue
         more = "" if dtype == "float32" else f", dtype: {dtype}"
         lines.append(f"  {place}: {{shape: [{', '.join(map(str, shape or (1,)))}]{more}}}")
+    for name, (shape, dtype) in stages.zeros.items():
+        form = f"shape: {json.dumps(list(shape or (1,)))}, dtype: {dtype}, zero: true"
+        lines.append(f"  {names[name]}: {{{form}}}")
     return lines
 
 

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.capture.constructing import constructed
 from tuner.capture.converting import conversions_of_fakes
 from tuner.capture.explaining import explained
-from tuner.capture.graph import MAX_CONSTANT
+from tuner.capture.recurrent import recurrent_by_shape
 from tuner.errors import CaptureError
 from tuner.problem.given import first_with_rows
 from tuner.problem.modes import TuneMode, others_in_mode, put_into
@@ -32,7 +33,7 @@ __all__ = ["Traced", "decompositions", "fake_module", "traced"]
 _KEPT = """linear matmul silu mish hardswish hardsigmoid softplus log_sigmoid selu square
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d
 max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
-adaptive_avg_pool3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu flip"""
+adaptive_avg_pool3d scaled_dot_product_attention lstm gru rnn_tanh rnn_relu flip roll"""
 # Operators of the core set that are opened all the same, by how their names end.
 _OPENED_ENDS = (
     "_norm",
@@ -121,11 +122,12 @@ def fake_module(
         torch.manual_seed(0)
         shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes)
+        stack.enter_context(recurrent_by_shape())
         with fake, conversions_of_fakes():
             with explained(problem, "get_init_inputs()"):
                 init = problem.module.get_init_inputs()
-            with explained(problem, "Model(*get_init_inputs())"), _given_numbers() as known:
-                model = problem.module.Model(*init)
+            with explained(problem, "Model(*get_init_inputs())"):
+                model, known = constructed(problem, init, fake)
             with explained(problem, "get_inputs()"):
                 given = problem.module.get_inputs()
         if not isinstance(model, torch.nn.Module):
@@ -206,34 +208,6 @@ def _with_free_numbers(
     except Exception:
         return fixed
     return program if steps(program) == steps(fixed) else fixed
-
-
-@contextlib.contextmanager
-def _given_numbers() -> Iterator[dict[int, torch.Tensor]]:
-    """Keep the numbers of tensors that code makes by torch.tensor([...]), by the tensor's id."""
-    import torch
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-    from torch.overrides import TorchFunctionMode
-
-    known: dict[int, torch.Tensor] = {}
-    made: list[torch.Tensor] = []  # alive, so that no other tensor gets the id
-
-    class Keeping(TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if func is torch.tensor and result.numel() <= MAX_CONSTANT:
-                with unset_fake_temporarily():
-                    known[id(result)] = func(*args, **(kwargs or {}))
-                made.append(result)
-            return result
-
-    with Keeping():
-        yield known
-    for tensor in made:
-        if tensor._version:
-            del known[id(tensor)]  # written to since
 
 
 def decompositions() -> dict[Any, Any]:

@@ -34,7 +34,7 @@ class Baseline(Giver):
         self._timed.take_reference(oracle.problem)
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
         self.time_steps = self._timed.time_steps
-        self.operations = self._timed.operations
+        self.operations, self.profile = self._timed.operations, self._timed.profile
 
     def timing_set(self, has_other_values: bool = False, lends: bool = False) -> Answer:
         """Return the weights and the rotating inputs that contenders are timed on.

@@ -18,7 +18,7 @@ One child serves one role at a time, each with the jobs that belong to it:
                  timing_set,
                  judge_timed,
                  judge_kept,
-                 operations
+                 operations, profile
     producer     load, receive,      holds one stranger; only produces tensors and times
                  lent_sample,
                  answer, time_model,
@@ -27,7 +27,7 @@ One child serves one role at a time, each with the jobs that belong to it:
                  repeat,
                  timed_output,
                  kept_outputs,
-                 operations
+                 operations, profile
 
 Payloads and answers are JSON; tensors travel as raw bytes beside it.
 """

@@ -45,7 +45,7 @@ MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopeless
 MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
 DISTURBED_WAIT_S = 0.2
 CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
-CROSS_CHECKS = 3  # times that the clocks must disagree before a contender is refused
+CROSS_CHECKS = 8  # times that the clocks must disagree before a contender is refused
 CLOCK_US = 100.0  # of a call on a CPU that its own clock need not see: Python, what is kept
 SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
 SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other values
@@ -115,13 +115,13 @@ class Racer:
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
         judged = [secrets.randbelow(sure) for _ in contenders]
         lanes = list(range(1, len(race)))  # of those that are not clearly behind
-        fresh = self._sets(contenders, num_processes, lanes)
+        fresh = self.sets(contenders, num_processes, lanes)
         with self._turns.memory(needs_all=False), closing(fresh) as sets:
             for number, racers in sets:
                 active = [contenders[lane - 1] for lane in lanes]
                 for racer in racers:  # no thread of one slows the turn of another
                     racer.rest_between_calls()
-                self._give_timing_set(racers)
+                self.give_timing_set(racers)
                 with ThreadPoolExecutor(len(racers)) as pool:  # torch.compile compiles in it
                     list(pool.map(lambda racer: self._burst(racer, 1), racers))
 
@@ -176,7 +176,7 @@ class Racer:
                     self._calls.is_own_path(racers[0], racers[place])
                 )
         if race.elsewhere is not None and number < SETS_ELSEWHERE:
-            self._give_timing_set(racers, has_other_values=True)
+            self.give_timing_set(racers, has_other_values=True)
             short_s = seconds * SHARE_ELSEWHERE
             turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
             for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
@@ -205,7 +205,7 @@ class Racer:
                 samples = self._calls.steps(racer, num_samples)
                 race.bursts[lane][-1].append([] if isinstance(samples, str) else samples)
 
-    def _sets(
+    def sets(
         self, contenders: Sequence[Contender], num_sets: int, lanes: Sequence[int]
     ) -> Generator[tuple[int, list[Worker]], None, None]:
         """Yield sets of processes that have loaded what they race.
@@ -261,7 +261,7 @@ class Racer:
             if refusal:
                 raise WorkerError(f"{contender.name}: {refusal}")
 
-    def _give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
+    def give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
         """Let the baseline's process share its weights and inputs with the others."""
         self._calls.forget()
         baseline = racers[0]
@@ -307,9 +307,9 @@ class Racer:
             is_bound_here: whether its launches are our own binding's, in Python.
         """
         host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
-        allowed_us = host_us if self._is_gpu else CLOCK_US
-        refusal = ""
-        for _ in range(CROSS_CHECKS):
+        allowed_us, refusal = host_us if self._is_gpu else CLOCK_US, ""
+        for attempt in range(CROSS_CHECKS):
+            time.sleep(attempt * CROSS_CHECK_S)  # what else runs is over at some time
             slowdown = self._wall_us(racers[0], told[0]) / told[0]
             before = statistics.median(self._burst(racers[lane], MIN_BURST))
             wall_us = self._wall_us(racers[lane], told[lane])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import resource
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tuner.check.exercise import outputs_of, recorded, snapshot
@@ -29,6 +32,8 @@ __all__ = ["NUM_UNTIMED", "WEIGHT_SEED", "LastCall", "Timed", "spoilt_by_cuda_er
 
 # Until the threads of the process that had its turn before sleep; a GPU's work has none.
 SETTLE_S = {"cpu": 0.03, "cuda": 0.005}
+NUM_PROFILED = 6  # calls; the first one gets the profiler itself ready
+TRACED = ("user_annotation", "cpu_op", "kernel", "gpu_memcpy", "gpu_memset")  # by the profiler
 NUM_UNTIMED = 2  # calls of each turn that are not timed
 WEIGHT_SEED = 20_000  # of the weights that are timed; probes draw their own
 
@@ -187,6 +192,33 @@ class Timed:
                 with recorded(names):
                     self.model(*inputs)
         return {"operations": names}, ()
+
+    def profile(self) -> Answer:
+        """Return what a few warm calls ran, as events of the Chrome trace that PyTorch writes."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile, record_function
+
+        kinds = [ProfilerActivity.CPU]
+        if self._device.startswith("cuda"):
+            kinds.append(ProfilerActivity.CUDA)
+        model, inputs = self.model, self.inputs
+        with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
+            for _ in range(NUM_UNTIMED):
+                model(*inputs.of_call(inputs.fresh_call()))
+            with profile(activities=kinds) as found:
+                for _ in range(NUM_PROFILED):
+                    given = inputs.of_call(inputs.fresh_call())
+                    _synchronize(self._device)
+                    with record_function("call"):
+                        model(*given)
+                        _synchronize(self._device)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            found.export_chrome_trace(str(path))
+            events = json.loads(path.read_text(errors="replace"))["traceEvents"]
+        names = ("name", "cat", "ts", "dur", "args")
+        kept = [{k: e.get(k) for k in names} for e in events if e.get("cat") in TRACED]
+        return {"events": kept}, ()
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from tuner.trial import Interval
 
 __all__ = ["Advice", "advice_of"]
 
-DRIFT = 0.05  # of the baseline within one run: ten times the noise that is asked for
+DRIFT = 0.05  # of one time measured twice: ten times the noise that is asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,11 @@ def advice_of(facts: Facts, interval: Interval | None, noise: float | None) -> l
         *_advice_on_records(facts),
         *_advice_on_state(facts),
         *_advice_on_verdict(facts, interval),
+        *_advice_on_screening(facts),
     ]
     if (limit := facts.max_noise) < (noise or 0.0):
-        found.append(_noise_advice("the winner's", noise or 0.0, limit))
+        whose = "the winner's" if facts.result is not None else "the best trial's"
+        found.append(_noise_advice(whose, noise or 0.0, limit))
     sitting = facts.sitting(facts.best.number if facts.best else len(facts.trials))
     if limit < (baseline_noise := facts.baseline.noise or sitting.noise or 0.0):
         found.append(_noise_advice("the baseline's", baseline_noise, limit))
@@ -55,6 +57,30 @@ def _advice_on_records(facts: Facts) -> list[Advice]:
         text = f"{len(aside)} of the trials disagree with their samples, first {aside[0].number}"
         found.append(Advice(f"{text}: {aside[0].outcome.reason}", "tune again"))
     return found
+
+
+def _advice_on_screening(facts: Facts) -> list[Advice]:
+    """Say where the race of the winner's file took another time than its trial at screening."""
+    proof, best = facts.proof, facts.best
+    measurement = best.outcome.measurement if best is not None else None
+    if proof is None or best is None or measurement is None or not proof.latency_us:
+        return []
+    change = proof.latency_us / measurement.latency_us - 1
+    if abs(change) <= DRIFT or (facts.result is not None and facts.result.is_fallback):
+        return []
+    text = (
+        f"screening timed trial {best.number} at {us_words(measurement.latency_us)} ± "
+        f"{percent_words(measurement.noise)}, the race of its file at "
+        f"{us_words(proof.latency_us)}: {percent_words(abs(change))} "
+        f"{'more' if change > 0 else 'less'}"
+    )
+    if measurement.anchor_us and proof.baseline_us:
+        baseline = proof.baseline_us / measurement.anchor_us - 1
+        text += (
+            f"; PyTorch took {percent_words(abs(baseline))} {'more' if baseline > 0 else 'less'}"
+        )
+    remedy = "believe the race; trials nearer to each other than that are not told apart"
+    return [Advice(text, remedy)]
 
 
 def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
@@ -78,6 +104,9 @@ def _advice_on_state(facts: Facts) -> list[Advice]:
         again = f"tune --resume {facts.run.path}"
         text = "the run is not finished: no finalist was verified"
         found.append(Advice(text, again))
+    if facts.result is not None and facts.best is None:
+        text = "there is a result, but no trial: trials.jsonl is missing or empty"
+        found.append(Advice(text, "copy the run's folder whole, trials.jsonl included"))
     if facts.trials and not correct_trials(facts.trials):
         remedy = "read 'What failed and why'; widen the space or loosen the accuracy"
         found.append(Advice("not one candidate was correct", remedy))

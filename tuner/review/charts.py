@@ -15,8 +15,7 @@ from tuner.review.facts import Facts, correct_trials, latency_us_of
 from tuner.review.figures import (
     MAX_POINTS,
     accuracy_figure,
-    outlook_figure,
-    progress_figure,
+    starred,
 )
 from tuner.review.parameters import (
     importance_figure,
@@ -24,10 +23,11 @@ from tuner.review.parameters import (
     parallel_figure,
     parameter_figure,
 )
+from tuner.review.progress import outlook_figure, progress_figure
 from tuner.review.roofline import resource_figure, roofline_figure
 from tuner.review.tables import parameter_names, pareto, resources_of, rms_of, value_words
 from tuner.review.timeline import spans_of, stage_figure, timeline_figure
-from tuner.review.words import count_words, number_words, us_words
+from tuner.review.words import count_words, number_words, three_digits, us_words
 from tuner.trial import Trial
 from tuner.wording import percent
 
@@ -68,7 +68,12 @@ def charts_of(
     known: Mapping[str, float] = {}
     if _NEEDS_SHARES & set(wanted):
         known = shares() if shares else importances(facts.trials)
-    return [_CHARTS[name](facts, known) for name in wanted]
+    charts = [_CHARTS[name](facts, known) for name in wanted]
+    if facts.result is not None:
+        for chart in charts:
+            if chart.figure is not None:
+                starred(chart.figure, facts.result.winner)
+    return charts
 
 
 def figure_data(figure: Any) -> dict[str, Any]:
@@ -97,6 +102,7 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
         compiled_us=facts.compiled_us,
         floors=floors,
         by=by,
+        raced=facts.proof,
     )
     best = min(correct_trials(facts.trials), key=latency_us_of, default=None)
     words = f"Of {count_words(len(facts.trials), 'trial')}"
@@ -219,8 +225,8 @@ def _roofline(facts: Facts, _: Mapping[str, float]) -> Chart:
         precisions=[bound.precision for bound in facts.bounds()],
     )
     words = (
-        f"Every correct trial at the problem's {flops / num_bytes:.3g} FLOP per byte, spread a "
-        "little sideways."
+        f"Every correct trial at the problem's {three_digits(flops / num_bytes)} FLOP per byte, "
+        "spread a little sideways."
     )
     if facts.bounds():
         words += (
@@ -240,8 +246,10 @@ def _resources(facts: Facts, _: Mapping[str, float]) -> Chart:
         words = "The compiler reported no registers or shared memory; on a CPU it has none."
         return Chart("resources", label, words, None)
     words = (
-        "The largest over each correct trial's kernels, as the compiler reports it: shared "
-        "memory without what is asked for at the launch, and occupancy the most that it allows."
+        "The largest over each correct trial's kernels, as the compiler reports it. It does not "
+        "know what shared memory is asked for at the launch: a kernel that asks for all of it "
+        "stands at 0, and its occupancy is lower than shown. The winner's real launches are under "
+        "'Why it is this fast', where they were profiled."
     )
     return Chart("resources", label, words, resource_figure(facts.trials, facts.device))
 

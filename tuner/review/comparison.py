@@ -6,18 +6,21 @@ import dataclasses
 from typing import Any
 
 from tuner.review.summary import trial_words
-from tuner.review.versus import Comparison
-from tuner.review.words import params_words, percent_words, us_words
+from tuner.review.versus import Comparison, Versus
+from tuner.review.words import params_words, percent_words, ratio_words, us_words
 
-__all__ = ["curves_of", "rows_of"]
+__all__ = ["cell_words", "curves_of", "rows_of"]
 
 
 def rows_of(found: Comparison) -> list[tuple[str, list[str]]]:
     """Return what is known of each run, label by label."""
     told = [side.summary for side in found.sides]
     noises = [f" ± {percent_words(s.noise)}" if s.noise is not None else "" for s in told]
-    return [
+    rows = [
+        ("problem", [s.title for s in told]),
+        ("sizes", [s.sizes for s in told]),
         ("verdict", [s.verdict for s in told]),
+        ("but", [s.caveat for s in told]),
         ("how sure", [s.certainty or "not verified" for s in told]),
         ("latency", [us_words(s.latency_us) + n for s, n in zip(told, noises, strict=True)]),
         ("PyTorch", [us_words(s.baseline_us) for s in told]),
@@ -28,6 +31,17 @@ def rows_of(found: Comparison) -> list[tuple[str, list[str]]]:
         ("device", [s.device for s in told]),
         ("accuracy", [s.accuracy for s in told]),
     ]
+    return [(label, texts) for label, texts in rows if any(texts)]
+
+
+def cell_words(versus: Versus | None) -> str:
+    """Return what stands in a cell of the matrix: the row's run over the column's."""
+    if versus is None:
+        return ""
+    if versus.ratio is None or versus.low is None or versus.high is None:
+        return "no verdict" if versus.kind == "unknown" else versus.kind
+    ends = f"{ratio_words(versus.low)} to {ratio_words(versus.high)}"
+    return f"{ratio_words(versus.ratio)} ({ends})"
 
 
 def curves_of(found: Comparison) -> list[dict[str, Any]]:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-import socket
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
 import anyio.to_thread
-import uvicorn
 from pydantic_core import to_json
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -35,30 +33,31 @@ from starlette.responses import (
 )
 from starlette.routing import Mount, Route
 
-from tuner.errors import InputError, MachineError, StorageError, TunerError
-from tuner.review.comparison import curves_of, rows_of
+from tuner.errors import InputError, StorageError, TunerError
+from tuner.review.comparison import cell_words, curves_of, rows_of
+from tuner.review.exports import EXPORTS, exported
 from tuner.review.guard import Guard
 from tuner.review.launch import Launcher
+from tuner.review.listing import STATES, Shown
 from tuner.review.live import LivePages
+from tuner.review.notes import note_of, write_note
 from tuner.review.optuna_view import Studies, optuna_app
 from tuner.review.report import (
     SCRIPTS,
     json_markup,
 )
-from tuner.review.shelf import STATES, Shelf, Shown
+from tuner.review.shelf import Shelf
 from tuner.review.site import asset, rendered, warm_up
 from tuner.review.versus import Comparison, compare_runs, confidence_words, lettered
 from tuner.trial import Status
+from tuner.wording import one_line
 
-__all__ = ["DEFAULT_PORT", "Dashboard", "serve"]
+__all__ = ["Dashboard"]
 
 _T = TypeVar("_T")
 
-DEFAULT_PORT = 8899
-TRIED_PORTS = 20  # from the default one on, where it is taken
 LOOK_S = 0.5  # between two looks at the runs' files
 PING_S = 15.0  # so that a connection that is gone is noticed
-GRACE_S = 2  # for requests in flight, at the end
 
 
 class Dashboard:
@@ -103,10 +102,12 @@ class Dashboard:
                 Route("/runs/{name}/study", self._study),
                 Route("/runs/{name}/stop", self._stop, methods=["POST"]),
                 Route("/runs/{name}/resume", self._resume, methods=["POST"]),
+                Route("/runs/{name}/export/{what}", self._export),
+                Route("/runs/{name}/note", self._note, methods=["POST"]),
                 Route("/assets/{name}", _asset),
                 Mount("", optuna_app(self._studies)),
             ],
-            exception_handlers={TunerError: _said},  # type: ignore[dict-item]  # its own errors
+            exception_handlers={TunerError: self._said, Exception: self._failed},  # type: ignore[dict-item]  # its own errors
             lifespan=lifespan,
         )
         guard = Guard(inner, token=self.token, port=port)
@@ -124,11 +125,16 @@ class Dashboard:
     async def _page(self, request: Request) -> Response:
         name = request.path_params["name"]
         shown = await anyio.to_thread.run_sync(self.shelf.shown, name)
+        if shown.state == "unreadable":
+            return self._told(request, 404, f"{name}: {shown.problem}")
         may_resume = await anyio.to_thread.run_sync(self.launcher.may_resume, name)
         answer = self._rendered(
             "run.html.j2",
             run=shown,
             may_resume=may_resume,
+            note=note_of(self.shelf.folder / name),
+            exports=list(EXPORTS),
+            has_study=self.shelf.run(name).journal_path.exists(),
             title=f"{shown.op} on {shown.device}",
             parts=defaultdict(str),
             charts=defaultdict(lambda: {"label": "", "caption": "", "figure": None}),
@@ -156,6 +162,7 @@ class Dashboard:
             found=found,
             letters=[chr(ord("A") + number) for number in range(len(names))],
             confidence_words=confidence_words,
+            cell_words=cell_words,
             lettered=lambda text: lettered(text, names),
             rows=rows_of(found) if found else (),
             data=json_markup(curves_of(found)) if found else "",
@@ -180,6 +187,13 @@ class Dashboard:
         asked = request.path_params
         found = await anyio.to_thread.run_sync(self._pages.source, asked["name"], asked["number"])
         return JSONResponse(found)
+
+    async def _export(self, request: Request) -> Response:
+        name, what = request.path_params["name"], request.path_params["what"]
+        facts = await anyio.to_thread.run_sync(self.shelf.facts, name)
+        data, media_type = await anyio.to_thread.run_sync(exported, facts, what)
+        headers = {"content-disposition": f'attachment; filename="{facts.run.path.name}-{what}"'}
+        return Response(data, media_type=media_type, headers=headers)
 
     async def _study(self, request: Request) -> Response:
         run = self.shelf.run(request.path_params["name"])
@@ -265,65 +279,31 @@ class Dashboard:
         job = await anyio.to_thread.run_sync(self.launcher.resume, request.path_params["name"])
         return JSONResponse(dataclasses.asdict(job))
 
+    async def _note(self, request: Request) -> Response:
+        run = self.shelf.run(request.path_params["name"])
+        text = (await _words_of(request)).get("text", "")
+        note = await anyio.to_thread.run_sync(write_note, run.path, text)
+        return JSONResponse(dataclasses.asdict(note))
 
-def serve(
-    runs_dir: Path,
-    *,
-    configs: Path | None = None,
-    port: int | None = None,
-    on_ready: Callable[[str], None] = lambda address: None,
-) -> int:
-    """Serve the dashboard on 127.0.0.1 until Ctrl-C.
+    # ---- failures ---------------------------------------------------------------------------
 
-    Args:
-        runs_dir: the folder of runs; it need not exist yet.
-        configs: the folder whose configs may be started from the page.
-        port: to listen on; 0 for any; None for the default one or the next that is free.
-        on_ready: is given the address to open, token and all.
+    async def _said(self, request: Request, error: TunerError) -> Response:
+        """Answer with a failure's own words, where a person reads as a page."""
+        code = 404 if isinstance(error, InputError) and request.method == "GET" else 409
+        return self._told(request, code, str(error))
 
-    Returns:
-        How many runs that were started from the page were asked to stop at the end.
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        """Answer with what went wrong in the dashboard itself; the terminal has the traceback."""
+        words = f"{type(error).__name__}: {one_line(str(error))}"
+        said = f"the dashboard failed at this: {words}\n  next: its terminal says where"
+        return self._told(request, 500, said)
 
-    Raises:
-        InputError: `configs` is no folder.
-        MachineError: the port is taken.
-    """
-    if configs is not None and not configs.is_dir():
-        raise InputError(f"--configs {configs}: no such folder\n  next: name one with .yaml files")
-    dashboard = Dashboard(runs_dir, configs)
-    with _listening(port) as listener:
-        number: int = listener.getsockname()[1]
-        server = uvicorn.Server(
-            uvicorn.Config(
-                dashboard.app(number),
-                log_level="warning",
-                access_log=False,  # the first address holds the token
-                server_header=False,
-                timeout_graceful_shutdown=GRACE_S,
-                lifespan="on",
-                ws="none",
-            )
-        )
-        dashboard.is_closing = lambda: server.should_exit
-        on_ready(f"http://127.0.0.1:{number}/?token={dashboard.token}")
-        with suppress(KeyboardInterrupt):  # raised when all is closed: it is how a server ends
-            server.run(sockets=[listener])
-    return dashboard.num_stopped
-
-
-def _listening(port: int | None) -> socket.socket:
-    wanted = range(DEFAULT_PORT, DEFAULT_PORT + TRIED_PORTS) if port is None else [port]
-    for number in wanted:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", number))
-            listener.listen()
-        except OSError:
-            listener.close()
-            continue
-        return listener
-    raise MachineError(f"port {wanted[0]} is taken\n  next: --port 0 takes any that is free")
+    def _told(self, request: Request, code: int, words: str) -> Response:
+        if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+            answer = self._rendered("failure.html.j2", words=words)
+            answer.status_code = code
+            return answer
+        return PlainTextResponse(f"{words}\n", code)
 
 
 # ---- what goes in and out -------------------------------------------------------------------
@@ -366,9 +346,3 @@ async def _asset(request: Request) -> Response:
         return PlainTextResponse("no such asset\n", 404)
     keep = {"cache-control": "private, max-age=31536000, immutable"}
     return Response(found[0], media_type=found[1], headers=keep)
-
-
-async def _said(request: Request, error: TunerError) -> Response:
-    """Answer with a failure's own words."""
-    code = 404 if isinstance(error, InputError) and request.method == "GET" else 409
-    return PlainTextResponse(f"{error}\n", code)

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
@@ -16,7 +16,9 @@ from tuner.capture.outline import MODULE_FILE
 from tuner.errors import StorageError
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
+from tuner.profiled import PROFILE_NAME, Profiles
 from tuner.review.gain import ModuleRecord
+from tuner.review.workloads import proof_of
 from tuner.run import Outlook, Run, is_locked
 from tuner.trial import Finalist, Result, Trial, from_json
 from tuner.wording import one_line
@@ -33,6 +35,8 @@ __all__ = [
     "rejected_of",
     "text_of",
 ]
+
+R = TypeVar("R")
 
 MAX_SOURCE_CHARS = 400_000
 DEFAULT_MAX_NOISE = 0.005  # the config's own default for measure.max_noise
@@ -66,6 +70,7 @@ class Bound:
     words: str
     tflops: float
     latency_us: float
+    is_memory: bool = False  # whether the bandwidth is what bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class Facts:
     `is_running`: another process works on it, so that it cannot be resumed. `outlooks`: what
     the search expected of the rest, the latest last. `checks`: every finalist as it was checked or
     raced, in that order; a later one of a trial counts. `module`: of an operator that was derived
-    from one.
+    from one. `profiles`: one call of the baseline and of the winner, kernel by kernel.
     """
 
     run: Run
@@ -95,26 +100,29 @@ class Facts:
     outlooks: Sequence[Outlook] = ()
     checks: Sequence[Finalist] = ()
     module: ModuleRecord | None = None
+    profiles: Profiles | None = None
 
     @classmethod
-    def of(cls, run: Run) -> Facts:
+    def of(cls, run: Run, trials: Sequence[Trial] | None = None) -> Facts:
         """Read a run.
+
+        Args:
+            run: to read.
+            trials: of the run, where they are known already.
 
         Raises:
             StorageError: a file of the run cannot be read.
         """
         config = text_of(run.config_path, MAX_SOURCE_CHARS)
         is_running = is_locked(run, by_another=True)
-        trials, outlooks = run.trials(), run.outlooks()
+        trials, outlooks = run.trials() if trials is None else trials, run.outlooks()
         result, checks = run.result(), run.checks()
-        path = run.path / MODULE_FILE
-        try:
-            module = from_json(ModuleRecord, path.read_bytes()) if path.is_file() else None
-        except ValueError as error:
-            raise StorageError(f"{path}: cannot be read: {one_line(str(error))}") from error
+        module = _record(run.path / MODULE_FILE, ModuleRecord)
+        profiles = _record(run.path / PROFILE_NAME, Profiles)
         return cls(
-            run, run.environment(), trials, result, config, is_running, outlooks, checks, module
-        )
+            run, run.environment(), trials, result, config, is_running, outlooks, checks, module,
+            profiles,
+        )  # fmt: skip
 
     def number(self, name: str) -> float | None:
         """Return a finite number of the environment; None if it is not one."""
@@ -124,6 +132,12 @@ class Facts:
         """Return a word of the environment."""
         value = self.environment.get(name)
         return str(value) if value not in (None, "") else default
+
+    @property
+    def sizes(self) -> Mapping[str, object]:
+        """The problem's named sizes; none where they are not recorded."""
+        found = self.environment.get("sizes")
+        return found if isinstance(found, Mapping) else {}
 
     @property
     def device(self) -> Device | None:
@@ -161,10 +175,7 @@ class Facts:
     @property
     def proof(self) -> Finalist | None:
         """The exported file's own proof, or the winner's."""
-        if self.result is None:
-            return None
-        winner, finalists = self.result.winner, self.result.finalists
-        return self.result.exported or next((f for f in finalists if f.trial == winner), None)
+        return proof_of(self.result)
 
     @property
     def rejected(self) -> Sequence[Finalist]:
@@ -215,6 +226,12 @@ class Facts:
         except (yaml.YAMLError, KeyError, TypeError, ValueError):
             return DEFAULT_MAX_NOISE
 
+    @property
+    def precision(self) -> str:
+        """The units that the best trial computes in, of `UNITS`; empty where nobody says."""
+        named = self.best.params.get("precision") if self.best is not None else None
+        return str(named) if named in UNITS else ""
+
     def bounds(self) -> list[Bound]:
         """Return the rooflines that the accuracy class allows; none where rates are not known."""
         device, flops, num_bytes = self.device, self.number("flops"), self.number("bytes")
@@ -223,8 +240,10 @@ class Facts:
         found = []
         for name in _ALLOWED.get(self.word("accuracy"), ("fp16",)):
             tflops = roofline_tflops(flops, num_bytes or 0.0, device, name)
-            if tflops:
-                found.append(Bound(name, UNITS[name], tflops, flops / tflops / 1e6))
+            peak = roofline_tflops(flops, 0.0, device, name)
+            if tflops and peak:
+                latency_us = flops / tflops / 1e6
+                found.append(Bound(name, UNITS[name], tflops, latency_us, tflops < peak))
         return found
 
     def candidate(self, trial: Trial) -> Path | None:
@@ -249,6 +268,14 @@ class Facts:
         folder = self.candidate(trial)
         path = folder / "log.txt" if folder else None
         return text_of(path, max_chars) if path and not path.is_symlink() else ""
+
+
+def _record(path: Path, kind: type[R]) -> R | None:
+    """Return a record of a run; None where it was not written."""
+    try:
+        return from_json(kind, path.read_bytes()) if path.is_file() else None
+    except ValueError as error:
+        raise StorageError(f"{path}: cannot be read: {one_line(str(error))}") from error
 
 
 def rejected_of(checks: Sequence[Finalist]) -> list[Finalist]:

@@ -1,4 +1,4 @@
-"""The figures of what a search found, and what all figures share: marks, axes, hovering.
+"""What all figures share, marks, axes and hovering; and the one of accuracy.
 
 Each is a Plotly figure. Plotly is imported when something is drawn. The page that shows the
 figures is not known here, nor is the run's directory: trials go in, a figure comes out. A trace
@@ -8,20 +8,22 @@ makes their texts from its table, and `with_hovers` makes the same for a noteboo
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, Literal
+from typing import Any
 
 from tuner.review.facts import correct_trials, latency_us_of
 from tuner.review.tables import (
     pareto,
     rms_of,
 )
-from tuner.review.words import params_words, percent_words, seconds_words, us_words
-from tuner.run import Outlook
+from tuner.review.words import (
+    params_words,
+    percent_words,
+    seconds_words,
+    us_words,
+)
 from tuner.trial import Status, Trial
-from tuner.wording import percent
 
 __all__ = [
     "ACCENT",
@@ -31,13 +33,14 @@ __all__ = [
     "HOVER",
     "HOVER_SPANS",
     "MAX_POINTS",
+    "STATUS_MARKS",
+    "TEMPLATE_MARKS",
     "accuracy_figure",
     "baseline_point",
     "hover_words",
     "log_axis",
-    "outlook_figure",
     "plotly_text",
-    "progress_figure",
+    "starred",
     "template_marks",
     "thinned",
     "trial_points",
@@ -49,7 +52,7 @@ HOVER, HOVER_SPANS = "trials", "spans"
 
 # Each has a contrast of 3:1 or more on white and on the dark page (WCAG 2.2, 1.4.11); the marks
 # differ in shape too.
-_STATUS_MARKS = {
+STATUS_MARKS = {
     Status.CORRECT: ("#1f83c4", "circle"),
     Status.CONSTRAINTS: ("#8a7414", "diamond"),
     Status.COMPILE: ("#d55e00", "x"),
@@ -58,7 +61,7 @@ _STATUS_MARKS = {
     Status.CORRECTNESS: ("#d03a4a", "cross"),
 }
 ACCENT, BEST, BASELINE, FLOOR = "#1f83c4", "#12875a", "#7a7f87", "#a8700b"
-_TEMPLATE_MARKS = (
+TEMPLATE_MARKS = (
     (ACCENT, "circle"),
     ("#d55e00", "square"),
     (BEST, "diamond"),
@@ -88,7 +91,7 @@ def log_axis(values: Iterable[float], **style: Any) -> dict[str, Any]:
 def template_marks(trials: Sequence[Trial]) -> dict[str, tuple[str, str]]:
     """Return each template's colour and mark; the ninth template has the first's again."""
     names = dict.fromkeys(trial.template for trial in trials)
-    return {name: _TEMPLATE_MARKS[i % len(_TEMPLATE_MARKS)] for i, name in enumerate(names)}
+    return {name: TEMPLATE_MARKS[i % len(TEMPLATE_MARKS)] for i, name in enumerate(names)}
 
 
 def baseline_point(x: float, y: float, told: str, *, symbol: str, size: int) -> dict[str, Any]:
@@ -184,142 +187,41 @@ def _span_words(trace: Any) -> list[str | None]:
     return words
 
 
-# ---- progress -------------------------------------------------------------------------------
-
-
-def progress_figure(
-    trials: Sequence[Trial],
-    baseline_us: float | None,
-    *,
-    compiled_us: float | None = None,
-    floors: Mapping[str, float] | None = None,
-    by: Literal["trial", "time"] = "trial",
-) -> dict[str, Any]:
-    """Draw every trial, the best so far, the baseline and the physical floors.
+def starred(figure: Any, number: int) -> Any:
+    """Put a star on a trial in every panel of a figure that shows it.
 
     Args:
-        trials: in order.
-        baseline_us: PyTorch's own latency.
-        compiled_us: that of `torch.compile`, where somebody measured it.
-        floors: physical floors in us, by name.
-        by: what runs to the right: the trial's number or the seconds of working time.
-
-    Returns:
-        Data and layout as `plotly.graph_objects.Figure` takes them; trials without a latency stand
-        below, by status. Plain, since it is the first figure that a page shows and the import of
-        Plotly takes longer than all else.
+        figure: of trials, Plotly's own or plain data; it is changed.
+        number: the trial's.
     """
-    failed = [t for t in trials if t.outcome.latency_us is None]
-    correct = correct_trials(trials)
-    share = min(1.0, MAX_POINTS / max(1, len(trials)))  # of each status, so that all are seen
-    drawn = thinned(correct, math.ceil(share * len(correct)))
-
-    def place(trial: Trial) -> float:
-        return trial.number if by == "trial" else trial.elapsed_s
-
-    traces = [_points(Status.CORRECT, drawn, place, [latency_us_of(t) for t in drawn])]
-    places = [place(trial) for trial in trials] or [0.0, 1.0]
-    if correct:
-        best = _running_best(trials)
-        xs = [place(t) for t, _ in best]
-        line = _line(xs, [us for _, us in best], "best so far", BEST, "solid")
-        traces.append({**line, "hoverinfo": "skip"})  # its corners are trials, which say more
-    ends = [min(places), max(places)]
-    levels = {
-        "PyTorch (baseline)": (baseline_us, "dash"),
-        "torch.compile": (compiled_us, "dashdot"),
-    }
-    for name, (level_us, dash) in levels.items():
-        if level_us:
-            traces.append(_line(ends, [level_us, level_us], name, BASELINE, dash))
-    for number, (name, level) in enumerate((floors or {}).items()):
-        dash = ("dot", "longdashdot")[number % 2]  # the legend tells them apart
-        traces.append(_line(ends, [level, level], name, FLOOR, dash))
-    for status in Status:
-        group = [t for t in failed if t.outcome.status is status]
-        group = thinned(group, math.ceil(share * len(group)))
-        if group:
-            below = _points(status, group, place, [status.value] * len(group))
-            traces.append({**below, "showlegend": False, "xaxis": "x2", "yaxis": "y2"})
-    seen = [*map(latency_us_of, drawn), baseline_us or 0.0, *(floors or {}).values()]
-    words = "trial" if by == "trial" else "seconds of working time"
-    ticks = {"dtick": 1} if by == "trial" and len(trials) <= 10 else {}  # no half trials
-    across = {"title": {"text": words}, **ticks}
-    layout: dict[str, Any] = {
-        "height": 520 if failed else 420,
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        "xaxis": {"anchor": "y", "domain": [0, 1], **({} if failed else across)},
-        "yaxis": {"title": {"text": "latency in µs"}, **log_axis(seen), "anchor": "x"},
-    }
-    if failed:
-        layout["xaxis"] |= {"matches": "x2", "showticklabels": False}
-        layout["xaxis2"] = {"anchor": "y2", "domain": [0, 1], **across}
-        layout["yaxis"] |= {"domain": [0.24, 1]}
-        layout["yaxis2"] = {"anchor": "x2", "domain": [0, 0.21]}
-    return {"data": traces, "layout": layout}
-
-
-def _points(
-    status: Status, trials: Sequence[Trial], place: Callable[[Trial], float], ys: list[Any]
-) -> dict[str, Any]:
-    colour, symbol = _STATUS_MARKS[status]
-    marker = {"color": colour, "symbol": symbol, "size": 7, "opacity": 0.85}
-    points = trial_points(trials, list(map(place, trials)), ys, status.value, marker=marker)
-    return {"type": "scatter", **points}
-
-
-def _line(xs: list[float], ys: list[float], name: str, colour: str, dash: str) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "x": xs,
-        "y": ys,
-        "mode": "lines",
-        "name": name,
-        "line": {"color": colour, "dash": dash, "width": 2, "shape": "hv"},
-        "text": [f"{name}: {us_words(y)}" for y in ys],
-        "hoverinfo": "text",
-    }
-
-
-def _running_best(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
-    """Return where the best latency fell, and the last trial to end the line."""
-    steps: list[tuple[Trial, float]] = []
-    for trial in trials:
-        if latency_us_of(trial) < (steps[-1][1] if steps else math.inf):
-            steps.append((trial, latency_us_of(trial)))
-    return [*steps, (trials[-1], steps[-1][1])] if steps else []
-
-
-def outlook_figure(outlooks: Sequence[Outlook]) -> Any:
-    """Draw, over the trials, the probability that the best is within a share of the optimum."""
-    import plotly.graph_objects as go
-
-    shares = sorted({share for outlook in outlooks for share in outlook.within}, key=float)
-    figure = go.Figure()
-    for number, share in enumerate(shares):
-        known = [outlook for outlook in outlooks if share in outlook.within]
-        colour, symbol = _TEMPLATE_MARKS[number % len(_TEMPLATE_MARKS)]
-        figure.add_scatter(
-            x=[outlook.number for outlook in known],
-            y=[outlook.within[share] for outlook in known],
-            mode="lines+markers",
-            name=f"within {percent(float(share), 3)} of the best there is",
-            line={"color": colour, "width": 2, "dash": ("solid", "dash", "dot")[number % 3]},
-            marker={"symbol": symbol, "size": 7},
-            hovertext=[
-                f"after {o.number} trials: {100 * o.within[share]:.0f} %; "
-                f"{percent(o.improvement)} left to gain"
-                for o in known
-            ],
-            hoverinfo="text",
-        )
-    figure.update_xaxes(title_text="trial", rangemode="tozero")
-    figure.update_yaxes(title_text="probability", tickformat=".0%", range=[-0.02, 1.05])
-    figure.update_layout(
-        height=320,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        showlegend=True,
-    )
+    is_plain = isinstance(figure, dict)
+    found: list[dict[str, Any]] = []
+    for trace in figure["data"]:
+        at = trace.get if is_plain else trace.__getitem__  # None of what it has not
+        if at("meta") != HOVER or at("type") != "scatter":
+            continue
+        numbers = list(at("customdata"))
+        if number in numbers:
+            place = numbers.index(number)
+            axes = {axis: at(axis) for axis in ("xaxis", "yaxis") if at(axis)}
+            line = {"width": 1, "color": "#ffffff"}
+            found.append(
+                {
+                    "type": "scatter",
+                    "x": [at("x")[place]],
+                    "y": [at("y")[place]],
+                    "mode": "markers",
+                    "name": "winner",
+                    "showlegend": not found,
+                    "marker": {"color": BEST, "symbol": "star", "size": 15, "line": line},
+                    "hoverinfo": "skip",  # the point below says what it is
+                    **axes,
+                }
+            )
+    if is_plain:
+        figure["data"].extend(found)
+    else:
+        figure.add_traces(found)
     return figure
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from tuner.capture.outline import Outline
-from tuner.review.words import count_words, us_words
+from tuner.review.words import count_words, three_digits, us_words
 from tuner.wording import percent
 
 __all__ = [
@@ -142,5 +142,5 @@ def bytes_words(number: int) -> str:
     """Return a number of bytes in the decimal unit that fits it."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size:
-            return f"{number / size:.4g} {unit}"
+            return f"{three_digits(number / size)} {unit}"
     return f"{number} B"

@@ -19,7 +19,8 @@ from threading import RLock
 from typing import IO
 
 from tuner.errors import InputError, RunLockedError
-from tuner.review.shelf import WORKING, Shelf
+from tuner.review.listing import WORKING
+from tuner.review.shelf import Shelf
 
 __all__ = ["Job", "Launcher"]
 

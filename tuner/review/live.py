@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from threading import RLock
 from typing import Any
 
@@ -22,6 +23,7 @@ from tuner.review.parameters import importances
 from tuner.review.report import PARTS, chart_data, page_data, parts_of
 from tuner.review.shelf import Shelf
 from tuner.review.words import ratio_words
+from tuner.run import LOG_NAME
 from tuner.trial import Finalist
 from tuner.wording import one_line
 
@@ -29,6 +31,7 @@ __all__ = ["LivePages"]
 
 FIRST_CHART = "progress-trial"
 FIRST_PARTS = ("head", "verdict", "module")
+LOG_LINES, LOG_BYTES = 8, 4_000  # of a run's log, beside what it is at
 MAX_KEPT = 48  # pieces that are kept until their run changes: up to some MB each
 SHARES_GROWTH = 1.05  # importance is found anew when a running search has so many times the trials
 
@@ -85,7 +88,8 @@ class LivePages:
         Returns:
             `phase`, `stage` and `plan`, words; `counted`, in words how far the stage is, as
             `done` of `total`, each None if not known; `left_s` of it, as it was `age_s` ago;
-            `finalists`, how many had their verdict, and `verdicts`, one line each.
+            `finalists`, how many had their verdict, and `verdicts`, one line each; `log`, the
+            last lines of its log.
 
         Raises:
             InputError: there is no such run.
@@ -112,6 +116,7 @@ class LivePages:
             "age_s": now.age_s,
             "finalists": _finalists_words(entries, now.wanted) if now.phase == "verifying" else "",
             "verdicts": [_verdict_words(entry) for entry in entries],
+            "log": _tail(self._shelf.run(name).path / LOG_NAME),
         }
 
     def _piece(self, name: str, piece: str, make: Callable[[Facts], dict[str, Any]]) -> bytes:
@@ -145,6 +150,17 @@ def _finalists_words(entries: Sequence[Finalist], wanted: int) -> str:
     num_rejected = len(entries) - accepted
     words = f"{accepted} of {wanted} accepted"
     return f"{words}, {num_rejected} rejected" if num_rejected else words
+
+
+def _tail(path: Path) -> str:
+    """Return the last lines of a log, without any before; empty where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_BYTES))
+            lines = file.read(LOG_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-LOG_LINES:])
 
 
 def _verdict_words(entry: Finalist) -> str:

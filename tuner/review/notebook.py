@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.errors import MachineError
 from tuner.review.charts import charts_of
+from tuner.review.exports import write_export
 from tuner.review.facts import Facts
 from tuner.review.figures import with_hovers
 from tuner.review.summary import Summary, format_summary, summary_of
@@ -89,6 +90,16 @@ class LoadedRun:
             for chart in charts
             if chart.figure is not None
         }
+
+    def write(self, path: str | Path) -> Path:
+        """Write the trials (.csv, .parquet) or the timeline (.json, for Perfetto) to a file.
+
+        Raises:
+            InputError: the file's name ends otherwise.
+            MachineError: pyarrow is not installed, which .parquet needs.
+            StorageError: the file cannot be written.
+        """
+        return write_export(self.facts.run, Path(path))
 
     def __repr__(self) -> str:
         return format_summary(self.summary)

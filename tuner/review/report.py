@@ -24,21 +24,23 @@ from markupsafe import Markup
 from tuner.review.charts import charts_of, figure_data
 from tuner.review.facts import Facts
 from tuner.review.gain import bytes_words, shape_words
-from tuner.review.sources import code_styles, highlighted, packed_sources, winner_source
+from tuner.review.sections import PARTS, shown
+from tuner.review.sources import code_styles, packed_sources
 from tuner.review.summary import Summary, error_ratio, summary_of, trial_words
-from tuner.review.tables import Column, contest, failures, strategies, trial_columns
-from tuner.review.timeline import stages_of, workers_of
+from tuner.review.tables import Column, trial_columns
 from tuner.review.words import (
+    count_words,
     outlook_words,
     params_words,
     percent_words,
     ratio_words,
     seconds_words,
+    us_in,
     us_words,
 )
 from tuner.run import Run
 from tuner.storage import write_whole
-from tuner.trial import Status, Trial
+from tuner.trial import Status
 from tuner.wording import one_line
 
 __all__ = [
@@ -58,15 +60,6 @@ __all__ = [
 
 PAGE_DIR = Path(__file__).parent / "page"
 SCRIPTS = ("plotly-basic.min.js", "parallel.js", "trials.js", "sources.js", "report.js")
-
-_STATUS_MEANING = {
-    Status.CORRECT: "accepted by the check, and timed",
-    Status.CONSTRAINTS: "refused before anything ran",
-    Status.COMPILE: "the compiler refused it",
-    Status.RUNTIME: "it crashed, or a launch failed",
-    Status.TIMEOUT: "it did not end in time",
-    Status.CORRECTNESS: "its answers are wrong, so it was not timed",
-}
 
 
 def write_report(run: Run) -> Path:
@@ -177,100 +170,9 @@ def parts_of(
     module = page_environment().get_template("parts.html.j2").module
     summary = told or summary_of(facts)
     return {
-        name: str(getattr(module, name)({"summary": summary, **_SHOWN[name](facts)}))
+        name: str(getattr(module, name)({"summary": summary, **shown(name, facts, summary)}))
         for name in names or PARTS
     }
-
-
-def _shown_verdict(facts: Facts) -> dict[str, Any]:
-    return {
-        "finalists": facts.result.finalists if facts.result else (),
-        "exported": facts.result.exported if facts.result else None,
-    }
-
-
-def _shown_module(facts: Facts) -> dict[str, Any]:
-    """Return the module's graph, and the times of one call: before, after, the least."""
-    module = facts.module
-    if module is None:
-        return {"module": None}
-    told = summary_of(facts)
-    is_fallback = facts.result is not None and facts.result.is_fallback
-    times = [
-        ("PyTorch", told.baseline_us),
-        ("what was found: nothing faster" if is_fallback else "what was found", told.latency_us),
-        ("the device's bound", module.gain.bound_us),
-        ("a copy of as many bytes", module.gain.copy_us),
-    ]
-    known = [(what, time_us) for what, time_us in times if time_us]
-    longest_us = max((time_us for _, time_us in known), default=1.0)
-    return {"module": module, "times": known, "longest_us": longest_us}
-
-
-def _shown_contests(facts: Facts) -> dict[str, Any]:
-    trials = facts.trials
-    words = strategies(trials)
-    return {
-        "contests": [(name, contest(trials, [name])) for name in words],
-        "together": contest(trials, words) if len(words) > 1 else None,
-    }
-
-
-def _shown_failures(facts: Facts) -> dict[str, Any]:
-    meaning = {status.value: text for status, text in _STATUS_MEANING.items()}
-    return {"status_meaning": meaning, "failures": failures(facts)}
-
-
-def _shown_time(facts: Facts) -> dict[str, Any]:
-    trials = facts.trials
-    builds = [trial.outcome.build for trial in trials]
-    return {
-        "stages": stages_of(trials) if _is_timed(trials) else [],
-        "workers": workers_of(trials),
-        "num_cached": sum(build.is_cached for build in builds if build),
-        "num_same": sum(t.outcome.same_as is not None for t in trials),
-    }
-
-
-def _shown_source(facts: Facts) -> dict[str, Any]:
-    name, text = winner_source(facts)
-    return {"source_name": name, "source": text}
-
-
-def _shown_how(facts: Facts) -> dict[str, Any]:
-    return {
-        "config": highlighted(facts.config, "yaml") if facts.config else "",
-        "environment": _flat(facts.environment),
-    }
-
-
-# What each part shows beside the summary.
-_SHOWN: dict[str, Callable[[Facts], dict[str, Any]]] = {
-    "head": lambda facts: {"started_at": facts.word("started_at")},
-    "verdict": _shown_verdict,
-    "module": _shown_module,
-    "contests": _shown_contests,
-    "failures": _shown_failures,
-    "time": _shown_time,
-    "source": _shown_source,
-    "how": _shown_how,
-}
-PARTS = tuple(_SHOWN)
-
-
-def _is_timed(trials: Sequence[Trial]) -> bool:
-    return any(trial.outcome.seconds for trial in trials)
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested facts as rows."""
-    rows: list[tuple[str, str]] = []
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
-    return rows
 
 
 # ---- what the page is made of ---------------------------------------------------------------
@@ -309,6 +211,8 @@ def page_environment() -> Environment:
     )
     environment.filters |= {
         "us": us_words,
+        "us_in": us_in,
+        "count": count_words,
         "bytes": bytes_words,
         "shape": shape_words,
         "percent": percent_words,

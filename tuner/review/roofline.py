@@ -19,7 +19,7 @@ from tuner.review.figures import (
     trial_points,
 )
 from tuner.review.tables import Resources, resources_of
-from tuner.review.words import us_words
+from tuner.review.words import rate_words, us_words
 from tuner.trial import Trial
 
 __all__ = ["resource_figure", "roofline_figure", "roofs_of"]
@@ -27,7 +27,7 @@ __all__ = ["resource_figure", "roofline_figure", "roofs_of"]
 _DASHES = ("solid", "dash", "dashdot", "dot")
 _PANELS = (
     ("registers", "registers a thread"),
-    ("smem_bytes", "shared memory, bytes"),
+    ("smem_bytes", "static shared memory, bytes"),
     ("occupancy", "occupancy, at most"),
     ("spilled_bytes", "spilled bytes"),
 )
@@ -79,7 +79,7 @@ def roofline_figure(
                 mode="lines",
                 name=f"roof of {UNITS[name]}",
                 line={"color": FLOOR, "width": 2, "dash": dash},
-                hovertext=[f"{UNITS[name]}: at most {y:.3g} TFLOPS" for y in roof],
+                hovertext=[f"{UNITS[name]}: at most {rate_words(y)}" for y in roof if y],
                 hoverinfo="text",
             )
     drawn = thinned(correct_trials(trials))
@@ -93,7 +93,7 @@ def roofline_figure(
             figure.add_scatter(**trial_points(group, xs, ys, template, marker=marker))
     if baseline_us:
         tflops = flops / baseline_us / 1e6
-        told = f"{us_words(baseline_us)}, {tflops:.3g} TFLOPS"
+        told = f"{us_words(baseline_us)}, {rate_words(tflops)}"
         figure.add_scatter(**baseline_point(intensity, tflops, told, symbol="line-ew", size=40))
     ends = [math.log10(intensities[0]), math.log10(intensities[-1])]
     axis = log_axis([intensities[0], intensities[-1]], range=ends)

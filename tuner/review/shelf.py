@@ -7,31 +7,28 @@ opens nothing that lies outside of its folder, whatever links a run holds.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal, get_args
 
+from tuner.capture.outline import MODULE_FILE
 from tuner.errors import InputError, TunerError
-from tuner.review.facts import MAX_SOURCE_CHARS, Facts, is_all_rejected, rejected_of, text_of
+from tuner.profiled import PROFILE_NAME
+from tuner.review.facts import Facts, is_all_rejected, rejected_of
+from tuner.review.listing import WRITTEN, Shown, Tally, put_in_words, shown
+from tuner.review.notes import NOTES_NAME, Note, note_of
 from tuner.review.words import rejection_words
-from tuner.run import Run, is_locked, parsed_trials
+from tuner.run import LOG_NAME, PROGRESS_NAME, Run, is_locked, parsed_trials
 from tuner.storage import storage_errors
-from tuner.trial import Interval, Result, Trial
+from tuner.trial import Trial
 from tuner.underway import Underway, underway
 from tuner.wording import one_line
 
-__all__ = ["STATES", "WORKING", "Shelf", "Shown", "State", "age_words"]
-
-State = Literal["running", "verifying", "finished", "rejected", "stopped", "unreadable"]
-STATES: tuple[State, ...] = get_args(State)
-WORKING: tuple[State, ...] = ("running", "verifying")  # a process is at it
+__all__ = ["Shelf"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")
 _FILES = (
@@ -43,58 +40,20 @@ _FILES = (
     "result.json",
     "study.journal",
     "lock",
-    "progress.json",
+    PROGRESS_NAME,
     "candidates",
     "export",
     "export/model_new.py",
+    PROFILE_NAME,
+    LOG_NAME,
+    MODULE_FILE,
+    NOTES_NAME,
     "report.html",
 )
-_WRITTEN = ("environment.json", "trials.jsonl", "result.json", "checks.jsonl")  # tell its age
-_STAMPED = (*_WRITTEN, "search.jsonl", "report.html")
+_STAMPED = (*WRITTEN, "search.jsonl", NOTES_NAME, "report.html")
+_ABSENT = (0, 0, 0)  # the stamp of a file that is not there
+_STARTED = re.compile(r"\d{8}-\d{6}-")  # how the name of a run begins
 _KEPT_RUNS = 6  # whose trials stay in memory: about 10 kB a trial
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """One run in a list of runs.
-
-    `state` is `verifying` once the search is over and a process still works on it. `speedup` is
-    the exported file's, or the winner's, raced in fresh processes (`is_proved`, with `low` and
-    `high`); of a run that was not verified the best at screening. `age_s` counts from the last
-    thing written. `problem` says why a run is unreadable,
-    or was rejected by the check, or that its records disagree.
-    """
-
-    name: str
-    path: str
-    op: str
-    title: str
-    device: str
-    accuracy: str
-    state: State
-    num_trials: int
-    speedup: float | None
-    low: float | None
-    high: float | None
-    is_proved: bool
-    started_at: str
-    age_s: float
-    problem: str = ""
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What was read of one run, and up to where."""
-
-    stamps: tuple[tuple[int, int, int], ...] = ()
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    result: Result | None = None
-    rejection: str = ""  # why nothing that was put to the full check was accepted
-    offset: int = 0  # of `trials.jsonl`: the end of the last whole line that was read
-    inode: int = 0
-    num_trials: int = 0
-    best_ratio: float = 0.0
-    problem: str = ""
 
 
 class Shelf:
@@ -103,7 +62,7 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._root = folder.resolve()
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[str, Tally] = {}
         self._trials: OrderedDict[str, _Reader] = OrderedDict()
         self._lock = RLock()
 
@@ -113,21 +72,25 @@ class Shelf:
         Raises:
             StorageError: the folder cannot be read.
         """
-        if not self.folder.exists():
-            return []
-        with storage_errors(self.folder), os.scandir(self.folder) as entries:
-            found = [
-                entry.name
-                for entry in entries
-                if _NAME.fullmatch(entry.name)
-                and entry.is_dir(follow_symlinks=False)
-                and os.path.isfile(os.path.join(entry.path, "environment.json"))
-            ]
-        return sorted(found, reverse=True)
+        return [name for name, is_whole in self._folders() if is_whole]
 
     def runs(self) -> list[Shown]:
-        """Return every run as a list shows it, the latest first."""
-        return [self.shown(name) for name in self.names()]
+        """Return every run as a list shows it, the latest first; also what is left of one."""
+        return [self.shown(name) for name, _ in self._folders()]
+
+    def _folders(self) -> list[tuple[str, bool]]:
+        """Return what is a run or is called like one, and whether it says what it is of."""
+        if not self.folder.exists():
+            return []
+        found = []
+        with storage_errors(self.folder), os.scandir(self.folder) as entries:
+            for entry in entries:
+                if not _NAME.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
+                    continue
+                is_whole = os.path.isfile(os.path.join(entry.path, "environment.json"))
+                if is_whole or _STARTED.match(entry.name):
+                    found.append((entry.name, is_whole))
+        return sorted(found, reverse=True)
 
     def shown(self, name: str) -> Shown:
         """Return one run as a list shows it.
@@ -137,9 +100,9 @@ class Shelf:
         """
         run = self._named(name)
         with self._lock:
-            tally = self._tallies.setdefault(name, _Tally())
+            tally = self._tallies.setdefault(name, Tally())
             self._look(run, tally)
-            return _shown(run, tally)
+            return shown(run, tally)
 
     def run(self, name: str) -> Run:
         """Return a run by its name, once it is known that nothing of it lies outside.
@@ -170,10 +133,7 @@ class Shelf:
             while len(self._trials) > _KEPT_RUNS:
                 self._trials.popitem(last=False)
             trials = reader.read()
-        config = text_of(run.config_path, MAX_SOURCE_CHARS)
-        result = run.result()
-        running, outlooks, checks = is_locked(run), run.outlooks(), run.checks()
-        return Facts(run, run.environment(), trials, result, config, running, outlooks, checks)
+        return replace(Facts.of(run, trials), is_running=is_locked(run))
 
     def underway(self, name: str) -> Underway | None:
         """Return what a run is at; None where no process works on it, or it has not said.
@@ -206,7 +166,7 @@ class Shelf:
                 return name
         return ""
 
-    def _look(self, run: Run, tally: _Tally) -> None:
+    def _look(self, run: Run, tally: Tally) -> None:
         stamps = _stamps(run.path)
         if stamps == tally.stamps:
             return
@@ -215,14 +175,32 @@ class Shelf:
             stray = self._stray(run.path)
             if stray:
                 raise InputError(f"{stray} leads out of the run's folder")
+            has_note = stamps[_STAMPED.index(NOTES_NAME)] != _ABSENT
+            tally.note = note_of(run.path) if has_note else Note()
+            if stamps[0] == _ABSENT and (missing := _missing(run.path)):
+                raise InputError(missing)
             tally.environment = run.environment()
             tally.result = run.result()
+            put_in_words(tally)
             checks = run.checks() if tally.result is None else []
             is_rejected = is_all_rejected(checks)
             tally.rejection = rejection_words(rejected_of(checks)) if is_rejected else ""
             _count(run.path / "trials.jsonl", tally)
         except TunerError as error:
             tally.problem = one_line(str(error))
+
+
+def _missing(path: Path) -> str:
+    """Return what a folder lacks that makes it a run; empty where nothing is."""
+    try:
+        held = sorted(os.listdir(path))
+    except OSError as error:
+        return f"the folder cannot be read: {error.strerror}"
+    if not held:
+        return "the folder is empty: nothing of a run is in it"
+    if "environment.json" not in held:
+        return f"the folder is no whole run: environment.json is missing beside {', '.join(held)}"
+    return ""
 
 
 class _Reader:
@@ -266,13 +244,13 @@ def _stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
         try:
             facts = os.stat(path / name)
         except OSError:
-            found.append((0, 0, 0))
+            found.append(_ABSENT)
         else:
             found.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
     return tuple(found)
 
 
-def _count(path: Path, tally: _Tally) -> None:
+def _count(path: Path, tally: Tally) -> None:
     """Count the trials; of a run without a result, also find the best of them."""
     data, offset, inode = _newer(path, tally.offset, tally.inode)
     if data is None:
@@ -294,71 +272,3 @@ def _ratio(trial: Trial, baseline_us: object) -> float:
     if not latency_us or not isinstance(anchor_us, int | float):
         return 0.0
     return float(anchor_us) / latency_us
-
-
-def _shown(run: Run, tally: _Tally) -> Shown:
-    environment, result = tally.environment, tally.result
-    interval, is_rejected, has_samples = _proof_of(result)
-    device = environment.get("device")
-    name = device.get("name") if isinstance(device, Mapping) else device
-    state: State = "stopped"
-    if is_locked(run):
-        now = underway(run)
-        state = "verifying" if now is not None and now.phase == "verifying" else "running"
-    elif tally.problem:
-        state = "unreadable"
-    elif result is not None:
-        state = "rejected" if is_rejected else "finished"
-    elif tally.rejection:
-        state = "rejected"
-    is_open = state in (*WORKING, "stopped")
-    speedup = interval.speedup if interval else (tally.best_ratio if is_open else 0.0) or None
-    found = result.disagreements if result is not None else ()
-    disagreement = f"its records disagree: {found[0]}" if found else ""
-    op = str(environment.get("op") or run.path.name)
-    return Shown(
-        name=run.path.name,
-        path=str(run.path),
-        op=op,
-        title=str(environment.get("title") or op),
-        device=str(name or "unknown"),
-        accuracy=str(environment.get("accuracy") or "unknown"),
-        state=state,
-        num_trials=tally.num_trials,
-        speedup=speedup,
-        low=interval.low if interval and math.isfinite(interval.low) else None,
-        high=interval.high if interval and math.isfinite(interval.high) else None,
-        is_proved=interval is not None and not is_rejected and has_samples,
-        started_at=str(environment.get("started_at") or ""),
-        age_s=_age_s(tally),
-        problem=tally.problem or (tally.rejection if state == "rejected" else disagreement),
-    )
-
-
-def _proof_of(result: Result | None) -> tuple[Interval | None, bool, bool]:
-    """Return the interval of the exported file, or of the winner, and what it is worth.
-
-    That is whether the file was rejected, and whether there are samples that give the interval,
-    of a file that has kernels of its own.
-    """
-    if result is None:
-        return None, False, False
-    by_trial = (entry for entry in result.finalists if entry.trial == result.winner)
-    proof = result.exported or next(by_trial, None)
-    if proof is None:
-        return None, False, False
-    is_rejected = bool(proof.error) or not proof.check.is_accepted
-    return proof.interval, is_rejected, bool(proof.samples_us) and not proof.falls_back
-
-
-def _age_s(tally: _Tally) -> float:
-    last_ns = max((time_ns for _, _, time_ns in tally.stamps[: len(_WRITTEN)]), default=0)
-    return max(0.0, datetime.now(UTC).timestamp() - last_ns / 1e9)
-
-
-def age_words(age_s: float) -> str:
-    """Return an age in its largest unit."""
-    for unit, seconds in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if age_s >= seconds:
-            return f"{int(age_s / seconds)} {unit}"
-    return f"{int(age_s)} s"

@@ -19,10 +19,21 @@ from tuner.review.words import (
     outlook_words,
     params_words,
     percent_words,
+    rate_words,
     ratio_words,
     rejection_words,
     relative_path,
+    sizes_words,
+    three_digits,
     us_words,
+)
+from tuner.review.workloads import (
+    Tone,
+    Workload,
+    caveat_of,
+    tone_of,
+    trust_of,
+    workloads_of,
 )
 from tuner.run import Outlook, Run
 from tuner.trial import Compiled, Interval, ProbeResult, Status, Trial
@@ -49,7 +60,9 @@ class Summary:
 
     `latency_us`, `noise` and `baseline_us` come from the proof of the exported file where there
     is one, else from the winner's race, else from screening; `measured` says which. `probes` are
-    the errors against float64 beside the baseline's own. `num_rejected` trials were correct at
+    the errors against float64 beside the baseline's own. `workloads` are all that was timed of
+    the file, `caveat` what is materially less than the headline, `tone` the colour of both,
+    `trust` what stands behind them, in one line. `num_rejected` trials were correct at
     screening, and are not. `rewrites` are the exact steps by which a module's graph was rewritten,
     in words. Paths are relative to `path`.
     """
@@ -60,8 +73,13 @@ class Summary:
     device: str
     accuracy: str
     mode: str
+    sizes: str
     verdict: str
     certainty: str
+    caveat: str
+    trust: str
+    tone: Tone
+    workloads: tuple[Workload, ...]
     kind: Literal["faster", "slower", "no difference", "rejected", "open"]
     measured: str
     interval: Interval | None
@@ -107,6 +125,7 @@ def summary_of(facts: Facts) -> Summary:
     check = proof.check if proof else best.outcome.check if best else None
     if facts.is_rejected:
         check = facts.rejected[0].check
+    workloads = workloads_of(result)
     counts = Counter(trial.outcome.status for trial in facts.trials)
     num_feasible = facts.number("num_feasible")
     export_path = relative_path(result.export_path, facts.run.path) if result else ""
@@ -117,8 +136,13 @@ def summary_of(facts: Facts) -> Summary:
         device=facts.device_name,
         accuracy=facts.word("accuracy", "unknown"),
         mode=MODE_WORDS.get(facts.word("mode", ""), ""),
+        sizes=sizes_words(facts.sizes),
         verdict=verdict,
         certainty=_interval_words(interval) if interval and kind != "rejected" else "",
+        caveat=caveat_of(workloads),
+        trust=trust_of(result),
+        tone=tone_of(workloads, kind),
+        workloads=workloads,
         kind=kind,
         measured=measured,
         interval=interval,
@@ -251,20 +275,28 @@ def _throughput_words(facts: Facts, latency_us: float | None) -> str:
     flops, num_bytes = facts.number("flops"), facts.number("bytes")
     if not latency_us or not flops:
         return ""
-    words = f"{flops / latency_us / 1e6:.3g} TFLOPS"
+    words = rate_words(flops / latency_us / 1e6)
     if num_bytes:
-        words += f", {num_bytes / latency_us / 1e3:.3g} GB/s"
+        words += f", {three_digits(num_bytes / latency_us / 1e3)} GB/s"
     return words
 
 
 def _roofline_words(facts: Facts, latency_us: float | None) -> str:
-    """Return the share of each roofline that the accuracy class allows; empty if not known."""
-    if not latency_us:
+    """Return the share of the roofline of the units that are used; empty if it is not known.
+
+    Which units a kernel of PyTorch's own uses is not recorded: then the fastest that the accuracy
+    class allows are named, the only ones that cannot be passed.
+    """
+    bounds = facts.bounds()
+    if not latency_us or not bounds:
         return ""
-    return "; ".join(
-        f"{100 * bound.latency_us / latency_us:.0f} % of the {bound.precision} roofline "
-        f"({bound.tflops:.3g} TFLOPS)"
-        for bound in facts.bounds()
+    used = next((b for b in bounds if b.precision == facts.precision), None)
+    bound = used or min(bounds, key=lambda bound: bound.latency_us)
+    which = "which it computes in" if used else "the fastest that the accuracy class allows"
+    limit = "memory" if bound.is_memory else "arithmetic"
+    return (
+        f"{100 * bound.latency_us / latency_us:.0f} % of {rate_words(bound.tflops)}, the roofline "
+        f"({limit}) of {bound.words}, {which}"
     )
 
 
@@ -293,6 +325,7 @@ def format_summary(summary: Summary) -> str:
     )
     pairs = [
         ("verdict", s.verdict + (f" ({s.certainty})" if s.certainty else "")),
+        ("but", s.caveat),
         (
             "latency",
             f"{latency}, PyTorch {us_words(s.baseline_us)}; {s.measured}" if s.best else NONE,
@@ -310,7 +343,8 @@ def format_summary(summary: Summary) -> str:
         ("again", s.reproduce),
     ]
     mode = s.mode and f", {s.mode}"
-    lines = _wrapped(f"{s.title} on {s.device}, accuracy {s.accuracy}{mode}", "", 1)
+    sizes = s.sizes and f", {s.sizes}"
+    lines = _wrapped(f"{s.title}{sizes} on {s.device}, accuracy {s.accuracy}{mode}", "", 2)
     for label, text in pairs:
         if text:
             lines += _wrapped(text, label, 3 if label == "run" else 2)

@@ -37,12 +37,16 @@ __all__ = [
     "pareto",
     "resources_of",
     "rms_of",
+    "speedup_of",
     "strategies",
     "trial_columns",
+    "value_of",
     "value_words",
 ]
 
 ABSENT = "absent"  # a parameter that a template does not have
+# In a reason: 17, -0.5, 1,024, 3.2e-7, 0x7ffe, nan, as they differ from trial to trial.
+_NUMBER = re.compile(r"[-+]?(0x[0-9a-f]+|\d[\d,.]*(e[-+]?\d+)?)|[-+]?\b(nan|inf)\b", re.IGNORECASE)
 MAX_FAILURE_GROUPS = 40
 MAX_LOG_CHARS = 6_000  # of a compiler's log on the page; the run's folder keeps it whole
 MAX_REASON_CHARS = 300  # in the table; the group of failures has it whole
@@ -106,9 +110,10 @@ def strategies(trials: Sequence[Trial]) -> list[str]:
 class Resources:
     """What the kernels of one candidate take: the largest of each, over its kernels.
 
-    `occupancy` is the most that registers and shared memory allow for the kernel with most
-    registers, whatever its block: the compiler tells neither the block nor shared memory that
-    is asked for at the launch. None where the device's limits are not known.
+    `smem_bytes` is what the compiler sees, without what is asked for at the launch. `occupancy`
+    is the most that registers and that memory allow for the kernel with most registers, whatever
+    its block, which the compiler does not tell either. None where the device's limits are not
+    known. What the winner's launches asked for is in its profile.
     """
 
     registers: int
@@ -189,7 +194,7 @@ class Column:
 
 _TAKEN: tuple[tuple[str, str, Kind], ...] = (
     ("registers", "registers", "count"),
-    ("smem_bytes", "shared bytes", "bytes"),
+    ("smem_bytes", "static shared bytes", "bytes"),
     ("spilled_bytes", "spilled bytes", "bytes"),
     ("occupancy", "occupancy ≤", "percent"),
 )
@@ -208,7 +213,7 @@ def trial_columns(facts: Facts) -> list[Column]:
         _column("status", "status", "word", trials, lambda t: t.outcome.status.value),
         _column("latency_us", "latency µs", "us", trials, lambda t: t.outcome.latency_us),
         _column("noise", "noise", "percent", trials, _noise),
-        _column("speedup", "speed-up", "ratio", trials, lambda t: _speedup(t, facts)),
+        _column("speedup", "speed-up", "ratio", trials, lambda t: speedup_of(t, facts)),
         _column("rms_rel", "rms error", "error", trials, rms_of),
     ]
     after = [
@@ -252,7 +257,8 @@ def _noise(trial: Trial) -> float | None:
     return measurement.noise if measurement is not None else None
 
 
-def _speedup(trial: Trial, facts: Facts) -> float | None:
+def speedup_of(trial: Trial, facts: Facts) -> float | None:
+    """Return a trial's speed over PyTorch as timed just before it; None where nobody timed it."""
     outcome = trial.outcome
     if outcome.latency_us is None or outcome.measurement is None:
         return None
@@ -333,7 +339,7 @@ def failures(facts: Facts) -> list[Failure]:
     for trial in facts.trials:
         if trial.outcome.status is not Status.CORRECT:
             first = one_line(trial.outcome.reason) or "no reason was recorded"
-            groups[trial.outcome.status, re.sub(r"\d[\d.e+-]*", "#", first)].append(trial)
+            groups[trial.outcome.status, _NUMBER.sub("#", first)].append(trial)
     ranked = sorted(groups.values(), key=len, reverse=True)
     return [_failure(facts, group) for group in ranked[:MAX_FAILURE_GROUPS]]
 

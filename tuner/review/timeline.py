@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 DEVICE = "device"
+MOST_LANES = 6  # of builders; more of them share one band
+BAND, BAND_PX = 1.5, 90  # its height, in lanes and on the screen
 NEW_SITTING_S = 1.0  # a trial asked for later than this after the last one ended: it was resumed
 
 # Colours have a contrast of 3:1 on white and on the dark page, and differ in lightness.
@@ -178,12 +180,18 @@ def _device_spans(trial: Trial, last_s: float) -> list[Span]:
 
 
 def workers_of(trials: Sequence[Trial]) -> list[WorkerTime]:
-    """Return how busy each worker was, the device first."""
+    """Return how busy each worker was, the device first; of many builders all together."""
     busy: dict[str, float] = defaultdict(float)
     for span in spans_of(trials):
         busy[span.worker] += 0.0 if span.stage == "wait" else span.end_s - span.start_s
     total_s = max((trial.elapsed_s for trial in trials), default=0.0)
-    return [WorkerTime(name, busy[name], total_s) for name in sorted(busy, key=_rank)]
+    names = sorted(busy, key=_rank)
+    builders = [name for name in names if name != DEVICE]
+    if len(builders) <= MOST_LANES:
+        return [WorkerTime(name, busy[name], total_s) for name in names]
+    together_s = sum(busy[name] for name in builders)
+    band = WorkerTime(f"{len(builders)} builders", together_s, total_s * len(builders))
+    return [*(WorkerTime(n, busy[n], total_s) for n in names if n == DEVICE), band]
 
 
 def _rank(worker: str) -> tuple[int, int]:
@@ -223,21 +231,29 @@ def timeline_figure(spans: Sequence[Span]) -> Any:
     import plotly.graph_objects as go
 
     workers = sorted({span.worker for span in spans}, key=_rank)
+    places, labels = {worker: float(n) for n, worker in enumerate(workers)}, list(workers)
+    builders, width, height = [w for w in workers if w != DEVICE], 18.0, 130 + 34 * len(workers)
+    if len(builders) > MOST_LANES:  # thin lines, side by side in one band
+        first, share = len(workers) - len(builders), BAND / len(builders)
+        places |= {w: first - BAND / 3 + share * n for n, w in enumerate(builders)}
+        labels = [*workers[:first], f"{len(builders)} builders"]
+        width, height = max(1.0, 0.8 * BAND_PX / len(builders)), 130 + 34 * first + BAND_PX
     figure = go.Figure()
     for stage, words in _STAGE_WORDS.items():
         group = [span for span in spans if span.stage == stage]
         if group:
-            figure.add_scatter(**_lane(group, workers, words, _STAGE_COLOURS[stage]))
+            thickness = width if stage == "build" else 18.0
+            figure.add_scatter(**_lane(group, places, words, _STAGE_COLOURS[stage], thickness))
     figure.update_xaxes(title_text="seconds of working time", rangemode="tozero")
     figure.update_yaxes(
-        tickvals=list(range(len(workers))),
-        ticktext=workers,
-        range=[len(workers) - 0.4, -0.6],  # the device on top
+        tickvals=list(range(len(labels))),
+        ticktext=labels,
+        range=[max(places.values(), default=0.0) + 0.6, -0.6],  # the device on top
         zeroline=False,
         automargin=True,
     )
     figure.update_layout(
-        height=130 + 34 * len(workers),
+        height=height,
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
         hovermode="closest",
     )
@@ -245,23 +261,22 @@ def timeline_figure(spans: Sequence[Span]) -> Any:
 
 
 def _lane(
-    spans: Sequence[Span], workers: Sequence[str], name: str, colour: str
+    spans: Sequence[Span], places: Mapping[str, float], name: str, colour: str, width: float
 ) -> Mapping[str, Any]:
-    place = {worker: index for index, worker in enumerate(workers)}
     xs: list[float | None] = []
-    ys: list[int | None] = []
+    ys: list[float | None] = []
     numbers: list[int | None] = []
     for span in spans:
         middle_s = (span.start_s + span.end_s) / 2  # hovering finds points, not lines
         xs += [round(span.start_s, 4), round(middle_s, 4), round(span.end_s, 4), None]
-        ys += [place[span.worker]] * 3 + [None]
+        ys += [round(places[span.worker], 3)] * 3 + [None]
         numbers += [span.trial] * 3 + [None]
     return {
         "x": xs,
         "y": ys,
         "mode": "lines",
         "name": name,
-        "line": {"color": colour, "width": 18, "simplify": False},
+        "line": {"color": colour, "width": width, "simplify": False},
         "hoverinfo": "text",
         "customdata": numbers,
         "meta": HOVER_SPANS,

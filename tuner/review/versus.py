@@ -13,9 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import yaml
-
 from tuner.errors import InputError
+from tuner.review.differences import (
+    Difference,
+    config_differences,
+    machine_differences,
+    tasks,
+    winner_differences,
+)
 from tuner.review.facts import Facts
 from tuner.review.summary import Summary, summary_of
 from tuner.review.words import params_words, percent_words, ratio_words, us_words
@@ -25,7 +30,6 @@ from tuner.wording import percent
 __all__ = [
     "Comparison",
     "Curve",
-    "Difference",
     "Side",
     "Versus",
     "compare_runs",
@@ -35,7 +39,8 @@ __all__ = [
 ]
 
 CONFIDENCE = 0.95
-DRIFT = 0.05  # between the baselines of two runs on one device: ten times the noise asked for
+DRIFT = 0.05  # between the baselines of two runs of one problem: ten times the noise asked for
+MOST_DRIFT = 1.25  # times: beyond it a load or clock need not have hit both sides of a race alike
 MAX_RUNS = 12
 
 Kind = Literal["better", "worse", "no difference", "unknown", "not comparable"]
@@ -85,27 +90,24 @@ class Versus:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """A fact that is not the same in all runs; `values` in their order, empty where absent."""
-
-    key: str
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Comparison:
     """Two or more runs, in the order asked for; `best` is None where there is no verdict.
 
-    `versus` has the first against the second, and with more runs the best against each other.
+    `versus` has the first against the second; with more runs, within each problem the best
+    against each other one. `bests` are the best of each problem, `matrix` has each run against
+    each, row by row, and None against itself. `tasks` are those of modules that were captured.
     """
 
     sides: tuple[Side, ...]
     best: str | None
+    bests: tuple[str, ...]
     versus: tuple[Versus, ...]
+    matrix: tuple[tuple[Versus | None, ...], ...]
     notes: tuple[str, ...]
+    tasks: tuple[Difference, ...]
     config: tuple[Difference, ...]
-    environment: tuple[Difference, ...]
     winner: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
 
 
 def compare_runs(runs: Sequence[Facts]) -> Comparison:
@@ -121,15 +123,22 @@ def compare_runs(runs: Sequence[Facts]) -> Comparison:
             "  next: tune runs lists them"
         )
     sides = tuple(_side(facts) for facts in runs)
-    best, versus = _verdicts(sides)
+    problems = _problems(sides)
+    matrix = tuple(
+        tuple(None if one is other else _against(one, other) for other in sides) for one in sides
+    )
+    versus, bests = _verdicts(problems, sides)
     return Comparison(
         sides=sides,
-        best=best,
+        best=bests[0] if len(problems) == 1 and bests else None,
+        bests=bests,
         versus=versus,
-        notes=tuple(_notes(sides)),
-        config=_differences([_flat(_config(facts)) for facts in runs]),
-        environment=_differences([_flat(_machine(facts)) for facts in runs]),
-        winner=_differences([_winner(side) for side in sides]),
+        matrix=matrix,
+        notes=tuple(note for problem in problems for note in _notes(problem, sides)),
+        tasks=tasks(runs),
+        config=config_differences(runs),
+        winner=winner_differences(runs),
+        environment=machine_differences(runs),
     )
 
 
@@ -163,17 +172,39 @@ def _curve(facts: Facts) -> Curve:
 # ---- which is better ------------------------------------------------------------------------
 
 
-def _verdicts(sides: Sequence[Side]) -> tuple[str | None, tuple[Versus, ...]]:
-    if len(sides) == 2:
-        versus = _against(sides[0], sides[1])
-        winner = {"better": sides[0].name, "worse": sides[1].name}.get(versus.kind)
-        return winner, (versus,)
-    proved = [side for side in sides if _interval(side) is not None]
-    if not proved or any(_mismatch(sides[0], side) for side in sides):
-        return None, tuple(_against(sides[0], side) for side in sides[1:])
-    best = max(proved, key=lambda side: _speedup(side))
-    found = tuple(_against(best, side) for side in sides if side is not best)
-    return (best.name if all(v.kind == "better" for v in found) else None), found
+def _problems(sides: Sequence[Side]) -> list[list[Side]]:
+    """Return the runs in groups that solve the same problem on the same terms."""
+    groups: list[list[Side]] = []
+    for side in sides:
+        group = next((g for g in groups if not _mismatch(g[0], side)), None)
+        if group is None:
+            groups.append([side])
+        else:
+            group.append(side)
+    return groups
+
+
+def _verdicts(
+    problems: Sequence[Sequence[Side]], sides: Sequence[Side]
+) -> tuple[tuple[Versus, ...], tuple[str, ...]]:
+    """Return who is held against whom, and the best of each problem."""
+    found: list[Versus] = []
+    bests: list[str] = []
+    for group in problems:
+        if len(group) == 2:
+            versus = [_against(*group)]
+            winner = {"better": group[0].name, "worse": group[1].name}.get(versus[0].kind)
+        elif len(group) > 2:
+            best = max(group, key=_speedup)
+            versus = [_against(best, side) for side in group if side is not best]
+            winner = best.name if all(v.kind == "better" for v in versus) else None
+        else:
+            continue
+        found += versus
+        bests += [winner] if winner else []
+    if not found:  # as many problems as runs: say why
+        found = [_against(sides[0], side) for side in sides[1:]]
+    return tuple(found), tuple(bests)
 
 
 def _interval(side: Side) -> Interval | None:
@@ -211,6 +242,15 @@ def _against(one: Side, other: Side) -> Versus:
     if a is None or b is None:
         which = " and ".join(s.name for s, i in ((one, a), (other, b)) if i is None)
         why = f"no verdict: {which} had no verification, and screening decides nothing"
+        return Versus(one.name, other.name, "unknown", None, None, None, None, why)
+    drift = _drift([one, other])
+    if drift > MOST_DRIFT:
+        times = " and ".join(us_words(side.summary.baseline_us) for side in (one, other))
+        why = (
+            f"no verdict: PyTorch itself took {times}, {ratio_words(drift)} between the two: the "
+            "machine, its clocks or its load changed too much for their speed-ups to be compared; "
+            "next: tune both again on a quiet machine"
+        )
         return Versus(one.name, other.name, "unknown", None, None, None, None, why)
     ratio = a.speedup / b.speedup
     error, degrees = _error_of(a, b)
@@ -256,70 +296,30 @@ def _error_of(a: Interval, b: Interval) -> tuple[float, float]:
     return math.sqrt(total), total**2 / sum(v**2 / degrees for v, degrees in parts)
 
 
-def _notes(sides: Sequence[Side]) -> list[str]:
-    """Return what makes the comparison less sure."""
-    notes = []
-    devices = {side.summary.device for side in sides}
+def _drift(sides: Sequence[Side]) -> float:
+    """Return how many times longer the slowest baseline took than the fastest."""
     times = [side.summary.baseline_us for side in sides if side.summary.baseline_us]
-    if len(devices) == 1 and len(times) > 1 and max(times) > (1 + DRIFT) * min(times):
+    return max(times) / min(times) if times else 1.0
+
+
+def _notes(problem: Sequence[Side], sides: Sequence[Side]) -> list[str]:
+    """Return what makes the comparison of runs of one problem less sure, or impossible."""
+    notes = []
+    if len(problem) == 1 and len(sides) > 2 and (why := _mismatch(sides[0], problem[0])):
+        notes.append(f"{problem[0].name} and {sides[0].name} are not comparable: {why}")
+    if 1 + DRIFT < _drift(problem) <= MOST_DRIFT:
+        times = [side.summary.baseline_us for side in problem if side.summary.baseline_us]
         notes.append(
             f"PyTorch itself took {us_words(min(times))} in one run and {us_words(max(times))} in "
             "another: the machine, its clocks or its load changed; speed-ups are compared, which "
             "cancels most of it"
         )
-    for side in sides:
+    for side in problem:
         if side.summary.kind == "rejected":
             notes.append(f"{side.name}: its export was rejected, so it counts for nothing")
+        elif side.summary.caveat:
+            notes.append(f"{side.name}: but {side.summary.caveat}")
     return notes
-
-
-# ---- what differs ---------------------------------------------------------------------------
-
-# Of the environment: what is measured or said elsewhere, or never the same.
-_OMITTED = ("started_at", "baseline_us", "baseline_noise", "sittings", "command", "facts", "title")
-
-
-def _config(facts: Facts) -> Mapping[str, Any]:
-    try:
-        data = yaml.safe_load(facts.config)
-    except yaml.YAMLError:
-        data = None
-    found: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"text": facts.config}
-    changed = facts.environment.get("overrides")
-    if isinstance(changed, Mapping):
-        found["overrides"] = changed
-    return found
-
-
-def _machine(facts: Facts) -> Mapping[str, Any]:
-    left_out = {*_OMITTED, "overrides"}
-    return {key: value for key, value in facts.environment.items() if key not in left_out}
-
-
-def _winner(side: Side) -> dict[str, str]:
-    best = side.summary.best
-    if best is None:
-        return {}
-    return {"template": best.template, **{k: str(v) for k, v in best.params.items()}}
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return nested facts by their dotted keys, as text."""
-    found: dict[str, str] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            found[f"{prefix}{key}"] = ", ".join(map(str, value))
-        else:
-            found[f"{prefix}{key}"] = str(value)
-    return found
-
-
-def _differences(sides: Sequence[Mapping[str, str]]) -> tuple[Difference, ...]:
-    keys = dict.fromkeys(key for side in sides for key in side)
-    rows = (Difference(key, tuple(side.get(key, "") for side in sides)) for key in keys)
-    return tuple(row for row in rows if len(set(row.values)) > 1)
 
 
 # ---- the terminal ---------------------------------------------------------------------------
@@ -349,6 +349,7 @@ def format_versus(found: Comparison) -> str:
         latency = f"{us_words(s.latency_us)}"
         latency += f" ± {percent_words(s.noise)}" if s.noise is not None else ""
         sure = f" ({s.certainty})" if s.certainty else ""
+        lines += wrapped("", s.sizes)
         lines += wrapped("", f"{s.verdict}{sure}")
         lines += wrapped(
             "", f"{latency}, PyTorch {us_words(s.baseline_us)}; {s.num_trials} trials"
@@ -363,9 +364,10 @@ def format_versus(found: Comparison) -> str:
     for note in found.notes:
         lines += wrapped("note", lettered(note, names))
     for title, rows in (
+        *((("task", found.tasks),) if found.tasks else ()),
         ("config", found.config),
-        ("machine", found.environment),
         ("winner", found.winner),
+        ("machine", found.environment),
     ):
         for row in rows:
             values = "; ".join(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tuner.run import Outlook
@@ -18,23 +18,79 @@ __all__ = [
     "outlook_words",
     "params_words",
     "percent_words",
+    "rate_words",
     "ratio_words",
     "rejection_words",
     "relative_path",
     "seconds_words",
+    "sizes_words",
+    "three_digits",
+    "time_unit",
+    "us_in",
     "us_words",
 ]
 
 NONE = "–"
+MOST_RATIO = 1000.0  # times: beyond it an interval says nothing
+
+
+def three_digits(value: float) -> str:
+    """Return a number with three digits, never as a power of ten: 0.0512, 7.22, 12,300."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    rounded = float(f"{value:.2e}")
+    return f"{rounded:,.{max(0, 2 - math.floor(math.log10(abs(rounded))))}f}"
 
 
 def us_words(value: float | None) -> str:
     """Return a time in the unit that fits it, from a number in us."""
+    unit = time_unit([value])
+    words = us_in(value, unit)
+    return words if words == NONE else f"{words} {unit}"
+
+
+def rate_words(tflops: float) -> str:
+    """Return a rate of arithmetic in the unit that fits it, from TFLOPS."""
+    if tflops < 1:
+        return f"{three_digits(1e3 * tflops)} GFLOPS"
+    return f"{three_digits(tflops)} TFLOPS"
+
+
+def time_unit(values_us: Iterable[float | None]) -> str:
+    """Return the unit for a column of times: the one that fits the least of them."""
+    known = [float(f"{v:.2e}") for v in values_us if v is not None and math.isfinite(v) and v > 0]
+    least_us = min(known, default=0.0)
+    return "s" if least_us >= 1e6 else "ms" if least_us >= 1e3 else "µs"
+
+
+def us_in(value: float | None, unit: str) -> str:
+    """Return a time in us as a number of that unit, one of `time_unit`."""
     if value is None or not math.isfinite(value):
         return NONE
-    if value >= 1e6:
-        return f"{value / 1e6:.3g} s"
-    return f"{value / 1e3:.4g} ms" if value >= 1e4 else f"{value:.4g} µs"
+    return three_digits(value / {"µs": 1.0, "ms": 1e3, "s": 1e6}[unit])
+
+
+def sizes_words(sizes: Mapping[str, object]) -> str:
+    """Return a problem's named sizes as one reads them; empty where none are recorded.
+
+    A product's are 1024 x 8192 -> 4096, rows of columns 16 x 4096; of a module that was captured
+    those of its inputs, whose weights' sizes are named after them. All others by name.
+    """
+    if {"batch", "in_features", "out_features"} <= sizes.keys():
+        return f"{sizes['batch']} x {sizes['in_features']} -> {sizes['out_features']}"
+    if sizes.keys() == {"rows", "cols"}:
+        return f"{sizes['rows']} x {sizes['cols']}"
+    tensors: dict[str, dict[int, object]] = {}
+    for name, size in sizes.items():
+        tensor, found, dimension = name.rpartition("_size_")
+        if found and dimension.isdigit():
+            tensors.setdefault(tensor, {})[int(dimension)] = size
+    if tensors and "batch" in sizes:
+        batch = sizes["batch"]  # the first dimension of each input, and of no weight
+        inputs = {t: [batch, *(d[n] for n in sorted(d))] for t, d in tensors.items() if 0 not in d}
+        if inputs:
+            return ", ".join(f"{t}: {' x '.join(map(str, dims))}" for t, dims in inputs.items())
+    return ", ".join(f"{name}={value}" for name, value in sizes.items())
 
 
 def seconds_words(value: float) -> str:
@@ -45,9 +101,9 @@ def seconds_words(value: float) -> str:
 
 
 def ratio_words(value: float) -> str:
-    """Return a speed-up, or that it has no bound."""
-    if not math.isfinite(value):
-        return "no bound"
+    """Return a speed-up, or that it has no bound that says anything."""
+    if not value < MOST_RATIO:
+        return "no bound" if value == math.inf or math.isnan(value) else f"above {MOST_RATIO:.0f}x"
     return f"{value:.3f}x" if value < 2 else f"{value:.2f}x" if value < 10 else f"{value:.1f}x"
 
 
@@ -56,9 +112,9 @@ def percent_words(value: float | None) -> str:
     return NONE if value is None or not math.isfinite(value) else percent(value)
 
 
-def count_words(number: int, noun: str) -> str:
+def count_words(number: int, noun: str, nouns: str = "") -> str:
     """Return how many there are of something, in the singular or plural."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 def number_words(values: Sequence[int], most: int = 12) -> str:

@@ -56,7 +56,9 @@ const tunerPage = (() => {
     Plotly.react(chart, figure.data, layout, config);
     if (isFirst) {
       chart.on("plotly_click", ({points}) => {
-        if (Number.isInteger(points[0].customdata)) showCard(points[0].customdata);
+        if (!Number.isInteger(points[0].customdata)) return;
+        chart.focus({preventScroll: true});
+        showCard(points[0].customdata);
       });
     }
   }
@@ -82,6 +84,22 @@ const tunerPage = (() => {
       }
     }
   }, {rootMargin: "400px"});
+  // What nobody has scrolled to yet is drawn when there is nothing else to do: printing and
+  // searching find it.
+  const whenIdle = globalThis.requestIdleCallback ?? ((work) => setTimeout(work, 200));
+  let isWaiting = false;
+  function drawLater() {
+    if (isWaiting) return;
+    isWaiting = true;
+    whenIdle(() => {
+      isWaiting = false;
+      const next = charts.find((chart) => chart.dataset.stale && !chart.closest("[hidden]"));
+      if (!next) return;
+      delete next.dataset.stale;
+      draw(next);
+      drawLater();
+    });
+  }
   screenIsDark.addEventListener("change", () => redraw(screenIsDark.matches));
   addEventListener("beforeprint", () => { table.printing(true); redraw(false, 680); });
   addEventListener("afterprint", () => { table.printing(false); redraw(screenIsDark.matches); });
@@ -131,7 +149,9 @@ const tunerPage = (() => {
   function closeCard() {
     card.hidden = true;
     table.mark(null);
-    cameFrom?.focus({preventScroll: true});
+    // The table draws its rows anew, so that a button of before may be gone.
+    if (cameFrom?.isConnected && cameFrom !== document.body) cameFrom.focus({preventScroll: true});
+    else table.focusOn(carded);
     cameFrom = null;
   }
   byId("card-close").addEventListener("click", closeCard);
@@ -190,6 +210,7 @@ const tunerPage = (() => {
       }
       whenSeen.observe(chart);
     }
+    drawLater();
   }
 
   const inline = byId("page-data");

@@ -9,7 +9,7 @@ function trialTable(pick) {
   const filter = document.getElementById("filter"), status = document.getElementById("status");
   const shown = document.getElementById("shown");
   let columns = [], texts = [], rows = [], sort = null, only = null, winner = null, chosen = null;
-  let hovers = new Map(), rowOfTrial = new Map();
+  let hovers = new Map(), rowOfTrial = new Map(), unknown = [];
   let rowHeight = 29, csvName = "trials.csv", isPrinting = false;
 
   const formats = {
@@ -32,11 +32,15 @@ function trialTable(pick) {
   // ---- which rows, in which order
   function tests() {
     const found = [];
+    unknown = [];
     for (const term of filter.value.trim().split(/\s+/).filter(Boolean)) {
       const match = /^(.+?)(!=|<=|>=|=|<|>)(.*)$/.exec(term);
       const column = match && columns.find((c) => c.name === match[1] || c.label === match[1]);
       if (column) found.push(compared(column, match[2], match[3]));
-      else found.push((row) => textOf(row).includes(term.toLowerCase()));
+      else {
+        if (match) unknown.push(match[1]);
+        found.push((row) => textOf(row).includes(term.toLowerCase()));
+      }
     }
     if (status.value) {
       const column = columns.find((c) => c.name === "status");
@@ -89,7 +93,8 @@ function trialTable(pick) {
         return sign * order || a - b;
       });
     }
-    const brushed = only ? ", brushed ones only" : "";
+    const brushed = (only ? ", brushed ones only" : "")
+      + (rows.length || !unknown.length ? "" : `: no column is called ${unknown.join(", ")}`);
     shown.textContent = `${rows.length.toLocaleString("en-US")} of ${count.toLocaleString("en-US")} shown${brushed}`;
     render();
   }
@@ -233,6 +238,10 @@ function trialTable(pick) {
     mark(number) {
       chosen = number;
       render();
+    },
+    // A trial's button in the table, or the table where its row is out of view.
+    focusOn(number) {
+      (body.querySelector(`[data-trial="${number}"]`) ?? box).focus({preventScroll: true});
     },
     printing(is) {
       isPrinting = is;

@@ -160,6 +160,7 @@
     write("stage", found.stage);
     write("finalists", found.finalists);
     write("plan", found.plan);
+    write("log", found.log);
     byId("verdicts").replaceChildren(...found.verdicts.map((text) => {
       const made = document.createElement("li");
       made.textContent = text;
@@ -168,6 +169,13 @@
     tick();
   }
   setInterval(tick, 1000);
+
+  byId("note").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const saved = await site.ask(`${path}/note`, Object.fromEntries(new FormData(event.target)));
+    byId("saved").textContent = saved ? "Saved." : "";
+    if (saved) byId("tags").replaceChildren(...saved.tags.map(site.tag));
+  });
 
   byId("stop").addEventListener("click", () => site.ask(`${path}/stop`));
   byId("resume")?.addEventListener("click", () => site.ask(`${path}/resume`));

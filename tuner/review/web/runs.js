@@ -4,6 +4,7 @@
 (() => {
   const byId = (id) => document.getElementById(id);
   const table = byId("runs"), body = table.tBodies[0], runs = new Map(), chosen = new Set();
+  const labels = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
   let by = "age_s", isUp = true;
 
   function make(tag, text = "", name = "") {
@@ -44,22 +45,47 @@
       make("td", run.name, "name")];
     cells[0].append(pick);
     cells[1].append(make("span", run.state, `state ${run.state}`));
-    cells[1].title = run.problem;
-    cells[2].append(link, make("span", `${run.op}, ${run.accuracy}`, "range"));
+    cells[2].append(link, ...(run.sizes ? [make("span", run.sizes, "sizes")] : []),
+      make("span", [run.op, run.accuracy].filter((word) => word !== run.title).join(", "), "range"));
+    if (run.problem) cells[2].append(make("span", run.problem, "why"));
+    if (run.note) {
+      const noted = make("span", "", "range");
+      noted.append(...run.tags.map(site.tag), run.note);
+      cells[2].append(noted);
+    }
     if (run.speedup !== null) {
-      cells[4].textContent = (run.is_proved ? "" : "~") + site.ratio(run.speedup);
+      cells[4].replaceChildren(make("span", (run.is_proved ? "" : "~") + site.ratio(run.speedup), `tone ${run.tone}`));
       if (run.is_proved && run.low !== null && run.high !== null) {
         cells[4].append(make("span", `${site.ratio(run.low)} to ${site.ratio(run.high)}`, "range"));
       }
+      if (run.caveat) {
+        cells[4].append(make("span", `least ${site.ratio(run.least)}`, `tone ${run.tone} least`),
+          make("span", run.caveat, "caveat"));
+      }
     }
+    cells.forEach((cell, index) => { cell.dataset.label = labels[index]; });
     row.append(...cells);
     return row;
+  }
+  // Each problem's runs under a heading of their own, in the order in which they come.
+  function grouped(found) {
+    const groups = new Map();
+    for (const run of found) groups.set(run.problemName, [...groups.get(run.problemName) ?? [], run]);
+    return [...groups].flatMap(([name, members]) => {
+      const row = make("tr", "", "group"), cell = make("th", `${name} `);
+      const best = Math.max(...members.map((run) => run.is_proved ? run.speedup : 0));
+      cell.colSpan = labels.length;
+      cell.scope = "rowgroup";
+      cell.append(make("span", `${members.length} ${members.length === 1 ? "run" : "runs"}${best ? `, best ${site.ratio(best)}` : ""}`, "soft"));
+      row.append(cell);
+      return [row, ...members.map(rowOf)];
+    });
   }
   function render() {
     const found = ordered();
     const focused = document.activeElement?.closest?.("#runs tbody tr")?.dataset.run;
     const isBox = document.activeElement?.type === "checkbox";
-    body.replaceChildren(...found.map(rowOf));
+    body.replaceChildren(...(byId("group").checked ? grouped(found) : found.map(rowOf)));
     if (focused) body.querySelector(`tr[data-run="${CSS.escape(focused)}"] ${isBox ? "input" : "a"}`)?.focus();
     byId("shown").textContent = `${found.length} of ${runs.size} runs shown`;
     byId("none").hidden = runs.size > 0;
@@ -112,6 +138,7 @@
   }
   byId("filter").addEventListener("input", render);
   byId("state").addEventListener("change", render);
+  byId("group").addEventListener("change", render);
   byId("compare").addEventListener("click", () => {
     location.href = "/compare?" + [...chosen].map((name) => `run=${encodeURIComponent(name)}`).join("&");
   });
@@ -123,14 +150,15 @@
     button.disabled = false;
   });
   setInterval(() => {
-    for (const row of body.rows) row.querySelector(".age").textContent = site.age(ageOf(runs.get(row.dataset.run)));
+    for (const row of body.querySelectorAll("tr[data-run]")) row.querySelector(".age").textContent = site.age(ageOf(runs.get(row.dataset.run)));
   }, 10000);
 
   site.follow("/events", (news) => {
     for (const name of news.gone) { runs.delete(name); chosen.delete(name); }
     for (const run of news.runs) {
-      const text = `${run.name}\n${run.title}\n${run.op}\n${run.device}\n${run.accuracy}\n${run.state}`;
-      runs.set(run.name, {...run, since: performance.now(), text: text.toLowerCase()});
+      const problemName = [run.title, run.sizes, run.accuracy, run.device].filter(Boolean).join(" · ");
+      const text = `${run.name}\n${problemName}\n${run.op}\n${run.state}\n${run.note}`;
+      runs.set(run.name, {...run, problemName, since: performance.now(), text: text.toLowerCase()});
     }
     render();
     updateCompare();

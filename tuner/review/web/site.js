@@ -52,7 +52,12 @@ const site = (() => {
   }
   // As `ratio_words` of the report has it.
   const ratio = (value) => `${value.toFixed(value < 2 ? 3 : value < 10 ? 2 : 1)}x`;
+  function tag(word) {
+    const made = document.createElement("span");
+    [made.className, made.textContent] = ["tag", `#${word}`];
+    return made;
+  }
   // Whether a process works on a run in this state.
   const isWorking = (state) => state === "running" || state === "verifying";
-  return {say, ask, follow, age, ratio, isWorking};
+  return {say, ask, follow, age, ratio, tag, isWorking};
 })();

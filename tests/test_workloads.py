@@ -1,0 +1,139 @@
+"""What a file was timed on: the least of it, the verdict's colour, and the caveat beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_runs import accepted, made_run, raced_result, result, trials
+
+from tuner.review.facts import Facts
+from tuner.review.listing import Shown
+from tuner.review.report import parts_of
+from tuner.review.shelf import Shelf
+from tuner.review.summary import Summary, format_summary, summary_of
+from tuner.review.workloads import caveat_of, least_of, tone_of, workloads_of
+from tuner.run import Run
+from tuner.trial import Compiled, Interval, Result
+
+MADE = trials(20)
+
+
+def around(speedup: float, half: float = 0.02) -> Interval:
+    return Interval(speedup, speedup * (1 - half), speedup * (1 + half), 0.95, 5)
+
+
+def ended(headline: float, **others: Interval | None) -> Result:
+    """A result whose file is that fast as given, and so fast `elsewhere` and in a `step`."""
+    proof = replace(result(MADE, around(headline)).exported, **others)
+    return replace(result(MADE, around(headline)), exported=proof, finalists=(proof,))
+
+
+def compiled(speedup: float) -> Compiled:
+    return Compiled("default", around(speedup), around(1.2), latency_us=2000.0)
+
+
+@pytest.mark.parametrize(
+    ("found", "tone", "caveat"),
+    [
+        (ended(4.67), "good", ""),
+        (ended(4.67, elsewhere=around(4.6)), "good", ""),
+        (
+            ended(4.67, elsewhere=around(2.4)),
+            "caution",
+            "2.40x on random weights and normal inputs",
+        ),
+        (
+            ended(4.67, elsewhere=around(2.4), step=around(1.31)),
+            "caution",
+            "1.310x in a step of training; 2.40x on random weights and normal inputs",
+        ),
+        (
+            ended(4.67, step=around(1.0)),
+            "caution",
+            "1.000x in a step of training: no difference",
+        ),
+        (ended(4.67, step=around(0.9)), "bad", "0.900x in a step of training"),
+        (ended(1.0), "even", ""),
+        (ended(0.9), "bad", ""),
+        (
+            replace(ended(1.5), compiled=compiled(1.9)),
+            "caution",
+            "torch.compile is faster: 1.900x",
+        ),
+        (replace(ended(1.9), compiled=compiled(1.5)), "good", ""),
+    ],
+)
+def test_the_colour_is_that_of_the_least_workload(found, tone, caveat):
+    workloads = workloads_of(found)
+    assert found.exported is not None and found.exported.interval is not None
+    assert tone_of(workloads, found.exported.interval.verdict) == tone
+    assert caveat_of(workloads) == caveat
+    least = least_of(workloads)
+    speeds = [w.interval.speedup for w in workloads if w.is_ours]
+    assert least is not None and least.interval.speedup == min(speeds)
+
+
+def test_what_was_rejected_was_timed_for_nothing():
+    found = ended(4.67)
+    assert found.exported is not None
+    wrong = replace(accepted(), is_accepted=False, reason="wrong")
+    assert workloads_of(replace(found, exported=replace(found.exported, check=wrong))) == ()
+    assert workloads_of(None) == () and least_of(()) is None and tone_of((), "rejected") == "bad"
+
+
+def told(folder: Path, found: Result) -> tuple[Run, Summary, Shown]:
+    run = made_run(folder, MADE, found)
+    (shown,) = Shelf(folder).runs()
+    return run, summary_of(Facts.of(run)), shown
+
+
+def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
+    proof = replace(raced_result(MADE, 4.67).exported, elsewhere=around(2.4), step=around(3.0))
+    found = replace(raced_result(MADE, 4.67), exported=proof, finalists=(proof,))
+    run, summary, shown = told(tmp_path, found)
+    caveat = "2.40x on random weights and normal inputs; 3.00x in a step of training"
+    assert (summary.tone, summary.caveat) == ("caution", caveat)
+    assert (shown.tone, shown.caveat, shown.least) == ("caution", caveat, 2.4)
+    assert shown.sizes == summary.sizes == "batch=1024, features=8192"
+    assert f"but       {caveat}" in format_summary(summary)
+    page = parts_of(Facts.of(run), ["verdict"])["verdict"]
+    assert '<div class="verdict caution">' in page and f'<p class="caveat">but {caveat}' in page
+    assert summary.trust == (
+        "1 of 1 probe accepted, raced in 3 processes, from the exported file; not timed: "
+        "torch.compile"
+    )
+    assert page.count('class="track"') == 3  # each workload's interval
+
+
+def test_a_speed_up_without_samples_has_no_colour_in_the_list(tmp_path):
+    _, summary, shown = told(tmp_path, ended(4.67))
+    assert (shown.tone, shown.is_proved) == ("even", False)
+    assert summary.trust.endswith(
+        "no samples kept; not timed: other values, a step of training, torch.compile"
+    )
+
+
+def test_screening_and_race_that_disagree_are_said(tmp_path):
+    made = list(MADE)
+    fast = replace(made[18].outcome.measurement, latency_us=1000.0, samples_us=(1000.0,) * 5)
+    made[18] = replace(made[18], outcome=replace(made[18].outcome, measurement=fast))
+    found = replace(raced_result(made, 2.0), winner=18)
+    proof = replace(found.exported, trial=18)
+    run = made_run(tmp_path, made, replace(found, exported=proof, finalists=(proof,)))
+    texts = [advice.text for advice in summary_of(Facts.of(run)).warnings]
+    (said,) = [text for text in texts if text.startswith("screening timed trial 18")]
+    assert said == (
+        "screening timed trial 18 at 1.00 ms ± 0.3 %, the race of its file at 1.50 ms: 50 % more; "
+        "PyTorch took 0.067 % more"
+    )
+    page = parts_of(Facts.of(run), ["verdict"])["verdict"]
+    assert (
+        '<td class="number">1.00</td><td class="number">1.50</td><td class="number">+50 %' in page
+    )
+
+
+def test_screening_and_race_that_agree_are_not_warned_of(tmp_path):
+    _, summary, _ = told(tmp_path, raced_result(MADE, 2.0))
+    assert not any("screening timed" in advice.text for advice in summary.warnings)

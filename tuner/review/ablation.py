@@ -1,0 +1,124 @@
+"""Why the winner is faster: each of its choices against the best trial that chose otherwise.
+
+Nothing is measured for this. The trials of a search hold for each choice the best one with it and
+the best one without it, every other parameter free in both: what the choice is worth where the
+rest may make up for it. It is no more than changing it alone would cost if the search looked as
+well on both sides, which is seldom so: the counts stand beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.review.facts import Facts, correct_trials
+from tuner.review.tables import parameter_names, speedup_of, value_of, value_words
+from tuner.review.words import count_words, ratio_words
+from tuner.trial import Trial
+
+__all__ = ["Choice", "choices_of", "choices_words", "unvaried"]
+
+NUM_TOLD = 3  # of the choices, in the sentence
+FEW = 3  # trials without a choice, below which they say little of it
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A parameter's value of the winner, and what it is worth.
+
+    `gain` is the speed of the best trial with it over that of the best without it, `other`, which
+    has the value `instead`; speeds are over PyTorch as timed just before each. `is_noise` says
+    that the two differ by less than both scatter. `num_without` correct trials chose otherwise;
+    `num_changed` choices of the winner are otherwise in `other`, this one among them.
+    """
+
+    name: str
+    value: str
+    instead: str
+    gain: float
+    is_noise: bool
+    other: int
+    num_with: int
+    num_without: int
+    num_changed: int
+
+    @property
+    def remark(self) -> str:
+        """What makes it less sure; empty where nothing does."""
+        if self.is_noise:
+            return "within the noise of both"
+        if self.num_without < FEW:
+            return f"{count_words(self.num_without, 'trial')} without it: little to go by"
+        return ""
+
+
+def choices_of(facts: Facts) -> list[Choice]:
+    """Return what each of the winner's choices is worth, the most first.
+
+    Trials whose template does not have a parameter say nothing of it.
+    """
+    best = facts.best
+    correct = {t.number: t for t in correct_trials(facts.trials)}
+    speeds = {number: speedup_of(trial, facts) for number, trial in correct.items()}
+    known = [trial for number, trial in correct.items() if speeds[number]]
+    if best is None or best.number not in speeds:
+        return []
+
+    def speed(trial: Trial) -> float:
+        return speeds[trial.number] or 0.0
+
+    found = []
+    names = parameter_names([best])
+    for name in names:
+        value = value_of(best, name)
+        having = [trial for trial in known if value_of(trial, name) is not None]
+        with_it = [trial for trial in having if value_of(trial, name) == value]
+        without = [trial for trial in having if value_of(trial, name) != value]
+        if not with_it or not without:
+            continue
+        one, other = max(with_it, key=speed), max(without, key=speed)
+        gain = speed(one) / speed(other)
+        found.append(
+            Choice(
+                name,
+                str(value),
+                value_words(other, name),
+                gain,
+                abs(math.log(gain)) <= _noise(one) + _noise(other),
+                other.number,
+                len(with_it),
+                len(without),
+                sum(value_words(best, n) != value_words(other, n) for n in names),
+            )
+        )
+    return sorted(found, key=lambda choice: -choice.gain)
+
+
+def choices_words(choices: Sequence[Choice]) -> str:
+    """Return in one sentence which choices made the winner fast; why not, where none did."""
+    if not choices:
+        return "The trials do not say: no correct trial chose otherwise in anything."
+    told = [choice for choice in choices if choice.gain > 1 and not choice.remark][:NUM_TOLD]
+    if not told:
+        return "No single choice explains it: the trials without each are as fast, or too few."
+    parts = [
+        f"{c.name}={c.value} is worth {ratio_words(c.gain)} (against {c.instead}, trial {c.other})"
+        for c in told
+    ]
+    return f"{'; '.join(parts)}."
+
+
+def unvaried(facts: Facts, choices: Sequence[Choice]) -> str:
+    """Return which of the winner's choices no correct trial made otherwise; empty if all were."""
+    if facts.best is None:
+        return ""
+    names = {choice.name for choice in choices}
+    left = [name for name in parameter_names([facts.best]) if name not in names]
+    number = count_words(len(left), "choice")
+    return f"{number} that no correct trial made otherwise: {', '.join(left)}." if left else ""
+
+
+def _noise(trial: Trial) -> float:
+    measurement = trial.outcome.measurement
+    return measurement.noise if measurement is not None else 0.0

@@ -1,0 +1,300 @@
+"""What each part of a run's page shows: the views that its templates lay out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tuner.capture.outline import Outline
+from tuner.machine.ceilings import roofline_tflops
+from tuner.machine.datasheets import bandwidth_gbps
+from tuner.profiled import Launch
+from tuner.review.ablation import choices_of, choices_words, unvaried
+from tuner.review.facts import UNITS, Facts
+from tuner.review.sources import highlighted, winner_source
+from tuner.review.summary import Summary
+from tuner.review.tables import contest, failures, strategies
+from tuner.review.timeline import stages_of, workers_of
+from tuner.review.words import NONE, percent_words, three_digits, time_unit
+from tuner.review.workloads import AS_GIVEN, Workload
+from tuner.trial import Finalist, Status, Trial
+
+__all__ = ["PARTS", "shown"]
+
+NUM_COLOURS = 8  # of kernels, as the style sheet has them
+MOST_STEPS = 8  # of one piece of a module's picture
+LEAST_BAR = 0.4  # % of a figure's width: less could not be seen
+_STATUS_MEANING = {
+    Status.CORRECT: "accepted by the check, and timed",
+    Status.CONSTRAINTS: "refused before anything ran",
+    Status.COMPILE: "the compiler refused it",
+    Status.RUNTIME: "it crashed, or a launch failed",
+    Status.TIMEOUT: "it did not end in time",
+    Status.CORRECTNESS: "its answers are wrong, so it was not timed",
+}
+
+
+def shown(name: str, facts: Facts, told: Summary) -> dict[str, Any]:
+    """Return what a part, of `PARTS`, shows beside the summary."""
+    return _SHOWN[name](facts, told)
+
+
+def _shown_verdict(facts: Facts, told: Summary) -> dict[str, Any]:
+    result = facts.result
+    finalists: Sequence[Finalist] = result.finalists if result else ()
+    exported = result.exported if result else None
+    rows = [exported, *finalists] if exported is not None else list(finalists)
+    screened = {trial.number: trial.outcome.latency_us for trial in facts.trials}
+    times = [us for f in rows for us in (f.latency_us, f.baseline_us, screened.get(f.trial))]
+    return {
+        "intervals": _intervals(told.workloads),
+        "finalists": finalists,
+        "exported": exported,
+        "screened": screened,
+        "unit": time_unit(times),
+        "change": _change_words,
+    }
+
+
+def _change_words(before: float | None, after: float | None) -> str:
+    return f"{round(100 * (after / before - 1)):+d} %" if before and after else NONE
+
+
+def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
+    """Return the intervals as places on one axis, in % of its width; `one` is PyTorch's."""
+    if not workloads:
+        return []
+
+    most = 2 * max(1.0, *(w.interval.speedup for w in workloads))  # of an axis that can be read
+
+    def high(workload: Workload) -> float:
+        return min(workload.interval.high, most)
+
+    ends = [1.0, *(w.interval.low for w in workloads), *map(high, workloads)]
+    low, span = min(ends), (max(ends) - min(ends)) or 1.0
+    low, span = low - 0.04 * span, 1.08 * span
+
+    def place(ratio: float) -> float:
+        return round(100 * (ratio - low) / span, 2)
+
+    return [
+        {
+            "name": "the reference's own values" if w.name == AS_GIVEN else w.name,
+            "interval": w.interval,
+            "is_ours": w.is_ours,
+            "left": place(w.interval.low),
+            "width": max(LEAST_BAR, round(place(high(w)) - place(w.interval.low), 2)),
+            "at": place(w.interval.speedup),
+            "one": place(1.0),
+        }
+        for w in workloads
+    ]
+
+
+def _shown_why(facts: Facts, told: Summary) -> dict[str, Any]:
+    choices = choices_of(facts)
+    return {
+        "choices": choices,
+        "choices_words": choices_words(choices),
+        "unvaried": unvaried(facts, choices),
+        "most": max((choice.gain for choice in choices), default=1.0),
+        "limits": _limits(facts, told),
+        "kernels": _kernels(facts),
+    }
+
+
+def _limits(facts: Facts, told: Summary) -> list[dict[str, Any]]:
+    """Return how near one call comes to each of the device's rates, PyTorch's call beside it."""
+    device, flops, num_bytes = facts.device, facts.number("flops"), facts.number("bytes")
+    if device is None or not flops or not told.latency_us:
+        return []
+    fastest = min(facts.bounds(), key=lambda bound: bound.latency_us, default=None)
+    units = facts.precision or (fastest.precision if fastest else "fp16")
+    known = [
+        (UNITS[units], "TFLOPS", flops / 1e6, roofline_tflops(flops, 0.0, device, units)),
+        ("memory", "GB/s", (num_bytes or 0.0) / 1e3, bandwidth_gbps(device)),
+    ]
+    return [
+        {
+            "what": what,
+            "most": f"{three_digits(most)} {unit}",
+            "reached": f"{three_digits(amount / told.latency_us)} {unit}",
+            "share": amount / told.latency_us / most,
+            "before": amount / told.baseline_us / most if told.baseline_us else None,
+        }
+        for what, unit, amount, most in known
+        if most and amount
+    ]
+
+
+def _kernels(facts: Facts) -> dict[str, Any] | None:
+    """Return both calls as bars on one axis of time, and each kernel's time in both."""
+    profiles = facts.profiles
+    if profiles is None:
+        return None
+    calls = [("PyTorch", profiles.baseline), ("exported file", profiles.winner)]
+    longest_us = max(call.call_us for _, call in calls) or 1.0
+    names = list(dict.fromkeys(k.name for _, call in calls[::-1] for k in call.kernels))
+    colours = {name: number % NUM_COLOURS for number, name in enumerate(names)}
+    rows = []
+    for name in names:
+        mine = [[k.duration_us for k in call.kernels if k.name == name] for _, call in calls]
+        launches = [k.launch for k in profiles.winner.kernels if k.name == name and k.launch]
+        row = {
+            "name": name,
+            "launch": _launch_words(launches[0]) if launches else "",
+            "colour": colours[name],
+            "counts": list(map(len, mine)),
+            "times": [sum(times) if times else None for times in mine],
+        }
+        rows.append(row)
+    between = [max(0.0, c.call_us - sum(k.duration_us for k in c.kernels)) for _, c in calls]
+    return {
+        "is_gpu": profiles.is_gpu,
+        "bars": [
+            {
+                "name": name,
+                "call_us": call.call_us,
+                "spans": [
+                    {
+                        "name": k.name,
+                        "us": k.duration_us,
+                        "left": round(100 * k.start_us / longest_us, 3),
+                        "width": max(LEAST_BAR, round(100 * k.duration_us / longest_us, 3)),
+                        "colour": colours[k.name],
+                    }
+                    for k in call.kernels
+                ],
+            }
+            for name, call in calls
+        ],
+        "rows": rows,
+        "between": between,
+        "unit": time_unit([call.call_us for _, call in calls]),
+    }
+
+
+def _launch_words(launch: Launch) -> str:
+    words = f"{launch.num_blocks:,} x {launch.threads} threads, {launch.registers} registers, "
+    words += f"{launch.smem_bytes:,} bytes of shared memory"
+    share = launch.occupancy
+    return words if share is None else f"{words}, occupancy {percent_words(share)}"
+
+
+def _shown_module(facts: Facts, told: Summary) -> dict[str, Any]:
+    """Return the module's graph, and the times of one call: before, after, the least."""
+    module = facts.module
+    if module is None:
+        return {"module": None}
+    is_fallback = facts.result is not None and facts.result.is_fallback
+    times = [
+        ("PyTorch", told.baseline_us),
+        ("what was found: nothing faster" if is_fallback else "what was found", told.latency_us),
+        ("the device's bound", module.gain.bound_us),
+        ("a copy of as many bytes", module.gain.copy_us),
+    ]
+    known = [(what, time_us) for what, time_us in times if time_us]
+    longest_us = max((time_us for _, time_us in known), default=1.0)
+    unit = time_unit([us for _, us in known])
+    return {
+        "module": module,
+        "times": known,
+        "longest_us": longest_us,
+        "unit": unit,
+        "pieces": _pieces(module.outline),
+    }
+
+
+def _pieces(outline: Outline) -> list[dict[str, Any]]:
+    """Return the graph's steps in order, cut where another kernel's begin; of long ones the ends.
+
+    A step of several tasks, which compute it again each, is shown in the first of them.
+    """
+    of_step: dict[str, int] = {}
+    for number, task in enumerate(outline.tasks):
+        for name in task.steps:
+            of_step.setdefault(name, number)
+    pieces: list[dict[str, Any]] = []
+    for step in outline.steps:
+        place = of_step.get(step.name)
+        if not pieces or pieces[-1]["number"] != place:
+            found = None if place is None else outline.tasks[place]
+            is_new = all(piece["number"] != place for piece in pieces)
+            pieces.append({"number": place, "task": found, "is_new": is_new, "steps": []})
+        pieces[-1]["steps"].append(step)
+    for piece in pieces:
+        steps = piece["steps"]
+        piece["left_out"] = max(0, len(steps) - MOST_STEPS)
+        if piece["left_out"]:
+            half = MOST_STEPS // 2
+            piece["steps"] = [*steps[:half], *steps[-half:]]
+        piece["colour"] = (piece["number"] or 0) % NUM_COLOURS
+    return pieces
+
+
+def _shown_contests(facts: Facts, _: Summary) -> dict[str, Any]:
+    trials = facts.trials
+    words = strategies(trials)
+    return {
+        "contests": [(name, contest(trials, [name])) for name in words],
+        "together": contest(trials, words) if len(words) > 1 else None,
+    }
+
+
+def _shown_failures(facts: Facts, _: Summary) -> dict[str, Any]:
+    meaning = {status.value: text for status, text in _STATUS_MEANING.items()}
+    return {"status_meaning": meaning, "failures": failures(facts)}
+
+
+def _shown_time(facts: Facts, _: Summary) -> dict[str, Any]:
+    trials = facts.trials
+    builds = [trial.outcome.build for trial in trials]
+    return {
+        "stages": stages_of(trials) if _is_timed(trials) else [],
+        "workers": workers_of(trials),
+        "num_cached": sum(build.is_cached for build in builds if build),
+        "num_same": sum(t.outcome.same_as is not None for t in trials),
+    }
+
+
+def _shown_source(facts: Facts, _: Summary) -> dict[str, Any]:
+    name, text = winner_source(facts)
+    return {"source_name": name, "source": text}
+
+
+def _shown_how(facts: Facts, _: Summary) -> dict[str, Any]:
+    return {
+        "config": highlighted(facts.config, "yaml") if facts.config else "",
+        "environment": _flat(facts.environment),
+    }
+
+
+# What each part shows beside the summary.
+_SHOWN: dict[str, Callable[[Facts, Summary], dict[str, Any]]] = {
+    "head": lambda facts, _: {"started_at": facts.word("started_at")},
+    "verdict": _shown_verdict,
+    "module": _shown_module,
+    "why": _shown_why,
+    "contests": _shown_contests,
+    "failures": _shown_failures,
+    "time": _shown_time,
+    "source": _shown_source,
+    "how": _shown_how,
+}
+PARTS = tuple(_SHOWN)
+
+
+def _is_timed(trials: Sequence[Trial]) -> bool:
+    return any(trial.outcome.seconds for trial in trials)
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested facts as rows."""
+    rows: list[tuple[str, str]] = []
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{prefix}{key}.")
+        else:
+            rows.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
+    return rows

@@ -1,0 +1,142 @@
+"""What a verified file was timed on, each with its interval, and the least of them.
+
+The headline is of the reference's weights as constructed and of its inputs. Other values and a
+step of training may be slower than that, and `torch.compile` may be faster: who reads one number
+must read the least one as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tuner.review.words import count_words, ratio_words
+from tuner.trial import SAME_SPEED, Finalist, Interval, Result
+
+__all__ = [
+    "AS_GIVEN", "Tone", "Workload", "caveat_of", "least_of", "proof_of", "tone_of", "trust_of",
+    "workloads_of",
+]  # fmt: skip
+
+AS_GIVEN = "as given"
+
+Tone = Literal["good", "caution", "even", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Speed over PyTorch in one situation; `is_ours` is False of torch.compile's own."""
+
+    name: str
+    interval: Interval
+    is_ours: bool = True
+
+    @property
+    def words(self) -> str:
+        """The speed-up, and what it is of."""
+        ratio = ratio_words(self.interval.speedup)
+        same = ": no difference" if self.interval.verdict == "no difference" else ""
+        return f"{ratio} {self.name}{same}"
+
+
+def proof_of(result: Result | None) -> Finalist | None:
+    """Return the race that counts: of the exported file, else of the winner; None without one."""
+    if result is None:
+        return None
+    by_trial = (entry for entry in result.finalists if entry.trial == result.winner)
+    return result.exported or next(by_trial, None)
+
+
+def workloads_of(result: Result | None) -> tuple[Workload, ...]:
+    """Return what was timed, the reference's own values first; nothing of what was rejected."""
+    proof = proof_of(result)
+    if result is None or proof is None or proof.interval is None:
+        return ()
+    if proof.error or not proof.check.is_accepted:
+        return ()
+    found = [Workload(AS_GIVEN, proof.interval)]
+    if proof.elsewhere is not None:
+        found.append(Workload("on random weights and normal inputs", proof.elsewhere))
+    if proof.step is not None:
+        found.append(Workload("in a step of training", proof.step))
+    if result.compiled is not None and result.compiled.interval is not None:
+        found.append(Workload("torch.compile", result.compiled.interval, is_ours=False))
+    return tuple(found)
+
+
+def caveat_of(workloads: Sequence[Workload]) -> str:
+    """Return what is materially less than the headline says; empty where nothing is.
+
+    That is a workload whose interval lies below the headline's by more than another process would
+    explain, or `torch.compile` above it.
+    """
+    if not workloads:
+        return ""
+    head, *others = workloads
+    less = [w for w in others if w.is_ours and _is_below(w.interval, head.interval)]
+    said = [w.words for w in sorted(less, key=lambda w: w.interval.speedup)]
+    said += [
+        f"torch.compile is faster: {ratio_words(w.interval.speedup)}"
+        for w in others
+        if not w.is_ours and _is_below(head.interval, w.interval)
+    ]
+    return "; ".join(said)
+
+
+def tone_of(workloads: Sequence[Workload], kind: str) -> Tone:
+    """Return the verdict's colour: that of the least workload, whatever the headline says.
+
+    Args:
+        workloads: as `workloads_of` gives them.
+        kind: the headline's, of `Summary.kind`.
+    """
+    if kind in ("slower", "rejected"):
+        return "bad"
+    if kind != "faster":
+        return "even"
+    verdicts = [w.interval.verdict for w in workloads if w.is_ours]
+    if "slower" in verdicts:
+        return "bad"
+    return "caution" if "no difference" in verdicts or caveat_of(workloads) else "good"
+
+
+def trust_of(result: Result | None) -> str:
+    """Return what stands behind the figures, in one line; empty where nothing was verified."""
+    proof = proof_of(result)
+    if proof is None or result is None:
+        return ""
+    probes, interval = proof.check.probes, proof.interval
+    words = [
+        f"{sum(p.is_accepted for p in probes)} of {count_words(len(probes), 'probe')} accepted"
+    ]
+    if interval is not None:
+        words.append(f"raced in {count_words(interval.num_processes, 'process', 'processes')}")
+        is_file = result.exported is proof
+        words.append("from the exported file" if is_file else "the trial, not its file")
+    elif not proof.error:
+        words.append("not raced")
+    if proof.interval is not None and not proof.samples_us:
+        words.append("no samples kept")
+    untimed = [
+        what
+        for what, found in (
+            ("other values", proof.elsewhere),
+            ("a step of training", proof.step),
+            ("torch.compile", result.compiled and result.compiled.interval),
+        )
+        if found is None
+    ]
+    return ", ".join(words) + (f"; not timed: {', '.join(untimed)}" if untimed else "")
+
+
+def least_of(workloads: Sequence[Workload]) -> Workload | None:
+    """Return the workload with the least speed-up; None where nothing was timed."""
+    return min((w for w in workloads if w.is_ours), key=lambda w: w.interval.speedup, default=None)
+
+
+def _is_below(low: Interval, high: Interval) -> bool:
+    if low.overlaps(high) or not 0 < low.speedup < high.speedup:
+        return False
+    return math.log(high.speedup / low.speedup) > SAME_SPEED
