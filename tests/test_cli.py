@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
     "an unknown sampler": (
         lambda d: [*d.config("c"), "--sampler", "tep"],
         2,
-        ["--sampler: unknown sampler 'tep'", "did you mean 'tpe'?"],
+        ["--sampler: unknown sampler 'tep'", "known: surrogate, tpe", "did you mean 'tpe'?"],
     ),
     "a negative seed": (lambda d: [*d.config("c"), "--seed", "-1"], 2, ["--seed: expected"]),
     "an unknown option": (

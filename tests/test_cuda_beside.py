@@ -33,9 +33,11 @@ IMAGE_TILES = [
     for tile in [(2, 1, 64, 2), (2, 2, 64, 1), (2, 2, 128, 1), (4, 1, 32, 2), (4, 2, 16, 2)]
     for halves in (1, 2)
 ]
+NAMES = ("product_weight", "product_n", "product_k", "product_cluster")
+# A text that converts holds kernels of both ways; 256 x 64 in clusters of 2 is none.
 TILES = [
-    {"product_n": n, "product_k": k, "product_cluster": c, "product_raster": 8}
-    for n, k, c in itertools.product([128, 192, 256], [64], [1, 2])
+    ("split", 192, 32, 2),
+    *itertools.product(["converted"], [128, 192, 256], [32, 64], [1, 2]),
 ]
 
 
@@ -89,17 +91,25 @@ def test_without_nvcc_that_is_said(monkeypatch, tmp_path):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("tile", here_and_on_a_gpu(TILES, [TILES[0], TILES[-1]]))
+@pytest.mark.parametrize(
+    "tile", here_and_on_a_gpu(TILES, [("converted", 256, 32, 2), ("converted", 256, 64, 1)])
+)
 def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
     make = cuda_code(monkeypatch, tmp_path)
-    root = builtin_folder()
-    names = {"CudaCode": make}
-    names_of = {**tile, "epilogues": ""}
-    text = rendered(Path("t.py"), '{% include "_lib/triton_wgmma.py" %}', [root], names_of)
-    beside = text[text.index("cuda_code = CudaCode(") : text.index("def product_by_wgmma")]
-    exec(beside, names)
-    (kernel,) = parse_resources(names["cuda_code"].log, None)
-    assert (kernel.registers, kernel.spill_store_bytes, kernel.stack_bytes) == (168, 0, 0)
+    known = {**dict(zip(NAMES, tile, strict=True)), "product_raster": 8, "epilogues": ""}
+    text = '{% include "_lib/triton_wgmma.py" %}'
+    text = rendered(Path("t.py"), text, [builtin_folder()], known)
+    found: dict = {"CudaCode": make}
+    start = text.index("cuda_code = CudaCode(")
+    exec(text[start : text.index("def product_by_wgmma")], found)
+    log = found["cuda_code"].log
+    kernels = parse_resources(log, None)
+    # Halves of x, and what is computed again, are kernels of the same text.
+    assert len(kernels) == (4 if tile[0] == "converted" else 1)
+    assert {(k.spill_store_bytes, k.stack_bytes) for k in kernels} == {(0, 0)}
+    products = [k.registers for k in kernels if "product" in k.name]
+    assert products == [168] * (2 if tile[0] == "converted" else 1)
+    assert "wgmma.mma_async instructions are serialized" not in log
 
 
 @needs_nvcc
@@ -149,7 +159,7 @@ def test_an_exported_file_holds_the_cuda_text_and_names_its_compiler(tmp_path):
 def test_cuda_text_is_compiled_ahead_and_part_of_the_binary_key(tmp_path):
     toolchain = Toolchain("cuda", None, capability=90, triton="installed")
     family, one = candidate_of(tmp_path)
-    _, other = candidate_of(tmp_path, product_k=32)
+    _, other = candidate_of(tmp_path, product_k=64)
     broken = Candidate(
         one.op, one.template, {}, "triton", one.source.replace("make_float2", "flaot2"), one.plan
     )

@@ -9,7 +9,8 @@ import torch
 from test_any_module import derive
 
 from tuner.capture.by_hand import written_by_hand
-from tuner.capture.half_products import PRODUCTS, WGMMA_TEMPLATE
+from tuner.capture import half_products
+from tuner.capture.half_products import HALVES_TEMPLATE, PRODUCTS, WGMMA_TEMPLATE
 from tuner.config.run_config import load_config
 from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.modules import fused, module_of
@@ -41,6 +42,10 @@ def get_init_inputs():
     return []
 """
 OF_MATRICES = [name for name, products in PRODUCTS.items() if not products.convolves]
+WAYS = [
+    {"template": HALVES_TEMPLATE},
+    *({"template": WGMMA_TEMPLATE, "product_weight": way} for way in ("split", "converted")),
+]
 LAYER = "self.a = nn.Linear(264, 260)"
 MODULES = {
     "alone": (LAYER, "self.a(x)", "200, 264"),
@@ -96,6 +101,48 @@ def test_the_kernel_of_ours_is_for_hopper_with_nvcc(gpu, facts, reason, tmp_path
     assert len(broken) == bool(reason) and reason in "".join(broken)
 
 
+@pytest.mark.parametrize(
+    ("module", "default", "ways"),
+    [
+        (MODULES["alone"], "converted", {"split", "converted"}),
+        (
+            ("self.a = nn.Linear(264, 200)", "self.a(x)", "260, 264"),
+            "split",
+            {"split", "converted"},
+        ),
+        (MODULES["chain"], "converted", {"split", "converted"}),  # of whose columns there are more
+        (MODULES["turned"], "split", {"split"}),
+        (("self.a = nn.Linear(266, 260)", "self.a(x)", "200, 266"), "split", {"split"}),
+    ],
+)
+def test_the_weight_is_converted_where_it_is_the_larger_and_can_be(
+    module, default, ways, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(half_products, "CONVERTS_UNASKED", True)
+    _, made = made_of(tmp_path, module)
+    family = load_family(made.name, [made.folder])
+    facts = known_device("H200").facts()
+    source = family.render({"template": WGMMA_TEMPLATE}, facts).source
+    assert f"CONVERTS_WEIGHT = {default == 'converted'}" in source
+    both = ("split", "converted")
+    rules = family.constraints([WGMMA_TEMPLATE], {"product_weight": both})
+    for way in both:
+        known = {**facts, "template": WGMMA_TEMPLATE, "product_weight": way}
+        broken = [rule.why for rule in rules if not rule.expression.evaluate(known)]
+        assert len(broken) == (way not in ways), way
+        assert all("multiples of 16 bytes" in why for why in broken)
+
+
+def test_a_default_that_depends_on_the_batch_leaves_a_text_for_any(tmp_path, monkeypatch):
+    """Of 259 rows the weight, of 260, is the larger operand; of the next prime it is not."""
+    monkeypatch.setattr(half_products, "CONVERTS_UNASKED", True)
+    init, forward, _ = MODULES["alone"]
+    _, made = made_of(tmp_path, (init, forward, "259, 264"))
+    family = load_family(made.name, [made.folder])
+    plan = family.render({"template": WGMMA_TEMPLATE}, known_device("H200").facts()).plan
+    assert plan.arguments[0].shape[0] == "batch"
+
+
 @pytest.mark.parametrize("name", NOT_TAKEN)
 def test_where_halves_would_not_pay_or_be_exact_pytorchs_own_are_taken(name, tmp_path):
     _, made = made_of(tmp_path, NOT_TAKEN[name])
@@ -133,10 +180,10 @@ def filled(x: torch.Tensor, what: str) -> torch.Tensor:
     "what", ["normal", "positive", "offset", "tiny", "huge", "one large column"]
 )
 @pytest.mark.parametrize("name", ["alone", "turned", "in_rows", "chain"])
-@pytest.mark.parametrize("template", OF_MATRICES)
-def test_halves_are_as_exact_as_float32(template, name, what, tmp_path):
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: "-".join(how.values()))
+def test_halves_are_as_exact_as_float32(how, name, what, tmp_path):
     problem, made = made_of(tmp_path, MODULES[name])
-    model, wide, x = on_gpu(problem, made, tmp_path, template)
+    model, wide, x = on_gpu(problem, made, tmp_path, **how)
     reference = problem.make_model(0).cuda()
     for m in (model, reference, wide):
         for i, p in enumerate(m.parameters()):
@@ -154,11 +201,11 @@ def test_halves_are_as_exact_as_float32(template, name, what, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", OF_MATRICES)
-def test_sums_of_rows_beyond_float32_are_no_infinities(template, tmp_path):
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: "-".join(how.values()))
+def test_sums_of_rows_beyond_float32_are_no_infinities(how, tmp_path):
     """Denormal inputs by weights whose sums overflow, of which the products are usual numbers."""
     problem, made = made_of(tmp_path, MODULES["alone"])
-    model, wide, x = on_gpu(problem, made, tmp_path, template)
+    model, wide, x = on_gpu(problem, made, tmp_path, **how)
     with torch.no_grad():
         for m in (model, wide):
             m.a.weight.copy_(torch.full_like(m.a.weight, 2.0**125))
@@ -169,11 +216,11 @@ def test_sums_of_rows_beyond_float32_are_no_infinities(template, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", OF_MATRICES)
-def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(template, tmp_path):
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: "-".join(how.values()))
+def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(how, tmp_path):
     """A large number of one operand meets usual ones of the other, which float16 would lose."""
     problem, made = made_of(tmp_path, MODULES["turned"])
-    model, wide, x = on_gpu(problem, made, tmp_path, template)
+    model, wide, x = on_gpu(problem, made, tmp_path, **how)
     with torch.no_grad():
         x[50, 3], x[50, 4], x[51, 9] = 2e37, -1.6e37, -2e37
         model.w[100, 7], model.w[101, 8] = 2e37, -1e37
@@ -186,11 +233,11 @@ def test_rows_and_columns_of_too_wide_a_range_are_computed_in_float32(template, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", OF_MATRICES)
-def test_products_of_whole_numbers_are_exact(template, tmp_path):
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: "-".join(how.values()))
+def test_products_of_whole_numbers_are_exact(how, tmp_path):
     """So that a kink behind them is where PyTorch has it."""
     problem, made = made_of(tmp_path, MODULES["alone"])
-    model, wide, x = on_gpu(problem, made, tmp_path, template)
+    model, wide, x = on_gpu(problem, made, tmp_path, **how)
     whole = torch.Generator("cuda").manual_seed(1)
     with torch.no_grad():
         for weight in (model.a.weight, model.a.bias):
@@ -201,10 +248,10 @@ def test_products_of_whole_numbers_are_exact(template, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("template", OF_MATRICES)
-def test_infinities_and_nan_go_where_pytorchs_products_let_them(template, tmp_path):
+@pytest.mark.parametrize("how", WAYS, ids=lambda how: "-".join(how.values()))
+def test_infinities_and_nan_go_where_pytorchs_products_let_them(how, tmp_path):
     problem, made = made_of(tmp_path, MODULES["alone"])
-    model, _, x = on_gpu(problem, made, tmp_path, template)
+    model, _, x = on_gpu(problem, made, tmp_path, **how)
     reference = problem.make_model(0).cuda()
     reference.load_state_dict(model.state_dict())
     x[3, 5], x[100, 7], x[150, 0] = float("inf"), -float("inf"), float("nan")
@@ -226,7 +273,7 @@ def test_wgmma_products_of_any_size_in_any_tile(tile, sizes, tmp_path):
     layer = f"self.a = nn.Linear({depth}, {columns})"
     problem, made = made_of(tmp_path, (layer, "self.a(x)", f"{rows}, {depth}"))
     names = ("product_n", "product_k", "product_cluster")
-    more = dict(zip(names, tile, strict=True))
+    more = {**dict(zip(names, tile, strict=True)), "product_weight": "split"}
     model, wide, x = on_gpu(problem, made, tmp_path, WGMMA_TEMPLATE, **more)
     own = problem.make_model(0).cuda()
     own.load_state_dict(model.state_dict())
@@ -236,7 +283,7 @@ def test_wgmma_products_of_any_size_in_any_tile(tile, sizes, tmp_path):
     assert error <= 2 * limit + 2.0**-23 * exact.abs().max()
 
 
-def on_gpu(problem, made, folder: Path, template: str, **more: int):
+def on_gpu(problem, made, folder: Path, template: str, **more: int | str):
     """The module by float16 halves, the same in float64, and its input."""
     family = load_family(made.name, [made.folder])
     candidate = family.render({"template": template, **more}, known_device("H200").facts())

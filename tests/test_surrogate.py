@@ -294,14 +294,14 @@ def family_us(params: Params) -> float:
 
 def test_a_small_family_that_is_good_at_once_does_not_hide_a_better_one():
     space = families()
-    for seed in (1, 6, 8):  # the slowest of ten
+    for seed in (2, 5, 8):  # the slowest of ten: 61 trials
         study = study_of(space, seed)
         for name in ("library", "simple", "convert", "triton"):  # as a run enqueues defaults
             some = [p for p in space.feasible if p["template"] == name]
             some = [p for p in some if p.get("rescale") != "row"]
             study.enqueue_trial(encoded(some[len(some) // 2], space))
         tried = []
-        for _ in range(60):
+        for _ in range(66):
             trial, params = ask(study, space)
             tried.append(params)
             study.tell(trial, family_us(params))
@@ -433,3 +433,24 @@ def test_a_recorded_space_is_searched_far_better_than_by_chance():
             study.tell(trial, float(recorded_us[order[-1]]))
         scores.append(Yardstick.of(recorded_us, 60).score(order))
     assert min(scores) > 0.3, scores
+
+
+def test_what_one_odd_number_costs_is_expected_of_others():
+    """Of a width of 48 it is learnt what a width of 96 may cost, and a tile of 3."""
+    values = [(16, 32, 48, 64, 96, 128), (1, 2, 3, 4), ("a", "b")]
+    grid = np.array(list(itertools.product(*(range(len(v)) for v in values))))
+    is_48, is_odd = grid[:, 0] == 2, np.isin(grid[:, 0], (2, 4)) | (grid[:, 1] == 2)
+    seen = np.append(np.flatnonzero(~is_odd)[::2], np.flatnonzero(is_48)[:3])
+
+    def expected_of_unseen(time_of_48: float, is_marked: bool) -> float:
+        encoding = Encoding(values, [False] * 3)
+        assert encoding.num_linear == 1
+        encoding.num_linear = int(is_marked)
+        codes = encoding.codes(grid)
+        times = np.where(is_48, time_of_48, 100.0 + 10 * grid[:, 1])[seen]
+        model = Surrogate(encoding, codes)
+        model.observe(seen.tolist(), codes[seen], [Known.TIME] * len(seen), np.log(times))
+        return float(model.expected()[is_odd & ~is_48].mean())
+
+    assert expected_of_unseen(300.0, True) > expected_of_unseen(300.0, False) + 0.01
+    assert expected_of_unseen(50.0, True) < expected_of_unseen(50.0, False) - 0.01

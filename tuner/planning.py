@@ -42,6 +42,7 @@ from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
 from tuner.run import Run
 from tuner.search.recorded import read_recording
+from tuner.search.samplers import SAMPLERS
 from tuner.search.study import StopRule
 from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
@@ -138,6 +139,7 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
         NothingToGainError: a module's operator has no kernels for this kind of device.
         DeviceError: the device does not exist here.
     """
+    _require_sampler(config)
     family = load_family(config.problem.op, config.problem.templates)
     names = _template_names(config, family)
     varied = {p.name: p.values for p in config.space if p.name != "template"}
@@ -166,6 +168,14 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
         config, family, device, is_assumed, sizes, facts, machine, space, reference, screening,
         warnings, _outline(config, family),
     )  # fmt: skip
+
+
+def _require_sampler(config: RunConfig) -> None:
+    name, known = config.search.sampler, list(SAMPLERS)
+    if name not in SAMPLERS:
+        hint = did_you_mean(name, known)
+        message = f"unknown sampler {name!r}"
+        raise ConfigError([config.problem_at("search.sampler", message, known=known, hint=hint)])
 
 
 def _require_kernels(family: Family, names: Sequence[str], device: Device) -> None:

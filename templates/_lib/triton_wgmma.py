@@ -5,15 +5,24 @@
 #
 # Halves, their scales and the repair of rows with an Inf or a NaN are triton_products' own. Between
 # these is one kernel in place of three products by PyTorch, and of what joins them.
-
+#
+# With `product_weight: converted` one call of CUDA C++ makes halves of x alone, multiplies, and
+# repairs: the weight is converted on its way into the tensor cores. Rows of both operands must lie
+# as the copy engine reads them; other products are made as above. Words that can be turned off:
+# warpgroups that take turns at multiplying, and kernels that are launched while the one before runs.
+{% set product_takes_turns, product_overlaps = true, true %}
+{% set is_converted = product_weight == "converted" %}
+CONVERTS_WEIGHT = {{ is_converted }}
 cuda_code = CudaCode(
     r"""
 #include <cuda.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
 
-{% with overlap = false %}
+{% with overlap = is_converted and product_overlaps %}
 {% include "_lib/launch.cuh" %}
 {% endwith %}
 
@@ -25,6 +34,12 @@ cuda_code = CudaCode(
 {% with block_n = 128 if product_n == 256 else product_n, product_stages = 230000 // stage_bytes %}
 {% include "_lib/wgmma_halves.cuh" %}
 {% endwith %}
+{% if is_converted %}
+
+{% with block_n = 64, product_stages = 230000 // stage_bytes %}
+{% include "_lib/wgmma_converted.cuh" %}
+{% endwith %}
+{% endif %}
 
 {{ epilogues }}
 """,
@@ -48,6 +63,16 @@ def product_by_wgmma(
         product_as_pytorch(x, weight, bias, made)
         if apart is not None:
             apart(made)
+        return
+    has_rows = not (x_turned or weight_turned)
+    if CONVERTS_WEIGHT and has_rows and (4 * depth | x.data_ptr() | weight.data_ptr()) % 16 == 0:
+        # Halves of x, units and means of its rows, and marks of the weight's rows.
+        numbers = num_rows * (triton.cdiv(depth, 16) * 16 + 2) + num_columns
+        room = torch.empty(numbers, dtype=torch.float32, device=x.device)
+        cuda_code(
+            function + "_converted", x, weight, bias, out, room, *given,
+            num_rows, num_columns, depth,
+        )
         return
     padded = triton.cdiv(depth, 8) * 8  # rows of halves begin at multiples of 16 bytes
     x_halves, x_high, x_unit, x_mean = product_split(x, padded, True)

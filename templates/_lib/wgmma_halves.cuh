@@ -325,7 +325,7 @@ static const char* product(const void* x_high, const void* x_low, const void* w_
       persistent_blocks(kernel, row_tiles * column_tiles, kThreads, kSmemBytes, 1, &error);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   const int num_stages = static_cast<int>((padded + kBlockK - 1) / kBlockK);
-  return launch(kernel, {blocks, kThreads, kSmemBytes}, stream, maps, finish, epilogue,
+  return launch(kernel, {blocks, kThreads, kSmemBytes, true}, stream, maps, finish, epilogue,
                 num_stages);
 }
 

@@ -79,6 +79,14 @@ __device__ __forceinline__ float load_from(unsigned address, unsigned rank) {
   return value;
 }
 
+// Four numbers of this block's shared memory.
+__device__ __forceinline__ void load_four(float (&to)[4], unsigned address) {
+  asm volatile("ld.shared.v4.f32 { %0, %1, %2, %3}, [%4];"
+               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ void prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -139,6 +147,12 @@ __device__ __forceinline__ void cluster_sync() {
 template <int kThreads>
 __device__ __forceinline__ void named_sync(int barrier) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
+// For those who wait at such a barrier, without waiting there.
+template <int kThreads>
+__device__ __forceinline__ void named_arrive(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
 }
 
 template <int kRegisters>

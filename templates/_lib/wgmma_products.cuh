@@ -45,6 +45,17 @@ __device__ __forceinline__ void pin(int (&sums)[kSums]) {
   for (int i = 0; i < kSums; ++i) asm volatile("" : "+r"(sums[i])::"memory");
 }
 
+// Products that were begun read their left operand from registers until they are waited for; the
+// compiler takes it for read at once. After the wait, this says that it was needed until then.
+template <int kSteps>
+__device__ __forceinline__ void hold(const unsigned (&left)[kSteps][4]) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" ::"r"(left[step][i]));
+  }
+}
+
 {% set num_sums = block_n // 2 %}
 {% macro instruction(shape, types, flags, sum="f") -%}
     asm volatile(

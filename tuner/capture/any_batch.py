@@ -16,8 +16,10 @@ _NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
 _ESTIMATES = ("flops: ", "bytes: ")  # of which a part may not grow
 _VIEWS = tuple(f"- {{aten: {name}, " for name in ("view", "reshape", "expand"))
 _PLAN = ("- {call: ", "- {aten: ", "outputs: ", "also: ")
-# The sizes as given, and the defaults of blocks: any of these is right for any batch.
-_AS_GIVEN = re.compile(r"(also_)?sizes: |_TUNED_ROWS = |  (block_|num_warps)\w*: |    default: ")
+# The sizes as given, and defaults of blocks and products: any of these is right for any batch.
+_AS_GIVEN = re.compile(
+    r"(also_)?sizes: |_TUNED_ROWS = |  (block_|num_warps|product_)\w*: |    default: "
+)
 _TENSOR = re.compile(r"  \w+: \{shape: ")
 
 

@@ -16,8 +16,8 @@ from tuner.capture.library import Call
 from tuner.capture.makers import Products, parameter
 
 __all__ = [
-    "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE", "given_to", "makers_of",
-    "step_of", "takes_halves", "turned",
+    "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE", "given_to", "head_of",
+    "makers_of", "step_of", "takes_halves", "turned",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
@@ -44,20 +44,29 @@ _OF_MATRICES = {
         function="product_by_wgmma",
         tail="",
         requires='  - {expr: "device.capability == 90", why: "wgmma is in sm_90a alone"}\n'
-        '  - {expr: "device.has_nvcc", why: "the products\' CUDA C++ needs nvcc"}\n',
+        '  - {expr: "device.has_nvcc", why: "the products\' CUDA C++ needs nvcc"}\n'
+        "  - {expr: \"product_weight == 'split' or product_n < 256 or product_k < 64 or "
+        'product_cluster == 1", why: "sums, and a weight that is converted, fit in the registers '
+        'that copies to a cluster leave"}\n',
         parameters=parameter(
+            "product_weight",
+            "how a product's weight becomes halves: split in memory before, or converted by the "
+            "product's own kernel; out^T is then a product whose rows are the weight's",
+            "default: <weight>, values: [split, converted]",
+        )
+        | parameter(
             "product_n",
-            "columns of one output tile of a product, which has 128 rows",
+            "columns of one tile of a product, which has 128 rows",
             "default: 256, values: [128, 192, 256]",
         )
         | parameter(
             "product_k",
             "elements of k in one stage of a product's copies; as many stages as fit",
-            "default: 64, values: [32, 64]",
+            "default: <k>, values: [32, 64]",
         )
         | parameter(
             "product_cluster",
-            "blocks that share rows of the weight",
+            "blocks that share what a product's columns are made of",
             "default: 1, values: [1, 2]",
         )
         | parameter(
@@ -72,6 +81,13 @@ _OF_MATRICES = {
     ),
 }
 PRODUCTS = _OF_MATRICES | CONVOLUTIONS
+_NOT_CONVERTED = (
+    '  - {expr: "product_weight == \'split\'", why: "no product here has operands whose rows '
+    'begin at multiples of 16 bytes and run along the sums, as the copy engine reads them"}\n'
+)
+# Whether a weight that is the larger operand is converted by default: a search alone may choose
+# that until the kernels that do so have run on a GPU.
+CONVERTS_UNASKED = False
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
 LONGEST = 2**16  # beyond, PyTorch sums in pieces, side by side and more exactly
@@ -109,6 +125,40 @@ def makers_of(graph: Graph, calls: Sequence[Call]) -> dict[str, Products]:
         for name, products in PRODUCTS.items()
         if any(takes_halves(graph, call, products=products) for call in calls)
     }
+
+
+def head_of(products: Products, graph: Graph, calls: Sequence[Call]) -> tuple[str, str]:
+    """Return lines of a template's head: what must hold, and the parameters.
+
+    Args:
+        products: that the template makes.
+        graph: that the calls are of.
+        calls: all of a forward.
+    """
+    requires, parameters = products.requires, products.declared(calls)
+    if "<weight>" not in parameters:
+        return requires, parameters
+    turns = turned(calls)
+    found = [call for call in calls if takes_halves(graph, call, products=products)]
+    convertible = [call for call in found if _has_rows(graph, call, turns)]
+    if not convertible:
+        requires += _NOT_CONVERTED
+    # What is split in memory is read and written once more: better the smaller operand.
+    rows = sum(math.prod(call.shape[:-1]) for call in convertible)
+    is_larger = CONVERTS_UNASKED and sum(call.shape[-1] for call in convertible) > rows
+    weight, stage = ("converted", "32") if is_larger else ("split", "64")
+    return requires, parameters.replace("<weight>", weight).replace("<k>", stage)
+
+
+def _has_rows(graph: Graph, call: Call, turns: Mapping[str, str]) -> bool:
+    """Whether sums run along rows of both operands, as the copy engine reads these."""
+    x_turned, weight_turned = _turned_operands(call, turns)
+    return not (x_turned or weight_turned) and graph.value(call.reads[0]).shape[-1] % 4 == 0
+
+
+def _turned_operands(call: Call, turns: Mapping[str, str]) -> tuple[bool, bool]:
+    """Return whether x and the weight of a product lie the other way in memory."""
+    return call.reads[0] in turns, (call.function == "matmul") != (call.reads[1] in turns)
 
 
 def turned(calls: Iterable[Call]) -> dict[str, str]:
@@ -149,9 +199,7 @@ def given_to(
         return [*operands, *more, *products.parameters, *told]
     depth = graph.value(call.reads[0]).shape[-1]
     rows, columns = math.prod(call.shape[:-1]), call.shape[-1]
-    x_turned = call.reads[0] in turns
-    weight_turned = (call.function == "matmul") != (call.reads[1] in turns)
-    numbers = [rows, columns, depth, int(x_turned), int(weight_turned)]
+    numbers = [rows, columns, depth, *map(int, _turned_operands(call, turns))]
     return [*operands, *map(str, numbers), *more]
 
 

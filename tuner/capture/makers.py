@@ -23,7 +23,7 @@ class Products:
         tail: further arguments of the function, each after a comma.
         requires: lines of the head, what must hold.
         parameters: lines of the head, by the parameter's name; words as `<channels>` there are by
-            how many channels the convolutions have.
+            how many channels the convolutions have, `<weight>` and `<k>` by the larger operand.
         include: the functions' text.
         takes_epilogues: whether pointwise work behind a product can be part of its kernel.
         takes_steps: whether the products of a step of training are made so as well.

@@ -150,13 +150,22 @@ def _computed(nest: Nest, names: dict[str, str], language: Language) -> Iterator
 # What an epilogue in CUDA C++ is told of a value's place.
 _PLACE = ("row", "column", "columns")
 _PLACE_IN_IMAGE = ("sample", "column", "pixel", "columns", "made")
-# What the function that starts a product is given behind the epilogue's own: kinds and names.
-_PRODUCT_SIZES = (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "padded"))
-_IMAGE_SIZES = (("const int64_t*", "numbers"), ("int64_t", "count"))
+# Functions that start a product with an epilogue: what is behind their names, what their arguments
+# are called, what starts it, and kinds and names of what they are given behind the epilogue's own.
+# The last is there where the weight is converted.
+_IMAGES = (
+    ("", "IMAGE", "images::convolution", (("const int64_t*", "numbers"), ("int64_t", "count"))),
+)
+_MATRICES = (
+    ("", "PRODUCT", "halves::product",
+     (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "padded"))),
+    ("_converted", "CONVERTED", "converted::product",
+     (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "depth"))),
+)  # fmt: skip
 
 
 def cuda_text(nest: Nest, call: Call, function: str) -> str:
-    """Return the epilogue's class, and the function that a product with it is started by.
+    """Return the epilogue's class, and the functions that a product with it is started by.
 
     Args:
         nest: the epilogue.
@@ -191,22 +200,23 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
     kinds = nest.kinds.get(output, "float")
     pointers = "".join(f", const float* g{i}" for i in range(len(given)))
     more = ", ".join(f"g{i}" for i in range(len(given)))
-    what, product = (
-        ("IMAGE", "images::convolution") if is_image else ("PRODUCT", "halves::product")
-    )
-    sizes = _IMAGE_SIZES if is_image else _PRODUCT_SIZES
     lines += [
         f"    return {converted(names[output], kinds, 'float', 'cuda')};",
         "  }",
         "};",
-        f'extern "C" const char* {function}(',
-        f"    {what}_ARGUMENTS{pointers}, {', '.join(' '.join(each) for each in sizes)},",
-        "    void* stream) {",
-        f"  const {function}_epilogue epilogue = {{{more}}};",
-        f"  return {product}({what}_NAMES, epilogue, "
-        f"{', '.join(name for _, name in sizes)}, stream);",
-        "}",
     ]
+    for behind, what, product, sizes in _IMAGES if is_image else _MATRICES:
+        lines += [
+            f"#ifdef {what}_ARGUMENTS",
+            f'extern "C" const char* {function}{behind}(',
+            f"    {what}_ARGUMENTS{pointers}, {', '.join(' '.join(each) for each in sizes)},",
+            "    void* stream) {",
+            f"  const {function}_epilogue epilogue = {{{more}}};",
+            f"  return {product}({what}_NAMES, epilogue, "
+            f"{', '.join(name for _, name in sizes)}, stream);",
+            "}",
+            "#endif",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from tuner.capture.half_products import SHORTEST, given_to, step_of, takes_halves, turned
+from tuner.capture.half_products import (
+    SHORTEST,
+    given_to,
+    head_of,
+    step_of,
+    takes_halves,
+    turned,
+)
 from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
 from tuner.capture.makers import Products
@@ -239,7 +246,8 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
     ]
     is_one = len(stages.nests) == 1 and not any(map(_is_shared_out, stages.nests))
     more = _PROGRAMS if any(map(is_split_across, others)) else ""
-    more += products.declared(stages.calls) if products else ""
+    requires, ours = head_of(products, parts[0].graph, stages.calls) if products else ("", "")
+    more += ours
     if epilogues:
         # A search times the forward alone.
         is_timed = any(not part for part, _ in epilogues)
@@ -252,8 +260,7 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
         work=work_of(stages),
         of_steps=_of_steps(parts, products),
         kernels="one kernel" if is_one else "a few kernels",
-        requires=(products.requires if products else "")
-        + "".join(requires for requires, _ in own),
+        requires=requires + "".join(lines for lines, _ in own),
         parameters="".join(parameters for _, parameters in own) + more,
         workspace="\n".join(["workspace:", *workspace, ""]) if workspace else "",
     )

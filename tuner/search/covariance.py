@@ -2,8 +2,8 @@
 
 Two kernels are added: a Matern 5/2 over where parameters lie, with a length scale each; and an
 exponential of the weighted Hamming distance, which lets a value be special whatever its
-neighbours are. With a prior (see `transfer`) a linear kernel over it is added, whose weight is
-learnt.
+neighbours are. A linear kernel is added over whether a number is no power of two, and over a prior
+(see `transfer`), if there is one.
 
 Source: Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapters 4 and 5.
 """
@@ -30,8 +30,8 @@ class Kernel:
 
     `theta` holds logarithms (`log_probability`: of it and the targets that it was fitted to, up to
     a constant): a length scale for each place and a Hamming weight for each parameter, then the
-    variances of Matern, Hamming, every prior, and noise. They have a normal prior, wide enough to
-    be forgotten soon; without it twelve trials would fit some twenty of them.
+    variances of Matern, Hamming, each linear column, and noise. They have a normal prior, wide
+    enough to be forgotten soon; without it twelve trials would fit some twenty of them.
     """
 
     def __init__(self, encoding: Encoding, num_priors: int) -> None:
@@ -44,7 +44,7 @@ class Kernel:
             (len(encoding.sizes), 0.3, 1.0),
             (1, 1.0, 1.0),
             (1, 0.3, 1.0),
-            (num_priors, 0.3, 1.5),
+            (encoding.num_linear + num_priors, 0.3, 1.5),
             (1, 3e-3, 1.5),
         ]
         self.mean = np.concatenate([np.full(n, math.log(at)) for n, at, _ in parts])
@@ -54,7 +54,7 @@ class Kernel:
         self._splits = np.cumsum([n for n, _, _ in parts])[:-1]
 
     def split(self, theta: Array) -> list[Array]:
-        """Return inverse squared lengths, weights, variances: Matern, Hamming, priors, noise."""
+        """Return inverse squared lengths, weights, variances: Matern, Hamming, linear, noise."""
         lengths, *rest = np.split(theta, self._splits)
         return [np.exp(-2.0 * lengths), *[np.exp(part) for part in rest]]
 
@@ -71,7 +71,7 @@ class Kernel:
 
     def covariance(self, left: Array, right: Array) -> Array:
         """Return [left, right] covariances, in the points' precision."""
-        inverse, weights, matern, hamming, prior_weights, _ = self.split(self.theta)
+        inverse, weights, matern, hamming, slopes, _ = self.split(self.theta)
         first, second = self._ends
         r = _squared(left[:, :first], right[:, :first], inverse[self._lengths])
         np.sqrt(r, out=r)
@@ -85,8 +85,8 @@ class Kernel:
         np.exp(-unlike, out=unlike)
         unlike *= hamming[0]
         total += unlike
-        if len(prior_weights):
-            total += (left[:, second:] * prior_weights.astype(left.dtype)) @ right[:, second:].T
+        if len(slopes):
+            total += (left[:, second:] * slopes.astype(left.dtype)) @ right[:, second:].T
         return total
 
     def fit(self, points: Array, targets: Array) -> None:
@@ -104,18 +104,17 @@ class Kernel:
         points = points.astype(float)
         distances = _by_owner(points[:, :first], self._lengths)
         mismatches = 0.5 * _by_owner(points[:, first:second], self._digits)
-        linear = np.einsum("ip,jp->pij", points[:, second:], points[:, second:]).reshape(
-            -1, size**2
-        )
+        traits = points[:, second:]
+        linear = np.einsum("ip,jp->pij", traits, traits).reshape(-1, size**2)
         diagonal = np.arange(size)
 
         def objective(theta: Array) -> tuple[float, Array]:
-            inverse, weights, matern, hamming, prior_weights, extra = self.split(theta)
+            inverse, weights, matern, hamming, slopes, extra = self.split(theta)
             r = SQRT5 * np.sqrt(inverse @ distances)
             decay = matern[0] * np.exp(-r)
             smooth = decay * (1.0 + r + r * r / 3.0)
             special = hamming[0] * np.exp(-(weights @ mismatches))
-            matrix = (smooth + special + prior_weights @ linear).reshape(size, size)
+            matrix = (smooth + special + slopes @ linear).reshape(size, size)
             matrix[diagonal, diagonal] += extra[0] + JITTER
             lower, info = dpotrf(matrix, lower=1, overwrite_a=1)
             if info:
@@ -132,7 +131,7 @@ class Kernel:
                     -weights * (mismatches @ (flat * special)),
                     [flat @ smooth],
                     [flat @ special],
-                    prior_weights * (linear @ flat),
+                    slopes * (linear @ flat),
                     [extra[0] * np.trace(slope)],
                 ]
             )

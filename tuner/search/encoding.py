@@ -2,7 +2,8 @@
 
 A number lies at its logarithm, so that 64 is between 32 and 128. A whole number has a second
 place: the logarithm of its odd part, by which 96 is more like 192 than like 97. Devices work by
-powers of two, and so do the sizes of most problems. Words have no order, nor have two values.
+powers of two, and so do the sizes of most problems. A configuration with any other number is
+marked, since where one such is slow, others are. Words have no order, nor have two values.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Encoding:
         is_ordered: whether its values are numbers, at least three.
         places: for each of them, then for those of which odd parts differ, the parameter and
             where its digits lie: [digits, coordinates].
+        num_linear: how many columns of points the kernel is linear in; they are the last.
     """
 
     def __init__(self, values: Sequence[Sequence[Value]], conditional: Sequence[bool]) -> None:
@@ -60,15 +62,21 @@ class Encoding:
         self._odd = [(j, _odd_parts(v)) for j, v in enumerate(kept) if self.is_ordered[j]]
         self._odd = [(j, odd) for j, odd in self._odd if odd.any()]
         self.places += [(j, odd / odd.max()) for j, odd in self._odd]
+        self.num_linear = int(len(self._odd) > 0)
 
     def codes(self, digits: Array) -> Array:
         """Return [configurations, kept parameters], int32, of rows of a space's digits."""
         return np.ascontiguousarray(digits[:, self.keep], dtype=np.int32)
 
     def points(self, codes: Array) -> Array:
-        """Return [configurations, coordinates]: all places, then 1 at each digit that is had."""
+        """Return [configurations, coordinates].
+
+        All places, then 1 at each digit that is had, then (where numbers have odd parts) whether
+        one of them is no power of two.
+        """
         found = [table[codes[:, j]] for j, table in self.places]
         found += [np.eye(size)[codes[:, j]] for j, size in enumerate(self.sizes)]
+        found += [self.oddness(codes)[:, None] > 0.0] * self.num_linear
         return np.concatenate([np.zeros((len(codes), 0)), *found], axis=1)
 
     def apart(self, codes: Array, code: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -10,11 +11,10 @@ import numpy as np
 from tuner.search.encoding import Array, Encoding
 from tuner.search.levels import Known
 
-__all__ = ["Opening", "first_columns"]
+__all__ = ["Opening", "first_by_turns"]
 
-NUM_AGAINST = (
-    2  # merely spread, tried between the fastest elsewhere, to see whether these are fast
-)
+FEWEST_FIRST = 2  # of each kind
+NUM_AGAINST = 2  # merely spread, tried between the fastest elsewhere: are these fast here?
 NUM_CONTEST = 3  # of the fastest elsewhere that must beat the spread ones
 MAX_FIRST = 2000  # columns among which the first are chosen
 ALIGNED = 0.2  # share of the columns, those nearest to powers of two
@@ -62,7 +62,35 @@ class Opening:
         return best > rival
 
 
-def first_columns(
+def first_by_turns(
+    columns: Array,
+    kinds: Sequence[Array],
+    encoding: Encoding,
+    count: int,
+    rng: np.random.Generator,
+    before: Array,
+) -> list[int]:
+    """Return columns to try first, of each kind as many, by turns.
+
+    Args:
+        columns: codes [columns, parameters].
+        kinds: which columns are of each kind; where there are several, the first parameter's.
+        encoding: of the space.
+        count: in all, with those tried before.
+        rng: where to look among many columns.
+        before: [configurations, parameters], the codes of what was tried already.
+    """
+    each = max(FEWEST_FIRST, count // len(kinds))
+    found = []
+    for own in kinds:
+        tried = before if len(kinds) == 1 else before[before[:, 0] == columns[own[0], 0]]
+        first = _first_columns(columns[own], encoding, each, rng, tried)
+        found.append([int(i) for i in own[first]])
+    turns = itertools.zip_longest(*found)
+    return [column for turn in turns for column in turn if column is not None]
+
+
+def _first_columns(
     columns: Array, encoding: Encoding, count: int, rng: np.random.Generator, before: Array
 ) -> list[int]:
     """Return columns to try first, each the farthest from those before it.
@@ -71,13 +99,6 @@ def first_columns(
     these: on some, all else is ten times slower, and tells nothing of what is fast. After them
     come as many more, at most `count`, as it takes to have every value of every parameter without
     an order: no distance tells whether a word is good, and some occur in few configurations.
-
-    Args:
-        columns: codes [columns, parameters].
-        encoding: of the space.
-        count: with those tried before.
-        rng: where to look among many columns.
-        before: [configurations, parameters], the codes of what was tried already.
     """
     some = rng.permutation(len(columns))
     by_oddness = np.argsort(encoding.oddness(columns[some]), kind="stable")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class Pool:
         merit: Array,
         merit_of: Callable[[np.ndarray], Array],
         centres: Sequence[int],
-        tried: Set[int],
+        tried: Collection[int],
     ) -> int:
         """Walk from the best of the pool and of the trials to neighbours that promise more.
 

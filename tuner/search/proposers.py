@@ -1,17 +1,19 @@
 """Which of the untried feasible configurations is next, without a model of our own.
 
-Random    any of them
-Grid      the first of them
-Inner     what an Optuna sampler draws, or the nearest
+    Random    any of them
+    Grid      the first of them
+    Inner     what an Optuna sampler draws, or the nearest
+
+Another one is a class and a line in `PROPOSERS`, both here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
@@ -19,16 +21,18 @@ from tuner.search.drawn import decoded, distributions
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Value
 
-__all__ = ["Grid", "Inner", "Proposer", "Random"]
+__all__ = ["PROPOSERS", "Grid", "Inner", "Proposer", "Random", "Tried"]
 
 MAX_DRAWS = 10  # of the inner sampler, before the nearest feasible configuration is taken
 MAX_NEAR = 100_000  # configurations looked at for the nearest; 0.3 s to unpack, once
+
+Tried = Mapping[int, FrozenTrial]  # by position in `space.feasible`, the first trial that has it
 
 
 class Proposer(Protocol):
     """Chooses the next configuration."""
 
-    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+    def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
         """Return a position in `space.feasible` that is not in `tried`; there is one."""
 
 
@@ -40,7 +44,7 @@ class Random:
         self._kinds = space.kinds
         self._rng = np.random.default_rng(seed)
 
-    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+    def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
         """Return the position to try next."""
         if len(tried) * 2 > self._num_feasible:
             left = [i for i in range(self._num_feasible) if i not in tried]
@@ -58,7 +62,7 @@ class Grid:
     def __init__(self, space: SearchSpace) -> None:
         self._num_feasible = space.num_feasible
 
-    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+    def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
         """Return the position to try next."""
         return next(position for position in range(self._num_feasible) if position not in tried)
 
@@ -83,22 +87,21 @@ class Inner:
         }
         self._near: tuple[np.ndarray, np.ndarray] | None = None
 
-    def propose(self, study: Study, trial: FrozenTrial, tried: Set[int]) -> int:
+    def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
         """Return the position to try next."""
-        fixed = {p.name: p.values[0] for p in self._space.parameters if len(p.values) == 1}
         drawn: dict[str, Value] = {}
         for _ in range(MAX_DRAWS):
             draw = self._inner.sample_relative(study, trial, self._drawable)
             if not draw:
                 return self._random.propose(study, trial, tried)
-            drawn = {**fixed, **draw}
+            drawn = {p.name: draw.get(p.name, p.values[0]) for p in self._space.parameters}
             params = self._space.complete(decoded(drawn, self._space))
             position = None if params is None else self._space.index(params)
             if position is not None and position not in tried:
                 return position
         return self._nearest(drawn, tried)
 
-    def _nearest(self, drawn: Mapping[str, Value], tried: Set[int]) -> int:
+    def _nearest(self, drawn: Mapping[str, Value], tried: Tried) -> int:
         """Return the untried position with the smallest Hamming distance from `drawn`."""
         if self._near is None:
             positions = np.sort(self._space.sample(MAX_NEAR, self._rng))
@@ -114,3 +117,10 @@ class Inner:
         distances = np.where(is_untried, (rows != np.array(point)).sum(axis=1), len(point) + 1)
         nearest = np.flatnonzero(distances == distances.min())
         return int(positions[nearest[int(self._rng.integers(len(nearest)))]])
+
+
+PROPOSERS: Mapping[str, Callable[[SearchSpace, int], Proposer]] = {  # by the sampler's name
+    "tpe": lambda space, seed: Inner(space, TPESampler(seed=seed), seed),  # Optuna's defaults
+    "random": Random,
+    "grid": lambda space, seed: Grid(space),
+}

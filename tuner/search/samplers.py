@@ -1,12 +1,8 @@
 """Optuna samplers that draw only feasible configurations, each of them once.
 
-    study -> FeasibleSampler -> Proposer: which of the untried feasible positions next?
-                                   |-- Bayesian  the one that promises most, by a model
-                                   |-- Random    any of them
-                                   |-- Grid      the first of them
-                                   '-- Inner     what an Optuna sampler draws, or the nearest
-
-A sampler of our own is one more `Proposer` and one more line in `SAMPLERS`.
+study -> FeasibleSampler -> Proposer: which of the untried feasible positions next?
+                               |-- Bayesian    the one that promises most, by a model
+                               '-- PROPOSERS   without a model of our own
 """
 
 from __future__ import annotations
@@ -15,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.errors import InputError, did_you_mean
 from tuner.search.bayesian import Bayesian
 from tuner.search.drawn import decoded, distributions, encoded
-from tuner.search.proposers import Grid, Inner, Proposer, Random
+from tuner.search.proposers import PROPOSERS, Proposer
 from tuner.search.surrogate import Remaining
 from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
@@ -46,7 +42,8 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
     def __init__(self, space: SearchSpace, proposer: Proposer) -> None:
         self._space = space
         self._proposer = proposer
-        self._positions: dict[int, int | None] = {}  # of the finished trials, by number
+        self._first: dict[int, int] = {}  # by position, the number of the first trial that has it
+        self._placed: set[int] = set()  # numbers of trials whose position is known for good
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -80,7 +77,7 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
             the least of the last four probabilities is given.
         """
         if isinstance(self._proposer, Bayesian):
-            return self._proposer.remaining(study, shares)
+            return self._proposer.remaining(self._tried(study), shares)
         return None
 
     def sample_independent(
@@ -93,28 +90,22 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
         """Refuse: a parameter that is not in the space has no feasible values."""
         raise InputError(f"{param_name} is not a parameter of the search space")
 
-    def _tried(self, study: Study, current: FrozenTrial) -> set[int]:
-        tried: set[int | None] = set()
-        for trial in study.get_trials(deepcopy=False):
-            position = self._positions.get(trial.number)
-            if position is None and trial.number != current.number:
-                drawn = trial.params or trial.system_attrs.get("fixed_params", {})  # enqueued
-                position = self._space.index(decoded(drawn, self._space))
-                if trial.state.is_finished():  # or it may yet get its parameters
-                    self._positions[trial.number] = position
-            tried.add(position)
-        return {position for position in tried if position is not None}
+    def _tried(self, study: Study, current: FrozenTrial | None = None) -> dict[int, FrozenTrial]:
+        trials = study.get_trials(deepcopy=False)
+        for trial in trials:
+            if trial.number in self._placed or (current and trial.number == current.number):
+                continue
+            drawn = trial.params or trial.system_attrs.get("fixed_params", {})  # enqueued
+            position = self._space.index(decoded(drawn, self._space))
+            if position is not None:
+                self._first.setdefault(position, trial.number)
+            if position is not None or trial.state.is_finished():  # or it may yet get parameters
+                self._placed.add(trial.number)
+        return {position: trials[number] for position, number in self._first.items()}
 
 
-# ---- the samplers by name -------------------------------------------------------------------
-
-
-SAMPLERS: Mapping[str, Callable[[SearchSpace, int], Proposer]] = {
-    "surrogate": Bayesian,
-    "tpe": lambda space, seed: Inner(space, TPESampler(seed=seed), seed),  # Optuna's defaults
-    "random": Random,
-    "grid": lambda space, seed: Grid(space),
-}
+SAMPLERS: Mapping[str, Callable[[SearchSpace, int], Proposer]]  # by name
+SAMPLERS = {"surrogate": Bayesian, **PROPOSERS}
 
 
 def make_sampler(
@@ -132,13 +123,9 @@ def make_sampler(
         InputError: there is no such sampler, or a source does not fit the space.
     """
     if name not in SAMPLERS:
+        lines = [f"unknown sampler {name!r}", f"known: {', '.join(SAMPLERS)}"]
         hint = did_you_mean(name, list(SAMPLERS))
-        lines = [
-            f"unknown sampler {name!r}",
-            f"known: {', '.join(SAMPLERS)}",
-            *([hint] if hint else []),
-        ]
-        raise InputError("\n  ".join(lines))
+        raise InputError("\n  ".join([*lines, hint] if hint else lines))
     warm = sources and name == "surrogate"
     proposer = Bayesian(space, seed, sources) if warm else SAMPLERS[name](space, seed)
     return FeasibleSampler(space, proposer)

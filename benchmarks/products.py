@@ -1,0 +1,181 @@
+"""Time the kernels that make float32 products from float16 halves, by way and tile, beside eager.
+
+    python -m benchmarks.products [--sizes 1024x8192x8192] [--limit-s 300] [--json OUT]
+
+Sizes are rows x columns x terms of each sum; each product is a Linear with a ReLU behind it.
+Device times are of all kernels of a call, by PyTorch's profiler, the mean of a few calls, and of
+each kernel; the host's are of a call whose kernels are not waited for. Errors are rms against
+float64, of 64 rows, relative to the result's. The weight is split in memory before, or converted
+by the product's own kernel; tiles are `product_n`, `product_k` and `product_cluster`.
+Configurations are compiled side by side first. Needs an NVIDIA GPU of capability 9.0 and nvcc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.convolutions import NUM_CALLS, host_ms, rms
+from tuner.capture.half_products import WGMMA_TEMPLATE
+from tuner.deriving import derive_operator
+from tuner.evaluate.modules import fused, module_of
+from tuner.kernel.binding import bind
+from tuner.kernel.family import load_family
+from tuner.machine.device import describe
+from tuner.machine.host import usable_cores
+from tuner.problem.reference import load_problem
+
+NUM_ROWS = 64  # whose errors are computed
+TEXT = """
+import torch
+import torch.nn as nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear({terms}, {columns})
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+
+def get_inputs():
+    return [torch.randn({rows}, {terms})]
+
+
+def get_init_inputs():
+    return []
+"""
+SIZES = "1024x8192x8192,16384x4096x4096,1024x32768x8192,2048x2048x8192,128x16384x16384"
+NAMES = ("product_weight", "product_n", "product_k", "product_cluster")
+TILES = [
+    *itertools.product(["split"], [128, 256], [64], [1, 2]),
+    *itertools.product(["converted"], [128, 192, 256], [32, 64], [1, 2]),
+]
+TILES.remove(("converted", 256, 64, 2))  # which has no registers
+
+
+@functools.cache
+def derived(size: str) -> tuple[Any, Any]:
+    """Return a problem, and the family that was derived from its file."""
+    rows, columns, terms = map(int, size.split("x"))
+    path = Path(tempfile.mkdtemp()) / "product.py"  # one name: what is compiled is the same
+    path.write_text(TEXT.format(rows=rows, columns=columns, terms=terms))
+    made = derive_operator(path)
+    return load_problem(path), load_family(made.name, [made.folder])
+
+
+def model_of(size: str, place: int) -> Any:
+    """Return the module with the kernels of a configuration, on the GPU."""
+    _, family = derived(size)
+    params = {"template": WGMMA_TEMPLATE, **dict(zip(NAMES, TILES[place], strict=True))}
+    candidate = family.render(params, describe("cuda").facts())
+    source = Path(tempfile.mkdtemp()) / "source.py"
+    source.write_text(candidate.source)
+    module = module_of(family.model_new)
+    module |= {**fused(bind(candidate.plan, "triton", source)), "fused_device": "cuda"}
+    return module["ModelNew"]().cuda()
+
+
+def kernels_ms(call: Callable[[], Any]) -> dict[str, float]:
+    """Return the device time of each kernel of a call, by its name without its arguments."""
+    import torch
+
+    call()
+    torch.cuda.synchronize()
+    kinds = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=kinds, acc_events=True) as seen:
+        for _ in range(NUM_CALLS):
+            call()
+        torch.cuda.synchronize()
+    found: dict[str, float] = {}
+    for event in seen.key_averages():
+        if event.device_type.name == "CUDA":
+            name = re.sub(r"^void |[<(].*", "", event.key)
+            taken_ms = float(event.self_device_time_total) / NUM_CALLS / 1e3
+            found[name] = found.get(name, 0.0) + taken_ms
+    return found
+
+
+def reported(size: str, what: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Print one line, and return the record."""
+    numbers = [
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in found.items()
+        if name != "kernels"
+    ]
+    kernels = sorted(found.get("kernels", {}).items(), key=lambda each: -each[1])
+    numbers += [f"{name} {taken_ms:.3f}" for name, taken_ms in kernels]
+    print(f"{size}: {what}: {', '.join(numbers)}", flush=True)
+    return {"what": what, **found}
+
+
+def timed(size: str, until_s: float) -> list[dict[str, Any]]:
+    """Time one product in all configurations, and print."""
+    import torch
+
+    problem, _ = derived(size)
+    own, x = problem.make_model(0).cuda(), problem.make_inputs(1, device="cuda")[0]
+
+    def record(model: Any) -> dict[str, Any]:
+        call = functools.partial(model, x)
+        kernels = kernels_ms(call)
+        error = rms(call()[:NUM_ROWS], exact)
+        times = {"ms": sum(kernels.values()), "host_ms": host_ms(call)}
+        return {**times, "rms": error, "kernels": kernels}
+
+    with torch.no_grad():
+        exact = problem.make_model(0).double().cuda()(x[:NUM_ROWS].double())
+        found = [reported(size, "eager", record(own))]
+        for place, tile in enumerate(TILES):
+            if time.monotonic() > until_s:
+                break
+            what = " ".join(map(str, tile))
+            try:
+                model = model_of(size, place)
+                model.load_state_dict(own.state_dict())
+                found.append(reported(size, what, record(model)))
+            except (RuntimeError, ValueError) as failure:
+                found.append(reported(size, what, {"failure": str(failure)[:200]}))
+            torch.cuda.empty_cache()
+    return found
+
+
+def main() -> int:
+    """Parse the command line; compile side by side, then time one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--sizes", default=SIZES, help="as 1024x8192x8192, several after commas")
+    parser.add_argument("--limit-s", type=float, default=600.0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--build", nargs=2, metavar=("SIZE", "PLACE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.build:
+        size, place = options.build
+        model_of(size, int(place))
+        return 0
+    until_s = time.monotonic() + options.limit_s
+    sizes = options.sizes.split(",")
+    command = [sys.executable, "-m", "benchmarks.products", "--build", sizes[0]]
+    with ThreadPoolExecutor(max(1, usable_cores() - 1)) as pool:
+        for place in range(len(TILES)):
+            pool.submit(subprocess.run, [*command, str(place)], check=False)
+    found = {size: timed(size, until_s) for size in sizes}
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
