@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from tuner import verification
-from tuner.evaluate import evaluator, racing, verifier
+from tuner.evaluate import evaluator, racing, runner, verifier
 
 __all__ = ["few_probes", "held_at_a_trial", "main", "no_rest", "soon_a_hang"]
 
@@ -48,18 +48,18 @@ def few_probes() -> None:
 
 def soon_a_hang() -> None:
     """Take a candidate whose mode is `hang` for one soon."""
-    screened = evaluator.DeviceEvaluator._screened
+    screened = runner.Runner._screened
 
     def impatient(self, payload):
         mode = json.loads(payload["candidate"])["params"].get("mode")
-        evaluator.SCREEN_TIMEOUT_S = 4.0 if mode == "hang" else 600.0
+        runner.SCREEN_TIMEOUT_S = 4.0 if mode == "hang" else 600.0
         try:
             return screened(self, payload)
         finally:
-            evaluator.SCREEN_TIMEOUT_S = 600.0
+            runner.SCREEN_TIMEOUT_S = 600.0
 
-    evaluator.SCREEN_TIMEOUT_S = 600.0
-    evaluator.DeviceEvaluator._screened = impatient
+    runner.SCREEN_TIMEOUT_S = 600.0
+    runner.Runner._screened = impatient
 
 
 def _num_written() -> int:
@@ -90,5 +90,5 @@ def main() -> None:
     soon_a_hang()
     held_at_a_trial()
     if "OVERLAPS" in os.environ:
-        evaluator.DeviceEvaluator.overlaps = True
+        runner.Runner.is_apart = True
     tune()

@@ -13,11 +13,12 @@ from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
 from tuner.config.run_config import load_config
 from tuner.errors import DeviceError, ProblemError, WorkerError
-from tuner.evaluate import evaluator as room, racing
+from tuner.evaluate import racing, runner as room
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.race import Race, compared_with_compiled, finalist
 from tuner.evaluate.racing import Racer
+from tuner.evaluate.runner import Runner, Terms
 from tuner.evaluate.task import Task, explained, least_us
 from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.verifier import Verifier
@@ -73,17 +74,17 @@ class Bench:
 
     def __post_init__(self) -> None:
         task = self.planned.task
+        self.runner = Runner(
+            replace(task, reference=self.reference or task.reference),
+            Terms(screen_s=0.02, max_noise=0.05, stop_slow=True, seed=SEED),
+            env=self.builder.environment,
+            paused=self.builder.paused,
+        )
         self.evaluator = DeviceEvaluator(
             self.planned.family,
-            replace(task, reference=self.reference or task.reference),
+            self.runner,
             facts=self.planned.facts,
-            device=self.planned.device,
             builder=self.builder,
-            screen_s=0.02,
-            max_noise=0.05,
-            seed=SEED,
-            ahead=None,
-            num_workers=2,
             keep=lambda candidate, build: self.kept.append((candidate, build)),
         )
 
@@ -100,10 +101,10 @@ def bench(planned: Planned, builder: Builder) -> Iterator[Bench]:
     before, room.SCREEN_TIMEOUT_S = room.SCREEN_TIMEOUT_S, 600.0
     bench = Bench(planned, builder)
     try:
-        bench.evaluator.start()
+        bench.runner.start()
         yield bench
     finally:
-        bench.evaluator.close()
+        bench.runner.close()
         room.SCREEN_TIMEOUT_S = before
 
 
@@ -121,15 +122,14 @@ if not pathlib.Path({str(flag)!r}).exists():
     reference.write_text(Path(planned.task.reference).read_text() + lacks)
     bench = Bench(planned, builder, reference=str(reference))
     try:
-        assert bench.evaluator.start().latency_us > 0 and flag.exists()
+        assert bench.runner.start().latency_us > 0 and flag.exists()
     finally:
-        bench.evaluator.close()
+        bench.runner.close()
 
 
 def test_it_times_the_baseline_when_it_starts(bench):
-    baseline = bench.evaluator.baseline
+    baseline = bench.runner.baseline
     assert baseline is not None and baseline.latency_us > 0 and baseline.samples_us
-    assert bench.evaluator.ahead == 4  # two workers, and two more so that neither waits
 
 
 @pytest.mark.parametrize("mode", [m for m in GOOD if m != "slow"])
@@ -139,7 +139,7 @@ def test_a_right_candidate_is_correct_and_timed(bench, mode):
     assert outcome.check is not None and outcome.check.is_accepted
     assert not outcome.check.is_thorough and len(outcome.check.probes) >= 3
     assert outcome.measurement is not None and outcome.measurement.latency_us > 0
-    assert outcome.measurement.anchor_us == bench.evaluator.baseline.latency_us
+    assert outcome.measurement.anchor_us == bench.runner.baseline.latency_us
     assert outcome.build is not None and outcome.build.artefact is not None
     assert {"render", "build", "wait", "check", "measure", "device"} <= outcome.seconds.keys()
     assert outcome.seconds["device"] >= outcome.seconds["check"] + outcome.seconds["measure"]
@@ -164,7 +164,7 @@ def test_a_clearly_slower_candidate_is_stopped_early_and_says_so(bench):
 
 
 def test_where_slow_ones_are_not_stopped_every_time_is_one(bench, monkeypatch):
-    monkeypatch.setattr(bench.evaluator, "_stop_slow", False)
+    monkeypatch.setattr(bench.runner, "_terms", replace(bench.runner._terms, stop_slow=False))
     outcome = bench.outcome(mode="slow", best_us=1.0, step=7)
     assert outcome.status is Status.CORRECT
     assert outcome.measurement is not None and not outcome.measurement.is_censored
@@ -213,7 +213,7 @@ def test_submitting_does_not_wait_and_counts_as_building(bench):
 
 
 def test_builders_stand_still_while_a_candidate_is_on_the_device(bench, monkeypatch):
-    worker, builder = bench.evaluator._worker, bench.builder
+    worker, builder = bench.runner._worker, bench.builder
     seen: list[tuple[str, bool]] = []
     call = worker.call
 
@@ -222,12 +222,12 @@ def test_builders_stand_still_while_a_candidate_is_on_the_device(bench, monkeypa
         return call(job, *args, **kwargs)
 
     monkeypatch.setattr(worker, "call", spy)
-    monkeypatch.setattr(bench.evaluator, "_num_since_anchor", room.ANCHOR_EVERY)
-    before = bench.evaluator.baseline
+    monkeypatch.setattr(bench.runner, "_num_since_anchor", room.ANCHOR_EVERY)
+    before = bench.runner.baseline
     assert bench.outcome(step=32).status is Status.CORRECT
     assert seen[:2] == [("time_baseline", True), ("screen", True)]
     assert all(is_paused for _, is_paused in seen)  # also where it was surprising, and timed again
-    assert bench.evaluator.baseline is not before  # the anchor was timed anew
+    assert bench.runner.baseline is not before  # the anchor was timed anew
     assert builder._num_pauses == 0
 
 
@@ -239,12 +239,12 @@ def test_a_baseline_that_fails_is_the_users_error(planned, builder, tmp_path):
     )
     (tmp_path / "reference.py").write_text(text)
     broken = replace(planned, reference=tmp_path / "reference.py")
-    evaluator = Bench(broken, builder).evaluator
+    runner = Bench(broken, builder).runner
     try:
         with pytest.raises(ProblemError, match=r"reference.py:12: Model.forward failed"):
-            evaluator.start()
+            runner.start()
     finally:
-        evaluator.close()
+        runner.close()
 
 
 def test_errors_of_ours_keep_their_kind_and_others_their_traceback():
@@ -562,7 +562,7 @@ def test_a_finalist_below_the_physical_floor_is_refused(planned, tmp_path):
 )
 def test_a_time_that_cannot_be_true_rejects_a_candidate(bench, monkeypatch, changed, reason):
     """The answer of a real worker, altered on its way."""
-    worker = bench.evaluator._worker
+    worker = bench.runner._worker
     call = worker.call
 
     def altered(job, *args, **kwargs):
@@ -574,7 +574,7 @@ def test_a_time_that_cannot_be_true_rejects_a_candidate(bench, monkeypatch, chan
         return reply
 
     monkeypatch.setattr(worker, "call", altered)
-    monkeypatch.setattr(bench.evaluator, "_impossible_us", 0.6)
+    monkeypatch.setattr(bench.runner, "_impossible_us", 0.6)
     outcome = bench.outcome(step=200 + len(changed) + len(reason))
     assert outcome.status is Status.CORRECTNESS and reason.replace("0.5", "0.6") in outcome.reason
     assert outcome.latency_us is None and outcome.measurement is not None

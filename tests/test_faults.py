@@ -64,7 +64,7 @@ from pathlib import Path
 import psutil
 from tuner import session
 from tuner.cli import main
-from tuner.evaluate import evaluator, process, worker
+from tuner.evaluate import process, runner, worker
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -78,16 +78,16 @@ def left():
             pass
     return process.RESERVE_BYTES + 3 * 2**29 - used
 
-screened = evaluator.DeviceEvaluator._screened
+screened = runner.Runner._screened
 
 def impatient(self, payload):
     mode = json.loads(payload["candidate"])["params"]["mode"]
-    evaluator.SCREEN_TIMEOUT_S = 3.0 if mode == "floods" else 600.0
+    runner.SCREEN_TIMEOUT_S = 3.0 if mode == "floods" else 600.0
     return screened(self, payload)
 
 session.SCREEN_TIMEOUT_S = 3.0  # of the defaults, before the search: one of them prints for ever
 process.available_bytes = left
-evaluator.DeviceEvaluator._screened = impatient
+runner.Runner._screened = impatient
 worker.RESTART_WAITS_S = (0.1,)
 main()
 """

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from tuner.evaluate import timers
-from tuner.evaluate.evaluator import RACE_MARGIN
 from tuner.evaluate.measure import (
     below_floor,
     contradicted,
@@ -24,6 +23,7 @@ from tuner.evaluate.measure import (
     tie_set,
     unseen_work,
 )
+from tuner.evaluate.runner import RACE_MARGIN
 from tuner.evaluate.timers import CpuTimer, CudaTimer, hidden_work_us
 from tuner.trial import Measurement, from_json, to_json
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import itertools
 import json
@@ -16,6 +17,7 @@ import numpy as np
 import optuna
 import pytest
 
+from benchmarks.fleet_simulation import simulated
 from tuner.errors import InputError
 from tuner.search.drawn import CENSORED
 from tuner.search.recorded import read_recording
@@ -174,3 +176,27 @@ def test_a_source_that_is_none_is_refused_with_exit_code_2(tmp_path):
     command = [sys.executable, "-m", "tuner", "replay", str(tmp_path / "none.json")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and "no such file or run folder" in done.stderr
+
+
+def test_questions_asked_ahead_are_other_questions_and_still_each_once(recorded):
+    recording = read_recording(recorded)
+    one, ahead = (
+        replay(recording, "surrogate", seed=2, budget=60, in_flight=number).searches[0].order
+        for number in (1, 8)
+    )
+    assert one[:12] == ahead[:12], "what is tried first depends on no outcome"
+    assert one != ahead and len(set(ahead)) == len(ahead) == 60
+
+
+def test_simulated_devices_share_the_work_until_builders_are_short(recorded):
+    recording = read_recording(recorded)
+    options = argparse.Namespace(
+        trials=100, sampler="random", builders=64, think_ms=1.0, job_ms=1.0, build_s=2.0,
+        screen_s=1.0, fails_per_hour=1e-6,
+    )  # fmt: skip
+    one, two, many = (simulated(recording, options, number, 0) for number in (1, 2, 32))
+    assert two.trials_per_s > 1.8 * one.trials_per_s and two.busy > 0.9
+    assert (one.waits_for, two.waits_for) == ("nothing", "nothing")
+    assert many.busy < 0.9 and many.waits_for in ("builders", "parent")
+    options.fails_per_hour, options.trials = 60.0, 40
+    assert simulated(recording, options, 8, 0).trials_per_s > 0, "all is done, whatever is lost"

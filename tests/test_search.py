@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import optuna
@@ -147,6 +147,7 @@ class Bench:
         first: Sequence[Params] = (),
         should_stop: Callable[[], bool] = lambda: False,
         waited_s: Callable[[], float] = lambda: 0.0,
+        at_once: int = 1,
     ) -> str:
         def record(trial: Trial) -> None:
             evaluator.events.append(("record", trial.params))
@@ -164,6 +165,7 @@ class Bench:
             first=first,
             should_stop=should_stop,
             waited_s=waited_s,
+            at_once=at_once,
         )
 
     def study(self) -> optuna.Study:
@@ -593,3 +595,97 @@ def test_ctrl_c_while_the_journal_is_written_is_no_fault_of_its_lock(tmp_path, m
     journal.write()
     assert [path.name for path in tmp_path.iterdir()] == ["study.journal"]
     assert list(journal.read_logs(0)) == [{"op_code": 0}]
+
+
+# ---- several devices --------------------------------------------------------------------------
+
+
+class Devices(FakeEvaluator):
+    """Several candidates at once, which end one after the other in an order of their own.
+
+    Once as many are in flight as may be, the one whose parameters come first in `order_of` ends;
+    so what an uninterrupted search asks does not depend on threads.
+    """
+
+    def __init__(self, ahead: int, most: int, order_of: Callable[[Params], int]):
+        super().__init__(by_region, ahead=ahead, overlaps=True)
+        self.order_of = order_of
+        self.most = most  # questions of the whole search: fewer are in flight at its end
+        self.begun: list[Params] = []
+        self.num_before = 0  # questions that the earlier sessions have answers to
+        self.change = threading.Condition()
+
+    def first_ready(self, pending: Sequence[Flying], timeout_s: float | None = None) -> int | None:
+        return 0 if pending else None
+
+    def finish(self, pending: Flying, number: int, best_us: float | None) -> Outcome:
+        with self.change:
+            self.begun.append(pending.params)
+            self.change.notify_all()
+            self.change.wait_for(lambda: self.may_end(pending.params))
+            self.begun.remove(pending.params)
+            self.num_before += 1
+            self.change.notify_all()
+        return super().finish(pending, number, best_us)
+
+    def may_end(self, params: Params) -> bool:
+        is_full = len(self.begun) == min(self.ahead, self.most - self.num_before)
+        return is_full and min(self.begun, key=self.key) == params
+
+    def key(self, params: Params) -> tuple[int, str]:
+        return self.order_of(params), str(params)
+
+
+def slow_mma(params: Params) -> int:
+    return int(params["template"] == "mma" and params["vector"] == 1)
+
+
+def searched_in_parts(folder: Path, ends: Sequence[int], sampler: str) -> list[Trial]:
+    """Return the trials of a search of 30 that stopped after so many of them, and was resumed."""
+    folder.mkdir()
+    bench = Bench(folder)
+    for end in [*ends, 30]:
+        devices = Devices(ahead=5, most=30, order_of=slow_mma)
+        devices.num_before = len(bench.trials)
+        bench.search(
+            devices,
+            sampler=sampler,
+            trials=30,
+            at_once=5,
+            should_stop=lambda end=end: end < 30 and len(bench.trials) >= end,
+        )
+    return bench.trials
+
+
+@pytest.mark.parametrize("sampler", ["surrogate", "random"])
+def test_of_several_devices_a_resumed_search_asks_what_an_uninterrupted_one_asks(
+    tmp_path, sampler
+):
+    whole = searched_in_parts(tmp_path / "whole", [], sampler)
+    assert [t.number for t in whole] == list(range(30))
+    assert sorted(t.question for t in whole) == list(range(30)), "each question has its answer"
+    assert any(t.asked is not None for t in whole), "they did not end in the order of asking"
+    for number, ends in enumerate([[7, 8, 21], [1], [12, 29]]):
+        parts = searched_in_parts(tmp_path / f"parts{number}", ends, sampler)
+        assert [(t.question, t.params) for t in parts] == [(t.question, t.params) for t in whole]
+
+
+def test_of_several_devices_a_slow_candidate_keeps_no_other_waiting(bench):
+    first = make_space().feasible[0]
+    devices = Devices(ahead=3, most=20, order_of=lambda params: int(params == first))
+    bench.search(devices, sampler="grid", trials=20, at_once=3)
+    assert bench.trials[-1].params == first and bench.trials[-1].question == 0
+    assert is_listed_once(bench.trials)
+
+
+def test_of_several_devices_equal_machine_code_names_the_trial_it_is_told_as(bench):
+    class Same(Devices):
+        def finish(self, pending: Flying, number: int, best_us: float | None) -> Outcome:
+            outcome = super().finish(pending, number, best_us)
+            return replace(outcome, same_as=1) if number == 4 else outcome
+
+    first = make_space().feasible[0]
+    devices = Same(ahead=3, most=12, order_of=lambda params: int(params == first))
+    bench.search(devices, sampler="grid", trials=12, at_once=3)
+    one, same = (next(t for t in bench.trials if t.question == n) for n in (1, 4))
+    assert one.number == 0 and same.outcome.same_as == one.number

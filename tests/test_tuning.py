@@ -39,8 +39,8 @@ from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 import tuner
 from tuner import session as session_room
 from tuner.errors import RunLockedError
-from tuner.evaluate import evaluator as evaluator_room
-from tuner.evaluate.evaluator import DeviceEvaluator
+from tuner.evaluate import runner as runner_room
+from tuner.evaluate.runner import Runner
 from tuner.export.certificate import code_sha256, read_certificate
 from tuner.kernel.builder import Toolchain
 from tuner.review.summary import format_summary, summary
@@ -216,16 +216,16 @@ def num_threads() -> int:
 def test_accidents_are_told_in_order_where_the_device_works_while_the_search_thinks(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(DeviceEvaluator, "overlaps", True)
-    screened = DeviceEvaluator._screened
+    monkeypatch.setattr(Runner, "is_apart", True)
+    screened = Runner._screened
 
     def impatient(self, payload):  # with what hangs, and with nothing else
         mode = json.loads(payload["candidate"])["params"]["mode"]
         limit_s = 2.0 if mode == "hang" else 600.0
-        monkeypatch.setattr(evaluator_room, "SCREEN_TIMEOUT_S", limit_s)
+        monkeypatch.setattr(runner_room, "SCREEN_TIMEOUT_S", limit_s)
         return screened(self, payload)
 
-    monkeypatch.setattr(DeviceEvaluator, "_screened", impatient)
+    monkeypatch.setattr(Runner, "_screened", impatient)
     family = write_family(tmp_path / "families")
     config = config_text(family, space={"mode": MODES}, search={"sampler": "surrogate"})
     (tmp_path / "config.yaml").write_text(config)

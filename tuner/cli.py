@@ -12,12 +12,13 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tuner import options
+from tuner import many, options, reading
 from tuner.errors import InputError, NothingCorrectError, NothingToGainError, TunerError
 from tuner.terminal import (
     INTERRUPTED,
@@ -31,7 +32,6 @@ from tuner.terminal import (
     print_nothing,
     print_plan,
     print_points,
-    print_runs,
     print_start,
     print_summary,
     print_verdict,
@@ -69,6 +69,9 @@ def tune(
     timeout: options.TimeoutOption = None,
     seed: options.SeedOption = None,
     device: options.DeviceOption = None,
+    devices: options.DevicesOption = None,
+    cluster: options.ClusterOption = None,
+    certificate: options.CertificateOption = None,
     accuracy: options.AccuracyOption = None,
     sampler: options.SamplerOption = None,
     runs_dir: options.RunsDirOption = Path("runs"),
@@ -83,6 +86,8 @@ def tune(
         return
     if sum(given is not None for given in (config, module, resume)) != 1:
         raise InputError("expected one of FILE.py, --config X.yaml, --resume RUN; see --help")
+    if devices is not None and cluster is not None:
+        raise InputError("expected --devices of this host, or --cluster, not both")
     chosen = {"rewrites": rewrites, "match": match}
     option = "dry-run" if dry_run else next(filter(chosen.get, chosen), "")
     if resume is not None and option:
@@ -121,6 +126,9 @@ def tune(
                 overrides=given,
                 verifies=not record,
                 force=force,
+                devices=devices,
+                cluster=cluster,
+                certificate=certificate,
             )
         else:
             assert resume is not None
@@ -131,6 +139,9 @@ def tune(
                 should_stop=stop,
                 may_move=any_machine,
                 verifies=not record,
+                devices=devices,
+                cluster=cluster,
+                certificate=certificate,
             )
     print_summary(run, is_json=json)
     if stop():
@@ -256,84 +267,12 @@ def new(
         print_start(made)
 
 
-@app.command()
-def report(
-    run: options.RunArgument,
-    export: options.ExportOption = None,
-    json: options.JsonOption = False,
-) -> None:
-    """Write a run's HTML report and print its summary."""
-    from tuner.review.exports import write_export
-    from tuner.review.report import write_report
-    from tuner.run import open_run
-
-    opened = open_run(run)
-    write_report(opened)
-    if export is not None:
-        write_export(opened, export)
-    print_summary(opened, is_json=json)
-
-
-@app.command()
-def runs(
-    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
-    json: options.JsonOption = False,
-) -> None:
-    """List the runs of a folder, the latest first."""
-    from tuner.review.shelf import Shelf
-
-    found = Shelf(folder).runs()
-    if json:
-        print_json(found)
-    else:
-        print_runs(folder, found)
-
-
-@app.command()
-def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="A B", help="Two or more run folders.")],
-    json: options.JsonOption = False,
-) -> None:
-    """Say which of two or more runs is better, with what confidence, and what differs."""
-    from tuner.review.facts import Facts
-    from tuner.review.versus import compare_runs, format_versus
-    from tuner.run import open_run
-
-    found = compare_runs([Facts.of(open_run(path)) for path in runs])
-    if json:
-        print_json(found)
-    else:
-        out.print(format_versus(found), markup=False)
-
-
-@app.command()
-def replay(
-    source: options.SourceArgument,
-    sampler: options.SamplersOption = None,
-    seeds: Annotated[int, typer.Option(min=1, help="How many searches, a seed each.")] = 5,
-    budget: Annotated[int, typer.Option(min=1, help="Evaluations of each search.")] = 300,
-    seed: Annotated[int, typer.Option(min=0, help="The first search's seed.")] = 0,
-    output: Annotated[
-        Path | None, typer.Option("--out", help="Write what was evaluated, in order, here.")
-    ] = None,
-    json: options.JsonOption = False,
-) -> None:
-    """Search a recorded space again, without a device: best found against evaluations."""
-    from tuner.search.recorded import read_recording
-    from tuner.search.replay import format_replays, replay, replays_to_json
-    from tuner.storage import write_whole
-
-    recording = read_recording(source)
-    found = [
-        replay(recording, name, num_seeds=seeds, seed=seed, budget=budget)
-        for name in dict.fromkeys(sampler or ["tpe"])
-    ]
-    if output is not None:
-        write_whole(output, replays_to_json(found))
-    if json:
-        sys.stdout.write(replays_to_json(found) + "\n")
-    else:
-        out.print(format_replays(found), markup=False)
+app.add_typer(many.cluster, name="cluster")
+ELSEWHERE: tuple[Callable[..., None], ...] = (
+    many.worker, many.campaign, reading.report, reading.runs, reading.compare, reading.replay,
+)  # fmt: skip
+for command in ELSEWHERE:
+    app.command()(command)
 
 
 @app.command()

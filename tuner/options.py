@@ -10,8 +10,11 @@ import typer
 __all__ = [
     "AccuracyOption",
     "AnyMachineOption",
+    "CertificateOption",
+    "ClusterOption",
     "ConfigOption",
     "DeviceOption",
+    "DevicesOption",
     "DryRunOption",
     "EffortOption",
     "ExportOption",
@@ -50,6 +53,17 @@ TrialsOption = Annotated[str | None, typer.Option(help="At most this many trials
 TimeoutOption = Annotated[str | None, typer.Option(help="Search for at most this long, e.g. 10m.")]
 SeedOption = Annotated[str | None, typer.Option(help="Seed of the sampler and the probes.")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", help="Devices of a cluster: tls://HOST:PORT.")
+]
+CertificateOption = Annotated[
+    Path | None,
+    typer.Option("--certificate", help="Of the cluster; in the user's cache if none."),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option("--devices", help="Several of this host side by side: all, or 0,1."),
+]
 AccuracyOption = Annotated[
     str | None, typer.Option(help="float32, tf32, pytorch or RTOL,ATOL, e.g. 1e-4,1e-4.")
 ]

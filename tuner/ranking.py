@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
 from tuner.errors import WorkerError
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.trial import Finalist, Trial
+from tuner.wording import one_line
 
-__all__ = ["blamed", "ranked_trials", "remarks_on", "rounds_of", "structure"]
+__all__ = [
+    "blamed", "ranked_trials", "remarks_on", "rounds_of", "structure", "why_nothing_correct",
+]  # fmt: skip
 
 
 def rounds_of(entry: Finalist) -> list[list[float]]:
@@ -65,3 +69,17 @@ def blamed(error: WorkerError, names: Sequence[str]) -> tuple[str, str]:
         if str(error).startswith(f"{name}: "):
             return name, f"in the race: {str(error).removeprefix(f'{name}: ')}"
     raise error
+
+
+def why_nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> str:
+    """Say that no candidate is correct, or that none of the finalists was accepted, and why."""
+    counts = Counter(trial.outcome.status.value for trial in trials)
+    if entries:  # what screening accepted, the full check did not
+        s = "s" if len(entries) > 1 else ""
+        lines = [f"no file was accepted: {len(entries)} finalist{s} of {len(trials)} trials"]
+        return "\n".join([*lines, *(f"  trial {e.trial} is rejected: {e.error}" for e in entries)])
+    lines = [f"no candidate is correct: {len(trials)} trials"]
+    lines += [f"  {number} {status}" for status, number in counts.items()]
+    failed = [t for t in trials if t.outcome.reason][:3]
+    lines += [f"  trial {t.number}: {one_line(t.outcome.reason)}" for t in failed]
+    return "\n".join(lines)

@@ -7,8 +7,8 @@ import os
 import re
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -21,16 +21,19 @@ import numpy as np
 from tuner.earlier import Earlier, sources_from
 from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.evaluate.contender import Contender
-from tuner.evaluate.evaluator import SCREEN_TIMEOUT_S, DeviceEvaluator
+from tuner.evaluate.evaluator import DeviceEvaluator
+from tuner.evaluate.runner import SCREEN_TIMEOUT_S, Terms
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
+from tuner.fleet.dispatch import QUEUED
+from tuner.fleets import OneDevice, Source
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir
 from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
 from tuner.machine.host import busy_words, has_many_cores
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop_rule_of
-from tuner.ranking import ranked_trials
+from tuner.ranking import ranked_trials, why_nothing_correct
 from tuner.records import SET_ASIDE
 from tuner.review.report import write_report
 from tuner.run import FAILURE_NAME, Outlook, Run, RunWriter
@@ -39,9 +42,8 @@ from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.search.t4 import to_t4
 from tuner.storage import storage_errors, write_whole
-from tuner.trial import Build, Candidate, Check, Finalist, Outcome, Params, Status, Trial
+from tuner.trial import Build, Candidate, Check, Outcome, Params, Status, Trial
 from tuner.verification import Verification
-from tuner.wording import one_line
 
 __all__ = ["Session"]
 
@@ -70,6 +72,7 @@ class Session:
         verifies: bool = True,
         started_s: float | None = None,
         earlier: Earlier | None = None,
+        source: Source | None = None,
     ) -> None:
         self.planned = planned
         self.toolchain = toolchain
@@ -78,6 +81,7 @@ class Session:
         self.should_stop = should_stop
         self.verifies = verifies
         self.started_s = time.monotonic() if started_s is None else started_s
+        self._source = source or OneDevice()
         self._earlier = earlier or Earlier()
         same = [s.params for s in self._earlier.same] if planned.config.effort == "quick" else []
         self._is_known = bool(same)  # what a quick run takes instead of a search
@@ -116,7 +120,7 @@ class Session:
                 else:
                     self._search(writer, builder, environment, None)
                     if not any(t.outcome.latency_us for t in self.trials):
-                        raise NothingCorrectError(_nothing_correct(self.trials, ()))
+                        raise NothingCorrectError(why_nothing_correct(self.trials, ()))
             except Exception as error:  # not Ctrl-C, which ends at once
                 with suppress(TunerError):  # a full disk, say: the first error is the one
                     self._report()
@@ -168,7 +172,7 @@ class Session:
         with builder.paused():  # what was asked for ahead may still compile
             result, entries = verification.result(self.trials)
         if result is None:
-            raise NothingCorrectError(_nothing_correct(self.trials, entries))
+            raise NothingCorrectError(why_nothing_correct(self.trials, entries))
         writer.write_result(replace(result, notes=(*self.notes, *result.notes)))
         verification.profile(result)
 
@@ -262,25 +266,31 @@ class Session:
     ) -> None:
         planned, config = self.planned, self.planned.config
         self.observer.on_stage("preparing the probes and timing the baseline")
+        how, run = config.measure, self.run.path.name
+        terms = Terms(how.screen_s, how.max_noise, how.stop_slow, config.search.seed)
+        said: deque[str] = deque()  # of devices, by a thread of theirs
+
+        def tell_of_devices() -> None:
+            while said:
+                self.observer.on_stage(said.popleft())
+
+        devices = self._source.devices(
+            planned, run, terms, builder, lambda *words: said.append(": ".join(words))
+        )
         evaluator = DeviceEvaluator(
-            planned.family,
-            planned.task,
-            facts=planned.facts,
-            device=planned.device,
-            builder=builder,
-            screen_s=config.measure.screen_s,
-            max_noise=config.measure.max_noise,
-            stop_slow=config.measure.stop_slow,
-            seed=config.search.seed,
-            ahead=config.search.in_flight,
-            num_workers=num_workers(planned),
-            keep=self._keep,
+            planned.family, devices, facts=planned.facts, builder=builder, keep=self._keep
         )
         if evaluator.overlaps and not self.trials:  # compile while the worker gets ready
             for params in self.first:
                 evaluator.submit(params)
         try:
-            baseline = evaluator.start()
+            baseline = devices.start()
+            # Kept for later sittings: what is asked depends on how many are in flight.
+            usual = num_workers(planned) + QUEUED * len(devices.baselines_us)
+            evaluator.ahead = environment.setdefault("in_flight", config.search.in_flight or usual)
+            if evaluator.ahead < len(devices.baselines_us):
+                said.append(f"the run keeps {evaluator.ahead} in flight: other devices are idle")
+            tell_of_devices()
             environment |= {
                 "baseline_us": baseline.latency_us,
                 "baseline_noise": baseline.noise,
@@ -290,6 +300,7 @@ class Session:
                         "from_trial": len(self.trials),
                         "baseline_us": baseline.latency_us,
                         "baseline_noise": baseline.noise,
+                        "devices": dict(devices.baselines_us),
                     },
                 ],
             }
@@ -310,7 +321,8 @@ class Session:
                 writer.append(trial)
                 self.trials.append(trial)
                 self.observer.on_trial(trial, evaluator.num_building)
-                if verification is not None and evaluator.overlaps:
+                tell_of_devices()
+                if verification is not None and devices.is_apart:
                     self._compile_ahead(verification)
 
             def told(number: int, remaining: Remaining) -> None:
@@ -335,18 +347,18 @@ class Session:
                     previous=list(self.trials),
                     record=record,
                     first=first,
-                    waited_s=lambda: evaluator.waited_s,
+                    waited_s=lambda: devices.waited_s,
                     should_stop=self.should_stop,
                     on_remaining=told,
+                    at_once=devices.at_once,
                 )
             self.observer.on_stage(why)
-            if evaluator.waited_s > WORTH_SAYING_S:
-                waited = (
-                    f"other tuners had the device for {evaluator.waited_s:.0f} s of the search"
-                )
+            if devices.waited_s > WORTH_SAYING_S:
+                waited = f"other tuners had the device for {devices.waited_s:.0f} s of the search"
                 self.observer.on_stage(f"{waited}, which do not count as its time")
         finally:
-            evaluator.close()
+            devices.close()
+            tell_of_devices()
 
     def _first_trials(self) -> list[Params]:
         """Return what to try before the sampler is asked, and say what is of earlier runs."""
@@ -385,16 +397,3 @@ class Session:
         log = Path(build.log)
         text = log.read_text(errors="replace") if log.is_file() else build.error
         write_whole(folder / "log.txt", text)
-
-
-def _nothing_correct(trials: Sequence[Trial], entries: Sequence[Finalist]) -> str:
-    counts = Counter(trial.outcome.status.value for trial in trials)
-    if entries:  # what screening accepted, the full check did not
-        s = "s" if len(entries) > 1 else ""
-        lines = [f"no file was accepted: {len(entries)} finalist{s} of {len(trials)} trials"]
-        return "\n".join([*lines, *(f"  trial {e.trial} is rejected: {e.error}" for e in entries)])
-    lines = [f"no candidate is correct: {len(trials)} trials"]
-    lines += [f"  {number} {status}" for status, number in counts.items()]
-    failed = [t for t in trials if t.outcome.reason][:3]
-    lines += [f"  trial {t.number}: {one_line(t.outcome.reason)}" for t in failed]
-    return "\n".join(lines)

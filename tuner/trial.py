@@ -235,6 +235,7 @@ class Outcome:
     measurement: Measurement | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # per stage: render, build, ...
     same_as: int | None = None  # trial number whose outcome was reused (same machine code)
+    device: str = ""  # which of several devices checked and timed it
 
     @property
     def latency_us(self) -> float | None:
@@ -246,7 +247,12 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One line of `trials.jsonl`."""
+    """One line of `trials.jsonl`.
+
+    Trials are numbered in the order in which the search was told of them. With several devices
+    that need not be the order of asking: `asked` is then the number of the question, where it is
+    another one.
+    """
 
     number: int
     template: str
@@ -255,6 +261,12 @@ class Trial:
     outcome: Outcome
     started_at: str = ""  # UTC, ISO 8601
     elapsed_s: float = 0.0  # since the run's first start, of working time
+    asked: int | None = None
+
+    @property
+    def question(self) -> int:
+        """The number of the question that it answers, counted in the order of asking."""
+        return self.number if self.asked is None else self.asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from tuner.earlier import Earlier, earlier_of
 from tuner.errors import InputError, StorageError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import new_worker
+from tuner.fleets import source_of
 from tuner.gaining import measured, worth_searching
 from tuner.observing import Observer, Progress
 from tuner.planning import (
@@ -69,6 +70,9 @@ def tune(
     overrides: Mapping[str, Value] | None = None,
     verifies: bool = True,
     force: bool = False,
+    devices: str | None = None,
+    cluster: str | None = None,
+    certificate: Path | None = None,
 ) -> Run:
     """Tune: search, verify the finalists' files, write the report.
 
@@ -83,6 +87,9 @@ def tune(
             do both later.
         force: search an operator that was derived from a module also where PyTorch is as fast as
             the device allows.
+        devices: of this host, `all` or numbers such as `0,1`; None for the config's one.
+        cluster: address of a cluster whose devices screen candidates in place of this host's.
+        certificate: the tuner's of that cluster; where `tune cluster start` writes it if None.
 
     Returns:
         The run; `run.result()` says what was found, None where nothing was to be verified.
@@ -94,25 +101,28 @@ def tune(
     """
     started_s = time.monotonic()
     observer = observer or Observer()
-    planned = _planned(config, observer)
-    toolchain = toolchain_of(planned)
-    module = worth_searching(planned, observer, force=force or not verifies)
-    environment = environment_of(planned, toolchain, command, overrides or {})
-    earlier = Earlier()
-    if planned.outline is not None or config.effort == "quick":
-        versions = versions_of(planned.environment, toolchain.label)
-        earlier = earlier_of(planned, versions, runs_dir)
-    environment["earlier"] = json.loads(to_json(earlier))  # for `resume`, which asks the same
-    run = create_run(runs_dir, planned.family.name, planned.device.name, config.text, environment)
-    if module is not None:
-        write_whole(run.path / MODULE_FILE, to_json(module))
-    session = Session(
-        planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
-        earlier=earlier,
-    )  # fmt: skip
-    session.work(environment)
-    known_runs(runs_dir)  # what this run found is known before the next one starts
-    return run
+    with source_of(config.device, devices, cluster, certificate) as (source, device):
+        planned = _planned(config.model_copy(update={"device": device}), observer)
+        toolchain = toolchain_of(planned)
+        module = worth_searching(planned, observer, force=force or not verifies)
+        environment = environment_of(planned, toolchain, command, overrides or {})
+        earlier = Earlier()
+        if planned.outline is not None or config.effort == "quick":
+            versions = versions_of(planned.environment, toolchain.label)
+            earlier = earlier_of(planned, versions, runs_dir)
+        environment["earlier"] = json.loads(to_json(earlier))  # for `resume`, which asks the same
+        run = create_run(
+            runs_dir, planned.family.name, planned.device.name, config.text, environment
+        )
+        if module is not None:
+            write_whole(run.path / MODULE_FILE, to_json(module))
+        session = Session(
+            planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
+            earlier=earlier, source=source,
+        )  # fmt: skip
+        session.work(environment)
+        known_runs(runs_dir)  # what this run found is known before the next one starts
+        return run
 
 
 def preview(planned: Planned, observer: Observer) -> tuple[Gain | None, dict[str, Path]]:
@@ -143,6 +153,9 @@ def resume(
     should_stop: Callable[[], bool] = lambda: False,
     may_move: bool = False,
     verifies: bool = True,
+    devices: str | None = None,
+    cluster: str | None = None,
+    certificate: Path | None = None,
 ) -> Run:
     """Go on with a run where it stopped.
 
@@ -154,6 +167,9 @@ def resume(
         should_stop: as for `tune`.
         may_move: go on although the device or the toolchain is another one.
         verifies: as for `tune`.
+        devices: as for `tune`; they may be others than before.
+        cluster: as for `tune`.
+        certificate: as for `tune`.
 
     Raises:
         InputError: something else is to be overridden.
@@ -174,24 +190,26 @@ def resume(
             pass
     environment = run.environment()
     observer = observer or Observer()
-    planned = _planned(config_of(run, given), observer)
-    toolchain = toolchain_of(planned)
-    now = environment_of(planned, toolchain, environment["command"], {})
-    moved = [
-        f"{what}: {environment[what]} then, {now[what]} now"
-        for what in ("device_name", "toolchain")
-        if environment[what] != now[what]
-    ]
-    if moved and not may_move:
-        raise StorageError(
-            f"{path}: this is another machine than the run's\n  "
-            + "\n  ".join(moved)
-            + "\n  next: `--any-machine` to mix their times, or start a new run"
-        )
-    # The new totals hold from now on, also when this session is interrupted.
-    environment["overrides"] = {**environment.get("overrides", {}), **given}
-    session = Session(
-        planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
-        earlier=from_json(Earlier, json.dumps(environment.get("earlier", {}))),
-    )  # fmt: skip
-    return session.work(environment)
+    config = config_of(run, given)
+    with source_of(config.device, devices, cluster, certificate) as (source, device):
+        planned = _planned(config.model_copy(update={"device": device}), observer)
+        toolchain = toolchain_of(planned)
+        now = environment_of(planned, toolchain, environment["command"], {})
+        moved = [
+            f"{what}: {environment[what]} then, {now[what]} now"
+            for what in ("device_name", "toolchain")
+            if environment[what] != now[what]
+        ]
+        if moved and not may_move:
+            raise StorageError(
+                f"{path}: this is another machine than the run's\n  "
+                + "\n  ".join(moved)
+                + "\n  next: `--any-machine` to mix their times, or start a new run"
+            )
+        # The new totals hold from now on, also when this session is interrupted.
+        environment["overrides"] = {**environment.get("overrides", {}), **given}
+        session = Session(
+            planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
+            earlier=from_json(Earlier, json.dumps(environment.get("earlier", {}))), source=source,
+        )  # fmt: skip
+        return session.work(environment)

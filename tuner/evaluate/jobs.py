@@ -2,9 +2,10 @@
 
 One child serves one role at a time, each with the jobs that belong to it:
 
-    any role     describe, warm_up,  the device and the machine; what sizes a problem has;
-                 sizes, capture,     what a module's forward computes, and whether it is that
-                 match               of a family's reference
+    any role     describe, num_gpus, the device and the machine; what sizes a problem has;
+                 keep_to, warm_up,   what a module's forward computes, and whether it is that
+                 sizes, capture,     of a family's reference
+                 match
     compiler     import_file         one of our own exports
     screening    prepare, screen,    the user's own candidates, checked and timed in place
                  time_baseline
@@ -34,6 +35,7 @@ Payloads and answers are JSON; tensors travel as raw bytes beside it.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -84,6 +86,20 @@ class _Child:
             "facts": found.facts(),
             "environment": environment(found),
         }, ()
+
+    def num_gpus(self) -> Answer:
+        """Count the GPUs that PyTorch sees."""
+        import torch
+
+        return {"num_gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0}, ()
+
+    def keep_to(self, cores: list[int]) -> Answer:
+        """Run on these cores only, with a thread on each, from now on."""
+        import torch
+
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(len(cores))
+        return {}, ()
 
     def warm_up(self, device: str) -> Answer:
         """Import PyTorch and open the device."""

@@ -55,6 +55,11 @@ class WorkerCrashed(WorkerError):
         self.log_tail = log
         super().__init__(f"worker {name}: job {job!r}: {reason}{_quote(log)}")
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether somebody else than the tuner sent it SIGKILL, such as a user or the kernel."""
+        return self.reason == describe_exit(-signal.SIGKILL)
+
 
 class WorkerTimeout(WorkerError):
     """The child did not answer in time and was killed, with everything it had started."""

@@ -36,7 +36,7 @@ from typing import Any
 import psutil
 
 __all__ = [
-    "ALSO", "MARKER", "SERVER", "Process", "die_with", "import_path", "preload",
+    "ALSO", "CORES", "MARKER", "SERVER", "Process", "die_with", "import_path", "preload",
     "serve_forks", "start_process",
 ]  # fmt: skip
 
@@ -45,6 +45,8 @@ SERVER = "TUNER_FORK_SERVER"
 MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a process stems from
 # Environment variable: what a server imports as well, for the work of its processes.
 ALSO = "TUNER_PRELOAD"
+# Environment variable: cores that a server, and so its processes, were started on.
+CORES = "TUNER_CORES"
 # PyTorch imports the third, for 0.5 s of CPU, in each process that draws inputs by their shapes
 # alone: every process of a race that holds the reference.
 PRELOADED = (
@@ -54,7 +56,7 @@ PRELOADED = (
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",
-    "OPENBLAS_", "PYTHON", "TORCH_", ALSO,
+    "OPENBLAS_", "PYTHON", "TORCH_", ALSO, CORES,
 )  # fmt: skip
 _HEADER_BYTES = 4
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

@@ -52,11 +52,11 @@ class Evaluator(Protocol[P]):
         """Whether the search may think, in another thread, while a configuration is finished."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class InFlight(Generic[P]):
     """A question that was asked, until its outcome is told."""
 
-    number: int
+    number: int  # of the question
     trial: optuna.Trial
     params: Params
     position: int  # in `space.feasible`
@@ -67,29 +67,33 @@ class InFlight(Generic[P]):
 
 
 class Finisher(Generic[P]):
-    """Gets the outcomes of what is in flight, one after the other, of the first that is built.
+    """Gets the outcomes of what is in flight, of the first that are built.
 
-    Where the evaluator lets it, a thread does so, and the device works while the sampler thinks.
-    Leaving it drops what it works on: whoever owns the evaluator ends that by closing it.
+    Where the evaluator lets it, threads do so, and the device works while the sampler thinks.
+    Leaving it drops what they work on: whoever owns the evaluator ends that by closing it.
 
     Args:
         evaluator: of the search.
         best_us: the least time that the search knows.
+        at_once: how many candidates are finished at the same time.
     """
 
-    def __init__(self, evaluator: Evaluator[P], best_us: float | None) -> None:
+    def __init__(self, evaluator: Evaluator[P], best_us: float | None, at_once: int = 1) -> None:
         self._evaluator = evaluator
         self._best_us = best_us
-        self._waiting: list[InFlight[P]] = []  # without an outcome, in the order of asking
+        self._at_once = at_once
+        self._waiting: list[InFlight[P]] = []  # that nobody finishes yet, in the order of asking
+        self._picking = threading.Lock()  # held by the one that looks for what is built
         self._num_done = 0
         self._error: BaseException | None = None
         self._is_left = False
         self._change = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
 
     def __enter__(self) -> Finisher[P]:
         if self._evaluator.overlaps:
-            self._thread.start()
+            for number in range(min(self._at_once, self._evaluator.ahead)):
+                name = f"device_{number}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,39 +112,52 @@ class Finisher(Generic[P]):
                 self._waiting.append(item)
                 self._change.notify_all()
 
-    def wait(self, item: InFlight[P]) -> None:
-        """Wait until it, or another one, has its outcome."""
+    def wait(self, *items: InFlight[P]) -> None:
+        """Wait until one of them, or another one from now on, has its outcome."""
         if not self._evaluator.overlaps:
-            self._finish_first_ready(list(self._waiting))
+            picked = self._picked(None)
+            if picked is not None:
+                self._finish(picked)
             return
         with self._change:
             before = self._num_done
-            self._change.wait_for(lambda: item.outcome or self._error or self._num_done > before)
-            if item.outcome is None and self._error is not None:
+
+            def has_outcome() -> bool:
+                return any(item.outcome is not None for item in items)
+
+            self._change.wait_for(lambda: has_outcome() or self._error or self._num_done > before)
+            if self._error is not None and not has_outcome():
                 raise self._error
 
     def _work(self) -> None:
         try:
             while True:
-                with self._change:
-                    self._change.wait_for(lambda: self._waiting or self._is_left)
-                    if self._is_left:
-                        return
-                    waiting = list(self._waiting)
-                self._finish_first_ready(waiting, LOOK_AGAIN_S)
+                with self._picking:
+                    with self._change:
+                        self._change.wait_for(lambda: self._waiting or self._is_left)
+                        if self._is_left:
+                            return
+                    picked = self._picked(LOOK_AGAIN_S)
+                if picked is not None:
+                    self._finish(picked)
         except BaseException as error:  # told to who waits
             with self._change:
                 self._error = error
                 self._change.notify_all()
 
-    def _finish_first_ready(
-        self, waiting: Sequence[InFlight[P]], timeout_s: float | None = None
-    ) -> None:
+    def _picked(self, timeout_s: float | None) -> InFlight[P] | None:
+        """Take the first that is built out of those that wait; None where none is in that time."""
+        with self._change:
+            waiting = list(self._waiting)
         pending = [item.pending for item in waiting if item.pending is not None]
         place = self._evaluator.first_ready(pending, timeout_s)
-        if place is None or self._is_left:
-            return
-        item = waiting[place]
+        with self._change:
+            if place is None or self._is_left:
+                return None
+            self._waiting.remove(waiting[place])
+        return waiting[place]
+
+    def _finish(self, item: InFlight[P]) -> None:
         assert item.pending is not None  # or it had an outcome
         outcome = self._evaluator.finish(item.pending, item.number, self._best_us)
         with self._change:
@@ -148,6 +165,5 @@ class Finisher(Generic[P]):
             item.outcome = outcome
             if outcome.latency_us is not None:
                 self._best_us = min(self._best_us or outcome.latency_us, outcome.latency_us)
-            self._waiting.remove(item)
             self._num_done += 1
             self._change.notify_all()

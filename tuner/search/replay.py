@@ -74,6 +74,7 @@ def replay(
     num_seeds: int = 1,
     seed: int = 0,
     budget: int = 300,
+    in_flight: int = 1,
 ) -> Replay:
     """Search a recording `num_seeds` times, with the seeds from `seed` on.
 
@@ -83,6 +84,7 @@ def replay(
         num_seeds: how many searches.
         seed: the first one's seed.
         budget: evaluations of each; fewer where the space has fewer configurations.
+        in_flight: questions that are asked before the first is answered.
 
     Raises:
         InputError: there is no such sampler.
@@ -90,7 +92,7 @@ def replay(
     yardstick = Yardstick.of(recording.known_us, budget)
     searches = []
     for number in range(seed, seed + num_seeds):
-        lookup = _Lookup(recording)
+        lookup = _Lookup(recording, in_flight)
         trials: list[Trial] = []
         search(
             recording.space,
@@ -115,13 +117,13 @@ class _Known:
 
 
 class _Lookup:
-    """The evaluator that knows every outcome; keeps one configuration in flight."""
+    """The evaluator that knows every outcome."""
 
-    ahead = 1
     overlaps = False
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, ahead: int) -> None:
         self._recording = recording
+        self.ahead = ahead
         self._since_s = time.perf_counter()  # the search has had its turn from here on
         self.order: list[int] = []
         self.suggestion_s = 0.0
@@ -131,6 +133,7 @@ class _Lookup:
         position = self._recording.space.index(params)
         assert position is not None, "a search asks for what is in the space"
         self.order.append(position)
+        self._since_s = time.perf_counter()
         return _Known(position)
 
     def first_ready(self, pending: Sequence[_Known], timeout_s: float | None = None) -> int:

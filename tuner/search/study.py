@@ -2,18 +2,21 @@
 
 Knows nothing of devices or compilers: it hands parameters to an `Evaluator`, keeps several
 of them in flight so that builders work ahead of the device, and records every outcome before
-it asks again. Outcomes are told in the order of asking, and each question is asked when just as
-many are told, so that the sequence of questions depends on the seed and the outcomes alone; while
-the next one still builds, and while a question is thought out, the device works on those that are
-built. A resumed search asks the questions of the earlier
-sessions again and takes the recorded outcomes for answers; it then goes on exactly as it would
-have without the interruption.
+it asks again. Each question is asked when just as many outcomes are told, so that the sequence of
+questions depends on the seed, the outcomes and the order of telling alone. With one device that is
+the order of asking; while the next one still builds, and while a question is thought out, the
+device works on those that are built. With several each outcome is told as soon as it is there, so
+that a slow candidate keeps none of the others waiting; trials are numbered, and recorded, in the
+order of telling. What is in flight the sampler knows of, too (`surrogate`).
+
+A resumed search asks the questions of the earlier sessions again and takes the recorded outcomes
+for answers, in their order; it then goes on exactly as it would have without the interruption,
+provided that as many are in flight.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -80,6 +83,7 @@ def search(
     sources: Sequence[Source] = (),
     on_remaining: Callable[[int, Remaining], None] = lambda number, remaining: None,
     waited_s: Callable[[], float] = lambda: 0.0,
+    at_once: int = 1,
 ) -> str:
     """Search until the budget is used up, the space is exhausted, or `should_stop()`.
 
@@ -101,6 +105,8 @@ def search(
             holds the same.
         waited_s: seconds until now for which nothing could be evaluated, since others had the
             device: they do not count against the budget.
+        at_once: how many candidates the evaluator finishes at the same time. With several,
+            outcomes are told as they come.
 
     Returns:
         Why it ended, in words.
@@ -115,6 +121,7 @@ def search(
         should_stop=should_stop,
         on_remaining=on_remaining,
         waited_s=waited_s,
+        at_once=at_once,
     )
     with quiet_optuna():
         store = Journal(journal) if journal else None
@@ -147,6 +154,7 @@ def _loop(
     should_stop: Callable[[], bool],
     on_remaining: Callable[[int, Remaining], None],
     waited_s: Callable[[], float],
+    at_once: int,
 ) -> str:
     """Search; `replayed` are the trials of `previous` that are asked for again: all or none.
 
@@ -154,15 +162,30 @@ def _loop(
         _Diverged: the study asks for another configuration than the one recorded; nothing was
             evaluated yet.
     """
-    known = {trial.number: trial for trial in replayed}
+    known = {trial.question: trial for trial in replayed}
     number = asked = len(previous) - len(replayed)
     best_us = min((t.outcome.latency_us for t in previous if t.outcome.latency_us), default=None)
     tried = {space.index(trial.params) for trial in previous[:asked]} - {None}
-    most, end = max(budget.trials, len(previous)), ""
-    flying: deque[InFlight[P]] = deque()
+    most, end = max(budget.trials, len(previous), *(n + 1 for n in known)), ""
+    flying: list[InFlight[P]] = []
+    told: dict[int, int] = {}  # number of the question, and of its trial
     clock = _WorkingTime(previous[-1].elapsed_s if previous else 0.0)
     waited_before_s = waited_s()
-    with Finisher(evaluator, best_us) as finisher:
+
+    def next_told() -> InFlight[P] | None:
+        """Return what is told next, None where it has no outcome yet."""
+        if number < len(previous):
+            asked_then = previous[number].question
+            found = next((item for item in flying if item.number == asked_then), None)
+            if found is None:
+                raise _Diverged
+            return found
+        if at_once == 1:
+            return flying[0] if flying and flying[0].outcome else None
+        done = (i for i in flying if i.outcome and i.outcome.same_as in {None, *told})
+        return min(done, key=lambda item: item.ended, default=None)
+
+    with Finisher(evaluator, best_us, at_once) as finisher:
         is_over = False  # what is finished, and next in order, is still told; the rest is dropped
         while True:
             if number >= len(previous) and not is_over:
@@ -178,7 +201,7 @@ def _loop(
                     is_over, end = True, f"{{}} trials in {elapsed_s:.0f} s: the time is used up"
             if is_over:
                 finisher.leave()
-                if not flying or flying[0].outcome is None:
+                if next_told() is None:
                     return _dropped(study, flying, end.format(number))
             while not end and len(flying) < evaluator.ahead:
                 if asked >= most:
@@ -196,21 +219,26 @@ def _loop(
                 tried.add(flying[-1].position)
                 asked += 1
             if not flying:
-                if number in known:
+                if number < len(previous):
                     raise _Diverged
                 return end
-            item = flying[0]
-            is_held = item.outcome is not None
-            if not is_held:
-                finisher.wait(item)
-            outcome = item.outcome
-            if outcome is None:
+            item = next_told()
+            is_held = item is not None
+            if item is None:
+                finisher.wait(*(flying[:1] if at_once == 1 else flying))
+                item = next_told()
+            if item is None:
                 continue
-            flying.popleft()
+            assert item.outcome is not None
+            outcome = item.outcome
+            flying.remove(item)
+            told[item.number] = number
             if item.pending is not None:
+                if outcome.same_as is not None:
+                    outcome = replace(outcome, same_as=told.get(outcome.same_as, outcome.same_as))
                 ended_s = clock.seconds(item.ended)
                 elapsed_s = clock.seconds() if is_held else ended_s
-                record(_trial_of(item, outcome, elapsed_s, elapsed_s - ended_s))
+                record(_trial_of(item, number, outcome, elapsed_s, elapsed_s - ended_s))
             tell(study, item.trial, outcome)
             number += 1
             if not end and number % JUDGE_EVERY == 0:  # replayed as well: a model may learn
@@ -241,18 +269,21 @@ class _WorkingTime:
         return self._before_s + now - self._started
 
 
-def _trial_of(item: InFlight[P], outcome: Outcome, elapsed_s: float, held_s: float) -> Trial:
+def _trial_of(
+    item: InFlight[P], number: int, outcome: Outcome, elapsed_s: float, held_s: float
+) -> Trial:
     assert item.pending is not None
     if held_s > 0:
         outcome = replace(outcome, seconds={**outcome.seconds, "held": held_s})
     return Trial(
-        number=item.number,
+        number=number,
         template=str(item.params.get("template", "")),
         params=item.params,
         candidate_key=item.pending.candidate_key,
         outcome=outcome,
         started_at=item.started_at,
         elapsed_s=round(elapsed_s, 3),
+        asked=None if item.number == number else item.number,
     )
 
 

@@ -1,0 +1,137 @@
+"""Campaigns: what they consist of, what run directories say of them, and kills in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from test_fleet import wait_for
+from tiny_operator import config_text, write_family
+
+from tuner.campaign import Campaign, format_table
+from tuner.errors import ConfigError, InputError
+from tuner.fleet.chosen import Chosen
+from tuner.problems import Ended, Problem, append_ended, problems_of, states_of
+from tuner.run import Run, is_locked
+
+TUNE = "import sys; sys.argv[0] = 'tune'; from tuner.cli import main; main()"
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("problem: {op: nothing}\n")
+
+
+def test_a_folder_and_a_list_name_problems_each_once_under_a_name_of_its_own(tmp_path):
+    write(tmp_path, "a.py", "b.yaml", "notes.md", "more/a.py", "more/c.yaml")
+    assert [p.name for p in problems_of(tmp_path)] == ["a", "b"]
+    (tmp_path / "list.yaml").write_text("problems: [more, a.py, more/c.yaml, a.py]\n")
+    found = problems_of(tmp_path / "list.yaml")
+    assert [p.name for p in found] == ["more_a", "c", f"{tmp_path.name}_a"]
+    assert [p.option for p in found] == ["--module", "--config", "--module"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("problems: [a.py, missing.py]", r"list.yaml:1: problems\[1\]: expected a module, a con"),
+        ("problems: a.py", "expected `problems: "),
+        ("problems: [a.py]\ntime: 5m", "expected `problems: "),
+        ("problems: [", "not YAML"),
+    ],
+)
+def test_a_list_that_is_none_is_refused_with_its_line(tmp_path, text, reason):
+    write(tmp_path, "a.py")
+    (tmp_path / "list.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        problems_of(tmp_path / "list.yaml")
+
+
+def test_a_folder_without_problems_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no modules"):
+        problems_of(tmp_path)
+    with pytest.raises(InputError, match="no such file or folder"):
+        problems_of(tmp_path / "elsewhere")
+
+
+def test_what_ended_without_a_result_is_over_until_its_file_or_its_options_change(tmp_path):
+    write(tmp_path, "a.yaml")
+    (problem,) = problems_of(tmp_path)
+    runs, options = tmp_path / "runs", ["--effort", "quick"]
+    digest = problem.digest(options)
+    append_ended(runs, Ended(str(problem.path), digest, "refused", "it is wrong"))
+    with (runs / "ended.jsonl").open("a") as file:
+        file.write('{"problem": "half a li')  # by a campaign that was killed
+    assert states_of([problem], runs, options)["a"].reason == "it is wrong"
+    assert states_of([problem], runs, [])["a"].status == "waiting"
+    problem.path.write_text("problem: {op: another}\n")
+    assert states_of([problem], runs, options)["a"].status == "waiting"
+    append_ended(runs, Ended(str(problem.path), problem.digest(options), "refused", "still"))
+    assert states_of([problem], runs, options)["a"].reason == "still"
+
+
+def test_problems_are_refused_side_by_side_and_not_asked_again(tmp_path):
+    write(tmp_path, "a.yaml", "b.yaml")
+    told: list[str] = []
+    campaign = Campaign(
+        problems_of(tmp_path), tmp_path / "runs", chosen=Chosen(("cpu:0", "cpu:1"), PARTS),
+        on_change=told.append,
+    )  # fmt: skip
+    states = campaign.work()
+    assert {state.status for state in states.values()} == {"refused"}
+    assert all("unknown operator 'nothing'" in state.reason for state in states.values())
+    assert told[:2] == ["a: begins on cpu:0", "b: begins on cpu:1"]
+    summary = json.loads((tmp_path / "runs" / "summary.json").read_text())
+    assert [row["problem"] for row in summary] == ["a", "b"]
+    assert (tmp_path / "runs" / "summary.txt").read_text() == format_table(states) + "\n"
+    told.clear()
+    assert campaign.work() == states
+    assert told == ["2 of 2 problems are done already"]
+
+
+PARTS = {"cpu:0": tuple(os.sched_getaffinity(0)), "cpu:1": tuple(os.sched_getaffinity(0))}
+
+
+def test_a_killed_campaign_takes_its_searches_with_it_and_they_go_on(tmp_path):
+    space = {"mode": ["ok", "raise"], "salt": list(range(50))}
+    search = {"sampler": "random", "trials": 100}
+    family = write_family(tmp_path / "families")
+    (tmp_path / "list.yaml").write_text("problems: [one.yaml]\n")
+    (tmp_path / "one.yaml").write_text(config_text(family, space=space, search=search))
+    runs = tmp_path / "runs"
+    command = [sys.executable, "-c", TUNE, "campaign", str(tmp_path / "list.yaml")]
+    process = subprocess.Popen(
+        [*command, "--runs-dir", str(runs), "--effort", "quick", "--trials", "100"],
+        stdout=subprocess.DEVNULL,
+    )
+
+    def num_trials() -> int:
+        return sum(path.read_bytes().count(b"\n") for path in runs.glob("*/trials.jsonl"))
+
+    wait_for(lambda: num_trials() >= 1, 200.0)
+    (search_process,) = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    search_process.wait(60.0)
+    problems = [Problem("one", tmp_path / "one.yaml")]
+    (state,) = states_of(problems, runs, []).values()
+    assert state.status == "begun" and state.run is not None
+
+    later_s = time.time() + 100.0
+    os.utime(problems[0].path, (later_s, later_s))  # as if it was edited
+    assert states_of(problems, runs, [])["one"].status == "waiting"
+    os.utime(problems[0].path, (1.0, 1.0))
+
+    told: list[str] = []
+    campaign = Campaign(problems, runs, ["--trials", "100"], on_change=told.append)
+    campaign.work(should_stop=lambda: is_locked(Run(state.run)))
+    assert told == ["one: goes on"]
+    assert [run.name for run in runs.glob("*doubled*")] == [state.run.name], "it is the same run"

@@ -1,0 +1,563 @@
+"""Fleets: one contract for devices of this host and of a cluster, with real processes that die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from pathlib import Path
+
+import psutil
+import pytest
+from fleet_service import Doubling
+from tiny_operator import config_text, write_family
+
+import tuner
+from tuner.errors import DeviceError, InputError, TunerError
+from tuner.evaluate.runner import Terms
+from tuner.evaluate.task import Task
+from tuner.fleet import certificates
+from tuner.fleet.agent import Agent
+from tuner.fleet.chosen import chosen_devices
+from tuner.fleet.cluster import dask_fleet
+from tuner.fleet.devices import FleetDevices
+from tuner.fleet.dispatch import Dispatch, JobRaised, Opening
+from tuner.fleet.fleet import AttemptLost, Fleet, Job, Joined, Lost, Reply
+from tuner.fleet.local import local_fleet
+from tuner.fleet.wire import Blobs, Garbled, digest_of
+from tuner.machine.datasheets import known_device
+from tuner.trial import Measurement, Trial, to_json
+
+NUM_DEVICES = 3
+LONG_S = 60.0  # that no job takes, however busy the machine is
+HALVES = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two parts of a processor need two cores"
+)
+
+
+def wait_for(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < end_s, "it did not happen"
+        time.sleep(0.01)
+
+
+class Bench:
+    """A fleet under a dispatcher, and what became known of its devices."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.changes: list[tuple[str, str]] = []
+        self.pids: dict[str, int] = {}  # of what a device runs its jobs in, at first
+        self.dies_whole = False  # whether an agent is a process of its own, which is killed
+        self.agents: dict[str, int] = {}
+
+    def begin(self, fleet: Fleet, **options: object) -> Dispatch:
+        def opened(name: str, reply: dict) -> str:
+            self.pids[name], self.agents[name] = reply["pid"], reply["agent"]
+            return ""
+
+        opening = Opening(
+            lambda name: {"folder": str(self.folder)}, limit_s=LONG_S, refusal=opened
+        )
+        self.dispatch = Dispatch(
+            fleet,
+            "a-run",
+            opening,
+            on_change=lambda device, words: self.changes.append((device, words)),
+            patience_s=1.0,
+            **options,
+        )
+        return self.dispatch
+
+    def doubles(self, numbers: range, seconds: float = 0.01, limit_s: float = LONG_S, **more):
+        return [
+            self.dispatch.call("double", {"value": n, "seconds": seconds, **more}, limit_s=limit_s)
+            for n in numbers
+        ]
+
+    def journal(self, what: str) -> list[int]:
+        journal = self.folder / "journal"
+        lines = journal.read_text().splitlines() if journal.exists() else []
+        return [int(line.split()[3]) for line in lines if line.split()[2] == what]
+
+    def running(self, number: int, attempt: int = 1) -> tuple[str, int]:
+        """Wait until that many devices began with a number; return the last, and its process."""
+        wait_for(lambda: self.journal("begin").count(number) >= attempt)
+        lines = [line.split() for line in (self.folder / "journal").read_text().splitlines()]
+        device, pid = [(w[1], w[4]) for w in lines if w[2:4] == ["begin", str(number)]][-1]
+        return device, self.agents[device] if self.dies_whole else int(pid)
+
+
+def said_by(process: subprocess.Popen[str], what: str) -> str:
+    """Return the line that says it, of those that a process prints."""
+    for line in process.stdout:
+        if what in line:
+            return line
+    raise AssertionError(f"it ended without saying {what!r}")
+
+
+class Cluster:
+    """A scheduler on this host with its certificates, and processes that join it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.num = 0
+        self.pids: list[int] = []
+        start = ["cluster", "start", "--host", "127.0.0.1", "--port", "0"]
+        self.scheduler = subprocess.Popen(
+            [sys.executable, "-m", "tuner", *start, "--certificates", folder / "certificates"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.host = subprocess.Popen(
+            [sys.executable, Path(__file__).parent / "cluster_host.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.joining = said_by(self.scheduler, "tune worker").split()  # the line to join with
+        self.address = self.joining[2]
+
+    def certificate(self, name: str) -> Path:
+        return self.folder / "certificates" / name
+
+    def start(self, certificate: str | Path, **more: str) -> tuple[int, Path]:
+        """Start an agent; return its process, and the file that it writes to."""
+        self.num += 1
+        ready = self.folder / f"ready-{self.num}"
+        what = {"certificate": str(self.certificate("") / certificate), **more}
+        self.host.stdin.write(json.dumps({**what, "ready": str(ready)}) + "\n")
+        self.host.stdin.flush()
+        self.pids.append(int(self.host.stdout.readline()))
+        return self.pids[-1], ready
+
+    def agent(self, name: str, **more: str) -> tuple[int, Path]:
+        what = {"address": self.address, "name": name, "blobs": str(self.folder / "blobs")}
+        what["serves"] = "doubling"
+        return self.start(certificates.AGENTS, **{**what, **more})
+
+    def said(self, ready: Path) -> str:
+        wait_for(ready.exists)
+        return ready.read_text()
+
+    def end(self, pids: Sequence[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        self.end([*self.pids, self.scheduler.pid])
+        self.host.stdin.close()
+        for process in (self.host, self.scheduler):
+            process.wait()
+            process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    pytest.importorskip("distributed", reason="needs the extra tuner[cluster]")
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def bench_of_cluster(tmp_path: Path, cluster: Cluster) -> Iterator[Bench]:
+    agents = [cluster.agent(f"{tmp_path.name}:{n}") for n in range(NUM_DEVICES)]
+    assert {cluster.said(ready) for _, ready in agents} == {"ready"}
+    bench = Bench(tmp_path)
+    bench.dies_whole = True
+    bench.begin(dask_fleet(cluster.address, cluster.certificate(certificates.TUNER)))
+    bench.dispatch.wait_for_devices(NUM_DEVICES, LONG_S)
+    yield bench
+    bench.dispatch.close()
+    cluster.end([pid for pid, _ in agents])
+
+
+@pytest.fixture
+def bench_of_host(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    bench.begin(local_fleet([f"local:{n}" for n in range(NUM_DEVICES)], Doubling))
+    bench.dispatch.wait_for_devices(NUM_DEVICES, LONG_S)
+    yield bench
+    bench.dispatch.close()
+
+
+@pytest.fixture(params=["host", "cluster"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    found: Bench = request.getfixturevalue(f"bench_of_{request.param}")
+    return found
+
+
+# ---- the contract -----------------------------------------------------------------------------
+
+
+def test_every_job_is_done_once_by_any_device(bench):
+    results = [future.result(LONG_S) for future in bench.doubles(range(30))]
+    assert [r["value"] for r in results] == [2 * n for n in range(30)]
+    assert sorted(bench.journal("end")) == list(range(30))
+    assert {r["on"] for r in results} == set(bench.dispatch.devices)
+
+
+def test_what_devices_are_killed_with_is_done_by_others_once(bench):
+    futures = bench.doubles(range(40), seconds=0.05)
+    for number in (5, 15):
+        os.kill(bench.running(number)[1], signal.SIGKILL)
+    results = [future.result(LONG_S)["value"] for future in futures]
+    assert results == [2 * n for n in range(40)], "none is lost, none is blamed"
+    assert len(bench.dispatch.devices) >= NUM_DEVICES - 2
+
+
+def test_a_late_reply_is_dropped_and_its_device_works_again(bench):
+    first = bench.doubles(range(1), seconds=0.2, limit_s=1.0)
+    slow, pid = bench.running(0)
+    os.kill(pid, signal.SIGSTOP)
+    assert first[0].result(LONG_S)["on"] != slow, "another device does it"
+    wait_for(lambda: any("no answer within 1 s" in words for _, words in bench.changes))
+    dropped = bench.dispatch.num_dropped
+    os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: bench.dispatch.num_dropped > dropped)
+    wait_for(lambda: slow in bench.dispatch.devices)
+    results = [future.result(LONG_S)["value"] for future in bench.doubles(range(9))]
+    assert results == [2 * n for n in range(9)]
+
+
+def test_a_job_that_device_after_device_is_lost_with_is_given_up(bench):
+    (future,) = bench.doubles(range(7, 8), seconds=30.0)
+    for attempt in range(1, 4):
+        os.kill(bench.running(7, attempt)[1], signal.SIGKILL)
+    with pytest.raises(AttemptLost, match=r"^lost 3 times with the device"):
+        future.result(LONG_S)
+
+
+def test_what_a_job_raises_is_told_and_the_device_works_on(bench):
+    with pytest.raises(JobRaised, match="ValueError: no"):
+        bench.dispatch.call("raise", {"is_gone": False}, limit_s=LONG_S).result(LONG_S)
+    assert len(bench.dispatch.devices) == NUM_DEVICES
+
+
+def test_a_device_that_is_gone_is_left_and_the_last_one_ends_the_work(bench):
+    futures = [bench.dispatch.call("raise", {"is_gone": True}, limit_s=LONG_S)]
+    with pytest.raises(AttemptLost, match="the device is gone"):
+        futures[0].result(LONG_S)
+    assert bench.dispatch.devices == []
+    with pytest.raises(DeviceError, match=r"no device of the fleet is left\n  next: `tune --resu"):
+        bench.doubles(range(1))[0].result(LONG_S)
+
+
+def test_files_are_there_beside_a_job(bench):
+    file = bench.folder / "some.txt"
+    file.write_text("what it says")
+    call = bench.dispatch.call("read", {"name": "x.txt"}, {"x.txt": file}, limit_s=LONG_S)
+    assert call.result(LONG_S)["text"] == "what it says"
+
+
+def test_closing_ends_what_runs_and_leaves_no_process(bench):
+    futures = bench.doubles(range(12), seconds=30.0)
+    wait_for(lambda: len(bench.journal("begin")) == NUM_DEVICES)
+    bench.dispatch.close()
+    assert not wait(futures, LONG_S).not_done
+    for future in futures:
+        with pytest.raises(DeviceError, match="closed"):
+            future.result()
+    wait_for(lambda: not any(is_alive(pid) for pid in bench.pids.values()))
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+# ---- clusters only -----------------------------------------------------------------------------
+
+
+def test_an_agent_that_dies_between_finishing_and_delivering_leaves_nobody_waiting(
+    bench_of_cluster,
+):
+    bench = bench_of_cluster
+    futures = bench.doubles(range(6), dies=True)
+    assert [future.result(LONG_S)["value"] for future in futures] == [2 * n for n in range(6)]
+    ended = sorted(bench.journal("end"))
+    assert len(ended) == 7 and set(ended) == set(range(6)), "one was done twice, and told once"
+    assert len(bench.dispatch.devices) == NUM_DEVICES - 1
+
+
+def test_a_device_that_joins_late_is_given_work(bench_of_cluster, cluster, tmp_path):
+    bench = bench_of_cluster
+    pid, ready = cluster.agent(f"{tmp_path.name}:late")
+    assert cluster.said(ready) == "ready"
+    wait_for(lambda: len(bench.dispatch.devices) == NUM_DEVICES + 1)
+    results = [future.result(LONG_S) for future in bench.doubles(range(20), seconds=0.05)]
+    assert f"{tmp_path.name}:late" in {result["on"] for result in results}
+    cluster.end([pid])
+
+
+def test_who_has_certificates_of_another_start_is_refused(cluster, tmp_path):
+    certificates.make(tmp_path)
+    _, ready = cluster.start(
+        tmp_path / certificates.AGENTS,
+        address=cluster.address,
+        name="stranger",
+        serves="doubling",
+        blobs=str(tmp_path / "blobs"),
+    )
+    assert cluster.said(ready).startswith(f"DeviceError: {cluster.address}: no scheduler answers")
+    with pytest.raises(DeviceError, match="take address and certificate from the cluster's last"):
+        dask_fleet(cluster.address, tmp_path / certificates.TUNER)
+
+
+def test_what_is_not_encrypted_is_refused(cluster):
+    plain = cluster.address.replace("tls://", "tcp://")
+    with pytest.raises(InputError, match="expected: tls://HOST:PORT"):
+        dask_fleet(plain, cluster.certificate(certificates.TUNER))
+    host, port = plain.removeprefix("tcp://").rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as connection:  # as a client without TLS
+        connection.sendall(b"\0" * 64)
+        connection.settimeout(LONG_S)
+        with contextlib.suppress(ConnectionError):
+            answer = connection.recv(64)
+            assert not answer or answer[0] == 21, "at most TLS's own alert"
+
+
+@HALVES
+def test_a_host_joins_by_the_line_that_the_cluster_printed_and_leaves_at_ctrl_c(cluster):
+    assert cluster.joining[:2] == ["tune", "worker"]
+    options = ["--device", "cpu", "--devices", "0,1", "--name", "here"]
+    command = [sys.executable, "-m", "tuner", *cluster.joining[1:3], *options]
+    process = subprocess.Popen(
+        [*command, "--certificate", cluster.certificate(cluster.joining[-1])],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    joined = {said_by(process, "joined").split("#")[0] for _ in range(2)}
+    assert joined == {"here/cpu:0", "here/cpu:1"}
+    agents = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LONG_S) == 130
+    process.stdout.close()
+    wait_for(lambda: not any(is_alive(agent.pid) for agent in agents))
+
+
+def test_certificates_are_readable_by_their_owner_alone(tmp_path):
+    pytest.importorskip("cryptography", reason="needs the extra tuner[cluster]")
+    certificates.make(tmp_path)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_blobs_are_what_their_names_say(tmp_path):
+    blobs = Blobs(tmp_path)
+    digest = digest_of(b"code")
+    assert blobs.missing([digest]) == [digest]
+    with pytest.raises(Garbled, match="is not"):
+        blobs.add(digest, b"other code")
+    blobs.add(digest, b"code")
+    assert blobs.missing([digest]) == []
+    assert blobs.placed({"a.so": digest})["a.so"].read_bytes() == b"code"
+    with pytest.raises(Garbled, match="not the name of a file"):
+        blobs.placed({"../a.so": digest})
+    (tmp_path / digest).write_bytes(b"damaged")
+    with pytest.raises(Garbled, match="is damaged"):
+        blobs.placed({"b.so": digest})
+
+
+# ---- the parent and the agent, alone ------------------------------------------------------------
+
+
+class Scripted:
+    """A fleet whose events are a test's, to say what no real one says twice in the same way."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.events: list[Reply | Lost | Joined] = []
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def event(self, timeout_s: float) -> Reply | Lost | Joined | None:
+        if self.events:
+            return self.events.pop(0)
+        time.sleep(0.005)
+        return None
+
+    def cancel(self, device: str, number: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def answer(self, job: Job, **changes: object) -> None:
+        fields = {
+            "run": job.run, "epoch": job.epoch, "number": job.number, "attempt": job.attempt,
+            "device": job.device, "data": {"pid": 1, "agent": 2, "value": "right"}, **changes,
+        }  # fmt: skip
+        self.events.append(Reply(**fields))
+
+
+def test_only_the_first_reply_of_the_current_attempt_of_this_epoch_and_run_counts(tmp_path):
+    fleet = Scripted()
+    dispatch = Bench(tmp_path).begin(fleet)
+    fleet.events.append(Joined("a"))
+    wait_for(lambda: len(fleet.jobs) == 1)
+    fleet.answer(fleet.jobs[0])
+    future = dispatch.call("double", {}, limit_s=LONG_S)
+    wait_for(lambda: len(fleet.jobs) == 2)
+    job = fleet.jobs[1]
+    fleet.events.append(Lost("a", "gone"))
+    fleet.events.append(Joined("a"))
+    wait_for(lambda: len(fleet.jobs) == 3)
+    fleet.answer(fleet.jobs[2])
+    wait_for(lambda: len(fleet.jobs) == 4)
+    again = fleet.jobs[3]
+    assert (again.number, again.attempt) == (job.number, job.attempt + 1)
+    wrong = {"value": "wrong"}
+    fleet.answer(again, data=wrong, epoch="an earlier one")
+    fleet.answer(again, data=wrong, run="another")
+    fleet.answer(again, data=wrong, device="b")
+    fleet.answer(job, data=wrong)
+    wait_for(lambda: dispatch.num_dropped == 4)
+    assert not future.done()
+    fleet.answer(again)
+    fleet.answer(again, data=wrong)
+    wait_for(lambda: dispatch.num_dropped == 5)
+    assert future.result()["value"] == "right"
+    dispatch.close()
+
+
+def test_an_agent_refuses_jobs_of_another_epoch_than_it_was_opened_for(tmp_path):
+    told: list[Reply | Lost] = []
+    agent = Agent("a", Doubling, lambda event, epoch: told.append(event))
+    payload = {"folder": str(tmp_path)}
+    agent.submit(Job("run", "first", 1, 1, "a", "open", payload))
+    agent.submit(Job("run", "second", 1, 1, "a", "double", {"value": 1, "seconds": 0.0}))
+    wait_for(lambda: len(told) == 2)
+    assert told[0].failure is None and told[1].failure.kind == "Refused"
+    agent.submit(Job("run", "second", 2, 1, "a", "open", payload))
+    agent.submit(Job("run", "first", 2, 1, "a", "double", {"value": 1, "seconds": 0.0}))
+    agent.submit(Job("run", "second", 3, 1, "a", "double", {"value": 4, "seconds": 0.0}))
+    wait_for(lambda: len(told) == 6)
+    lost, opened, late, done = told[2:]
+    assert isinstance(lost, Lost) and "another" in lost.reason
+    assert opened.failure is None and late.failure.kind == "Refused"
+    assert done.data == {"value": 8}
+    agent.close()
+
+
+class Timed:
+    """A device of which only PyTorch's time is known: 100 us, and 1 us more for each number."""
+
+    def __init__(self, device: str) -> None:
+        us = 100.0 + int(device.partition(":")[2])
+        self.baseline = json.loads(to_json(Measurement(us, 0.001, (us,), is_cold=True)))
+        self.facts = json.loads(to_json(known_device("NVIDIA H200")))
+        if device == "cuda:3":
+            self.facts["name"] = "NVIDIA H100"
+
+    def run(self, job, payload, files):
+        return {"baseline": self.baseline, "device": self.facts}
+
+    def close(self) -> None:
+        pass
+
+
+def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
+    (tmp_path / "reference.py").touch()
+    task = Task(str(tmp_path / "reference.py"), {}, "cuda:0", "float32", "f", "[]", "")
+    told: dict[str, list[str]] = {}
+    names = ["cuda:0", "cuda:2", "cuda:3", "cuda:5", "cuda:20"]
+    devices = FleetDevices(
+        local_fleet(names, Timed), "a-run", task, Terms(0.02, 0.01, True, 0), env={},
+        device=known_device("NVIDIA H200"), num_devices=len(names), most=len(names),
+        patience_s=0.0, on_change=lambda name, words: told.setdefault(name, []).append(words),
+    )  # fmt: skip
+    assert devices.start().latency_us == 100.0
+    assert devices.names == ["cuda:0", "cuda:2", "cuda:5"] == list(devices.baselines_us)
+    assert told["cuda:0"] == told["cuda:2"] == ["ready"]
+    assert "name NVIDIA H100 instead of NVIDIA H200" in told["cuda:3"][0]
+    assert told["cuda:5"] == ["ready", "warning: PyTorch's time is 5 % off that on cuda:0"]
+    assert "20 % off that on cuda:0: their times cannot be compared" in told["cuda:20"][1]
+    devices.close()
+
+
+# ---- a run on several devices -------------------------------------------------------------------
+
+
+@HALVES
+def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, cluster):
+    """One sitting on two halves of this processor, the next one on all of it, by an agent."""
+    space = {"mode": ["ok", "segfault", "wrong", "raise"], "salt": [0, 1]}
+    text = config_text(
+        write_family(tmp_path / "families"), space=space, search={"sampler": "random"}
+    )
+    (tmp_path / "config.yaml").write_text(text)
+    before = os.sched_getaffinity(0), os.environ.get("OMP_NUM_THREADS")
+    told: list[Trial] = []
+
+    class Counting(tuner.Observer):
+        def on_trial(self, trial: Trial, num_building: int) -> None:
+            told.append(trial)
+
+    run = tuner.tune(
+        tuner.load_config(tmp_path / "config.yaml"),
+        runs_dir=tmp_path / "runs",
+        observer=Counting(),
+        should_stop=lambda: len(told) >= 3,
+        verifies=False,
+        devices="0,1",
+    )
+    assert (os.sched_getaffinity(0), os.environ.get("OMP_NUM_THREADS")) == before
+    first, environment = run.trials(), run.environment()
+    assert len(first) >= 3 and [t.number for t in first] == list(range(len(first)))
+    (sitting,) = environment["sittings"]
+    assert set(sitting["devices"]) == {"cpu:0", "cpu:1"}
+    timed = [t.outcome for t in first if t.outcome.latency_us]
+    assert {outcome.device for outcome in timed} <= {"cpu:0", "cpu:1"}
+
+    pid, ready = cluster.agent("screens", serves="screening")
+    assert cluster.said(ready) == "ready"
+    tuner.resume(
+        run.path,
+        verifies=False,
+        cluster=cluster.address,
+        certificate=cluster.certificate(certificates.TUNER),
+    )
+    cluster.end([pid])
+    trials = run.trials()
+    assert trials[: len(first)] == first, "what is recorded stays"
+    assert len({tuple(t.params.items()) for t in trials}) == len(trials) == 8
+    assert sorted(t.question for t in trials) == list(range(8)), "each question has one answer"
+    assert run.environment()["in_flight"] == environment["in_flight"]
+    found = {t.params["mode"]: t.outcome for t in trials}
+    assert found["ok"].latency_us and not found["wrong"].latency_us
+    assert all(t.outcome.device == "screens" for t in trials[len(first) :])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1.5", "expected: all, or numbers such as 0,1"),
+        ("0,0", "expected: each number once"),
+        ("1", "expected: 0,1 for two halves of its cores"),
+        (",".join(map(str, range(10_000))), "for two halves of its cores"),
+    ],
+)
+def test_devices_that_cannot_be_are_refused_with_what_is_expected(text, reason):
+    with pytest.raises(TunerError, match=reason):
+        chosen_devices(text, "cpu", {})
+
+
+@HALVES
+def test_parts_of_a_processor_share_no_core():
+    chosen = chosen_devices("0,1", "cpu", {})
+    assert chosen.names == ("cpu:0", "cpu:1")
+    one, other = (set(cores) for cores in chosen.cores.values())
+    assert not one & other and len(one) == len(other)

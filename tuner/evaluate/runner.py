@@ -1,0 +1,245 @@
+"""Built candidates to outcomes on one device: checked, then timed, in its one worker."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.check.refusals import says_no_memory
+from tuner.evaluate.measure import unseen_work
+from tuner.evaluate.task import Task, explained, new_worker, too_fast
+from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
+from tuner.machine.turns import turns_of
+from tuner.trial import (
+    Build,
+    Candidate,
+    Check,
+    Measurement,
+    Outcome,
+    Status,
+    from_json,
+    to_json,
+)
+
+__all__ = ["RACE_MARGIN", "SCREEN_TIMEOUT_S", "Runner", "Terms"]
+
+SCREEN_TIMEOUT_S = 60.0  # one candidate, checked and measured
+ANCHOR_EVERY = 16  # candidates between two timings of the baseline
+DISTURBED = 0.02  # relative noise on a GPU beyond which a time is taken again beside idle builders
+SURPRISING = 1.6  # times as fast as the best before: the baseline is timed again beside it
+RACE_MARGIN = 1.1  # a candidate is stopped early when clearly slower than this times the best
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which terms candidates are screened.
+
+    Attributes:
+        screen_s: seconds of samples for one candidate.
+        max_noise: relative noise at which sampling stops.
+        stop_slow: whether it stops as well where the candidate is clearly slower than the best.
+        seed: of the screening probes.
+    """
+
+    screen_s: float
+    max_noise: float
+    stop_slow: bool
+    seed: int
+
+
+class Runner:
+    """Checks and times candidates that are built, one after the other, on one device.
+
+    Args:
+        task: the problem as the worker needs it; it names the device.
+        terms: of the screening.
+        env: what the worker's environment has besides ours.
+        cores: that the worker keeps to, None for all that this process may use.
+        paused: keeps the builders quiet meanwhile.
+
+    Attributes:
+        baseline: as it was timed last.
+        was_killed: whether the process of the last candidate was killed from outside.
+    """
+
+    at_once = 1
+
+    def __init__(
+        self,
+        task: Task,
+        terms: Terms,
+        *,
+        env: Mapping[str, str],
+        cores: Sequence[int] | None = None,
+        paused: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._terms = terms
+        self._paused = paused
+        # On a CPU the builders pause while a candidate is timed. On a GPU they only do where the
+        # launches came too late for it, which shows as noise.
+        self._is_cpu = task.device == "cpu"
+        self._quiet = paused if self._is_cpu else nullcontext
+        payload = {**task.payload(), "screening_seed": terms.seed}
+        on_start: list[tuple[str, dict[str, Any]]] = [("prepare", payload)]
+        if cores is not None:
+            on_start.insert(0, ("keep_to", {"cores": list(cores)}))
+        self._device = task.device
+        self._worker = new_worker(task.device, on_start=on_start, env=env)
+        self._turns = turns_of(task.device)
+        self._memory = ExitStack()  # what is held of the device's, while there is a worker
+        self._impossible_us = task.impossible_us
+        self._num_since_anchor = 0
+        self.baseline: Measurement | None = None
+        self.was_killed = False
+
+    @property
+    def baselines_us(self) -> Mapping[str, float]:
+        """The baseline's time, once it is there."""
+        return {} if self.baseline is None else {self._device: self.baseline.latency_us}
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether this host's processor is free meanwhile: not where it is what is timed."""
+        return not self._is_cpu
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the search may go on meanwhile."""
+        return self.is_apart
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds for which other tuners had the device when a candidate was to be timed."""
+        return self._turns.waited_s
+
+    def start(self) -> Measurement:
+        """Start the worker and time the baseline.
+
+        Raises:
+            ProblemError: the reference does not work on this device.
+            DeviceError: the worker cannot use the device.
+        """
+        try:
+            return self._started(is_alone=False)
+        except JobFailed as failure:
+            if not says_no_memory(failure.message):
+                raise explained(failure) from failure
+        self._memory.close()  # other tuners may have what is lacking
+        try:
+            return self._started(is_alone=True)
+        except JobFailed as failure:
+            raise explained(failure) from failure
+
+    def _started(self, *, is_alone: bool) -> Measurement:
+        self._memory.enter_context(self._turns.memory(needs_all=is_alone))
+        self._worker.start()
+        return self.time_baseline()
+
+    def described(self) -> dict[str, Any]:
+        """Return the facts of the device, as its worker finds them, JSON-able."""
+        found = self._worker.call("describe", {"device": self._device}, timeout_s=SCREEN_TIMEOUT_S)
+        facts: dict[str, Any] = found.data["device"]
+        return facts
+
+    def close(self) -> None:
+        """End the worker; from any thread."""
+        self._worker.close()
+        self._memory.close()
+
+    def screen(self, candidate: Candidate, build: Build, best_us: float | None) -> Outcome:
+        """Check a candidate, and time it if it is right; return what became of it.
+
+        Args:
+            candidate: as it was rendered.
+            build: of it, which succeeded.
+            best_us: the least time that the search knows.
+
+        Raises:
+            WorkerError: the worker cannot be started any more.
+        """
+        assert build.artefact is not None
+        stop_above_us = None
+        if self._terms.stop_slow and best_us is not None:
+            stop_above_us = best_us * RACE_MARGIN
+        payload = {
+            "candidate": to_json(candidate),
+            "artefact": build.artefact,
+            "budget_s": self._terms.screen_s,
+            "max_noise": self._terms.max_noise,
+            "stop_above_us": stop_above_us,
+        }
+        seconds: dict[str, float] = {}
+        self.was_killed = False
+        start_s = time.perf_counter()
+        try:
+            with self._quiet():
+                if self._num_since_anchor >= ANCHOR_EVERY:
+                    self.time_baseline()
+                self._num_since_anchor += 1
+                data = self._screened(payload)
+            if self._is_doubtful(data.get("measurement"), best_us):
+                with self._paused():
+                    self.time_baseline()
+                    data = self._screened(payload)
+        except (WorkerTimeout, WorkerCrashed, JobFailed) as error:
+            status = Status.TIMEOUT if isinstance(error, WorkerTimeout) else Status.RUNTIME
+            reason = error.message if isinstance(error, JobFailed) else error.reason
+            self.was_killed = isinstance(error, WorkerCrashed) and error.was_killed
+            seconds["device"] = time.perf_counter() - start_s
+            return Outcome(status, reason, build, seconds=seconds)
+        check = from_json(Check, json.dumps(data["check"]))
+        seconds |= {"check": data["check_s"], "measure": data.get("measure_s", 0.0)}
+        seconds["device"] = time.perf_counter() - start_s
+        if not check.is_accepted:
+            status = Status.RUNTIME if data["has_raised"] else Status.CORRECTNESS
+            return Outcome(status, check.reason, build, check, seconds=seconds)
+        measurement = from_json(Measurement, json.dumps(data["measurement"]))
+        reason = (
+            data.get("after_timing", "")
+            or unseen_work(measurement)
+            or self._too_fast(measurement.latency_us)
+        )
+        if reason:  # the measurement is kept, to be looked at
+            return Outcome(Status.CORRECTNESS, reason, build, check, measurement, seconds)
+        if self.baseline is not None:
+            measurement = replace(measurement, anchor_us=self.baseline.latency_us)
+        return Outcome(Status.CORRECT, "", build, check, measurement, seconds)
+
+    def _is_doubtful(self, measurement: Mapping[str, Any] | None, best_us: float | None) -> bool:
+        """Whether a time is taken again, beside idle builders and next to the baseline's.
+
+        On a GPU it scatters as only the host's other work makes it. On a CPU it is so much better
+        than all before that the machine may have been busy until now: 430x was seen, and the
+        baseline was to blame.
+        """
+        if measurement is None:
+            return False
+        if not self._is_cpu:
+            return float(measurement["noise"]) > DISTURBED
+        before_us = best_us or (self.baseline.latency_us if self.baseline else math.inf)
+        return float(measurement["latency_us"]) * SURPRISING < before_us
+
+    def _screened(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        with self._turns.alone():
+            return self._worker.call("screen", dict(payload), timeout_s=SCREEN_TIMEOUT_S).data
+
+    def _too_fast(self, latency_us: float) -> str:
+        return too_fast(latency_us, self._impossible_us)
+
+    def time_baseline(self) -> Measurement:
+        """Time the baseline, which the next candidates are compared with.
+
+        Raises:
+            JobFailed, WorkerError: the worker cannot do so.
+        """
+        payload = {"budget_s": 4 * self._terms.screen_s, "max_noise": self._terms.max_noise}
+        with self._quiet(), self._turns.alone():
+            reply = self._worker.call("time_baseline", payload, timeout_s=SCREEN_TIMEOUT_S)
+        self.baseline = from_json(Measurement, json.dumps(reply.data["measurement"]))
+        self._num_since_anchor = 0
+        return self.baseline

@@ -1,0 +1,1 @@
+"""Several devices, of this host or of others."""

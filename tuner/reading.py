@@ -1,0 +1,93 @@
+"""The commands of `tune` that read what runs found: report, runs, compare, replay."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner import options
+from tuner.terminal import out, print_json, print_runs, print_summary
+
+__all__ = ["compare", "replay", "report", "runs"]
+
+
+def report(
+    run: options.RunArgument,
+    export: options.ExportOption = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Write a run's HTML report and print its summary."""
+    from tuner.review.exports import write_export
+    from tuner.review.report import write_report
+    from tuner.run import open_run
+
+    opened = open_run(run)
+    write_report(opened)
+    if export is not None:
+        write_export(opened, export)
+    print_summary(opened, is_json=json)
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="A folder of runs.")] = Path("runs"),
+    json: options.JsonOption = False,
+) -> None:
+    """List the runs of a folder, the latest first."""
+    from tuner.review.shelf import Shelf
+
+    found = Shelf(folder).runs()
+    if json:
+        print_json(found)
+    else:
+        print_runs(folder, found)
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="A B", help="Two or more run folders.")],
+    json: options.JsonOption = False,
+) -> None:
+    """Say which of two or more runs is better, with what confidence, and what differs."""
+    from tuner.review.facts import Facts
+    from tuner.review.versus import compare_runs, format_versus
+    from tuner.run import open_run
+
+    found = compare_runs([Facts.of(open_run(path)) for path in runs])
+    if json:
+        print_json(found)
+    else:
+        out.print(format_versus(found), markup=False)
+
+
+def replay(
+    source: options.SourceArgument,
+    sampler: options.SamplersOption = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many searches, a seed each.")] = 5,
+    budget: Annotated[int, typer.Option(min=1, help="Evaluations of each search.")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="The first search's seed.")] = 0,
+    in_flight: Annotated[
+        int, typer.Option(min=1, help="Questions asked ahead, as of several devices.")
+    ] = 1,
+    output: Annotated[
+        Path | None, typer.Option("--out", help="Write what was evaluated, in order, here.")
+    ] = None,
+    json: options.JsonOption = False,
+) -> None:
+    """Search a recorded space again, without a device: best found against evaluations."""
+    from tuner.search.recorded import read_recording
+    from tuner.search.replay import format_replays, replay, replays_to_json
+    from tuner.storage import write_whole
+
+    recording = read_recording(source)
+    found = [
+        replay(recording, name, num_seeds=seeds, seed=seed, budget=budget, in_flight=in_flight)
+        for name in dict.fromkeys(sampler or ["tpe"])
+    ]
+    if output is not None:
+        write_whole(output, replays_to_json(found))
+    if json:
+        sys.stdout.write(replays_to_json(found) + "\n")
+    else:
+        out.print(format_replays(found), markup=False)
