@@ -26,6 +26,10 @@ def no_rest() -> None:
     racing.MIN_ROUNDS = 4
     racing.MOST_WARM_UP_S = 0.2
     racing.MOST_PREEMPTED_PER_S = math.inf
+    whole = racing.Racer.race
+    racing.Racer.race = lambda self, contenders, *, seconds, **more: whole(
+        self, contenders, seconds=min(seconds, 0.02), **more
+    )
 
 
 def few_probes() -> None:

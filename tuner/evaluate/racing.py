@@ -187,15 +187,16 @@ class Racer:
 
     def _race_steps(self, race: Race, racers: Sequence[Worker], lanes: Sequence[int]) -> None:
         """Add a few turns of steps of training; none where the reference has no gradients."""
-        first: list[list[float]] = []
+        slowest_s = 0.0  # of a step with all that its timing takes, once the process knows it
         for racer in racers:
-            samples = self._calls.steps(racer, 1)
-            if isinstance(samples, str):
-                race.failure = samples
-                return
-            first.append(samples)
-        slowest_s = max(map(max, first)) * 1e-6
-        num_samples = max(1, min(20, round(BURST_S / max(slowest_s, 1e-6))))
+            for _ in range(2):
+                start_s = time.perf_counter()
+                samples = self._calls.steps(racer, 1)
+                if isinstance(samples, str):
+                    race.failure = samples
+                    return
+            slowest_s = max(slowest_s, time.perf_counter() - start_s)
+        num_samples = max(1, min(20, round(BURST_S / slowest_s)))
         num_rounds = 2 * FEW_ROUNDS if slowest_s < SLOW_STEP_S else FEW_ROUNDS // 2
         for lane in (0, *lanes):
             race.bursts[lane].append([])
@@ -297,8 +298,7 @@ class Racer:
         """Return why the times that a contender told cannot be true, or its output is wrong.
 
         A machine that does other work can be slow at any moment: the contender is asked for times
-        again right before and after the calls that this process times, the slowest counts, and
-        the clocks must disagree every time. One that lies tells the same whenever it is asked.
+        again right before and after; the slowest counts, and clocks must disagree every time.
 
         Args:
             racers: all processes of this set, the baseline's first.
