@@ -338,6 +338,8 @@ def test_a_host_joins_by_the_line_that_the_cluster_printed_and_leaves_at_ctrl_c(
         [*command, "--certificate", cluster.certificate(cluster.joining[-1])],
         stdout=subprocess.PIPE,
         text=True,
+        # What runs in the background of a shell ignores it, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     joined = {said_by(process, "joined").split("#")[0] for _ in range(2)}
     assert joined == {"here/cpu:0", "here/cpu:1"}
