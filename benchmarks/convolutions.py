@@ -17,24 +17,16 @@ import functools
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.generated import derived_from, host_ms, kernels_ms, module_with, rms
 from tuner.capture.convolutions import CONVOLUTION_WGMMA_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
-from tuner.deriving import derive_operator
-from tuner.evaluate.modules import fused, module_of
-from tuner.kernel.binding import bind
-from tuner.kernel.family import load_family
-from tuner.machine.device import describe
 from tuner.machine.host import usable_cores
-from tuner.problem.reference import load_problem
 
-NUM_CALLS = 6
-HOST_CALLS = 20
 TEXT = """
 import torch
 import torch.nn as nn
@@ -81,10 +73,8 @@ NAMES = ("image_consumers", "image_groups", "image_part", "image_blocks")
 def derived(key: str) -> tuple[Any, Any]:
     """Return a problem, and the family that was derived from its file."""
     init, forward, shape = PROBLEMS[key]
-    path = Path(tempfile.mkdtemp()) / f"convolution_{key.replace('/', '_')}.py"
-    path.write_text(TEXT.format(init=init, forward=forward, shape=shape))
-    made = derive_operator(path)
-    return load_problem(path), load_family(made.name, [made.folder])
+    text = TEXT.format(init=init, forward=forward, shape=shape)
+    return derived_from(text, f"convolution_{key.replace('/', '_')}")
 
 
 def model_of(key: str, place: int) -> Any:
@@ -92,45 +82,12 @@ def model_of(key: str, place: int) -> Any:
     template, tile = TILES[place]
     _, family = derived(key)
     params = {"template": template, **dict(zip(NAMES, tile, strict=True))}
-    candidate = family.render(params, describe("cuda").facts())
-    source = Path(tempfile.mkdtemp()) / "source.py"
-    source.write_text(candidate.source)
-    module = module_of(family.model_new)
-    module |= {**fused(bind(candidate.plan, "triton", source)), "fused_device": "cuda"}
-    return module["ModelNew"]().cuda()
+    return module_with(family, params)
 
 
 def device_ms(call: Callable[[], Any]) -> float:
     """Return the device time of a call."""
-    import torch
-
-    call()
-    torch.cuda.synchronize()
-    kinds = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds, acc_events=True) as seen:
-        for _ in range(NUM_CALLS):
-            call()
-        torch.cuda.synchronize()
-    events = [e for e in seen.key_averages() if e.device_type.name == "CUDA"]
-    return sum(float(e.self_device_time_total) for e in events) / NUM_CALLS / 1e3
-
-
-def host_ms(call: Callable[[], Any]) -> float:
-    """Return the host's time of a call."""
-    import torch
-
-    torch.cuda.synchronize()
-    start_s = time.perf_counter()
-    for _ in range(HOST_CALLS):
-        call()
-    taken_s = time.perf_counter() - start_s
-    torch.cuda.synchronize()
-    return taken_s / HOST_CALLS * 1e3
-
-
-def rms(found: Any, exact: Any) -> float:
-    """Return an rms error, relative to the result's."""
-    return float((found.double() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+    return sum(kernels_ms(call).values())
 
 
 def last_ms(problem: Any, x: Any) -> float:

@@ -16,25 +16,16 @@ import argparse
 import functools
 import itertools
 import json
-import re
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.convolutions import NUM_CALLS, host_ms, rms
+from benchmarks.generated import derived_from, host_ms, kernels_ms, module_with, rms
 from tuner.capture.half_products import WGMMA_TEMPLATE
-from tuner.deriving import derive_operator
-from tuner.evaluate.modules import fused, module_of
-from tuner.kernel.binding import bind
-from tuner.kernel.family import load_family
-from tuner.machine.device import describe
 from tuner.machine.host import usable_cores
-from tuner.problem.reference import load_problem
 
 NUM_ROWS = 64  # whose errors are computed
 TEXT = """
@@ -71,42 +62,15 @@ TILES.remove(("converted", 256, 64, 2))  # which has no registers
 def derived(size: str) -> tuple[Any, Any]:
     """Return a problem, and the family that was derived from its file."""
     rows, columns, terms = map(int, size.split("x"))
-    path = Path(tempfile.mkdtemp()) / "product.py"  # one name: what is compiled is the same
-    path.write_text(TEXT.format(rows=rows, columns=columns, terms=terms))
-    made = derive_operator(path)
-    return load_problem(path), load_family(made.name, [made.folder])
+    text = TEXT.format(rows=rows, columns=columns, terms=terms)
+    return derived_from(text, "product")  # one name: what is compiled is the same
 
 
 def model_of(size: str, place: int) -> Any:
     """Return the module with the kernels of a configuration, on the GPU."""
     _, family = derived(size)
     params = {"template": WGMMA_TEMPLATE, **dict(zip(NAMES, TILES[place], strict=True))}
-    candidate = family.render(params, describe("cuda").facts())
-    source = Path(tempfile.mkdtemp()) / "source.py"
-    source.write_text(candidate.source)
-    module = module_of(family.model_new)
-    module |= {**fused(bind(candidate.plan, "triton", source)), "fused_device": "cuda"}
-    return module["ModelNew"]().cuda()
-
-
-def kernels_ms(call: Callable[[], Any]) -> dict[str, float]:
-    """Return the device time of each kernel of a call, by its name without its arguments."""
-    import torch
-
-    call()
-    torch.cuda.synchronize()
-    kinds = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=kinds, acc_events=True) as seen:
-        for _ in range(NUM_CALLS):
-            call()
-        torch.cuda.synchronize()
-    found: dict[str, float] = {}
-    for event in seen.key_averages():
-        if event.device_type.name == "CUDA":
-            name = re.sub(r"^void |[<(].*", "", event.key)
-            taken_ms = float(event.self_device_time_total) / NUM_CALLS / 1e3
-            found[name] = found.get(name, 0.0) + taken_ms
-    return found
+    return module_with(family, params)
 
 
 def reported(size: str, what: str, found: dict[str, Any]) -> dict[str, Any]:
