@@ -3,8 +3,8 @@
     python -m benchmarks.convolutions [--problems 2/57,2/1] [--limit-s 300] [--json OUT]
 
 Each is the convolution of a problem of KernelBench (`level/number`), with what stands behind it
-here. Device times are of all kernels of a call, by PyTorch's profiler, the mean of a few calls;
-the host's are of a call whose kernels are not waited for. Errors are rms against float64, of two
+here. Device times are of a call, the mean of a few that wait for nothing of the host; the host's
+are of a call whose kernels are not waited for. Errors are rms against float64, of two
 samples, relative to the result's. Eager is timed with the image as given and channels last, both
 with PyTorch's settings as installed, where cuDNN may take TF32. Configurations are compiled side
 by side first. Needs an NVIDIA GPU of capability 9.0 and nvcc.
@@ -18,12 +18,11 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.generated import derived_from, host_ms, kernels_ms, module_with, rms
+from benchmarks.generated import derived_from, device_ms, host_ms, module_with, rms
 from tuner.capture.convolutions import CONVOLUTION_WGMMA_TEMPLATE, ROUNDED_WGMMA_TEMPLATE
 from tuner.machine.host import usable_cores
 
@@ -83,11 +82,6 @@ def model_of(key: str, place: int) -> Any:
     _, family = derived(key)
     params = {"template": template, **dict(zip(NAMES, tile, strict=True))}
     return module_with(family, params)
-
-
-def device_ms(call: Callable[[], Any]) -> float:
-    """Return the device time of a call."""
-    return sum(kernels_ms(call).values())
 
 
 def last_ms(problem: Any, x: Any) -> float:
