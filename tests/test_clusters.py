@@ -299,7 +299,8 @@ def test_clusters_compute_what_the_module_does(name, how, off, tmp_path):
     path = tmp_path / "source.py"
     path.write_text(candidate.source)
     operator = bind(candidate.plan, "triton", path)
-    module = module_of(family.model_new) | {**fused(operator), "fused_device": "cuda"}
+    module = module_of(family.model_new)
+    module |= {**fused(operator), "fused_device": "cuda"}
     model, reference = module["ModelNew"]().cuda(), problem.make_model(0).cuda()
     wide = problem.make_model(0).double().cuda()
     for kind in ("usual", "unusual"):

@@ -279,7 +279,7 @@ def test_a_cuda_graph_replays_it_and_a_side_stream_takes_it(tmp_path):
             made.fill_(float("nan"))
             graph.replay()
             torch.testing.assert_close(made.double(), wide(x.double()), rtol=1e-5, atol=1e-5)
-    assert torch.equal(made, model(x))
+        assert torch.equal(made, model(x))
 
 
 @pytest.mark.gpu

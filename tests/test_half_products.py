@@ -8,7 +8,6 @@ import pytest
 import torch
 from test_any_module import derive
 
-from tuner.capture import half_products
 from tuner.capture.by_hand import written_by_hand
 from tuner.capture.half_products import HALVES_TEMPLATE, PRODUCTS, WGMMA_TEMPLATE
 from tuner.capture.index_space import NothingToGenerate
@@ -128,9 +127,8 @@ def test_the_kernel_of_ours_is_for_hopper_with_nvcc(gpu, facts, reason, tmp_path
     ],
 )
 def test_the_weight_is_converted_where_it_is_the_larger_and_can_be(
-    module, default, ways, tmp_path, monkeypatch
+    module, default, ways, tmp_path
 ):
-    monkeypatch.setattr(half_products, "CONVERTS_UNASKED", True)
     _, made = made_of(tmp_path, module)
     family = load_family(made.name, [made.folder])
     facts = known_device("H200").facts()
@@ -145,9 +143,8 @@ def test_the_weight_is_converted_where_it_is_the_larger_and_can_be(
         assert all("multiples of 16 bytes" in why for why in broken)
 
 
-def test_a_default_that_depends_on_the_batch_leaves_a_text_for_any(tmp_path, monkeypatch):
+def test_a_default_that_depends_on_the_batch_leaves_a_text_for_any(tmp_path):
     """Of 259 rows the weight, of 260, is the larger operand; of the next prime it is not."""
-    monkeypatch.setattr(half_products, "CONVERTS_UNASKED", True)
     init, forward, _ = MODULES["alone"]
     _, made = made_of(tmp_path, (init, forward, "259, 264"))
     family = load_family(made.name, [made.folder])

@@ -57,12 +57,12 @@ _OF_MATRICES = {
         | parameter(
             "product_n",
             "columns of one tile of a product, which has 128 rows",
-            "default: 256, values: [128, 192, 256]",
+            "default: <n>, values: [128, 192, 256]",
         )
         | parameter(
             "product_k",
             "elements of k in one stage of a product's copies; as many stages as fit",
-            "default: <k>, values: [32, 64]",
+            "default: 64, values: [32, 64]",
         )
         | parameter(
             "product_cluster",
@@ -85,9 +85,7 @@ _NOT_CONVERTED = (
     '  - {expr: "product_weight == \'split\'", why: "no product here has operands whose rows '
     'begin at multiples of 16 bytes and run along the sums, as the copy engine reads them"}\n'
 )
-# Whether a weight that is the larger operand is converted by default: a search alone may choose
-# that until the kernels that do so have run on a GPU.
-CONVERTS_UNASKED = False
+TILE_COLUMNS = (128, 192, 256)
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
 SHORTEST_OF_MANY = 32  # the same where four times as many rows and columns are written
@@ -150,9 +148,11 @@ def head_of(products: Products, graph: Graph, calls: Sequence[Call]) -> tuple[st
         requires += _NOT_CONVERTED
     # What is split in memory is read and written once more: better the smaller operand.
     rows = sum(math.prod(call.shape[:-1]) for call in convertible)
-    is_larger = CONVERTS_UNASKED and sum(call.shape[-1] for call in convertible) > rows
-    weight, stage = ("converted", "32") if is_larger else ("split", "64")
-    return requires, parameters.replace("<weight>", weight).replace("<k>", stage)
+    is_larger = sum(call.shape[-1] for call in convertible) > rows
+    weight = "converted" if is_larger else "split"
+    # Where the weight is converted, x's rows are a tile's columns.
+    columns = next((n for n in TILE_COLUMNS if is_larger and rows <= n), TILE_COLUMNS[-1])
+    return requires, parameters.replace("<weight>", weight).replace("<n>", str(columns))
 
 
 def _has_rows(graph: Graph, call: Call, turns: Mapping[str, str]) -> bool:
