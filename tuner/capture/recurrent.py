@@ -29,11 +29,15 @@ def recurrent_by_shape() -> Iterator[None]:
     minutes to record. What is recorded is the same one call; gradients cannot be.
     """
     import torch
+    from torch._decomp import decomposition_table
 
     kinds = torch._C.DispatchKey
     keys = (kinds.CompositeImplicitAutograd, kinds.Autograd, kinds.Meta)
-    places = [(getattr(torch.ops.aten, name).input, key) for name in _NAMES for key in keys]
+    ops = [getattr(torch.ops.aten, name).input for name in _NAMES]
+    places = [(op, key) for op in ops for key in keys]
     before = [(op, key, op.py_kernels.get(key)) for op, key in places]
+    # Fake tensors of PyTorch 2.11 look here first; a state has one dimension too many there.
+    decomposed = {op: decomposition_table[op] for op in ops if op in decomposition_table}
 
     def put(op: Any, key: Any, kernel: Any) -> None:
         if kernel is None:
@@ -44,9 +48,11 @@ def recurrent_by_shape() -> Iterator[None]:
 
     for op, key in places:
         put(op, key, _shapes)
+    decomposition_table.update(dict.fromkeys(decomposed, _shapes))
     try:
         yield
     finally:
+        decomposition_table.update(decomposed)
         for op, key, kernel in before:
             put(op, key, kernel)
 
