@@ -15,6 +15,7 @@ import pytest
 import torch
 from cpu_machine import FACTS, GPP, compiled
 from test_any_module import answers, assert_as_exact, in_float64, text_of
+from test_matching import TEXT
 
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
@@ -336,6 +337,20 @@ def test_data_want_no_gradient_and_cost_none(name, tmp_path):
     next(taken.mine.parameters()).requires_grad_(False)  # a frozen weight: PyTorch's own step
     answers(taken.mine(*inputs))[0].sum().backward()
     assert len(calls) == 1
+
+
+def test_a_task_of_a_step_that_is_equal_to_the_forwards_has_no_parameters_of_its_own(tmp_path):
+    """It was taken for the forward's own, whose parameters end in `_2`: `keep` was undefined."""
+    text = TEXT.format(
+        init="self.l, self.n = nn.Linear(40, 300), nn.BatchNorm1d(300)",
+        names="x",
+        forward="return torch.softmax(self.n(self.l(x)) * 2.0, 1)",
+        inputs="torch.randn(64, 40)",
+    )
+    _, family = derive_with_steps(tmp_path, "softmax_of_batch_norm", text)
+    own = (family.reference.parent / "nest.cpp.j2").read_text()
+    assert "{% if keep %}" in own and "{% if keep_2 %}" in own
+    family.render({"template": "nest"}, FACTS)
 
 
 def test_steps_can_be_left_to_the_reference(gate):

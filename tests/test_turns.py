@@ -91,6 +91,22 @@ def test_a_check_that_needs_all_memory_waits_for_other_checks(
     assert begins(lambda: Turns(tmp_path).memory(needs_all), LONG_S)
 
 
+def test_others_that_search_check_or_race_are_seen(tmp_path, held):
+    turns = Turns(tmp_path)
+    with turns.memory(False):
+        assert not turns.has_others
+        other = held("small")
+        assert turns.has_others
+        other.kill()  # and leaves its file behind
+        other.wait()
+        assert len([*tmp_path.glob("user-*")]) == 2
+        assert not turns.has_others
+        assert len([*tmp_path.glob("user-*")]) == 1
+    assert not turns.has_others and not [*tmp_path.glob("user-*")]
+    held("shared")
+    assert not turns.has_others
+
+
 def test_checks_of_one_process_do_not_wait_for_each_other(tmp_path, held):
     turns = Turns(tmp_path)
     with turns.memory(True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from tuner.evaluate.contender import Contender
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.task import Task
 from tuner.evaluate.verifier import Verifier
+from tuner.machine.turns import Turns
 from tuner.terminal import print_verdict
 
 HERE = Path(__file__).parent
@@ -184,3 +187,34 @@ def test_what_finds_no_memory_twice_is_rejected_with_what_the_judge_held(task, t
         check = verifier.check(without_memory(tmp_path, "True"))
     assert "OutOfMemoryError: CUDA out of memory" in check.reason
     assert "memory ran out again" in check.reason and "No wrong answer" in check.reason
+
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from tuner.machine.turns import Turns
+
+turns, full = Turns(Path(sys.argv[1])), Path(sys.argv[2])
+with turns.memory(False):
+    full.touch()
+    print("has it", flush=True)
+    while not turns.is_memory_wanted:
+        time.sleep(0.01)
+    full.unlink()
+"""
+
+
+def test_what_finds_no_memory_beside_another_tuner_is_asked_when_that_has_none(task, tmp_path):
+    turns, full = tmp_path / "turns", tmp_path / "full"
+    command = [sys.executable, "-c", OTHER, str(turns), str(full)]
+    when = f"calls > 20 and __import__('os').path.exists({str(full)!r})"
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other,
+        Verifier(task, seed=3) as verifier,
+    ):
+        verifier._turns = Turns(turns)  # a CPU's have no folder
+        assert other.stdout.readline() == "has it\n"
+        check = verifier.check(without_memory(tmp_path, when))
+        assert other.wait(30) == 0
+    assert check.is_accepted, check.reason
+    assert len({result.probe for result in check.probes}) == len(check.probes) > 100

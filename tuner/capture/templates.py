@@ -161,8 +161,8 @@ def cpp_template(parts: Sequence[Part], op: str) -> str:
     """
     stages = parts[0].stages
     nests = [nest for part in parts for nest in part.stages.nests]
-    _, *second = groups_of(stages.nests).items()  # what has parameters of its own
-    others = [nest for nest in nests if not any(nest in own for _, own in second)]
+    (_, others), *second = groups_of(stages.nests).items()  # which have parameters of their own
+    others = [*others, *(nest for part in parts[1:] for nest in part.stages.nests)]
     splits = any(is_split(nest) for nest in nests)
     texts: list[str] = []
     found = [_cpp_steps(part, op, texts) for part in parts]

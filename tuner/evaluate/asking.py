@@ -13,7 +13,7 @@ from tuner.evaluate.worker import Reply
 from tuner.machine.turns import Turns
 from tuner.trial import ProbeResult, to_json
 
-__all__ = ["Asking", "JudgeEnded", "lacks_memory", "shrunk"]
+__all__ = ["Asking", "JudgeEnded", "is_of_memory", "lacks_memory", "shrunk"]
 
 ENOUGH_BYTES = 2**34  # of a GPU, beside which a contender cannot say that none is left
 
@@ -71,7 +71,7 @@ class Asking:
             try:
                 return self.once(probe)
             except TunerError as error:
-                if not _is_of_memory(error) or (has_freed and not self._halved(probe)):
+                if not is_of_memory(error) or (has_freed and not self._halved(probe)):
                     raise
             if not has_freed:
                 self.free()
@@ -87,7 +87,7 @@ class Asking:
             try:
                 return ahead.result()
             except TunerError as error:
-                if not _is_of_memory(error):
+                if not is_of_memory(error):
                     raise
         return self.question(probe)
 
@@ -142,7 +142,7 @@ def lacks_memory(result: ProbeResult) -> bool:
     return not result.is_accepted and says_no_memory(result.reason)
 
 
-def _is_of_memory(error: TunerError) -> bool:
+def is_of_memory(error: TunerError) -> bool:
     """Whether a judge that still lives had no memory."""
     is_alive = not isinstance(error, JudgeEnded)
     return is_alive and says_no_memory(f"{error} {error.__cause__}")

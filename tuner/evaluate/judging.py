@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Judge"]
 
 # Of the memory that is free, for what a judge expects of its probes; that of a CPU is everybody's.
-KEPT_SHARE = {"gpu": 0.4, "cpu": 0.1}
-SHORT_BYTES = 4 * RESERVE_BYTES  # with less free memory than this nothing is kept
+KEPT_SHARE = {"gpu": 0.15, "cpu": 0.1}
+SHORT_BYTES = 4 * RESERVE_BYTES  # with less free memory than this nothing is kept,
+SHORT_SHARE = 1 / 8  # nor with less than this of a GPU's
 WEIGHTS = ("state.", "other.")  # how a question's tensors begin that others share
 LARGE_SHARE = 0.02  # of a large problem, whose contenders need the memory
 
@@ -36,6 +37,7 @@ class Judge(Giver):
     def __init__(self, oracle: Oracle) -> None:
         super().__init__(oracle)
         self._room_bytes = 0  # for what is kept
+        self._short_bytes = float(SHORT_BYTES)
         self._asked: dict[int, Expected] = {}  # by ticket: several contenders may be in turn
         self._num_asked = 0
         self._kept: dict[Probe, Expected] = {}  # for the next contender
@@ -55,9 +57,12 @@ class Judge(Giver):
         is_large = extent.device == "gpu" and extent.is_large
         share = LARGE_SHARE if is_large else KEPT_SHARE[extent.device]
         self._room_bytes = int(share * _free_bytes(device))
+        total_bytes = lending.total_bytes(device)
+        self._short_bytes = max(SHORT_BYTES, SHORT_SHARE * total_bytes)
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
-            "row_elements": extent.row_elements, "total_bytes": lending.total_bytes(device),
+            "row_elements": extent.row_elements, "total_bytes": total_bytes,
+            "state_elements": sum(tensor.numel() for tensor in model.state_dict().values()),
             "traits": json.loads(to_json(traits_of(problem, model, device))),
         }  # fmt: skip
 
@@ -90,8 +95,8 @@ class Judge(Giver):
         if probe in self._kept:
             return self._kept[probe]
         found = self._oracle.expected(probe)
-        if _free_bytes(self._oracle.device) < SHORT_BYTES:  # other programs have taken it
-            self._kept.clear()
+        if _free_bytes(self._oracle.device) < self._short_bytes:  # others have taken it
+            self.free()
             return found
         size = found.num_bytes(without=WEIGHTS)  # those are kept anyway
         if size <= self._room_bytes:

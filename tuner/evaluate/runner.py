@@ -92,6 +92,7 @@ class Runner:
         self._worker = new_worker(task.device, on_start=on_start, env=env)
         self._turns = turns_of(task.device)
         self._memory = ExitStack()  # what is held of the device's, while there is a worker
+        self._has_all_memory = False
         self._impossible_us = task.impossible_us
         self._num_since_anchor = 0
         self.baseline: Measurement | None = None
@@ -136,6 +137,7 @@ class Runner:
             raise explained(failure) from failure
 
     def _started(self, *, is_alone: bool) -> Measurement:
+        self._has_all_memory = is_alone
         self._memory.enter_context(self._turns.memory(needs_all=is_alone))
         self._worker.start()
         return self.time_baseline()
@@ -162,6 +164,15 @@ class Runner:
         Raises:
             WorkerError: the worker cannot be started any more.
         """
+        outcome = self._screen(candidate, build, best_us)
+        if self._has_all_memory or self._is_cpu or not says_no_memory(outcome.reason):
+            return outcome
+        self._memory.close()  # other tuners may have what is lacking
+        self._memory.enter_context(self._turns.memory(needs_all=True))
+        self._has_all_memory = True
+        return self._screen(candidate, build, best_us)
+
+    def _screen(self, candidate: Candidate, build: Build, best_us: float | None) -> Outcome:
         assert build.artefact is not None
         stop_above_us = None
         if self._terms.stop_slow and best_us is not None:

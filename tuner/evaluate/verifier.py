@@ -2,7 +2,8 @@
 
 A process judges and never imports a contender; it lives as long as the verifier, and keeps what it
 expects of each probe. Every contender has a process of its own, which only produces tensors. For a
-GPU there are two of each where the host has many cores, with half of the probes.
+GPU that no other tuner uses there are two of each where the host has many cores, with half of the
+probes. What finds no memory beside other tuners is asked when these have given theirs up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
 from tuner.check.verdict import merge
-from tuner.evaluate.asking import JudgeEnded, shrunk
+from tuner.errors import TunerError
+from tuner.evaluate.asking import JudgeEnded, is_of_memory, lacks_memory, shrunk
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
 from tuner.evaluate.pair import Pair, side_by_side
@@ -36,7 +38,8 @@ __all__ = ["Answered", "JudgeEnded", "Verifier"]
 
 PAIRS = 2  # of processes: most of a check is the host's work
 # Of each number that a call takes and makes: float64, some six times, and what is kept of a call.
-WIDE_BYTES, KEPT_BYTES = 48, 8
+# Of each of the state: float64, some four times, and float32 in both processes.
+WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 40
 SHARE_OF_ONE = 1 / 5  # of a GPU's memory, beside which others have room
 
 
@@ -77,8 +80,9 @@ class Verifier:
         self._accuracy = Accuracy.parse(task.accuracy)
         self._files = Unedited(task)
         self._turns = turns_of(task.device)
+        self._is_gpu = task.device.startswith("cuda")
         if num_pairs is None:
-            num_pairs = PAIRS if task.device.startswith("cuda") and has_many_cores() else 1
+            num_pairs = PAIRS if self._is_gpu and has_many_cores() else 1
         self._judges = [
             new_worker(task.device, name="judge", env=QUIET, is_ours=True)
             for _ in range(num_pairs)
@@ -100,8 +104,8 @@ class Verifier:
         for judge in self._judges:
             judge.close()
 
-    def prepare(self) -> None:
-        """Start the judges, unless they are there: they load the reference.
+    def prepare(self, num_judges: int | None = None) -> None:
+        """Start so many judges, or all, unless they are there: they load the reference.
 
         Raises:
             ProblemError: the reference does not work on this device.
@@ -112,7 +116,8 @@ class Verifier:
             return asked(judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S)
 
         with self._lock, ThreadPoolExecutor(len(self._judges)) as pool:
-            ended = [judge for judge in self._judges if not (self._about and judge.is_alive)]
+            judges = self._judges[:num_judges]
+            ended = [judge for judge in judges if not (self._about and judge.is_alive)]
             for reply in pool.map(prepared, ended):
                 self._about = reply.data
 
@@ -158,9 +163,10 @@ class Verifier:
         self, stack: ExitStack, contender: Contender, most_s: float, notes: list[str]
     ) -> tuple[list[Pair], str]:
         """Start processes that judge and answer; or say why the contender cannot be loaded."""
+        num_pairs = 1 if self._turns.has_others else len(self._judges)  # all have less memory then
         with ThreadPoolExecutor(1) as pool:  # all of them get ready side by side
-            ready = pool.submit(self.prepare)
-            several = [contender] * len(self._judges)
+            ready = pool.submit(self.prepare, num_pairs)
+            several = [contender] * num_pairs
             producers = started(stack, self._task, several, env=QUIET)
             ready.result()
         for place, producer in enumerate(producers):  # the first may build for the others
@@ -170,10 +176,9 @@ class Verifier:
             if refusal:
                 return [], refusal
         how = (self._turns, self._about["num_rows"], self._fewer_rows)
-        is_gpu = self._task.device.startswith("cuda")
         pairs = [
-            Pair(judge, producer, *how, most_s=most_s, is_gpu=is_gpu)
-            for judge, producer in zip(self._judges, producers, strict=True)
+            Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
+            for judge, producer in zip(self._judges[:num_pairs], producers, strict=True)
         ]
         return pairs, ""
 
@@ -183,7 +188,7 @@ class Verifier:
             self._about["num_rows"],
             modes=from_json(Modes, json.dumps(self._about["modes"])),
             is_deterministic=is_deterministic,
-            has_cuda=self._task.device.startswith("cuda"),
+            has_cuda=self._is_gpu,
             large_batch=max(self._task.also.values(), default=0),
             row_elements=float(self._about["row_elements"]),
             traits=from_json(Traits, json.dumps(self._about["traits"])),
@@ -195,45 +200,75 @@ class Verifier:
 
     def _needs_all(self, probe: Probe) -> bool:
         """Whether a probe may take so much of a GPU that others have no room beside it."""
-        if not self._task.device.startswith("cuda"):
+        if not self._is_gpu:
             return False
         own = self._about["num_rows"] or 1
         rows = own if probe.batch is None else probe.batch
         row_bytes = float(self._about["row_elements"]) * (WIDE_BYTES + KEPT_BYTES * probe.calls)
-        return rows * row_bytes > SHARE_OF_ONE * float(self._about["total_bytes"])
+        state_bytes = STATE_BYTES * float(self._about["state_elements"])
+        return rows * row_bytes + state_bytes > SHARE_OF_ONE * float(self._about["total_bytes"])
 
     def _costs(self, probes: list[Probe]) -> list[float]:
         """Return seconds of each probe: as the last time, or as is usual."""
         if self._seconds:
             return [self._seconds.get(probe.name, 0.0) for probe in probes]
-        is_gpu = self._task.device.startswith("cuda")
         row_elements = float(self._about["row_elements"])
-        return costs_of(probes, self._about["num_rows"], row_elements, is_gpu)
+        return costs_of(probes, self._about["num_rows"], row_elements, self._is_gpu)
 
     def _answers(self, pairs: Sequence[Pair], probes: Sequence[Probe]) -> Generator[ProbeResult]:
         """Yield verdicts, until one is a rejection or a little longer.
 
-        Those that may need all of a GPU's memory wait until no other tuner holds much of it.
+        What may need all of a GPU's memory, and what found none beside other tuners, waits until
+        none of these holds much of it.
         """
         seconds: dict[str, float] = {}
         begun_s = time.monotonic()
         for needs_all, some in itertools.groupby(probes, key=self._needs_all):
-            with self._turns.memory(needs_all):
-                if needs_all:
+            left = [*some]
+            if not needs_all:
+                with self._turns.memory(needs_all=False):
+                    unanswered = yield from self._beside_others(pairs, left, seconds)
+                    if unanswered is None:
+                        return
+                    left = unanswered
+                    self._give_up_memory(pairs)
+            if left:
+                with self._turns.memory(needs_all=True):
                     for pair in pairs:
                         pair.free()
-                    answers = pairs[0].answers([*some], seconds, is_alone=True)
-                elif len(pairs) == 1:
-                    answers = pairs[0].answers([*some], seconds, is_alone=False)
-                else:
-                    answers = side_by_side(pairs, [*some], seconds)
-                is_rejected = yield from answers
-                if is_rejected:
-                    return
-                if self._turns.is_memory_wanted:
-                    for pair in pairs:
-                        pair.free()
+                    if (yield from pairs[0].answers(left, seconds, is_alone=True)):
+                        return
+                    self._give_up_memory(pairs)
         self._seconds, self.seconds = seconds, time.monotonic() - begun_s
+
+    def _beside_others(
+        self, pairs: Sequence[Pair], probes: Sequence[Probe], seconds: dict[str, float]
+    ) -> Generator[ProbeResult, None, list[Probe] | None]:
+        """Yield verdicts as `_answers`; return what no memory was left for, None if rejected."""
+        if len(pairs) == 1:
+            answers = pairs[0].answers(probes, seconds, is_alone=False)
+        else:
+            answers = side_by_side(pairs, probes, seconds)
+        answered: set[str] = set()
+        is_rejected = False
+        try:
+            with closing(answers):
+                for result in answers:
+                    if self._turns.are_taken and lacks_memory(result):
+                        break
+                    answered.add(result.probe)
+                    is_rejected |= not result.is_accepted
+                    yield result
+        except TunerError as error:
+            if not (self._turns.are_taken and is_of_memory(error)):
+                raise
+        return None if is_rejected else [p for p in probes if p.name not in answered]
+
+    def _give_up_memory(self, pairs: Sequence[Pair]) -> None:
+        """Free what the judges keep, where another tuner waits for it."""
+        if self._turns.is_memory_wanted:
+            for pair in pairs:
+                pair.free()
 
 
 def _until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> list[ProbeResult]:

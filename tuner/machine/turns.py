@@ -5,6 +5,7 @@ Files of each GPU below `cache_folder()`, locked while it is used; whoever is ki
     device      held alone to time, shared to check
     memory      held shared to search, check or race, alone for what may take all of it
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
+    user-...    held by each process that searches, checks or races: who else is there
 
 Only tuners of one user on one machine see each other, and only where all name the GPU alike in
 `CUDA_VISIBLE_DEVICES`. A CPU is not shared by turns: all that a machine does is on it.
@@ -15,10 +16,11 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -46,23 +48,20 @@ class Turns:
         self._lock = threading.Lock()
         self._num_users = 0  # threads of this process, which share its hold on memory
         self._memory = ExitStack()
+        self._seen_as: Path | None = None
 
     @property
     def waited_s(self) -> float:
-        """Seconds that this process has waited to be alone, until now."""
+        """Seconds that this process has waited for others, until now."""
         since = self._waiting_since
         return self._waited_s + (0.0 if since is None else time.monotonic() - since)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Have the device alone, to time something; one thread of a process at a time."""
-        self._waiting_since = begun_s = time.monotonic()
         with ExitStack() as stack:
-            try:
+            with self._waiting():
                 self._take(stack, "device", fcntl.LOCK_EX)
-            finally:
-                self._waiting_since = None
-                self._waited_s += time.monotonic() - begun_s
             yield
 
     @contextmanager
@@ -82,8 +81,10 @@ class Turns:
         with self._lock:
             self._num_users += 1
             if self._num_users == 1:
-                how = fcntl.LOCK_EX if needs_all else fcntl.LOCK_SH
-                self._take(self._memory, "memory", how)
+                with self._waiting():
+                    how = fcntl.LOCK_EX if needs_all else fcntl.LOCK_SH
+                    self._take(self._memory, "memory", how)
+                self._be_seen()
         try:
             yield
         finally:
@@ -91,6 +92,19 @@ class Turns:
                 self._num_users -= 1
                 if self._num_users == 0:
                     self._memory.close()
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether there may be others, whose memory it is that is lacking."""
+        return self._folder is not None
+
+    @property
+    def has_others(self) -> bool:
+        """Whether other tuners search, check or race on this device now."""
+        if self._folder is None:
+            return False
+        others = [file for file in self._folder.glob("user-*") if file != self._seen_as]
+        return any([_is_held(file) for file in others])  # all: what nobody holds is removed
 
     @property
     def is_memory_wanted(self) -> bool:
@@ -103,6 +117,27 @@ class Turns:
             except BlockingIOError:
                 return True
             return False
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._waiting_since = begun_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waiting_since = None
+            self._waited_s += time.monotonic() - begun_s
+
+    def _be_seen(self) -> None:
+        """Hold a file for as long as the memory."""
+        if self._folder is None:
+            return
+        with suppress(OSError), ExitStack() as stack:
+            file = stack.enter_context(
+                tempfile.NamedTemporaryFile(prefix="user-", dir=self._folder)
+            )
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._seen_as = Path(file.name)
+            self._memory.push(stack.pop_all())
 
     def _take(self, stack: ExitStack, what: str, how: int) -> None:
         if self._folder is None:
@@ -129,6 +164,19 @@ class Turns:
                 time.sleep(LOOK_EVERY_S)
             else:
                 return True
+
+
+def _is_held(file: Path) -> bool:
+    """Whether a process holds its file; removes one whose process has ended."""
+    try:
+        with file.open("a") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.unlink(missing_ok=True)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 @functools.cache
