@@ -14,6 +14,7 @@ from tuner.check.crossing import Report
 from tuner.check.kinks import errors_at_kinks
 from tuner.check.probe import Probe
 from tuner.check.verdict import judge, merge
+from tuner.evaluate.asking import lacks_memory
 
 ROWS, WIDTH, FEATURES = 2048, 96, 40
 # One element of a row is within rounding of the kink: the bias of its column puts it there.
@@ -308,13 +309,15 @@ def test_a_replay_that_is_far_off_says_nothing(leaky, monkeypatch):
     assert not judged(leaky, honest(leaky)).is_accepted
 
 
-def test_where_memory_runs_out_it_is_judged_as_before(leaky, monkeypatch):
+def test_where_memory_runs_out_that_is_said_so_that_it_is_asked_again(leaky, monkeypatch):
     def refuse(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("tuner.check.kinks.Replay.measured", refuse)
     result = judged(leaky, honest(leaky))
     assert not result.is_accepted and "gradient of" in result.reason
+    assert "whether kinks do that was not found out: OutOfMemoryError" in result.reason
+    assert lacks_memory(result)
 
 
 class Played:
@@ -341,7 +344,7 @@ def told_by(crossed, got, numel=2000):
     answer_ = {"grad0.w": (want + got(first, second)).float()}
     limits = {"grad0.w": Limits(1e-5, float("inf"), "")}
     oracle = {"grad0.w": want}
-    return bool(errors_at_kinks(Played(turns), answer_, oracle, {}, limits, FLOAT32))
+    return bool(errors_at_kinks(Played(turns), answer_, oracle, {}, limits, FLOAT32)[0])
 
 
 def test_one_kink_is_told_from_replays_that_cross_two():

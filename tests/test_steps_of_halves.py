@@ -224,6 +224,22 @@ def check_second_gradients(taken: Taken) -> None:
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
 
 
+def check_large_samples(taken: Taken) -> None:
+    """Behind a normalisation samples of large numbers have small gradients, in a weight's sum."""
+    (x,) = taken.inputs(3)
+    later = len(x) - len(x) // 2
+    x[-later:] += torch.linspace(100, 3000, later, device=x.device)[:, None]
+    found = []
+    for model in (taken.mine, taken.own, taken.wide):
+        leaf = x.to(next(model.parameters())).requires_grad_()
+        y = model(leaf)
+        of_features = torch.linspace(-2, 2, y.shape[-1]).exp().to(y)
+        total = (y * of_features).sum()
+        found.append(torch.autograd.grad(total, [leaf, *model.parameters()]))
+    assert taken.num_calls == 1
+    assert_as_exact(*found)
+
+
 def emulated(folder: str, name: str) -> Emulated:
     return Emulated(Path(folder), "step", text_of(MODULES[name]))
 
@@ -233,6 +249,10 @@ def check_emulated(folder: str, name: str) -> None:
     check_gradients(taken, name)
     further = NUM_PRODUCTS[name][1]
     assert taken.num_products >= further.get("kept", 1) + further["gradients"]
+
+
+def check_emulated_of_large_samples(folder: str, name: str) -> None:
+    check_large_samples(emulated(folder, name))
 
 
 def check_emulated_twice(folder: str, name: str) -> None:
@@ -245,6 +265,7 @@ def check_emulated_twice(folder: str, name: str) -> None:
     [
         *(("check_emulated", name) for name in ("norm", "chain", "turned", "alone")),
         ("check_emulated_twice", "alone"),
+        ("check_emulated_of_large_samples", "norm"),
     ],
 )
 def test_interpreted_gradients_are_as_exact_as_pytorchs(check, name, tmp_path):
@@ -287,6 +308,11 @@ def test_gradients_are_exact_in_any_tile(tile, tmp_path):
 @pytest.mark.parametrize("name", ["norm", "alone"])
 def test_second_gradients_on_a_gpu_are_the_references(name, tmp_path):
     check_second_gradients(on_gpu(tmp_path, name))
+
+
+@pytest.mark.gpu
+def test_gradients_of_large_samples_on_a_gpu_are_as_exact_as_pytorchs(tmp_path):
+    check_large_samples(on_gpu(tmp_path, "norm"))
 
 
 @pytest.mark.gpu

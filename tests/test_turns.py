@@ -16,7 +16,10 @@ import sys, time
 from pathlib import Path
 from tuner.machine.turns import Turns
 turns = Turns(Path(sys.argv[1]))
-ways = {"large": lambda: turns.memory(True), "small": lambda: turns.memory(False)}
+ways = {
+    "large": lambda: turns.memory(True), "small": lambda: turns.memory(False),
+    "check": turns.checking,
+}
 with ways.get(sys.argv[2], getattr(turns, sys.argv[2], None))():
     print("has it", flush=True)
     time.sleep(60)
@@ -89,6 +92,19 @@ def test_a_check_that_needs_all_memory_waits_for_other_checks(
     other.kill()
     other.wait()
     assert begins(lambda: Turns(tmp_path).memory(needs_all), LONG_S)
+
+
+def test_one_tuner_checks_at_a_time_and_others_search_meanwhile(tmp_path, held):
+    other, turns = held("check"), Turns(tmp_path)
+    assert begins(lambda: turns.memory(False), LONG_S) and begins(turns.alone, LONG_S)
+    assert not begins(turns.checking, SHORT_S)
+    other.kill()
+    other.wait()
+    mine = Turns(tmp_path)
+    with mine.checking():
+        assert begins(mine.checking, LONG_S)
+        assert not begins(Turns(tmp_path).checking, SHORT_S)
+    assert begins(Turns(tmp_path).checking, LONG_S)
 
 
 def test_others_that_search_check_or_race_are_seen(tmp_path, held):

@@ -53,6 +53,7 @@ def product_split_kernel(
     source, high, low, unit, means, sums, num_rows, num_columns, padded_columns,
     row_stride, column_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_ONE_BLOCK: tl.constexpr,
+    LOSES_MEAN: tl.constexpr,
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -72,8 +73,9 @@ def product_split_kernel(
     scaled_total = total * factor.to(tl.float64)
     mean = tl.zeros([ROWS], dtype=tl.float32)
     if means is not None:
-        # Of few bits: what is exact in float32 without it is exact with it.
-        mean = (tl.floor(scaled_total / num_columns / 512 + 0.5) * 512).to(tl.float32)
+        if LOSES_MEAN:
+            # Of few bits: what is exact in float32 without it is exact with it.
+            mean = (tl.floor(scaled_total / num_columns / 512 + 0.5) * 512).to(tl.float32)
         tl.store(means + rows, mean, mask=rows < num_rows)
     if sums is not None:
         tl.store(sums + rows, scaled_total.to(tl.float32), mask=rows < num_rows)
@@ -95,7 +97,7 @@ def product_split_kernel(
     tl.store(unit + rows, tl.where(is_fine, own, float("nan")), mask=rows < num_rows)
 
 
-def product_split(source, padded_columns, is_x):
+def product_split(source, padded_columns, is_x, loses_mean=True):
     # Low and high parts of x, high and low ones of the weight: one product of such rows makes
     # both of the small products.
     num_rows, num_columns = source.shape
@@ -110,7 +112,7 @@ def product_split(source, padded_columns, is_x):
     product_split_kernel[(triton.cdiv(num_rows, rows),)](
         source, high, low, unit, beside if is_x else None, None if is_x else beside,
         num_rows, num_columns, padded_columns, source.stride(0), source.stride(1),
-        ROWS=rows, COLUMNS=columns, IS_ONE_BLOCK=padded_columns <= columns,
+        ROWS=rows, COLUMNS=columns, IS_ONE_BLOCK=padded_columns <= columns, LOSES_MEAN=loses_mean,
         num_warps=max(8, rows * columns // 512),
     )
     return made, high, unit, beside

@@ -78,7 +78,9 @@ def product_by_wgmma(
         )
         return
     padded = triton.cdiv(depth, 8) * 8  # rows of halves begin at multiples of 16 bytes
-    x_halves, x_high, x_unit, x_mean = product_split(x, padded, True)
+    # A weight's gradient is a sum over samples, and behind a normalisation those of large numbers
+    # have small gradients: less the mean of others these would have its error, times those numbers.
+    x_halves, x_high, x_unit, x_mean = product_split(x, padded, True, loses_mean=not x_turned)
     halves, high, unit, sums = product_split(weight, padded, False)
     # First: the kernel takes what is repaired from `out`, so that its epilogue is of all values.
     product_repair(x, weight, bias, x_unit, unit, out)

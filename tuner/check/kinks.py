@@ -32,6 +32,7 @@ from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import widened
 from tuner.problem.reference import Problem
 from tuner.trial import ProbeResult
+from tuner.wording import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,7 @@ SAME = 1e-8  # relative: what replays that cross the same kinks differ by, squar
 SAMPLED = 2**12  # elements of a result that its error is measured on
 LEFT = 2.0**-24  # of the size around: what cancels down to less has few bits left in float64, too
 FEW = 16  # of which a root mean square says little
+MOST_SAID = 120  # characters
 # Of whole and half numbers: what is equal or at a kink is so exactly, and is what they ask about.
 EXACT = ("few_values", "dyadic", "constant_columns")
 
@@ -158,10 +160,11 @@ def errors_at_kinks(
     unjudged: Mapping[str, torch.Tensor],
     limits: Mapping[str, Limits],
     accuracy: Accuracy,
-) -> dict[str, Error]:
+) -> tuple[dict[str, Error], str]:
     """Return the errors of gradients beyond their limits, beside what kinks let them be.
 
-    Empty where that does not bring all of them within their limits, or where memory runs out.
+    Empty where that does not bring all of them within their limits, or where memory runs out: then
+    with what was said of it, else with "".
 
     Args:
         replay: of the probe; None where it cannot be played again.
@@ -172,14 +175,15 @@ def errors_at_kinks(
         accuracy: the class of the check.
     """
     if replay is None or replay.probe.distribution in EXACT:
-        return {}
+        return {}, ""
     lending.free_unused(replay.device)
     try:
-        return _errors_at_kinks(replay, got, oracle, unjudged, limits, accuracy)
-    except (RuntimeError, MemoryError) as error:  # a very large problem's: judged as it was
-        if not says_no_memory(f"{type(error).__name__}: {error}"):
+        return _errors_at_kinks(replay, got, oracle, unjudged, limits, accuracy), ""
+    except (RuntimeError, MemoryError) as error:  # of a very large problem, or beside others
+        said = f"{type(error).__name__}: {error}"
+        if not says_no_memory(said):
             raise
-        return {}
+        return {}, one_line(said, MOST_SAID)
     finally:
         lending.free_unused(replay.device)
 

@@ -79,12 +79,11 @@ def judge(expected: Expected, answer: Answer, accuracy: Accuracy) -> ProbeResult
     values = _judge_values(expected, answer, errors, limits, accuracy)
     of_gradient = "" if values else _judge_gradients(expected, answer, errors, limits, accuracy)
     bits = _judge_bits(expected, answer)
-    at_kinks = (
-        of_gradient
-        and not behaviour
-        and not bits
-        and _at_kinks(expected, answer, errors, limits, accuracy)
-    )
+    at_kinks: dict[str, Error] = {}
+    if of_gradient and not behaviour and not bits:
+        at_kinks, unknown = _at_kinks(expected, answer, errors, limits, accuracy)
+        if unknown:  # no wrong answer, but not one either
+            of_gradient = f"{of_gradient}; whether kinks do that was not found out: {unknown}"
     if at_kinks:
         errors, of_gradient = errors | at_kinks, ""
     values = values or of_gradient
@@ -119,11 +118,14 @@ def _at_kinks(
     errors: Mapping[str, Error],
     limits: Mapping[str, Limits],
     accuracy: Accuracy,
-) -> dict[str, Error]:
-    """Return new errors of the gradients beyond their limits, where kinks make them right."""
+) -> tuple[dict[str, Error], str]:
+    """Return new errors of the gradients beyond their limits, where kinks make them right.
+
+    With them, what was said where memory ran out.
+    """
     is_whole = not limits.keys() - errors.keys() and not answer.report.detached
     if not is_whole or any(error.num_misplaced for error in errors.values()):
-        return {}
+        return {}, ""
     beyond = [name for name, error in errors.items() if not limits[name].accepts(error)]
     got = {name: received(answer, expected.oracle[name], name) for name in beyond}
     return errors_at_kinks(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any, TypeVar, cast
 
 from tuner.check.probe import Probe
 from tuner.check.refusals import says_no_memory
@@ -13,8 +15,9 @@ from tuner.evaluate.worker import Reply
 from tuner.machine.turns import Turns
 from tuner.trial import ProbeResult, to_json
 
-__all__ = ["Asking", "JudgeEnded", "is_of_memory", "lacks_memory", "shrunk"]
+__all__ = ["Asking", "JudgeEnded", "is_of_memory", "lacks_memory", "shrunk", "waits_for_memory"]
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 ENOUGH_BYTES = 2**34  # of a GPU, beside which a contender cannot say that none is left
 
 
@@ -146,3 +149,23 @@ def is_of_memory(error: TunerError) -> bool:
     """Whether a judge that still lives had no memory."""
     is_alive = not isinstance(error, JudgeEnded)
     return is_alive and says_no_memory(f"{error} {error.__cause__}")
+
+
+def waits_for_memory(method: Method) -> Method:
+    """Begin a method anew where memory runs out beside other tuners: when these hold none.
+
+    Its object has the device's `_turns`.
+    """
+
+    @functools.wraps(method)
+    def run(self: Any, *args: Any, **more: Any) -> Any:
+        try:
+            with self._turns.memory(needs_all=False):
+                return method(self, *args, **more)
+        except TunerError as error:
+            if not (self._turns.are_taken and is_of_memory(error)):
+                raise
+        with self._turns.memory(needs_all=True):
+            return method(self, *args, **more)
+
+    return cast("Method", run)

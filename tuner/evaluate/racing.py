@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from tuner.errors import WorkerError
+from tuner.evaluate.asking import waits_for_memory
 from tuner.evaluate.contender import (
     CALL_TIMEOUT_S,
     Contender,
@@ -62,8 +63,7 @@ class Racer:
         self._files = Unedited(task)
         self._turns = turns_of(task.device)
         self._calls = TimedCalls()
-        self._num_throttled = 0
-        self._num_disturbed = 0
+        self._num_throttled = self._num_disturbed = 0
         self._lends: bool | None = None  # whether processes can write into each other's memory
         self._about: dict[str, Any] = {}  # the problem, as the baseline's process prepared it
         self._preempted_per_s = 0.0  # of the last burst
@@ -72,6 +72,7 @@ class Racer:
         """Let imports be over before a race begins; does not wait."""
         get_ready(self._task, contenders, "baseline")
 
+    @waits_for_memory
     def race(
         self,
         contenders: Sequence[Contender],
@@ -115,8 +116,7 @@ class Racer:
         sure = num_processes if until_s is None else min(num_processes, MIN_SETS)
         judged = [secrets.randbelow(sure) for _ in contenders]
         lanes = list(range(1, len(race)))  # of those that are not clearly behind
-        fresh = self.sets(contenders, num_processes, lanes)
-        with self._turns.memory(needs_all=False), closing(fresh) as sets:
+        with closing(self.sets(contenders, num_processes, lanes)) as sets:
             for number, racers in sets:
                 active = [contenders[lane - 1] for lane in lanes]
                 for racer in racers:  # no thread of one slows the turn of another

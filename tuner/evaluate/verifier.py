@@ -136,7 +136,7 @@ class Verifier:
         results: list[ProbeResult] = []
         notes: list[str] = []
         self._files.remember(contender)
-        with ExitStack() as stack:
+        with self._turns.checking(), ExitStack() as stack:
             pairs, refusal = self._pairs(stack, contender, most_s, notes)
             if refusal:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)

@@ -4,6 +4,7 @@ Files of each GPU below `cache_folder()`, locked while it is used; whoever is ki
 
     device      held alone to time, shared to check
     memory      held shared to search, check or race, alone for what may take all of it
+    check       held alone to check, which may take half of the memory
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
     user-...    held by each process that searches, checks or races: who else is there
 
@@ -13,14 +14,15 @@ Only tuners of one user on one machine see each other, and only where all name t
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import IO
 
@@ -30,6 +32,29 @@ __all__ = ["Turns", "turns_of"]
 
 LOOK_EVERY_S = 0.002
 PATIENCE_S = 180.0  # more than one turn of any tuner takes that is not stopped, by Ctrl-Z say
+
+
+@dataclass(slots=True)
+class _Hold:
+    """What the threads of a process hold together: the first takes it, the last lets it go."""
+
+    stack: ExitStack = field(default_factory=ExitStack)
+    num_users: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def taken(self, take: Callable[[], None]) -> Iterator[None]:
+        with self.lock:
+            self.num_users += 1
+            if self.num_users == 1:
+                take()
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.num_users -= 1
+                if self.num_users == 0:
+                    self.stack.close()
 
 
 class Turns:
@@ -45,9 +70,7 @@ class Turns:
         self._patience_s = patience_s
         self._waited_s = 0.0
         self._waiting_since: float | None = None
-        self._lock = threading.Lock()
-        self._num_users = 0  # threads of this process, which share its hold on memory
-        self._memory = ExitStack()
+        self._memory, self._check = _Hold(), _Hold()
         self._seen_as: Path | None = None
 
     @property
@@ -61,14 +84,14 @@ class Turns:
         """Have the device alone, to time something; one thread of a process at a time."""
         with ExitStack() as stack:
             with self._waiting():
-                self._take(stack, "device", fcntl.LOCK_EX)
+                self._take(stack, "device", LOCK_EX)
             yield
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Use the device beside others that do not time anything."""
         with ExitStack() as stack:
-            self._take(stack, "device", fcntl.LOCK_SH)
+            self._take(stack, "device", LOCK_SH)
             yield
 
     @contextmanager
@@ -78,20 +101,20 @@ class Turns:
         Who uses it beside another thread of this process begins at once: that memory suffices for
         both is this process's affair.
         """
-        with self._lock:
-            self._num_users += 1
-            if self._num_users == 1:
-                with self._waiting():
-                    how = fcntl.LOCK_EX if needs_all else fcntl.LOCK_SH
-                    self._take(self._memory, "memory", how)
-                self._be_seen()
-        try:
+
+        def take() -> None:
+            with self._waiting():
+                self._take(self._memory.stack, "memory", LOCK_EX if needs_all else LOCK_SH)
+            self._be_seen()
+
+        with self._memory.taken(take):
             yield
-        finally:
-            with self._lock:
-                self._num_users -= 1
-                if self._num_users == 0:
-                    self._memory.close()
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """Check while no other tuner does; threads of this process may check side by side."""
+        with self._check.taken(lambda: self._take(self._check.stack, "check", LOCK_EX)):
+            yield
 
     @property
     def are_taken(self) -> bool:
@@ -113,7 +136,7 @@ class Turns:
             return False
         with (self._folder / "memory-gate").open("a") as gate:
             try:
-                fcntl.flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                flock(gate, LOCK_SH | LOCK_NB)
             except BlockingIOError:
                 return True
             return False
@@ -135,9 +158,9 @@ class Turns:
             file = stack.enter_context(
                 tempfile.NamedTemporaryFile(prefix="user-", dir=self._folder)
             )
-            fcntl.flock(file, fcntl.LOCK_EX)
+            flock(file, LOCK_EX)
             self._seen_as = Path(file.name)
-            self._memory.push(stack.pop_all())
+            self._memory.stack.push(stack.pop_all())
 
     def _take(self, stack: ExitStack, what: str, how: int) -> None:
         if self._folder is None:
@@ -147,7 +170,7 @@ class Turns:
             file = stack.enter_context((self._folder / what).open("a"))
             with (self._folder / f"{what}-gate").open("a") as gate:
                 until_s = time.monotonic() + self._patience_s
-                if self._locked(gate, fcntl.LOCK_EX, until_s):
+                if self._locked(gate, LOCK_EX, until_s):
                     self._locked(file, how, until_s)
         except OSError:  # a file system without locks, or a full one: as if there were one tuner
             self._folder = None
@@ -156,7 +179,7 @@ class Turns:
         """Lock a file; False, and no patience from now on, where it takes too long."""
         while True:
             try:
-                fcntl.flock(file, how | fcntl.LOCK_NB)
+                flock(file, how | LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() > until_s:
                     self._patience_s = 0.0
@@ -170,7 +193,7 @@ def _is_held(file: Path) -> bool:
     """Whether a process holds its file; removes one whose process has ended."""
     try:
         with file.open("a") as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(opened, LOCK_EX | LOCK_NB)
             file.unlink(missing_ok=True)
     except BlockingIOError:
         return True
