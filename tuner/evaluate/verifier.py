@@ -265,8 +265,8 @@ class Verifier:
         return None if is_rejected else [p for p in probes if p.name not in answered]
 
     def _give_up_memory(self, pairs: Sequence[Pair]) -> None:
-        """Free what the judges keep, where another tuner waits for it."""
-        if self._turns.is_memory_wanted:
+        """Free what the judges keep for later contenders, where others use the memory, too."""
+        if self._turns.has_others or self._turns.is_memory_wanted:
             for pair in pairs:
                 pair.free()
 
