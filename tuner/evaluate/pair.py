@@ -63,6 +63,11 @@ class Pair:
         """Let the judge free what it can."""
         self._asking.free()
 
+    def end(self) -> None:
+        """End both processes, so that others have their memory; a judge may be started again."""
+        self._producer.kill()
+        self._judge.kill()
+
     def answers(
         self, probes: Sequence[Probe], seconds: dict[str, float], *, is_alone: bool
     ) -> Generator[ProbeResult, None, bool]:

@@ -38,8 +38,9 @@ __all__ = ["Answered", "JudgeEnded", "Verifier"]
 
 PAIRS = 2  # of processes: most of a check is the host's work
 # Of each number that a call takes and makes: float64, some six times, and what is kept of a call.
-# Of each of the state: float64, some four times, and float32 in both processes.
-WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 40
+# Of each of the state what a pair of processes was seen to hold: weights of several probes and
+# gradients of several calls, in float64 as well.
+WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
 SHARE_OF_ONE = 1 / 5  # of a GPU's memory, beside which others have room
 
 
@@ -163,18 +164,21 @@ class Verifier:
         self, stack: ExitStack, contender: Contender, most_s: float, notes: list[str]
     ) -> tuple[list[Pair], str]:
         """Start processes that judge and answer; or say why the contender cannot be loaded."""
-        num_pairs = 1 if self._turns.has_others else len(self._judges)  # all have less memory then
+        most = 1 if self._turns.has_others else len(self._judges)  # all have less memory then
         with ThreadPoolExecutor(1) as pool:  # all of them get ready side by side
-            ready = pool.submit(self.prepare, num_pairs)
-            several = [contender] * num_pairs
-            producers = started(stack, self._task, several, env=QUIET)
+            ready = pool.submit(self.prepare, 1)
+            producers = started(stack, self._task, [contender] * most, env=QUIET)
             ready.result()
-        for place, producer in enumerate(producers):  # the first may build for the others
-            told = [] if place else notes
-            refusal = loaded(producer, self._task, contender, self._about, most_s, told)
-            refusal = refusal or self._files.edited(contender)
-            if refusal:
-                return [], refusal
+            num_pairs = 1 if self._is_large(self._about["num_rows"]) else most
+            ready = pool.submit(self.prepare, num_pairs)
+            producers = producers[:num_pairs]
+            for place, producer in enumerate(producers):  # the first may build for the others
+                told = [] if place else notes
+                refusal = loaded(producer, self._task, contender, self._about, most_s, told)
+                refusal = refusal or self._files.edited(contender)
+                if refusal:
+                    return [], refusal
+            ready.result()
         how = (self._turns, self._about["num_rows"], self._fewer_rows)
         pairs = [
             Pair(judge, producer, *how, most_s=most_s, is_gpu=self._is_gpu)
@@ -200,13 +204,16 @@ class Verifier:
 
     def _needs_all(self, probe: Probe) -> bool:
         """Whether a probe may take so much of a GPU that others have no room beside it."""
+        rows = self._about["num_rows"] if probe.batch is None else probe.batch
+        return self._is_large(rows, probe.calls)
+
+    def _is_large(self, rows: int | None, num_calls: int = 1) -> bool:
+        """Whether calls of so many rows may take a large part of a GPU's memory."""
         if not self._is_gpu:
             return False
-        own = self._about["num_rows"] or 1
-        rows = own if probe.batch is None else probe.batch
-        row_bytes = float(self._about["row_elements"]) * (WIDE_BYTES + KEPT_BYTES * probe.calls)
-        state_bytes = STATE_BYTES * float(self._about["state_elements"])
-        return rows * row_bytes + state_bytes > SHARE_OF_ONE * float(self._about["total_bytes"])
+        row_bytes = float(self._about["row_elements"]) * (WIDE_BYTES + KEPT_BYTES * num_calls)
+        num_bytes = (rows or 1) * row_bytes + STATE_BYTES * float(self._about["state_elements"])
+        return num_bytes > SHARE_OF_ONE * float(self._about["total_bytes"])
 
     def _costs(self, probes: list[Probe]) -> list[float]:
         """Return seconds of each probe: as the last time, or as is usual."""
@@ -234,8 +241,10 @@ class Verifier:
                     self._give_up_memory(pairs)
             if left:
                 with self._turns.memory(needs_all=True):
-                    for pair in pairs:
-                        pair.free()
+                    for other in pairs[1:]:
+                        other.end()
+                    pairs = pairs[:1]
+                    pairs[0].free()
                     if (yield from pairs[0].answers(left, seconds, is_alone=True)):
                         return
                     self._give_up_memory(pairs)
