@@ -140,6 +140,8 @@ def in_short(summary: dict[str, Any]) -> dict[str, Any]:
         stored = json.loads(result.read_text())
         found["bound_us"] = stored.get("bound_us")
         found["torch_compile"] = stored.get("compiled")
+        exported = stored.get("exported") or {}
+        found["normal_inputs"], found["step"] = exported.get("elsewhere"), exported.get("step")
     module = Path(summary.get("path") or ".") / "module.json"
     if module.exists():
         outline = json.loads(module.read_text())["outline"]

@@ -6,7 +6,8 @@
 Takes what `benchmarks.kernelbench_suite` wrote, over machines and days: of a problem that is in
 several files the last one counts. Prints, for each group, how many problems are known, the
 geometric mean of the exported files' speed-ups over PyTorch eager (1 where nothing was to be
-gained), the least of them, and beside torch.compile, where it was raced in the same processes,
+gained), the least of them, both on normal random inputs and of a step of training as well where
+these were raced, and beside torch.compile, where it was raced in the same processes,
 how many files are at least 0.95 and 0.97 times as fast as the better of it and eager. Problems
 that are not measured, not counted by algebra, or without a file are named. `--table` prints each
 group's files as a table in Markdown besides.
@@ -79,6 +80,14 @@ def lines_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -
             f"  over eager: geometric mean {geometric_mean([*speedups.values()]):.2f}x,"
             f" least {speedups[least]:.2f}x (#{least})"
         )
+    for what, words in (("normal_inputs", "on normal inputs"), ("step", "a step of training")):
+        more = {n: e[what]["speedup"] for n, e in own.items() if e.get(what)}
+        if more:
+            worst = min(more, key=lambda n: more[n])
+            lines.append(
+                f"  {words}, {len(more)} of them: {geometric_mean([*more.values()]):.2f}x,"
+                f" least {more[worst]:.2f}x (#{worst})"
+            )
     raced = {n: c for n in speedups if (c := compiled_of(own[n]))}
     if raced:
         shares = {n: speedups[n] / max(c, 1.0) for n, c in raced.items()}
@@ -101,7 +110,8 @@ def lines_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -
 def table_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -> list[str]:
     """Return a group's files as a table in Markdown, a line each."""
     level, numbers = GROUPS[group]
-    lines = ["| problem | speed-up | torch.compile | device, day |", "|---|---|---|---|"]
+    heads = ("problem", "speed-up", "normal inputs", "a step", "torch.compile", "device, day")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     equal = []
     for n in sorted(numbers):
         entry = entries.get((level, n), {"kind": "refused"})
@@ -114,12 +124,11 @@ def table_of(group: str, entries: Mapping[tuple[str, int], Mapping[str, Any]]) -
         bounds = ""
         if "low" in interval:
             bounds = f" [{interval['low']:.2f}, {interval['high']:.2f}]"
-        compiled = compiled_of(entry)
-        beside = "not raced" if compiled is None else f"{compiled:.2f}x"
+        others = [(entry.get(what) or {}).get("speedup") for what in ("normal_inputs", "step")]
+        told = ["" if s is None else f"{s:.2f}x" for s in (*others, compiled_of(entry))]
         device = entry["device"].removeprefix("NVIDIA ").split()[0]
-        lines.append(
-            f"| #{n} | {interval['speedup']:.2f}x{bounds} | {beside} | {device}, {entry['date']} |"
-        )
+        cells = [f"#{n}", f"{interval['speedup']:.2f}x{bounds}", *told]
+        lines.append(f"| {' | '.join([*cells, f'{device}, ' + entry['date']])} |")
     return [*lines, "", f"Nothing to gain: {', '.join(equal)}." if equal else ""]
 
 
@@ -139,7 +148,8 @@ def main() -> int:
         print("\n".join([*lines_of(group, by_place), *tables]))
     if options.write:
         kept = ("kind", "verdict", "device", "date", "latency_us", "baseline_us", "bound_us",
-                "interval", "torch_compile", "seconds", "source")  # fmt: skip
+                "interval", "normal_inputs", "step", "torch_compile", "seconds",
+                "source")  # fmt: skip
         short = {
             name: {key: entry[key] for key in kept if entry.get(key) is not None}
             for name, entry in sorted(entries.items(), key=lambda item: place_of(item[0]))

@@ -333,6 +333,16 @@ def on_gpu(x: torch.Tensor, off: int) -> torch.Tensor:
 # ---- how it is asked for ------------------------------------------------------------------------
 
 
+def test_it_is_searched_beside_the_others_where_rows_are_long(tmp_path):
+    path = tmp_path / "rows.py"
+    for columns, wanted in ((65535, {"nest_triton", CLUSTER_TEMPLATE}), (1000, {"nest_triton"})):
+        path.write_text(text_of(("torch.softmax(x, -1)", "", f"torch.randn(3, {columns})")))
+        (tmp_path / "config.yaml").write_text("problem: {module: rows.py}\n")
+        config = load_config(derive_config(tmp_path / "config.yaml"), {"device": "cuda"})
+        rows = plan(config, may_assume=True).space.feasible
+        assert {row["template"] for row in rows} == wanted
+
+
 def test_it_is_had_by_asking(tmp_path):
     path = tmp_path / "rows.py"
     path.write_text(text_of(("torch.softmax(x, -1)", "", "torch.randn(3, 65535)")))

@@ -60,7 +60,7 @@ _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 30  # of what is written; part of the key
+FORMAT = 31  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -147,12 +147,11 @@ def derived(
     config = root / f"{op}.yaml"
     worth = worth_a_search(graph, {"": stages, **partitions})
     searched = {f"nest_{name}".rstrip("_") for name in worth}
-    searched |= set(PRODUCTS)
+    searched |= {*PRODUCTS, CLUSTER_TEMPLATE}
     templates = sorted(f[: f.index(".")] for f in texts if f[-1] == "2")
-    # Rows in the memory of clusters have not run on a GPU yet, so nobody gets them who does not
-    # ask: `space: {template: [nest_cluster]}`.
     templates = [t for t in templates if t.removesuffix("_triton") in searched]
-    templates.sort(key=lambda t: t not in PRODUCTS)  # first: a short search tries few
+    # A short search tries few: products first. Last, what nvcc takes seconds for.
+    templates.sort(key=lambda t: (t not in PRODUCTS, t == CLUSTER_TEMPLATE))
     mode = "train" if graph.is_training else "eval"
     # Eager as its user has it: on a GPU convolutions take TF32 unless told otherwise.
     content = {
