@@ -144,6 +144,38 @@ def test_triton_gradients_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
     assert_gradients_are_as_exact(Taken(tmp_path, name, "", "cuda", **BLOCKS), name)
 
 
+# Maxima and minima with their places: gradients are of one element each, the first of equal ones.
+WITH_PLACES = {
+    "linear": ("self.l = nn.Linear(40, 64)",
+               "return torch.min(torch.tanh(self.l(x)), dim=1, keepdim=True)[0] * 2.0", "9, 40"),
+    "of middle": ("self.w = nn.Parameter(torch.rand(33))",
+                  "return torch.max(x * self.w[:, None], 1)[0].square()", "4, 33, 9"),
+    "equal": ("self.w = nn.Parameter(torch.rand(700))",
+              "return torch.max(torch.relu(x - 1.5), -1)[0][:, None] * self.w", "5, 700"),
+    "returned": ("self.w = nn.Parameter(torch.rand(70))",
+                 "y, i = torch.max(x * self.w, -1); return torch.exp(y), i", "5, 70"),
+    "conv": ("self.c = nn.Conv2d(3, 8, 3)",
+             "return torch.min(self.c(x) * 2.0, dim=1, keepdim=True)[0]", "2, 3, 9, 11"),
+}  # fmt: skip
+
+
+def text_with_places(name: str) -> str:
+    init, forward, shape = WITH_PLACES[name]
+    return TEXT.format(init=init, names="x", forward=forward, inputs=f"torch.randn({shape})")
+
+
+@pytest.mark.parametrize("name", WITH_PLACES)
+def test_gradients_of_maxima_are_of_their_places(name, tmp_path):
+    assert_gradients_are_as_exact(Taken(tmp_path, "places", text_with_places(name)), name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", WITH_PLACES)
+def test_triton_gradients_of_maxima_are_of_their_places(name, tmp_path):
+    taken = Taken(tmp_path, "places", text_with_places(name), "cuda", **BLOCKS)
+    assert_gradients_are_as_exact(taken, name)
+
+
 BFLOAT16 = """
 import torch
 import torch.nn as nn

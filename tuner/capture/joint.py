@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Captured", "Joint", "joint_of", "of_weights"]
 
+PLACES = ("argmax", "argmin")
+
 
 @dataclass(frozen=True, slots=True)
 class Joint:
@@ -275,6 +277,8 @@ def _divided(
     by_name = {n.name: n for n in nodes}
     # The record has all of forward first.
     end = 1 + max(at for at, n in enumerate(nodes) if n.name in outputs)
+    while end < len(nodes) and nodes[end].op in PLACES:  # of a largest number that is returned
+        end += 1
     backward = {n.name for n in nodes[end:]}
     # What PyTorch's own backward reads of the forward; of a view, what it is a view of.
     read = {r for n in nodes[end:] for r in n.refs if r not in backward}
@@ -291,7 +295,8 @@ def _divided(
         if node is None:
             return (set(), set()) if name in read else None
         is_own = node.op not in ALIASES and node.kind != "create"
-        if is_own and (is_call(node) or (name in outputs and name in read)):
+        is_place = node.op in PLACES  # a nest reads those that lie in memory
+        if is_own and (is_call(node) or is_place or (name in outputs and name in read)):
             return set(), {name}
         computed, held = {name}, set()
         for ref in node.refs:

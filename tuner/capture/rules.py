@@ -227,15 +227,25 @@ def _gather(low: Lowering, a: dict[str, Any]) -> Results:
 
 
 def _scatter(low: Lowering, a: dict[str, Any]) -> Results:
-    """Write one number of each row into zeros: the gradient of what was gathered."""
-    if not low.shape or isinstance(a.get("value"), Ref) or "value" not in a or "reduce" in a:
+    """Write one number of each row into zeros: the gradient of what was gathered, or largest."""
+    source: Any = a.get("src", a.get("value"))
+    is_number = "src" not in a and isinstance(source, (int, float))
+    if not low.shape or "reduce" in a or not (is_number or "src" in a):
         return None
     axis = a["dim"] % len(low.shape)
     zeros = next((n for n in low.nodes if n.name == a["self"].name), None)
     is_one = low.shape_of(a["index"]) == (*low.shape[:axis], 1, *low.shape[axis + 1 :])
     if zeros is None or zeros.op != "full" or zeros.args[0] != 0 or not is_one:
         return None
-    return low.emit("placed", a["index"], axis=axis, value=float(a["value"]))
+    if is_number:
+        return low.emit("placed", a["index"], axis=axis, value=float(source))
+    if low.shape_of(source) != low.shape_of(a["index"]):
+        return None
+    size = low.shape[axis]
+    places = low.emit("arange", shape=(size,), dtype="int64", start=0, step=1)
+    places = low.view(places, [size if i == axis else 1 for i in range(len(low.shape))])
+    here = low.pointwise("eq", places, a["index"], dtype="bool")
+    return low.pointwise("where", here, source, 0.0)
 
 
 def _pad(low: Lowering, a: dict[str, Any]) -> Results:
