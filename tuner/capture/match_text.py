@@ -18,7 +18,7 @@ from tuner.capture.module_text import path_text, usual_text
 __all__ = ["has_clash", "matched_text"]
 
 _NAME = "OperatorModule"  # of the family's ModelNew in that text
-_OURS = {_NAME, "around", "is_usual", "wants_gradients", "made_from", "settings_of", "ModelNew"}
+_OURS = {_NAME, "around", "is_usual", "wants_gradients", "made_from", "contents_of", "ModelNew"}
 
 
 def has_clash(reference: str, family: str) -> bool:

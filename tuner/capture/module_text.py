@@ -16,7 +16,7 @@ from tuner.capture.graph import Graph, Node, Tensor
 from tuner.capture.index_space import viewed
 from tuner.capture.nest import Output
 from tuner.capture.scalars import numbers_of
-from tuner.capture.settings import settings_of
+from tuner.capture.settings import contents_of
 from tuner.capture.stages import Stages
 
 __all__ = [
@@ -166,7 +166,7 @@ def usual_text(
         settings=dict(settings),
         has_modes=has_modes,
         has_calls=has_calls,
-        settings_of=inspect.getsource(settings_of).rstrip(),
+        contents_of=inspect.getsource(contents_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
     )
 
@@ -217,10 +217,12 @@ _IS_NUMBER = {is_number!r}  # of each argument
 _TUNED_ROWS = {tuned_rows}  # with more of them, columns of a kernel may no longer fit in 32 bits
 _PLACES = {places}  # inputs that pick one of so many, and the number that picks none
 _STATE = {state!r}
+_FORMS = {{n: (getattr(torch, dtype), torch.Size(shape)) for n, (dtype, shape) in _STATE.items()}}
 _SETTINGS = {settings!r}
+_PUBLIC = {{}}  # attributes that may be settings
 
 
-{settings_of}
+{contents_of}
 
 
 {made_from}
@@ -237,13 +239,15 @@ def is_in_range(x, size, ignored):
 def is_usual(module, inputs):
     # Whether a call is one that the loops were written for.
     device, is_compiling = torch.device(fused_device).type, torch.compiler.is_compiling()
-    if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
-        return False
-    inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
-    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    if True in _IS_NUMBER:
+        if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
+            return False
+        inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
+    settings, state = contents_of(module, {has_modes}, _PUBLIC)
     tensors = (*inputs, *state.values())
-    if not all(isinstance(x, torch.Tensor) for x in tensors):
-        return False
+    for x in tensors:
+        if not isinstance(x, torch.Tensor):
+            return False
     if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
         return False
     # Mapped by torch.func PyTorch makes one call of many: in another way, and sooner.
@@ -251,10 +255,9 @@ def is_usual(module, inputs):
         return False
     if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
         return False
-    if any(x.device.type != device for x in tensors):
-        return False
-    if _HAS_CALLS and not all(x.is_contiguous() for x in tensors):
-        return False
+    for x in tensors:
+        if x.device.type != device or (_HAS_CALLS and not x.is_contiguous()):
+            return False
     batches = set()
     for x, (dtype, shape) in zip(inputs, _INPUTS):
         if x.dtype != getattr(torch, dtype) or x.dim() != len(shape) or not x.numel():
@@ -270,10 +273,16 @@ def is_usual(module, inputs):
             return False
     if device == "cpu" and not all(is_in_range(inputs[i], *form) for i, form in _PLACES.items()):
         return False
-    forms = {{name: (str(t.dtype)[6:], list(t.shape)) for name, t in state.items()}}
-    if forms != _STATE:
-        return False
-    return settings_of(module, {has_modes}) == _SETTINGS
+    forms = {{name: (t.dtype, t.shape) for name, t in state.items()}}
+    return forms == _FORMS and settings == _SETTINGS
+
+
+def detached(op, *args):
+    # Calls an operator past its autograd, which is Python of PyTorch's: nothing wants gradients.
+    if torch.compiler.is_compiling():
+        return op(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*args)
 
 
 def wants_gradients(tensors):
@@ -298,7 +307,7 @@ _MODULE = """\
         given = ({given},)
         if {wants}:
             return super().forward({names})
-{stepped}        made = fused_op({arguments})
+{stepped}        made = detached(fused_op, {arguments})
 {updates}        return {result}
 
 

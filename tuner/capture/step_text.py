@@ -218,7 +218,7 @@ class Step(torch.autograd.Function):
     # two is computed again.
     @staticmethod
     def forward(ctx, module, {names}):
-        made = {call}({arguments})
+        made = detached({call}, {arguments})
 {results}        ctx.module, ctx.given = module, ({names},)
         ctx.modes = [(part, part.training) for part in module.modules()]
         ctx.save_for_backward({read})
