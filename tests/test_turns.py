@@ -121,6 +121,8 @@ def test_others_that_search_check_or_race_are_seen(tmp_path, held):
     assert not turns.has_others and not [*tmp_path.glob("user-*")]
     held("shared")
     assert not turns.has_others
+    held("check")
+    assert turns.has_others
 
 
 def test_checks_of_one_process_do_not_wait_for_each_other(tmp_path, held):

@@ -6,7 +6,7 @@ Files of each GPU below `cache_folder()`, locked while it is used; whoever is ki
     memory      held shared to search, check or race, alone for what may take all of it
     check       held alone to check, which may take half of the memory
     ...-gate    held while waiting for one of these: who waits to be alone is not overtaken
-    user-...    held by each process that searches, checks or races: who else is there
+    user-...    held by each process that searches, checks, waits for that or races
 
 Only tuners of one user on one machine see each other, and only where all name the GPU alike in
 `CUDA_VISIBLE_DEVICES`. A CPU is not shared by turns: all that a machine does is on it.
@@ -31,6 +31,7 @@ from tuner.machine.host import cache_folder
 __all__ = ["Turns", "turns_of"]
 
 LOOK_EVERY_S = 0.002
+CHECKS_OF_OTHERS = 8  # that may come before one's own
 PATIENCE_S = 180.0  # more than one turn of any tuner takes that is not stopped, by Ctrl-Z say
 
 
@@ -71,7 +72,7 @@ class Turns:
         self._waited_s = 0.0
         self._waiting_since: float | None = None
         self._memory, self._check = _Hold(), _Hold()
-        self._seen_as: Path | None = None
+        self._seen_as: set[Path] = set()
 
     @property
     def waited_s(self) -> float:
@@ -105,7 +106,7 @@ class Turns:
         def take() -> None:
             with self._waiting():
                 self._take(self._memory.stack, "memory", LOCK_EX if needs_all else LOCK_SH)
-            self._be_seen()
+            self._be_seen(self._memory.stack)
 
         with self._memory.taken(take):
             yield
@@ -113,7 +114,12 @@ class Turns:
     @contextmanager
     def checking(self) -> Iterator[None]:
         """Check while no other tuner does; threads of this process may check side by side."""
-        with self._check.taken(lambda: self._take(self._check.stack, "check", LOCK_EX)):
+
+        def take() -> None:
+            self._be_seen(self._check.stack)  # also while it waits
+            self._take(self._check.stack, "check", LOCK_EX, CHECKS_OF_OTHERS)
+
+        with self._check.taken(take):
             yield
 
     @property
@@ -126,7 +132,7 @@ class Turns:
         """Whether other tuners search, check or race on this device now."""
         if self._folder is None:
             return False
-        others = [file for file in self._folder.glob("user-*") if file != self._seen_as]
+        others = {*self._folder.glob("user-*")} - self._seen_as
         return any([_is_held(file) for file in others])  # all: what nobody holds is removed
 
     @property
@@ -150,26 +156,31 @@ class Turns:
             self._waiting_since = None
             self._waited_s += time.monotonic() - begun_s
 
-    def _be_seen(self) -> None:
-        """Hold a file for as long as the memory."""
+    def _be_seen(self, stack: ExitStack) -> None:
+        """Hold a file that others look for, until the stack is closed."""
         if self._folder is None:
             return
-        with suppress(OSError), ExitStack() as stack:
-            file = stack.enter_context(
-                tempfile.NamedTemporaryFile(prefix="user-", dir=self._folder)
-            )
-            flock(file, LOCK_EX)
-            self._seen_as = Path(file.name)
-            self._memory.stack.push(stack.pop_all())
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            place, name = tempfile.mkstemp(prefix="user-", dir=self._folder)
+            file = Path(name)
+            stack.callback(self._seen_as.discard, file)
+            stack.callback(
+                file.unlink, missing_ok=True
+            )  # who saw it before it was held removed it
+            stack.callback(os.close, place)
+            self._seen_as.add(file)
+            flock(place, LOCK_EX)
 
-    def _take(self, stack: ExitStack, what: str, how: int) -> None:
+    def _take(self, stack: ExitStack, what: str, how: int, num_turns: int = 1) -> None:
+        """Take a file's lock; `num_turns` of others may be waited for without losing patience."""
         if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context((self._folder / what).open("a"))
             with (self._folder / f"{what}-gate").open("a") as gate:
-                until_s = time.monotonic() + self._patience_s
+                until_s = time.monotonic() + num_turns * self._patience_s
                 if self._locked(gate, LOCK_EX, until_s):
                     self._locked(file, how, until_s)
         except OSError:  # a file system without locks, or a full one: as if there were one tuner
