@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
 import sys
@@ -31,6 +32,8 @@ os.environ.setdefault("TUNER_TESTS_BUILDS", str(_CACHES / "builds"))
 # Exported files too, of which several tests have the same: each takes 5 s of CPU.
 _extensions = os.environ.setdefault("TUNER_TESTS_EXTENSIONS", str(_CACHES / "torch_extensions"))
 os.environ["TORCH_EXTENSIONS_DIR"] = _extensions
+# Workers of the tuner that are timed do not rest, and flush less.
+os.environ["TUNER_PRELOAD"] = "tests.impatient_workers"
 # Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
 # others, for whole time slices at each of OpenMP's barriers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -119,6 +122,18 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.fixture(autouse=True)
+def what_was_imported_is_no_garbage() -> Iterator[None]:
+    """Else Python looks at PyTorch's 10^6 objects again and again: a third of a capture's CPU."""
+    if len(sys.modules) > _frozen_modules[0] + _MANY_MODULES:
+        gc.collect()
+        gc.freeze()
+        _frozen_modules[0] = len(sys.modules)
+    yield
+
+
+_MANY_MODULES = 50  # whose import, as of torch.export in a file's first test, is worth a look
+_frozen_modules = [0]
 _KEPT_BYTES = 2**30  # of a GPU's memory that a worker may keep unused from test to test
 
 
