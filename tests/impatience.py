@@ -27,9 +27,9 @@ def no_rest() -> None:
     Processes that capture find what PyTorch imports and looks up for its first record.
     """
     contender.QUIET[ALSO] = "torch._dynamo tests.recorded_once"
-    racing.BURST_S = 0.03
+    racing.BURST_S = 0.01
     racing.MIN_ROUNDS = 4
-    racing.MOST_WARM_UP_S = 0.2
+    racing.MOST_WARM_UP_S = 0.05
     racing.MOST_PREEMPTED_PER_S = math.inf
     whole = racing.Racer.race
     racing.Racer.race = lambda self, contenders, *, seconds, **more: whole(
