@@ -131,8 +131,13 @@ def _has_gpu() -> bool:
 
 @pytest.fixture(autouse=True)
 def what_was_imported_is_no_garbage() -> Iterator[None]:
-    """Else Python looks at PyTorch's 10^6 objects again and again: a third of a capture's CPU."""
-    if len(sys.modules) > _frozen_modules[0] + _MANY_MODULES:
+    """Else Python looks at PyTorch's 10^6 objects again and again: a third of a capture's CPU.
+
+    Not where a GPU is used: what is kept for ever might hold its memory.
+    """
+    torch = sys.modules.get("torch")
+    has_context = torch is not None and torch.cuda.is_initialized()
+    if len(sys.modules) > _frozen_modules[0] + _MANY_MODULES and not has_context:
         gc.collect()
         gc.freeze()
         _frozen_modules[0] = len(sys.modules)
