@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import shutil
 import sys
@@ -31,6 +32,8 @@ os.environ.setdefault("TUNER_TESTS_BUILDS", str(_CACHES / "builds"))
 # Exported files too, of which several tests have the same: each takes 5 s of CPU.
 _extensions = os.environ.setdefault("TUNER_TESTS_EXTENSIONS", str(_CACHES / "torch_extensions"))
 os.environ["TORCH_EXTENSIONS_DIR"] = _extensions
+# Workers of the tuner that are timed do not rest, and flush less.
+os.environ["TUNER_PRELOAD"] = "tests.impatient_workers"
 # Workers of pytest-xdist share the cores: threads that spin where they wait take them from the
 # others, for whole time slices at each of OpenMP's barriers.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -85,22 +88,29 @@ def pytest_unconfigure() -> None:
 # The longest, in this order: started first, or one of two workers would be left alone in the end.
 _LONG = (
     "test_any_module",
-    "test_tuning",
-    "test_verification",
     "test_check",
     "test_template_wgmma",
+    "test_verification",
+    "test_tuning",
+    "test_matching",
     "test_trust_classes",
+    "test_clusters",
+    "test_cheats",
+    "test_dashboard",
+    "test_report_browser",
     "test_cli",
     "test_evaluate",
-    "test_capture",
-    "test_live_module",
-    "test_cheats",
-    "test_binding",
-    "test_isolation",
-    "test_faults",
-    "test_build",
     "test_worker",
-    "test_recording",
+    "test_live_module",
+    "test_ranges",
+    "test_fleet",
+    "test_dtypes",
+    "test_steps",
+    "test_partitions",
+    "test_converted_products",
+    "test_faults",
+    "test_capture",
+    "test_earlier",
 )
 
 
@@ -119,6 +129,23 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+@pytest.fixture(autouse=True)
+def what_was_imported_is_no_garbage() -> Iterator[None]:
+    """Else Python looks at PyTorch's 10^6 objects again and again: a third of a capture's CPU.
+
+    Not where a GPU is used: what is kept for ever might hold its memory.
+    """
+    torch = sys.modules.get("torch")
+    has_context = torch is not None and torch.cuda.is_initialized()
+    if len(sys.modules) > _frozen_modules[0] + _MANY_MODULES and not has_context:
+        gc.collect()
+        gc.freeze()
+        _frozen_modules[0] = len(sys.modules)
+    yield
+
+
+_MANY_MODULES = 50  # whose import, as of torch.export in a file's first test, is worth a look
+_frozen_modules = [0]
 _KEPT_BYTES = 2**30  # of a GPU's memory that a worker may keep unused from test to test
 
 

@@ -311,6 +311,7 @@ def test_absurd_tolerances_in_a_certificate_are_damage(tmp_path):
     assert "the certificate is damaged: accuracy: expected 0 <= rtol <= 0.1" in said.err
 
 
+@pytest.mark.usefixtures("few")
 def test_it_says_point_by_point_what_holds_and_what_no_longer_does(tmp_path):
     """A plain module whose claim of speed never held; the rest of its claims are true."""
     file, reference = tmp_path / "mine.py", tmp_path / "ref.py"

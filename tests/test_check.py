@@ -20,6 +20,7 @@ import torch.fx
 from test_problem import FLAGSHIP
 from torch.nn.modules import module as hooks
 
+from tuner.check import produce, threads
 from tuner.check.batches import Extent
 from tuner.check.compare import compare, limits_of
 from tuner.check.crossing import Answer, Question, Report, Script, pack, unpack
@@ -170,7 +171,11 @@ def reasons(new_class, problem, expectations) -> list[str]:
 
 
 def verdict(problem, new_class, expectations, accuracy=FLOAT32, answers=None):
-    answers = answers or ask_all(problem, new_class, expectations)
+    if answers is None:
+        with pytest.MonkeyPatch.context() as patched:
+            # Beyond 24 calls of each thread: what is wrong is asked by `asked_until_told`.
+            patched.setattr(threads, "AT_ONCE_S", 0.02)
+            answers = ask_all(problem, new_class, expectations)
     results = []
     for expectation, first in zip(expectations, answers, strict=True):
 
@@ -212,7 +217,9 @@ def wide_thorough(wide_problem):
 
 
 @pytest.mark.parametrize("name", ALWAYS_ACCEPTED)
-def test_the_honest_module_is_accepted(name, wide_problem, wide_thorough):
+def test_the_honest_module_is_accepted(name, wide_problem, wide_thorough, monkeypatch):
+    if name == "own_thread_pool":  # in vain is waited for its threads, 200 times
+        monkeypatch.setattr(produce, "LATE_WAIT_S", 0.002)
     new_class = load_candidate(HERE / "honest" / f"{name}.py")
     answers = None
     for accuracy, expectations in wide_thorough.items():
@@ -816,18 +823,21 @@ def test_tf32_is_refused_on_the_cpu(problem):
         expected(problem, Probe("as given"), Accuracy("tf32"))
 
 
-def test_a_batch_may_be_refused_aloud_only_where_that_was_agreed(problem):
+def test_a_batch_may_be_refused_aloud_only_where_that_was_agreed(problem, thorough):
     class Only64(problem.module.Model):
         def forward(self, x):
             if x.shape[0] != 64:
                 raise RuntimeError("this build does 64 rows only")
             return super().forward(x)
 
-    strict = thorough_probes(SEED, 64)
-    check = verdict(problem, Only64, expect_all(problem, strict))
+    check = verdict(problem, Only64, thorough)
     assert "this build does 64 rows only" in check.reason
+    known = {e.probe: e for e in thorough}
     lenient = thorough_probes(SEED, 64, may_refuse_batches=True)
-    check = verdict(problem, Only64, expect_all(problem, lenient))
+    models: dict = {}
+    asked = [known.get(p) or expected(problem, p, FLOAT32, models=models) for p in lenient]
+    assert 0 < sum(e.probe not in known for e in asked) < len(asked)
+    check = verdict(problem, Only64, asked)
     assert check.is_accepted, check.reason
 
 
@@ -992,7 +1002,7 @@ def test_a_batch_that_is_taken_another_way_in_eval_mode_is_asked_for():
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 64, 67, 81, 300, 16384])
 def test_which_batches_are_asked_is_secret(num_rows):
-    asked = [{p.name: p.batch for p in thorough_probes(s, num_rows)} for s in range(200)]
+    asked = [{p.name: p.batch for p in thorough_probes(s, num_rows)} for s in range(100)]
     for name, least in [("some rows", 20), ("more rows", 20), ("an odd batch", 3)]:
         found = {batches[name] for batches in asked}
         assert num_rows not in found and min(found) > 0

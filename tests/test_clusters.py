@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from cpu_machine import GPP
+from shared_builds import header_built_once
 from test_any_module import answers, assert_as_exact, derive
 from test_cuda_beside import cuda_code, needs_nvcc, needs_triton
 from test_matching import TEXT
@@ -69,8 +72,10 @@ def text_of(module: tuple[str, str, str]) -> str:
     return TEXT.format(forward=f"return {forward}", init=init or "...", inputs=inputs, names=names)
 
 
-def made_of(folder: Path, module: tuple[str, str, str]):
-    problem, made = derive(folder, "rows", text_of(module))
+@functools.cache
+def made_of(module: tuple[str, str, str]):
+    """The problem, what was derived of it, its family; for the tests to look at."""
+    problem, made = derive(Path(tempfile.mkdtemp()), "rows", text_of(module))
     return problem, made, load_family(made.name, [made.folder])
 
 
@@ -87,8 +92,8 @@ def cuda_of(source: str) -> str:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_long_rows_that_are_read_again_have_the_template(name, tmp_path):
-    _, made, family = made_of(tmp_path, MODULES[name])
+def test_long_rows_that_are_read_again_have_the_template(name):
+    _, made, family = made_of(MODULES[name])
     assert CLUSTER_TEMPLATE in family.templates
     # It has not run on a GPU: nobody gets it who does not ask.
     assert CLUSTER_TEMPLATE not in made.config.read_text()
@@ -101,7 +106,7 @@ def test_others_do_not_and_it_is_said_why(name, tmp_path):
     path.write_text(text_of(module))
     stages = stages_of(capture(load_problem(path), with_sizes=False))
     assert reason in refusal_of_clusters(stages)
-    _, _, family = made_of(tmp_path, module)
+    _, _, family = made_of(module)
     assert CLUSTER_TEMPLATE not in family.templates
 
 
@@ -112,7 +117,7 @@ def test_others_do_not_and_it_is_said_why(name, tmp_path):
     + [(name, 1024) for name in ("softmax", "l2_norm", "instance_norm", "two_tensors")],
 )
 def test_no_kernel_spills(name, threads, monkeypatch, tmp_path):
-    _, _, family = made_of(tmp_path, MODULES[name])
+    _, _, family = made_of(MODULES[name])
     candidate = candidate_of(family, cluster_threads=threads)
     make = cuda_code(monkeypatch, tmp_path / "cache")
     code = make(cuda_of(candidate.source), ["-std=c++17", "-O3", "-arch=sm_90a"])
@@ -141,13 +146,11 @@ def emulated(source: str, folder: Path, ring: int, columns: int = 9001) -> ctype
     launch = text.index("// How a kernel of")
     kernel = text.index("__global__ void", launch)
     begin = text[rows:launch].replace("220 * 1024", str(ring))
-    header = Path(__file__).with_name("cluster_emulation.hpp")
-    (folder / "rows.cpp").write_text(
-        f'#include "{header}"\n{begin}\nCLUSTER_START\n{text[kernel:]}'
-    )
-    command = [GPP, "-std=c++20", "-O1", "-fno-strict-aliasing", "-shared", "-fPIC", "-pthread"]
-    command += ["-w", "-o", "rows.so", "rows.cpp"]
-    subprocess.run([str(part) for part in command], cwd=folder, check=True)
+    (folder / "rows.cpp").write_text(f"{begin}\nCLUSTER_START\n{text[kernel:]}")
+    command = [str(GPP), "-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-pthread", "-w"]
+    # Its includes, of threads and barriers, are half of the compiler's work.
+    command += header_built_once(Path(__file__).with_name("cluster_emulation.hpp"), command)
+    subprocess.run([*command, "-shared", "-o", "rows.so", "rows.cpp"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "rows.so"))
 
 
@@ -199,7 +202,7 @@ def run_emulated(library: ctypes.CDLL, family, candidate, module, by: int):
 @pytest.mark.parametrize(("name", "how"), CASES, ids=str)
 def test_the_kernel_computes_what_the_module_does(name, how, tmp_path):
     blocks, threads, chunk, ring = how
-    problem, _, family = made_of(tmp_path, MODULES[name])
+    problem, _, family = made_of(MODULES[name])
     params = {"cluster_blocks": blocks, "cluster_threads": threads, "cluster_chunk": chunk}
     num_staged = 2 if name == "two_tensors" else 1
     candidate = candidate_of(family, **params)
@@ -230,7 +233,7 @@ def run_alone(library: ctypes.CDLL, function: str, x: torch.Tensor, by: int) -> 
 @pytest.mark.parametrize("columns", [1, 3, 40, 131])
 @pytest.mark.parametrize("blocks", [1, 4])
 def test_few_columns_leave_some_blocks_without_any(blocks, columns, tmp_path):
-    _, _, family = made_of(tmp_path, MODULES["l2_norm"])
+    _, _, family = made_of(MODULES["l2_norm"])
     params = {"cluster_blocks": blocks, "cluster_threads": 64, "cluster_chunk": 64}
     candidate = candidate_of(family, **params)
     (step,) = candidate.plan.steps
@@ -243,7 +246,7 @@ def test_few_columns_leave_some_blocks_without_any(blocks, columns, tmp_path):
 
 @needs_gpp
 def test_rows_with_infinities_are_as_pytorchs_and_equal_each_time(tmp_path):
-    _, _, family = made_of(tmp_path, MODULES["softmax"])
+    _, _, family = made_of(MODULES["softmax"])
     params = {"cluster_blocks": 4, "cluster_threads": 96, "cluster_chunk": 1024}
     candidate = candidate_of(family, **params)
     (step,) = candidate.plan.steps
@@ -289,7 +292,7 @@ HOW = [(1, 256, 8192), (2, 512, 16384), (4, 1024, 8192), (8, 512, 32768), (16, 2
 @pytest.mark.parametrize("name", LONG)
 def test_clusters_compute_what_the_module_does(name, how, off, tmp_path):
     forward, init, _ = MODULES[name]
-    problem, _, family = made_of(tmp_path, (forward, init, LONG[name]))
+    problem, _, family = made_of((forward, init, LONG[name]))
     params = dict(zip(("cluster_blocks", "cluster_threads", "cluster_chunk"), how, strict=True))
     facts = {**known_device("H200").facts(), "template": CLUSTER_TEMPLATE, **params}
     rules = family.constraints([CLUSTER_TEMPLATE], dict.fromkeys(params, ()))
@@ -365,8 +368,8 @@ def test_it_is_had_by_asking(tmp_path):
         ("A100", {"cluster_blocks": 2}, "sm_90a"),
     ],
 )
-def test_what_must_hold_has_a_reason(gpu, facts, reason, tmp_path):
-    _, _, family = made_of(tmp_path, ("torch.softmax(x, -1)", "", "torch.randn(3, 65535)"))
+def test_what_must_hold_has_a_reason(gpu, facts, reason):
+    _, _, family = made_of(("torch.softmax(x, -1)", "", "torch.randn(3, 65535)"))
     rules = family.constraints([CLUSTER_TEMPLATE], {"cluster_blocks": (1, 2)})
     known = {**known_device(gpu).facts(), **facts, "template": CLUSTER_TEMPLATE}
     broken = [rule.why for rule in rules if not rule.expression.evaluate(known)]
@@ -377,7 +380,7 @@ def test_what_must_hold_has_a_reason(gpu, facts, reason, tmp_path):
 @needs_triton
 def test_it_is_compiled_ahead_of_a_gpu(tmp_path):
     toolchain = Toolchain("cuda", None, capability=90, triton="installed")
-    _, _, family = made_of(tmp_path, MODULES["softmax"])
+    _, _, family = made_of(MODULES["softmax"])
     candidate = candidate_of(family)
     sizes = [dict(family.sizes)]
     with Builder(toolchain, tmp_path / "cache", num_workers=1, triton_sizes=sizes) as builder:

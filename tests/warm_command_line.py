@@ -7,6 +7,7 @@ fork servers that have imported PyTorch two seconds: here the next command finds
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -78,4 +79,5 @@ if __name__ == "__main__":
     impatience.few_probes()
     impatience.soon_a_hang()
     impatience.held_at_a_trial()
+    gc.freeze()  # no command need look for garbage among what was imported
     serve()

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tuner.errors import ExpressionError, TemplateError
 from tuner.space.expression import Expression, unknown_name
 
-__all__ = ["Findings", "Place", "line_of"]
+__all__ = ["Findings", "Place", "data_of", "line_of"]
 
 Place = Sequence[str | int]  # keys and positions, from the top of a YAML text
+
+
+def data_of(text: str) -> Any:
+    """Read a YAML text: in C, for a tenth of the time; errors are told by the reader in Python.
+
+    Raises:
+        yaml.YAMLError: it is none.
+    """
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError:
+        return yaml.safe_load(text)
 
 
 def line_of(text: str, place: Place) -> int:

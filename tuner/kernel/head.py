@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tuner.errors import TemplateError, did_you_mean
-from tuner.kernel.findings import Findings, Place, line_of
+from tuner.kernel.findings import Findings, Place, data_of, line_of
 from tuner.kernel.naming import refusal_of
 from tuner.kernel.operands import names_in, problem_with
 from tuner.plans import DType
@@ -205,7 +205,7 @@ def read_head(path: Path, op: OpFile) -> tuple[str, Head, str, Findings]:
 
 def _validated(model: type[_M], path: Path, text: str) -> _M:
     try:
-        data = yaml.safe_load(text)
+        data = data_of(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)

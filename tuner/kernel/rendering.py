@@ -5,15 +5,18 @@ Sandboxed and strict: an undefined variable is an error, with the file and line 
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import jinja2
 import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
+from jinja2.bccache import Bucket
 
 from tuner.errors import TemplateError, did_you_mean
 
@@ -48,12 +51,37 @@ def rendered(path: Path, body: str, roots: Sequence[Path], variables: Mapping[st
         TemplateError: also whatever the text does wrong while it renders.
     """
     environment = environment_of(roots)
+    environment.bytecode_cache = _COMPILED
     try:
-        code = environment.compile(body, filename=str(path))
+        code = _compiled(body, str(path))
         text = jinja2.Template.from_code(environment, code, dict(environment.globals))
         return text.render(variables).lstrip("\n")
     except Exception as error:  # the text may also divide by zero, include itself, ...
         raise _render_error(path, roots, error) from error
+
+
+class _Compiled(jinja2.BytecodeCache):
+    """What included texts were compiled to, while they are the same: half of rendering."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, tuple[str, CodeType]] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        checksum, code = self._codes.get(bucket.key, ("", None))
+        if checksum == bucket.checksum:
+            bucket.code = code
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        if bucket.code is not None:
+            self._codes[bucket.key] = bucket.checksum, bucket.code
+
+
+_COMPILED = _Compiled()
+
+
+@functools.lru_cache(64)
+def _compiled(body: str, filename: str) -> CodeType:
+    return environment_of(()).compile(body, filename=filename)
 
 
 def _undeclared(
@@ -68,19 +96,11 @@ def _undeclared(
     Each with the file and line of its first use. `declared` is what the texts that include this
     one have set themselves.
     """
-    tree = environment.parse(source, filename=str(path))
-    words = list(tree.find_all(jinja2.nodes.Name))
-    names: dict[str, str] = {}
-    for name in jinja2.meta.find_undeclared_variables(tree) - declared:
-        uses = [word.lineno for word in words if word.name == name and word.ctx == "load"]
-        names[name] = f"{path}:{min(uses)}"
-    inner = declared | {word.name for word in words if word.ctx != "load"}
-    kinds = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport)
-    for node in tree.find_all(kinds):
-        included = getattr(
-            getattr(node, "template", None), "value", None
-        )  # not a word: known when rendered
-        if not isinstance(included, str) or included in seen:
+    uses, sets, includes = _words_of(source, str(path))
+    names = {name: f"{path}:{line}" for name, line in uses.items() if name not in declared}
+    inner = declared | sets
+    for line, included in includes:
+        if included in seen:
             continue
         seen.add(included)
         assert environment.loader is not None
@@ -89,12 +109,36 @@ def _undeclared(
         except jinja2.TemplateNotFound as error:
             hint = did_you_mean(included, environment.list_templates())
             raise TemplateError(
-                f"{path}:{node.lineno}: includes {included!r}, which does not exist\n"
+                f"{path}:{line}: includes {included!r}, which does not exist\n"
                 f"  {hint or 'next: look into templates/_lib'}"
             ) from error
         found = _undeclared(environment, Path(file or included), text, inner, seen)
         names = {**found, **names}
     return names
+
+
+@functools.lru_cache(256)
+def _words_of(
+    source: str, filename: str
+) -> tuple[dict[str, int], frozenset[str], list[tuple[int, str]]]:
+    """Return what a text alone expects from outside, each with the line of its first use.
+
+    Then the names that it sets, and the texts that it includes, with their lines.
+    """
+    tree = environment_of(()).parse(source, filename=filename)
+    words = list(tree.find_all(jinja2.nodes.Name))
+    uses = {
+        name: min(w.lineno for w in words if w.name == name and w.ctx == "load")
+        for name in jinja2.meta.find_undeclared_variables(tree)
+    }
+    kinds = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport)
+    includes = [
+        (node.lineno, included)
+        for node in tree.find_all(kinds)
+        # Where it is not a word, it is known when rendered.
+        if isinstance(included := getattr(getattr(node, "template", None), "value", None), str)
+    ]
+    return uses, frozenset(w.name for w in words if w.ctx != "load"), includes
 
 
 def environment_of(roots: Sequence[Path]) -> jinja2.Environment:
