@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import resource
 import textwrap
@@ -12,7 +11,6 @@ import graph_interpreter
 import pytest
 import torch
 
-from tuner.capture import tracing
 from tuner.capture.capture import capture
 from tuner.capture.graph import Graph, Ref
 from tuner.capture.vocabulary import VOCABULARY
@@ -527,14 +525,3 @@ def test_a_file_that_is_no_problem_is_refused(tmp_path):
     text = text.replace("super().__init__()", "pass")
     with pytest.raises(CaptureError, match=r"Model is no torch\.nn\.Module; got Model\n  next"):
         capture(problem_of(tmp_path, text))
-
-
-def test_a_record_in_fewer_steps_is_pytorchs_own(tmp_path, monkeypatch):
-    init = "self.l = nn.Linear(6, 6); self.n = nn.BatchNorm1d(6)"
-    forward = "y = F.gelu(self.n(self.l(x))).softmax(-1); return y @ x.T, y.std(0), x.var()"
-    problem = problem_of(tmp_path, model_text(init, forward, X))
-    register = torch._ops.OperatorBase.py_impl
-    quick = to_json(capture(problem))
-    assert torch._ops.OperatorBase.py_impl is register
-    monkeypatch.setattr(tracing, "registered_in_fewer_steps", contextlib.nullcontext)
-    assert to_json(capture(problem)) == quick

@@ -19,7 +19,6 @@ from tuner.capture.constructing import constructed
 from tuner.capture.converting import conversions_of_fakes
 from tuner.capture.explaining import explained
 from tuner.capture.recurrent import recurrent_by_shape
-from tuner.capture.registering import registered_in_fewer_steps
 from tuner.errors import CaptureError
 from tuner.problem.given import first_with_rows
 from tuner.problem.modes import TuneMode, others_in_mode, put_into
@@ -181,8 +180,7 @@ def _recorded(model: torch.nn.Module, values: tuple[Any, ...]) -> torch.export.E
     import torch
 
     program = torch.export.export(model, values, strict=False)
-    with registered_in_fewer_steps():
-        return program.run_decompositions(decompositions())
+    return program.run_decompositions(decompositions())
 
 
 def _with_free_numbers(
