@@ -4,10 +4,10 @@
 
 Each is the convolution of a problem of KernelBench (`level/number`), with what stands behind it
 here. Device times are of a call, the mean of a few that wait for nothing of the host; the host's
-are of a call whose kernels are not waited for. Errors are rms against float64, of two
-samples, relative to the result's. Eager is timed with the image as given and channels last, both
-with PyTorch's settings as installed, where cuDNN may take TF32. Configurations are compiled side
-by side first. Needs an NVIDIA GPU of capability 9.0 and nvcc.
+are of a call whose kernels are not waited for. Errors are rms against float64, of two samples,
+relative to the result's. Eager is timed with the image as given and channels last, both with
+PyTorch's settings as installed, where cuDNN may take TF32. Configurations are compiled side by
+side first. Needs an NVIDIA GPU of capability 9.0 and nvcc.
 """
 
 from __future__ import annotations

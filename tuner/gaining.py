@@ -13,8 +13,8 @@ from typing import Any
 
 from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import Outline
-from tuner.errors import NothingToGainError, TunerError
-from tuner.evaluate.asking import is_of_memory
+from tuner.errors import NothingToGainError
+from tuner.evaluate.asking import with_memory
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, asked, new_worker
 from tuner.machine.ceilings import bound_us
@@ -124,15 +124,7 @@ def nothing(gain: Gain) -> NothingToGainError:
 
 def _latency_us(task: dict[str, Any]) -> float:
     """Return the median time of a reference's forward."""
-    turns = turns_of(task["device"])
-    try:
-        with turns.memory(needs_all=False):
-            return _timed_us(task)
-    except TunerError as error:
-        if not is_of_memory(error):
-            raise
-    with turns.memory(needs_all=True):  # other tuners may have had what was lacking
-        return _timed_us(task)
+    return with_memory(turns_of(task["device"]), lambda: _timed_us(task))
 
 
 def _timed_us(task: dict[str, Any]) -> float:

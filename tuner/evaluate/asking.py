@@ -15,8 +15,17 @@ from tuner.evaluate.worker import Reply
 from tuner.machine.turns import Turns
 from tuner.trial import ProbeResult, to_json
 
-__all__ = ["Asking", "JudgeEnded", "is_of_memory", "lacks_memory", "shrunk", "waits_for_memory"]
+__all__ = [
+    "Asking",
+    "JudgeEnded",
+    "is_of_memory",
+    "lacks_memory",
+    "shrunk",
+    "waits_for_memory",
+    "with_memory",
+]
 
+T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 ENOUGH_BYTES = 2**34  # of a GPU, beside which a contender cannot say that none is left
 
@@ -151,21 +160,23 @@ def is_of_memory(error: TunerError) -> bool:
     return is_alive and says_no_memory(f"{error} {error.__cause__}")
 
 
-def waits_for_memory(method: Method) -> Method:
-    """Begin a method anew where memory runs out beside other tuners: when these hold none.
+def with_memory(turns: Turns, run: Callable[[], T]) -> T:
+    """Return what `run` does; where memory runs out beside other tuners, when these hold none."""
+    try:
+        with turns.memory(needs_all=False):
+            return run()
+    except TunerError as error:
+        if not (turns.are_taken and is_of_memory(error)):
+            raise
+    with turns.memory(needs_all=True):
+        return run()
 
-    Its object has the device's `_turns`.
-    """
+
+def waits_for_memory(method: Method) -> Method:
+    """Call a method by `with_memory`; its object has the device's `_turns`."""
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **more: Any) -> Any:
-        try:
-            with self._turns.memory(needs_all=False):
-                return method(self, *args, **more)
-        except TunerError as error:
-            if not (self._turns.are_taken and is_of_memory(error)):
-                raise
-        with self._turns.memory(needs_all=True):
-            return method(self, *args, **more)
+        return with_memory(self._turns, lambda: method(self, *args, **more))
 
     return cast("Method", run)
