@@ -232,6 +232,18 @@ def check(folder: str, names: list[str], device: str) -> None:
                 assert_as_exact(model(given), own(given), wide(given.double()))
 
 
+def check_poisoned_weight(folder: str) -> None:
+    """A NaN in a filter reaches the pixels that its place of the filter makes, and no others."""
+    model, own, wide, x = model_of(Path(folder), "transposed", "cpu", **SMALL, **HOWS[0])
+    for module in (model, own, wide):
+        with torch.no_grad():
+            module.a.weight[3, 4, 1, 1] = float("nan")
+    with torch.no_grad():
+        mine, exact = model(x[:, :, :2]), wide(x[:, :, :2].double())
+        assert 0 < exact.isnan().sum() < exact[:, 4].numel() / 3
+        assert_as_exact(mine, own(x[:, :, :2]), exact)
+
+
 def check_without_memory(folder: str) -> None:
     """Where there is no memory for halves, a call is PyTorch's own."""
     model, own, _, x = model_of(Path(folder), "strided", "cpu", **SMALL)
@@ -260,6 +272,11 @@ def assert_as_exact(mine: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) 
 @pytest.mark.parametrize("names", [[*MODULES][:4], [*MODULES][4:]], ids=["first", "second"])
 def test_interpreted_convolutions_are_as_exact_as_pytorch(names, tmp_path):
     interpreted("test_half_convolutions", "check", str(tmp_path), names, "cpu")
+
+
+@needs_triton
+def test_interpreted_transposed_convolutions_keep_a_nan_of_a_filter_where_it_belongs(tmp_path):
+    interpreted("test_half_convolutions", "check_poisoned_weight", str(tmp_path))
 
 
 @needs_triton

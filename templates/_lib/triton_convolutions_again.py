@@ -49,7 +49,10 @@ def convolution_exactly(
                 line = column[None, :] * CHANNELS + channel[:, None]
             inside = is_own[:, None] & (column < COLUMNS)[None, :]
             b = tl.load(filters + line * area + place, mask=inside, other=0.0)
-            total += tl.dot(a, b, input_precision="ieee").to(tl.float64)
+            part = tl.dot(a, b, input_precision="ieee").to(tl.float64)
+            if IS_TRANSPOSED:  # pixels that a place does not reach know nothing of its Inf or NaN
+                part = tl.where(meets[:, None], part, 0.0)
+            total += part
     return total
 
 

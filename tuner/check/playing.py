@@ -131,7 +131,10 @@ def played(
         if script.has_backward:
             draw_output_gradients(outputs, tensors, probe)
         if script.backward_at_once:
-            differentiate(call, call)
+            try:
+                differentiate(call, call)
+            except RuntimeError as error:
+                return Report(error=str(error), stage="gradients", keys=keys), {}
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in history.model.named_buffers())
     checksums = {} if is_exact else checksums_of(history.model, values)  # nobody's in float64
     try:
@@ -142,8 +145,6 @@ def played(
             for k, call in enumerate(script.backward):
                 differentiate(k, call)
     except RuntimeError as error:
-        if not script.edits:
-            raise
         return Report(error=str(error), stage="gradients", keys=keys), {}
     report = Report(
         keys=tuple(keys_of(history.model)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -27,6 +28,7 @@ __all__ = [
 
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
+WAITS_S = (2.0, 5.0, 10.0)  # for memory that other tuners have
 ENOUGH_BYTES = 2**34  # of a GPU, beside which a contender cannot say that none is left
 
 
@@ -39,6 +41,7 @@ class Asking:
 
     Args:
         ask: runs a job in the judge, by name and payload.
+        free_contender: lets the contender's process give up what it does not use.
         turns: of the tuners on this device.
         num_rows: the problem's own batch, where it has one.
         fewer_rows: filled with the probes for whose own number of rows memory ran out.
@@ -48,6 +51,7 @@ class Asking:
     def __init__(
         self,
         ask: Callable[..., Reply],
+        free_contender: Callable[[], object],
         turns: Turns,
         num_rows: int | None,
         fewer_rows: dict[str, int],
@@ -55,6 +59,7 @@ class Asking:
         lends: bool,
     ) -> None:
         self.ask = ask
+        self._free_contender = free_contender
         self._turns = turns
         self._num_rows = num_rows
         self._fewer_rows = fewer_rows
@@ -75,19 +80,25 @@ class Asking:
     def question(self, probe: Probe) -> Reply:
         """Return a probe's question; where the judge has no memory for it, one of fewer rows.
 
+        First what nobody uses is freed, and other tuners are given time to free theirs.
+
         Raises:
             TunerError: as `once`.
         """
-        has_freed = False
+        waits_s = iter((0.0, *WAITS_S))
         while True:
             try:
                 return self.once(probe)
             except TunerError as error:
-                if not is_of_memory(error) or (has_freed and not self._halved(probe)):
+                if not is_of_memory(error):
                     raise
-            if not has_freed:
-                self.free()
-            has_freed = True
+                wait_s = next(waits_s, None)
+                if wait_s is None or (wait_s and not self._turns.has_others):
+                    if not self._halved(probe):
+                        raise
+                    continue
+            time.sleep(wait_s)
+            self.free()
 
     def question_of(self, probe: Probe, ahead: Future[Reply] | None) -> Reply:
         """Return a question that is being made; where memory ran out beside another, a new one.
@@ -127,7 +138,8 @@ class Asking:
         return replace(result, reason=told)
 
     def free(self) -> Reply:
-        """Let the judge free what it can; its answer says what it holds, and what is free."""
+        """Let both processes free what they can; return what the judge holds, and what is free."""
+        self._free_contender()
         return self.ask("free", {})
 
     def _halved(self, probe: Probe) -> bool:

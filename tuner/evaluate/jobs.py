@@ -20,7 +20,7 @@ One child serves one role at a time, each with the jobs that belong to it:
                  judge_kept,
                  operations, profile
     producer     load, receive,      holds one stranger; only produces tensors and times
-                 lent_sample,
+                 lent_sample, free,
                  answer, time_model,
                  time_steps,
                  take_timing_set,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from tuner.check import crossing, lending
@@ -29,6 +30,7 @@ SHORT_BYTES = 4 * RESERVE_BYTES  # with less free memory than this nothing is ke
 SHORT_SHARE = 1 / 8  # nor with less than this of a GPU's
 WEIGHTS = ("state.", "other.")  # how a question's tensors begin that others share
 LARGE_SHARE = 0.02  # of a large problem, whose contenders need the memory
+WEIGHTS_SHARE = 0.1  # of all memory, for weights that several questions have
 
 
 class Judge(Giver):
@@ -38,11 +40,13 @@ class Judge(Giver):
         super().__init__(oracle)
         self._room_bytes = 0  # for what is kept
         self._short_bytes = float(SHORT_BYTES)
+        self._weights_bytes = math.inf  # that are held at most before some are forgotten
         self._asked: dict[int, Expected] = {}  # by ticket: several contenders may be in turn
         self._num_asked = 0
         self._kept: dict[Probe, Expected] = {}  # for the next contender
         self._tokens: dict[Any, str] = {}  # of weights that questions refer to, by their place
         self._weights_of: dict[str, torch.Tensor] = {}  # by token
+        self._num_tokens = 0
 
     def about(self) -> dict[str, Any]:
         """Return what others must know of the problem, and in which modes it can be asked.
@@ -58,6 +62,7 @@ class Judge(Giver):
         share = LARGE_SHARE if is_large else KEPT_SHARE[extent.device]
         self._room_bytes = int(share * _free_bytes(device))
         total_bytes = lending.total_bytes(device)
+        self._weights_bytes = WEIGHTS_SHARE * (total_bytes or _free_bytes(device))
         self._short_bytes = max(SHORT_BYTES, SHORT_SHARE * total_bytes)
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
@@ -74,6 +79,7 @@ class Judge(Giver):
         makes rooms for large tensors.
         """
         asked = from_json(Probe, probe)
+        self._forget_weights()
         found = self._expected_once(asked)
         self._num_asked += 1
         self._asked[self._num_asked] = found
@@ -81,9 +87,11 @@ class Judge(Giver):
         for name in [n for n in tensors if n.startswith(WEIGHTS)]:
             tensor = tensors.pop(name)
             place = (tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape)
-            token = self._tokens.setdefault(place, f"{name}#{len(self._tokens)}")
-            self._weights_of[token] = tensor  # kept, so that its memory stays its own
-            known[name] = token
+            if place not in self._tokens:
+                self._num_tokens += 1
+                self._tokens[place] = f"{name}#{self._num_tokens}"
+            known[name] = self._tokens[place]
+            self._weights_of[known[name]] = tensor  # kept, so that its memory stays its own
         packed, blobs = self._packed(found.question.script, tensors, lends)
         return {**packed, "known": known, "ticket": self._num_asked}, blobs
 
@@ -104,10 +112,29 @@ class Judge(Giver):
             self._kept[probe] = found
         return found
 
+    def _forget_weights(self) -> None:
+        """Give up weights that no open question refers to, where they take much memory.
+
+        Those of a gigabyte would fill a GPU, here and in the contender's process: the probes have
+        some fifty kinds of them.
+        """
+        if sum(tensor.nbytes for tensor in self._weights_of.values()) <= self._weights_bytes:
+            return
+        asked = (found.question.tensors.values() for found in self._asked.values())
+        used = {tensor.data_ptr() for tensors in asked for tensor in tensors}
+        self._weights_of = {n: t for n, t in self._weights_of.items() if t.data_ptr() in used}
+        self._tokens = {p: token for p, token in self._tokens.items() if token in self._weights_of}
+        self._kept.clear()  # their questions have such weights
+        self._oracle.forget_weights()
+
     def weights(self, tokens: list[str], lends: bool = False) -> Answer:
-        """Return the weights that questions refer to by these tokens."""
+        """Return the weights that questions refer to by these tokens, and which others are held.
+
+        A contender needs no more of them: what is `held` no longer will not be asked about.
+        """
         tensors = {token: self._weights_of[token] for token in tokens}
-        return self._packed(crossing.Script(), tensors, lends)
+        packed, blobs = self._packed(crossing.Script(), tensors, lends)
+        return {**packed, "held": sorted(self._weights_of)}, blobs
 
     def judge(self, ticket: int, answer: str, blobs: list[memoryview]) -> Answer:
         """Give the verdict on a producer's answer to the question of that ticket."""

@@ -52,6 +52,15 @@ class Oracle:
         """Compute what one call of a module like `model` expects."""
         return expected_of_call(self.problem, model, inputs, self.accuracy)
 
+    def forget_weights(self) -> None:
+        """Give up all modules but the first; they are drawn again when needed."""
+        import torch
+
+        drawn = [n for n, m in self._models.items() if isinstance(m, torch.nn.Module)]
+        for name in drawn:
+            if name != "initial":
+                del self._models[name]
+
     def unpacked(self, answer: str, blobs: list[memoryview]) -> crossing.Answer:
         """Return a producer's answer, on the device."""
         report, tensors = crossing.unpack(crossing.Report, answer, blobs, self.device)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from tuner.check.majority import by_majority, redrawn
@@ -57,11 +57,19 @@ class Pair:
         self._most_s = most_s
         self._known: set[str] = set()  # weights that this producer has
         self._lends = is_gpu and can_lend(producer, self._ask, most_s)
-        self._asking = Asking(self._ask, turns, num_rows, fewer_rows, lends=self._lends)
+        self._asking = Asking(
+            self._ask, self._free_contender, turns, num_rows, fewer_rows, lends=self._lends
+        )
 
     def free(self) -> None:
-        """Let the judge free what it can."""
+        """Let both processes free what they can."""
         self._asking.free()
+
+    def _free_contender(self) -> None:
+        """Let the contender's process free what it can, if there is one."""
+        if self._producer.is_alive:
+            with suppress(WorkerCrashed, WorkerTimeout, JobFailed):  # its next call says so
+                self._producer.call("free", {}, timeout_s=self._most_s)
 
     def end(self) -> None:
         """End both processes, so that others have their memory; a judge may be started again."""
@@ -145,9 +153,10 @@ class Pair:
             if missing:
                 weights = self._ask("weights", {"tokens": missing, "lends": self._lends})
                 refusal = hand_over(weights, producer, self._ask, most_s)
-                received = {"question": weights.data["question"]}
+                forgotten = self._known.difference(weights.data["held"])
+                received = {"question": weights.data["question"], "forget": sorted(forgotten)}
                 producer.call("receive", received, weights.blobs, timeout_s=most_s)
-                self._known.update(missing)
+                self._known = (self._known - forgotten).union(missing)
             refusal = refusal or hand_over(question, producer, self._ask, most_s)
             asks = {name: question.data[name] for name in ("question", "known")}
             asks["lends"] = self._lends

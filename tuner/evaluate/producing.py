@@ -108,9 +108,16 @@ class Producer:
         rooms, self._rooms = self._rooms, {}
         return crossing.unpack(crossing.Script, question, blobs, device, rooms)
 
-    def receive(self, question: str, blobs: list[memoryview]) -> Answer:
-        """Keep weights that later questions refer to, where they are needed."""
+    def receive(self, question: str, forget: list[str], blobs: list[memoryview]) -> Answer:
+        """Keep weights that later questions refer to, where they are needed, but not others."""
+        for token in forget:
+            del self._received[token]
         self._received |= self._unpacked(question, blobs, self._device)[1]
+        return {}, ()
+
+    def free(self) -> Answer:
+        """Give up memory that nothing uses."""
+        lending.free_all_unused(self._device)
         return {}, ()
 
     def lent_sample(self) -> Answer:
