@@ -567,6 +567,10 @@ UNUSUAL = {
     "a square matrix product": ("a @ b", "torch.rand(90, 90), torch.rand(90, 90)"),
     "float64": ("self.l(a)", "torch.rand(64, 32).double()", LINEAR + ".double()"),
     "bfloat16": ("self.l(a)", "torch.rand(64, 32).bfloat16()", LINEAR + ".bfloat16()"),
+    "without gradients of no rows": (  # as a LayerNorm on a GPU
+        "(lambda y: (y.requires_grad and y.register_hook(self.f), y)[1])(self.l(a))",
+        "torch.rand(64, 32)", LINEAR + "; self.f = lambda g: (g.max(), None)[1]",
+    ),
     "integer inputs": (
         "self.e(a)", "torch.randint(0, 50, (64, 7))", "self.e = nn.Embedding(50, 8)",
     ),
@@ -589,6 +593,30 @@ def test_an_unusual_reference_accepts_itself_and_no_replay(name, tmp_path):
             return tuple(y.clone() for y in self.first) if several else self.first.clone()
 
     asked_until_told(problem, Replay, expectations, "output of call 2")
+
+
+def test_where_the_order_of_a_product_decides_about_a_nan_none_is_wrong(tmp_path):
+    """Beyond a float first and then times 0 is NaN; times 0 first and then others is 0.
+
+    And an Inf times what is so small that it is 0 is NaN, while Inf times each of it is Inf.
+    """
+    problem = load_reference(tmp_path, reference_of("a.cumprod(1)", "torch.rand(4, 600)"))
+
+    class InParts(problem.module.Model):
+        def forward(self, a):
+            first, last = a.tensor_split(2, 1)
+            return torch.cat((first.cumprod(1), first.prod(1, True) * last.cumprod(1)), 1)
+
+    class Finite(problem.module.Model):
+        def forward(self, a):
+            return a.nan_to_num().cumprod(1)
+
+    expectations = expect_all(problem, thorough_probes(SEED, problem.num_rows()))
+    whole = [e for e in expectations if e.probe.distribution == "whole_numbers"]
+    assert any(y.isnan().any() for e in whole for y in e.oracle.values())
+    check = verdict(problem, InParts, expectations)
+    assert check.is_accepted, check.reason
+    asked_until_told(problem, Finite, expectations, "NaN")
 
 
 def test_what_a_reference_refuses_is_asked_more_tamely_and_never_the_same_again():

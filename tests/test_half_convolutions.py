@@ -239,9 +239,9 @@ def check_poisoned_weight(folder: str) -> None:
         with torch.no_grad():
             module.a.weight[3, 4, 1, 1] = float("nan")
     with torch.no_grad():
-        mine, exact = model(x[:, :, :2]), wide(x[:, :, :2].double())
+        exact = wide(x.double())
         assert 0 < exact.isnan().sum() < exact[:, 4].numel() / 3
-        assert_as_exact(mine, own(x[:, :, :2]), exact)
+        assert_as_exact(model(x), own(x), exact)
 
 
 def check_without_memory(folder: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,19 @@ from typing import Any
 
 import pytest
 import torch
+from test_problem import FLAGSHIP
 
 from tuner.check import crossing, lending
+from tuner.check.probe import Modes
+from tuner.check.probes import thorough_probes
+from tuner.check.traits import Traits
+from tuner.evaluate.judging import Judge
+from tuner.evaluate.oracle import Oracle
+from tuner.evaluate.pair import Pair
+from tuner.evaluate.producing import Producer
+from tuner.evaluate.worker import Reply
+from tuner.machine.turns import turns_of
+from tuner.trial import from_json
 
 ROOT = Path(__file__).resolve().parents[1]
 # Lends a tensor, edits it once it was copied, and lends it again.
@@ -117,3 +129,52 @@ def test_what_is_given_is_written_into_the_receivers_memory():
         with pytest.raises(KeyError):  # it was filled
             rooms.fill(loans)
         print(file=receiver.stdin, flush=True)
+
+
+# ---- weights that many questions have ---------------------------------------------------------
+
+
+class Here:
+    """A role of a worker in this process: only the transport is left out."""
+
+    is_alive, generation = True, 0
+
+    def __init__(self, role: Judge | Producer) -> None:
+        self.role = role
+
+    def call(self, job: str, payload: dict[str, Any], blobs=(), timeout_s: float = 0.0) -> Reply:
+        given = {"blobs": [memoryview(bytearray(b)) for b in blobs]} if blobs else {}
+        if job in ("answer", "judge", "receive", "can_borrow"):
+            given.setdefault("blobs", [])
+        data, found = getattr(self.role, job)(**payload, **given)
+        return Reply(json.loads(json.dumps(data)), [bytearray(blob) for blob in found])
+
+
+@pytest.mark.parametrize("most_bytes", [math.inf, 0.0], ids=["held", "forgotten"])
+def test_large_weights_are_held_for_open_questions_alone(most_bytes, tmp_path):
+    reference, same = tmp_path / "reference.py", tmp_path / "same.py"
+    reference.write_text(FLAGSHIP)
+    same.write_text(FLAGSHIP + "\n\nclass ModelNew(Model):\n    ...\n")
+    judge = Judge(Oracle(str(reference), {}, "cpu", "float32"))
+    about = judge.about()
+    judge._weights_bytes = most_bytes
+    producer = Producer("cpu", "float32", about["init_inputs"], file=str(same))
+    pair = Pair(
+        Here(judge), Here(producer), turns_of("cpu"), about["num_rows"], {}, most_s=60.0,
+        is_gpu=False,
+    )  # fmt: skip
+    modes, traits = (
+        from_json(kind, json.dumps(about[name]))
+        for kind, name in ((Modes, "modes"), (Traits, "traits"))
+    )
+    probes = [
+        probe
+        for probe in thorough_probes(1, about["num_rows"], modes=modes, traits=traits)
+        if probe.batch is not None and (probe.gives_weights or probe.weights != "random")
+    ][:40]
+    most = 0
+    for result in pair.answers(probes, {}, is_alone=True):
+        assert result.is_accepted, result.reason
+        most = max(most, len(judge._weights_of), len(producer._received))
+    one = len(judge._oracle.problem.make_model(0).state_dict())
+    assert (most <= 2 * one) == (most_bytes == 0.0), (most, one)

@@ -30,6 +30,7 @@ __all__ = [
     "gradient_limits",
     "index_of",
     "limits_of",
+    "of_order",
     "repeats",
     "undefined",
 ]
@@ -86,6 +87,20 @@ def undefined(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
         return disputed(got, want)
     mask = ~(torch.isfinite(got) & torch.isfinite(want))
     return mask if bool(mask.any()) else None
+
+
+def of_order(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
+    """Return where the order in which many numbers are multiplied may decide about NaN and Inf.
+
+    Beyond a float first and then times 0 it is NaN; times 0 first and then others it is 0. What is
+    large may be the product of a part that is too large.
+    """
+    import torch
+
+    mask = undefined(got, want)
+    if mask is None or not got.is_floating_point():
+        return mask
+    return mask | (want == 0) | (want.abs() > math.sqrt(torch.finfo(got.dtype).max))
 
 
 def repeats(*answers: Mapping[str, torch.Tensor]) -> bool:

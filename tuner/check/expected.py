@@ -16,6 +16,7 @@ from tuner.check.compare import (
     are_close,
     compare,
     disputed,
+    of_order,
     repeats,
     undefined,
 )
@@ -139,8 +140,9 @@ def expected(
     )
     if wide_report.error:
         raise problem.error(f"the float64 run of the reference fails: {wide_report.error}")
-    is_nobodys = probe.has_zeros or _depends_on_order(problem, model, arguments[0], oracle, known)
-    of_place = undefined if is_nobodys else disputed
+    of_place = undefined if probe.has_zeros else disputed
+    if _depends_on_order(problem, model, arguments[0], (baseline, oracle), known):
+        of_place = of_order
     unjudged = {
         n: mask for n, t in baseline.items() if (mask := of_place(t, oracle[n])) is not None
     }
@@ -170,20 +172,20 @@ def _depends_on_order(
     problem: Problem,
     model: torch.nn.Module,
     values: Sequence[Any],
-    oracle: Mapping[str, torch.Tensor],
+    answers: Sequence[Mapping[str, torch.Tensor]],
     known: dict[Any, Any],
 ) -> bool:
-    """Whether NaN may be of the order in which many numbers were multiplied, each of them finite.
+    """Whether answers have NaN or Inf about which the order of products may decide.
 
-    Where their product goes beyond a float and a later one is 0, it is NaN in one order, 0 in
-    another: a scan by blocks has an order of its own.
+    A scan by blocks has an order of its own. A NaN of the inputs comes through in any order.
     """
     import torch
 
-    if not any(bool(torch.isnan(y).any()) for y in oracle.values() if y.is_floating_point()):
+    made = [y for answer in answers for y in answer.values() if y.is_floating_point()]
+    if all(bool(torch.isfinite(y).all()) for y in made):
         return False
     given = [x for x in (*values, *model.parameters()) if isinstance(x, torch.Tensor)]
-    if not all(bool(torch.isfinite(x).all()) for x in given):
+    if any(bool(torch.isnan(x).any()) for x in given):
         return False
     if "multiplies" not in known:
         operations: list[str] = []
