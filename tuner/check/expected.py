@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Expected", "expected", "expected_of_call"]
 
 MULTIPLYING = frozenset({"aten.prod", "aten.cumprod"})  # many numbers, each with all others
+LONG_PRODUCT = 4096  # numbers
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
 
@@ -102,6 +103,9 @@ def expected(
         return expected(problem, less, accuracy, device, models=known)
     arguments = inputs_of_calls(problem, probe, device, model)
     script = script_of(problem, probe, arguments, tensors, known, device)
+    if script.has_backward and _is_squared(problem, model, arguments[0], known):
+        plain = dataclasses.replace(probe, gradients="")
+        return expected(problem, plain, accuracy, device, models=known)
     if script.is_forward:
         draw_tangents(arguments, tensors, probe, model)
     wide = copied(model).double()
@@ -187,12 +191,36 @@ def _depends_on_order(
     given = [x for x in (*values, *model.parameters()) if isinstance(x, torch.Tensor)]
     if any(bool(torch.isnan(x).any()) for x in given):
         return False
+    return _multiplies(problem, model, values, known)
+
+
+def _is_squared(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any], known: dict[Any, Any]
+) -> bool:
+    """Whether PyTorch's gradient takes as many steps as the square of many numbers.
+
+    So does that of `cumprod` with a zero among them: 25 s for rows of 32,768, and a check has a
+    dozen such questions.
+    """
+    long = [x for x in values if hasattr(x, "shape") and max(x.shape, default=0) > LONG_PRODUCT]
+    with_zeros = (x for x in long if not bool(x.all()))
+    return (
+        bool(long) and _multiplies(problem, model, values, known) and any(True for _ in with_zeros)
+    )
+
+
+def _multiplies(
+    problem: Problem, model: torch.nn.Module, values: Sequence[Any], known: dict[Any, Any]
+) -> bool:
+    """Whether a module multiplies many numbers, each with all others; `known` keeps the answer."""
+    import torch
+
     if "multiplies" not in known:
         operations: list[str] = []
-        with torch.no_grad(), recorded(operations):
+        with contextlib.suppress(ProblemError), torch.no_grad(), recorded(operations):
             problem.call(copied(model), values)
-        known["multiplies"] = not MULTIPLYING.isdisjoint(operations)
-    multiplies: bool = known["multiplies"]
+            known["multiplies"] = not MULTIPLYING.isdisjoint(operations)
+    multiplies: bool = known.get("multiplies", False)
     return multiplies
 
 
