@@ -26,6 +26,7 @@ __all__ = [
     "is_sample",
     "is_worth_it",
     "lent",
+    "most_held_bytes",
     "sample",
     "total_bytes",
 ]
@@ -152,6 +153,17 @@ def free_all_unused(device: str | torch.device) -> int:
         return resident * mmap.PAGESIZE
     torch.cuda.empty_cache()
     return int(torch.cuda.memory_reserved(device))
+
+
+def most_held_bytes(device: str | torch.device) -> int:
+    """Return the most of a GPU's memory that was held since this was asked; 0 of a CPU's."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return 0
+    most = int(torch.cuda.max_memory_reserved(device))
+    torch.cuda.reset_peak_memory_stats(device)
+    return most
 
 
 def total_bytes(device: str | torch.device) -> int:

@@ -29,6 +29,7 @@ __all__ = [
 T = TypeVar("T")
 Method = TypeVar("Method", bound=Callable[..., Any])
 WAITS_S = (2.0, 5.0, 10.0)  # for memory that other tuners have
+SHARE_OF_JUDGE = 0.4  # of a GPU's memory, beside which a contender may find too little
 ENOUGH_BYTES = 2**34  # of a GPU, beside which a contender cannot say that none is left
 
 
@@ -64,6 +65,7 @@ class Asking:
         self._num_rows = num_rows
         self._fewer_rows = fewer_rows
         self._lends = lends
+        self._waits_s = iter(WAITS_S)  # what is lacking after all of them will be later
 
     def once(self, probe: Probe) -> Reply:
         """Return a probe's question.
@@ -85,20 +87,23 @@ class Asking:
         Raises:
             TunerError: as `once`.
         """
-        waits_s = iter((0.0, *WAITS_S))
+        has_freed = False
         while True:
             try:
                 return self.once(probe)
             except TunerError as error:
                 if not is_of_memory(error):
                     raise
-                wait_s = next(waits_s, None)
-                if wait_s is None or (wait_s and not self._turns.has_others):
-                    if not self._halved(probe):
-                        raise
-                    continue
-            time.sleep(wait_s)
+                if has_freed and not self._has_waited() and not self._halved(probe):
+                    raise
             self.free()
+            has_freed = True
+
+    def _has_waited(self) -> bool:
+        """Give other tuners time to free memory, a few times in all; False if that is over."""
+        wait_s = next(self._waits_s, None) if self._turns.has_others else None
+        time.sleep(wait_s or 0.0)
+        return wait_s is not None
 
     def question_of(self, probe: Probe, ahead: Future[Reply] | None) -> Reply:
         """Return a question that is being made; where memory ran out beside another, a new one.
@@ -118,8 +123,8 @@ class Asking:
         """Ask again where a contender had no memory, after the judge has freed what it can.
 
         The judge holds memory of the same machine: what ran out may be its doing. What does not
-        fit then is asked with half as many rows, and so on, unless memory is free: then the
-        contender only says so.
+        fit then is asked with half as many rows, and so on, as long as the judge takes much of
+        the memory for it: else the contender only says so, or needs more than there is.
         """
         self.free()
         while True:
@@ -127,8 +132,9 @@ class Asking:
             if result.is_accepted or not lacks_memory(result):
                 return result
             freed = self.free().data
-            is_full = freed["free_bytes"] < ENOUGH_BYTES and self._lends
-            if not is_full or not self._halved(probe):
+            is_much = freed["most_bytes"] > SHARE_OF_JUDGE * freed["total_bytes"]
+            is_full = is_much or freed["free_bytes"] < ENOUGH_BYTES
+            if not (self._lends and is_full and self._halved(probe)):
                 break
         held, free = (freed[name] / 2**30 for name in ("held_bytes", "free_bytes"))
         told = (

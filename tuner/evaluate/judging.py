@@ -147,10 +147,19 @@ class Judge(Giver):
         return {"result": json.loads(to_json(result))}, ()
 
     def free(self) -> Answer:
-        """Give up what is kept for later contenders; return what memory is held, and is free."""
+        """Give up what is kept for later contenders.
+
+        Returns:
+            Bytes: of all memory, which of it is held, and was most since the last time, is free.
+        """
+        device = self._oracle.device
+        most_bytes = lending.most_held_bytes(device)
         self._kept.clear()
-        held_bytes = lending.free_all_unused(self._oracle.device)
-        return {"held_bytes": held_bytes, "free_bytes": _free_bytes(self._oracle.device)}, ()
+        held_bytes = lending.free_all_unused(device)
+        return {
+            "held_bytes": held_bytes, "most_bytes": most_bytes, "free_bytes": _free_bytes(device),
+            "total_bytes": lending.total_bytes(device),
+        }, ()  # fmt: skip
 
 
 def _free_bytes(device: str) -> int:

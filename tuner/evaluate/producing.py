@@ -116,7 +116,8 @@ class Producer:
         return {}, ()
 
     def free(self) -> Answer:
-        """Give up memory that nothing uses."""
+        """Give up memory that nothing uses, and answers that were judged."""
+        self._lent = {}
         lending.free_all_unused(self._device)
         return {}, ()
 
