@@ -18,6 +18,7 @@ from tuner.capture.library import is_call
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
 from tuner.capture.recurrent import is_recurrent
+from tuner.capture.rules_pooling import POOLING
 from tuner.capture.tracing import decompositions, fake_module
 from tuner.problem.reference import Problem
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Captured", "Joint", "joint_of", "of_weights"]
 
-PLACES = ("argmax", "argmin")
+PLACES = ("argmax", "argmin", "max_place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ def joint_of(problem: Problem, graph: Graph) -> Joint | None:
 class _Step(Operators):
     """Reads forward and gradients from PyTorch's record."""
 
+    rules = POOLING
+
     def __init__(self, problem: Problem, graph: Graph) -> None:
         super().__init__(problem, is_training=graph.is_training)
         self.graph = graph
@@ -137,8 +140,9 @@ class _Step(Operators):
         if any(name is None for name in names[:last]):
             return None
         own = [str(name) for name in names[:end]]
-        if len(set(own)) < len(own):
-            return None
+        dtypes = [low.forms[name][1] for name in own]
+        if len(set(own)) < len(own) or dtypes != [y.dtype for y in outputs]:
+            return None  # places are floats here, PyTorch's are not
         found = {
             given: name
             for given, name in zip(self.wanted, names[last:], strict=True)
