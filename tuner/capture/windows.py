@@ -26,7 +26,7 @@ MOST_TAPS = 32  # of one window; larger ones stay a call of PyTorch
 _POOLS = ("max", "avg")
 _GEOMETRY = ("kernel_size", "stride", "padding")
 # What lies beyond the edges.
-_FILLS = {"max": -math.inf, "avg": 0.0, "zeros": 0.0, "ones": 1.0}
+_FILLS = {"max": -math.inf, "avg": 0.0, "zeros": 0.0, "ones": 1.0, "nowhere": -1.0}
 
 
 def with_windows(graph: Graph) -> Graph:
@@ -141,14 +141,13 @@ def _gathered(graph: Graph, node: Node) -> list[Node]:
         return []
     is_max = node.op == "max_pool_grad"
     made: list[Node] = []
-    sources = [arg for arg in node.args[: 1 + is_max] if isinstance(arg, Ref)]
-    for at, source in enumerate(sources):
-        if is_spread(graph, source.name):  # of which there is no memory to read
-            value = graph.value(source.name)
-            form = replace(node, shape=value.shape, dtype=value.dtype, attrs={})
-            name = f"{node.name}_of_{at}"
-            made.append(replace(form, name=name, op="mul", args=(source, 1.0)))
-            sources[at] = Ref(name)
+    source = node.args[0]
+    same = _same_in_planes(graph, node, len(kernel), made) if is_max else None
+    if same is None and is_spread(graph, node.refs[0]):  # of which there is no memory to read
+        value = graph.value(node.refs[0])
+        form = replace(node, shape=value.shape, dtype=value.dtype, attrs={})
+        made.append(replace(form, name=f"{node.name}_of", op="mul", args=(source, 1.0)))
+        source = Ref(made[0].name)
     pooled = graph.value(node.refs[0]).shape[-len(kernel) :]
     terms: list[Ref] = []
 
@@ -165,10 +164,10 @@ def _gathered(graph: Graph, node: Node) -> list[Node]:
             sizes = (node.shape[axis - len(kernel)], pooled[axis], 1)
             axes.append([*sizes, padding[axis] - back * apart, stride[axis], reach])
         attrs: dict[str, JsonValue] = {"axes": axes, "kind": "zeros"}
-        term = add(f"tap_{number}", "tap", sources[0], attrs=attrs)
+        term = same or add(f"tap_{number}", "tap", source, attrs=attrs)
         if is_max:
-            dtype = graph.value(node.refs[1]).dtype
-            place = add(f"place_{number}", "tap", sources[1], attrs=attrs, dtype=dtype)
+            dtype, attrs = graph.value(node.refs[1]).dtype, attrs | {"kind": "nowhere"}
+            place = add(f"place_{number}", "tap", node.args[1], attrs=attrs, dtype=dtype)
             is_it = add(f"it_{number}", "eq", place, node.args[2], dtype="bool")
             term = add(f"own_{number}", "where", is_it, term, 0.0)
         terms.append(term)
@@ -180,6 +179,31 @@ def _gathered(graph: Graph, node: Node) -> list[Node]:
         add("mean", "div", total, divisor)
     made[-1] = replace(made[-1], name=node.name)
     return made
+
+
+def _same_in_planes(graph: Graph, node: Node, num_axes: int, made: list[Node]) -> Ref | None:
+    """Return what comes to all windows of a plane, where that is one number; nodes go to `made`.
+
+    Behind a mean it is divided after it was spread, and is here before.
+    """
+    value, scales = graph.value(node.refs[0]), list[Node]()
+    while isinstance(value, Node) and value.op in ("div", "mul") and len(value.refs) == 1:
+        if not isinstance(value.args[0], Ref):
+            return None
+        scales.append(value)
+        value = graph.value(value.refs[0])
+    if not isinstance(value, Node) or value.op != "expand":
+        return None
+    while isinstance(value, Node) and value.op == "expand":
+        value = graph.value(value.refs[0])
+    if set(value.shape[-num_axes:]) != {1}:
+        return None
+    found = Ref(value.name)
+    for number, scale in enumerate(reversed(scales)):
+        name, args = f"{node.name}_same_{number}", (found, *scale.args[1:])
+        made.append(replace(scale, name=name, args=args, shape=value.shape))
+        found = Ref(name)
+    return found
 
 
 def _integers(value: JsonValue) -> list[int]:

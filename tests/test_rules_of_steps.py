@@ -1,0 +1,109 @@
+"""Steps whose record has rules of its own: constants, what is spread, single places."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_machine import GPP
+from interpreted import interpreted
+from test_any_module import assert_as_exact, in_float64
+from test_matching import TEXT
+from test_pooling_gradients import InBlocks
+from test_steps import Taken, assert_gradients_are_as_exact, gradients
+
+from tuner.capture.capture import capture
+from tuner.capture.joint import joint_of
+from tuner.problem.reference import load_problem
+
+needs_compiler = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+WEIGHT = "self.w = nn.Parameter(torch.rand(4, 1, 1))"
+# The constructor, forward, and the shape of x.
+MODULES = {
+    "constant": (WEIGHT, "return torch.min(x * self.w, torch.tensor(0.5)) * 2.0", "3, 4, 6, 7"),
+    "two constants": (
+        WEIGHT,
+        "return torch.maximum(x * torch.tensor(2.0), torch.tensor(1)) * self.w", "3, 4, 6, 7",
+    ),
+    "spread over channels": (
+        "self.b = nn.Parameter(torch.rand(4, 1, 1))",
+        "return torch.sum(torch.tanh(x).mean((2, 3), keepdim=True) + self.b, 1)", "3, 4, 6, 7",
+    ),
+    "spread over rows": ("self.b = nn.Parameter(torch.rand(1, 6, 1))",
+                         "return torch.sum(torch.sin(x) + self.b, (1, 3)) * 0.5", "3, 4, 6, 7"),
+    "all spread": ("self.b = nn.Parameter(torch.rand(7))",
+                   "return (torch.sin(x) + self.b).sum((1, 2, 3))", "3, 4, 6, 7"),
+    "one place": (
+        "self.l = nn.Linear(20, 36)",
+        "y = torch.sum(self.l(x), 1, keepdim=True); y = torch.max(y, 1, keepdim=True)[0]; "
+        "return torch.logsumexp(y * 0.1, 1, keepdim=True) + torch.min(y, 1)[0][:, None]", "7, 20",
+    ),
+}  # fmt: skip
+
+
+def text_of(name: str) -> str:
+    init, forward, shape = MODULES[name]
+    return TEXT.format(init=init, names="x", forward=forward, inputs=f"torch.randn({shape})")
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", MODULES)
+def test_gradients_are_as_exact_as_pytorchs(name, tmp_path):
+    assert_gradients_are_as_exact(Taken(tmp_path, "module", text_of(name)), name)
+
+
+@needs_compiler
+def test_a_gradient_is_halved_where_a_value_is_the_constant(tmp_path):
+    taken = Taken(tmp_path, "module", text_of("constant"))
+    with torch.no_grad():
+        taken.mine.w.fill_(1.0)
+        taken.own.w.fill_(1.0)
+    torch.manual_seed(3)
+    values = torch.tensor([0.5, 0.0, 1.0, float("inf"), float("nan")])
+    x = values[torch.randint(5, (3, 4, 6, 7))]
+    found = []
+    for model in (taken.mine, taken.own):
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(model(leaf), leaf, torch.ones(3, 4, 6, 7))
+        found.append(grad)
+    assert torch.equal(*found) and 1.0 in found[0]
+    assert taken.num_calls == 1, "a step took the reference's way"
+
+
+@pytest.mark.parametrize(
+    "forward", ["torch.min(x, torch.tensor([0.5] * 7))", "x * torch.tensor([2.0])"]
+)
+def test_constants_of_several_numbers_leave_steps_to_the_reference(forward, tmp_path):
+    path = tmp_path / "module.py"
+    init, inputs = "pass", "torch.randn(3, 7)"
+    path.write_text(TEXT.format(init=init, names="x", forward=f"return {forward}", inputs=inputs))
+    problem = load_problem(path)
+    assert joint_of(problem, capture(problem, with_sizes=False)) is None
+
+
+def check_blocks(folder: str) -> None:
+    """Compare Triton kernels with PyTorch, on the CPU."""
+    for name in ("constant", "spread over channels", "spread over rows", "one place"):
+        own = Path(folder) / name
+        own.mkdir()
+        taken = InBlocks(own, "module", text_of(name))
+        inputs = taken.inputs(3)
+        mine, theirs = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+        assert_as_exact(mine, theirs, gradients(taken.wide, in_float64(inputs)))
+        assert taken.num_calls == 1, "a step took the reference's way"
+
+
+@needs_triton
+def test_interpreted_blocks_give_the_gradients_of_pytorch(tmp_path):
+    interpreted("test_rules_of_steps", "check_blocks", str(tmp_path))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODULES)
+def test_triton_gradients_are_as_exact_as_pytorchs(name, tmp_path):
+    assert_gradients_are_as_exact(Taken(tmp_path, "module", text_of(name), "cuda"), name)
