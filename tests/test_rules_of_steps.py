@@ -43,7 +43,36 @@ MODULES = {
         "y = torch.sum(self.l(x), 1, keepdim=True); y = torch.max(y, 1, keepdim=True)[0]; "
         "return torch.logsumexp(y * 0.1, 1, keepdim=True) + torch.min(y, 1)[0][:, None]", "7, 20",
     ),
+    "attention": (
+        "self.l = nn.Linear(32, 96)",
+        "q, k, v = (y.unflatten(-1, (2, 16)).transpose(1, 2) for y in self.l(x).chunk(3, -1)); "
+        "y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2); "
+        "return F.gelu(y) + x", "3, 9, 32",
+    ),
+    "causal attention": (
+        "self.w = nn.Parameter(torch.rand(16))",
+        "y = torch.tanh(x * self.w); "
+        "return F.scaled_dot_product_attention(y, y[:, :, 2:], x[:, :, 2:], is_causal=True) * 2.0",
+        "3, 2, 9, 16",
+    ),
+    "masked attention": (
+        "self.w = nn.Parameter(torch.rand(16)); "
+        "seen = torch.arange(63).reshape(9, 7) % 5 + torch.arange(9)[:, None] > 3; "
+        "self.register_buffer('m', seen.float())",
+        "return torch.sin(F.scaled_dot_product_attention(x * self.w, x[:, :, 2:], x[:, :, :7], "
+        "attn_mask=self.m.log(), scale=0.5))", "3, 2, 9, 16",
+    ),
+    "attention to nothing": (
+        "self.w = nn.Parameter(torch.rand(16)); "
+        "seen = torch.arange(9)[:, None] > torch.arange(9); "
+        "self.register_buffer('m', seen.float())",
+        "y = F.scaled_dot_product_attention(x * self.w, x, x, attn_mask=self.m.log()); "
+        "return torch.sin(y)", "3, 2, 9, 16",
+    ),
 }  # fmt: skip
+
+
+ATTENTION = ("attention", "causal attention", "attention to nothing")
 
 
 def text_of(name: str) -> str:
@@ -55,6 +84,26 @@ def text_of(name: str) -> str:
 @pytest.mark.parametrize("name", MODULES)
 def test_gradients_are_as_exact_as_pytorchs(name, tmp_path):
     assert_gradients_are_as_exact(Taken(tmp_path, "module", text_of(name)), name)
+
+
+# Many keys, and halves.
+OF_ITS_OWN = {
+    "many keys": ("pass", "return F.scaled_dot_product_attention(x, x, x) * 2.0", "2, 2, 65, 8"),
+    "halves": (
+        "pass", "y = x.bfloat16(); return F.scaled_dot_product_attention(y, y, y) * 2.0",
+        "2, 2, 9, 16",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_ITS_OWN)
+def test_other_attention_leaves_steps_to_the_reference(name, tmp_path):
+    init, forward, shape = OF_ITS_OWN[name]
+    path = tmp_path / "module.py"
+    inputs = f"torch.randn({shape})"
+    path.write_text(TEXT.format(init=init, names="x", forward=forward, inputs=inputs))
+    problem = load_problem(path)
+    assert joint_of(problem, capture(problem, with_sizes=False)) is None
 
 
 @needs_compiler
@@ -88,7 +137,7 @@ def test_constants_of_several_numbers_leave_steps_to_the_reference(forward, tmp_
 
 def check_blocks(folder: str) -> None:
     """Compare Triton kernels with PyTorch, on the CPU."""
-    for name in ("constant", "spread over channels", "spread over rows", "one place"):
+    for name in ("constant", "spread over channels", "spread over rows", "one place", *ATTENTION):
         own = Path(folder) / name
         own.mkdir()
         taken = InBlocks(own, "module", text_of(name))

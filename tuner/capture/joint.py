@@ -18,7 +18,7 @@ from tuner.capture.library import is_call
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
 from tuner.capture.recurrent import is_recurrent
-from tuner.capture.rules_of_steps import OF_STEPS
+from tuner.capture.rules_of_steps import ATTENTION, OF_STEPS
 from tuner.capture.tracing import decompositions, fake_module
 from tuner.problem.reference import Problem
 
@@ -220,6 +220,7 @@ class _Step(Operators):
                 if "float" in y.dtype
             ]
             opened = decompositions()
+            opened.pop(getattr(torch.ops.aten, ATTENTION).default, None)
             recorded = make_fx(step, decomposition_table=opened)(given, grads)
             if any(_is_in_place(node.target) for node in _calls(recorded)):
                 # What is written in place, by a formula of PyTorch's own or by forward.
