@@ -23,7 +23,7 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"
 )
 WEIGHT = "self.w = nn.Parameter(torch.rand(4, 1, 1))"
-# The constructor, forward, and the shape of x.
+# The constructor, forward, and the shape of x, or x.
 MODULES = {
     "constant": (WEIGHT, "return torch.min(x * self.w, torch.tensor(0.5)) * 2.0", "3, 4, 6, 7"),
     "two constants": (
@@ -69,6 +69,24 @@ MODULES = {
         "y = F.scaled_dot_product_attention(x * self.w, x, x, attn_mask=self.m.log()); "
         "return torch.sin(y)", "3, 2, 9, 16",
     ),
+    "heads": (
+        "self.a = nn.MultiheadAttention(16, 2, batch_first=True)",
+        "return torch.tanh(self.a(x, x, x, need_weights=False)[0]) + x", "3, 9, 16",
+    ),
+    "parts": (
+        "self.w = nn.Parameter(torch.rand(12))",
+        "y = torch.sin(x * self.w); return torch.cat([y[:, 3:7].exp(), y[:, :3], y[:, 7:9] * 2.0, "
+        "y[:, 1:2], y[:, ::4].tanh(), y[:, 10, None]], 1)", "5, 12",
+    ),
+    "embedding": (
+        "self.e = nn.Embedding(50, 12, padding_idx=3)",
+        "return torch.tanh(self.e(x)) * 2.0",
+        "torch.randint(50, (5, 12))",
+    ),
+    "tied": (
+        "self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 12); self.b.weight = self.a.weight",
+        "return torch.sin(self.b(torch.tanh(self.a(x))))", "5, 12",
+    ),
 }  # fmt: skip
 
 
@@ -76,8 +94,9 @@ ATTENTION = ("attention", "causal attention", "attention to nothing")
 
 
 def text_of(name: str) -> str:
-    init, forward, shape = MODULES[name]
-    return TEXT.format(init=init, names="x", forward=forward, inputs=f"torch.randn({shape})")
+    init, forward, inputs = MODULES[name]
+    inputs = inputs if "torch" in inputs else f"torch.randn({inputs})"
+    return TEXT.format(init=init, names="x", forward=forward, inputs=inputs)
 
 
 @needs_compiler

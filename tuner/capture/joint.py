@@ -18,7 +18,7 @@ from tuner.capture.library import is_call
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
 from tuner.capture.recurrent import is_recurrent
-from tuner.capture.rules_of_steps import ATTENTION, OF_STEPS
+from tuner.capture.rules_of_steps import NOT_OPENED, OF_STEPS
 from tuner.capture.tracing import decompositions, fake_module
 from tuner.problem.reference import Problem
 
@@ -86,7 +86,7 @@ def joint_of(problem: Problem, graph: Graph) -> Joint | None:
     has_products = any(node.op in ("cumprod", "prod") for node in graph.nodes)
     is_refused = has_numbers or has_products or is_recurrent(graph)
     has_tensors = any(constant.shape for constant in graph.constants)
-    if has_tensors or graph.tied or is_refused:
+    if has_tensors or is_refused:
         return None
     try:
         return _Step(problem, graph).joint()
@@ -220,7 +220,8 @@ class _Step(Operators):
                 if "float" in y.dtype
             ]
             opened = decompositions()
-            opened.pop(getattr(torch.ops.aten, ATTENTION).default, None)
+            for name in NOT_OPENED:
+                opened.pop(getattr(torch.ops.aten, name).default, None)
             recorded = make_fx(step, decomposition_table=opened)(given, grads)
             if any(_is_in_place(node.target) for node in _calls(recorded)):
                 # What is written in place, by a formula of PyTorch's own or by forward.

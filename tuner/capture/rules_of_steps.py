@@ -10,7 +10,7 @@ from tuner.capture.lowering import Lowering
 from tuner.capture.rules_pooling import POOLING
 from tuner.capture.rules_reducing import Results, Rule, axes_in_order
 
-__all__ = ["ATTENTION", "OF_STEPS"]
+__all__ = ["NOT_OPENED", "OF_STEPS"]
 
 
 def _sum(low: Lowering, a: dict[str, Any]) -> Results:
@@ -115,11 +115,81 @@ def _of_attention(low: Lowering, a: dict[str, Any]) -> Results:
     )
 
 
+# ---- parts ----------------------------------------------------------------------------------
+
+
+def _of_part(low: Lowering, a: dict[str, Any]) -> Results:
+    """Write the gradient of a part of a tensor: zeros around it, and between what was apart."""
+    rank, size = len(low.shape), low.shape[a["dim"]]
+    axis = a["dim"] % rank
+    if "index" in a:
+        start, stop, step = a["index"] % size, a["index"] % size + 1, 1
+    else:
+        start, stop, step = slice(a["start"], a["end"], a["step"]).indices(size)
+    count = len(range(start, stop, step))
+    if not count:
+        return None
+    lead, rest = low.shape[:axis], low.shape[axis + 1 :]
+    part = low.view(a["grad_output"], [*lead, count, *rest])
+    if step > 1:
+        shape = [*lead, count, step, *rest]
+        ends: dict[str, Any] = {"low": [0] * len(shape), "high": [0] * len(shape)}
+        ends["high"][axis + 1] = step - 1
+        part = low.view(part, [*lead, count, 1, *rest])
+        part = low.view(
+            low.emit("pad", part, 0.0, shape=shape, **ends), [*lead, count * step, *rest]
+        )
+    return _with_zeros(low, part, axis, start)
+
+
+def _with_zeros(low: Lowering, part: Ref, axis: int, start: int) -> Ref:
+    before, after = [0] * len(low.shape), [0] * len(low.shape)
+    before[axis], after[axis] = start, low.shape[axis] - start - low.shape_of(part)[axis]
+    if not any(before) and not any(after):
+        return part
+    ends: dict[str, Any] = {"low": before, "high": after}
+    return low.emit("pad", part, 0.0, **ends)
+
+
+def _add(low: Lowering, a: dict[str, Any]) -> Results:
+    """Put parts beside each other whose gradients are added with zeros around both."""
+    parts = [_part_of(low, a["self"]), _part_of(low, a["other"])]
+    if a.get("alpha", 1) != 1 or None in parts:
+        return None
+    first, second = sorted((p for p in parts if p is not None), key=lambda part: part[1:])
+    (one, axis, start), (other, other_axis, begin) = first, second
+    is_beside = axis == other_axis and start + low.shape_of(one)[axis] == begin
+    if not is_beside or low.forms[one.name][1] != low.forms[other.name][1]:
+        return None
+    shape = [*low.shape_of(one)]
+    shape[axis] += low.shape_of(other)[axis]
+    both = low.emit("cat", one, other, shape=shape, dtype=low.forms[one.name][1], axis=axis)
+    return _with_zeros(low, both, axis, start)
+
+
+def _part_of(low: Lowering, x: Operand) -> tuple[Ref, int, int] | None:
+    """Return what a value is besides zeros along one axis, the axis, and where it begins."""
+    node = low.node_of(x) if isinstance(x, Ref) else None
+    if node is None or node.op != "pad" or node.args[1] != 0.0 or node.shape != low.shape:
+        return None
+    before, after = node.attrs["low"], node.attrs["high"]
+    (part, _) = node.args
+    assert isinstance(before, list) and isinstance(after, list) and isinstance(part, Ref)
+    moved = [at for at, ends in enumerate(zip(before, after, strict=True)) if any(ends)]
+    is_whole = all(int(str(n)) >= 0 for n in (*before, *after))
+    return (part, moved[0], int(str(before[moved[0]]))) if len(moved) == 1 and is_whole else None
+
+
 # PyTorch records attention so on a CPU, on which all is recorded.
-ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 OF_STEPS: dict[str, Rule] = {
     **POOLING,
     "sum": _sum,
-    ATTENTION: _attention,
-    f"{ATTENTION}_backward": _of_attention,
+    "add": _add,
+    "select_backward": _of_part,
+    "slice_backward": _of_part,
+    _ATTENTION: _attention,
+    f"{_ATTENTION}_backward": _of_attention,
 }
+# What a record of a step has as it is, by PyTorch's names.
+NOT_OPENED = ("select_backward", "slice_backward", "embedding_dense_backward", _ATTENTION)
