@@ -78,6 +78,11 @@ MODULES = {
         "y = torch.sin(x * self.w); return torch.cat([y[:, 3:7].exp(), y[:, :3], y[:, 7:9] * 2.0, "
         "y[:, 1:2], y[:, ::4].tanh(), y[:, 10, None]], 1)", "5, 12",
     ),
+    "larger images": (
+        "self.c = nn.Conv2d(4, 4, 3, padding=1)",
+        "return F.leaky_relu(self.c(F.interpolate(torch.sin(x), scale_factor=(2, 3))), 0.2)",
+        "3, 4, 6, 7",
+    ),
     "embedding": (
         "self.e = nn.Embedding(50, 12, padding_idx=3)",
         "return torch.tanh(self.e(x)) * 2.0",

@@ -219,9 +219,8 @@ class _Step(Operators):
                 for y in outputs
                 if "float" in y.dtype
             ]
-            opened = decompositions()
-            for name in NOT_OPENED:
-                opened.pop(getattr(torch.ops.aten, name).default, None)
+            table = decompositions().items()
+            opened = {op: rule for op, rule in table if op._opname not in NOT_OPENED}
             recorded = make_fx(step, decomposition_table=opened)(given, grads)
             if any(_is_in_place(node.target) for node in _calls(recorded)):
                 # What is written in place, by a formula of PyTorch's own or by forward.

@@ -180,6 +180,23 @@ def _part_of(low: Lowering, x: Operand) -> tuple[Ref, int, int] | None:
     return (part, moved[0], int(str(before[moved[0]]))) if len(moved) == 1 and is_whole else None
 
 
+# ---- images made larger ---------------------------------------------------------------------
+
+
+def _of_nearest(low: Lowering, a: dict[str, Any]) -> Results:
+    """Sum over the pixels that each one became, where all became as many; None where not."""
+    num_axes = len(a["output_size"])
+    given, made = low.shape[-num_axes:], low.shape_of(a["grad_output"])[-num_axes:]
+    if any(large % small for large, small in zip(made, given, strict=True)):
+        return None
+    shape = [*low.shape[:-num_axes]]
+    for large, small in zip(made, given, strict=True):
+        shape += [small, large // small]
+    axes: Any = [len(low.shape) - num_axes + 1 + 2 * axis for axis in range(num_axes)]
+    apart = low.view(a["grad_output"], shape)
+    return low.emit("sum", apart, axes=axes, keepdim=False)
+
+
 # PyTorch records attention so on a CPU, on which all is recorded.
 _ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
 OF_STEPS: dict[str, Rule] = {
@@ -188,8 +205,12 @@ OF_STEPS: dict[str, Rule] = {
     "add": _add,
     "select_backward": _of_part,
     "slice_backward": _of_part,
+    **{f"upsample_nearest{n}d_backward": _of_nearest for n in (1, 2, 3)},
     _ATTENTION: _attention,
     f"{_ATTENTION}_backward": _of_attention,
 }
 # What a record of a step has as it is, by PyTorch's names.
-NOT_OPENED = ("select_backward", "slice_backward", "embedding_dense_backward", _ATTENTION)
+NOT_OPENED = {
+    *("select_backward", "slice_backward", "embedding_dense_backward", _ATTENTION),
+    *(f"upsample_nearest{n}d" for n in (1, 2, 3)),
+}
