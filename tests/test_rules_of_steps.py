@@ -180,3 +180,45 @@ def test_interpreted_blocks_give_the_gradients_of_pytorch(tmp_path):
 @pytest.mark.parametrize("name", MODULES)
 def test_triton_gradients_are_as_exact_as_pytorchs(name, tmp_path):
     assert_gradients_are_as_exact(Taken(tmp_path, "module", text_of(name), "cuda"), name)
+
+
+# Steps whose loops or calls know the batch: rows that are another dimension of a result, and a
+# call that takes the sizes of what it gives.
+FOR_ONE_BATCH = {
+    "rows behind": (
+        "self.l, self.n = nn.Linear(20, 64), nn.GroupNorm(16, 64); "
+        "self.b = nn.Parameter(torch.rand(1, 64, 1, 1))",
+        "return torch.min(self.n(self.l(x)), dim=1, keepdim=True)[0] + self.b", "16, 20",
+    ),
+    "bilinear": (
+        "self.w = nn.Parameter(torch.rand(4, 1, 1))",
+        "y = F.interpolate(torch.sin(x * self.w), scale_factor=2, mode='bilinear'); "
+        "return torch.tanh(y)", "3, 4, 6, 7",
+    ),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", FOR_ONE_BATCH)
+def test_a_step_may_be_for_one_batch_where_the_forward_is_for_any(name, tmp_path):
+    init, forward, shape = FOR_ONE_BATCH[name]
+    inputs = f"torch.randn({shape})"
+    text = TEXT.format(init=init, names="x", forward=forward, inputs=inputs)
+    taken = Taken(tmp_path, "module", text)
+    num_forwards, operator = 0, taken.module["fused_op"]
+
+    def counted(*args: object) -> object:
+        nonlocal num_forwards
+        num_forwards += 1
+        return operator(*args)
+
+    taken.module["fused_op"] = counted
+    for batch, num_calls in ((None, 1), (5, 1), (1, 1), (None, 2)):
+        inputs = taken.inputs(3, batch)
+        mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+        assert_as_exact(mine, own, gradients(taken.wide, in_float64(inputs)))
+        assert taken.num_calls == num_calls
+        before = num_forwards
+        with torch.no_grad():
+            torch.testing.assert_close(taken.mine(*inputs), taken.own(*inputs))
+        assert num_forwards == before + 1, "a forward took the reference's way"
