@@ -204,6 +204,17 @@ def test_means_of_different_counts_have_gradients_of_pytorchs_own(name, tmp_path
     )
 
 
+def test_what_is_pooled_is_not_stored_where_windows_do_not_overlap(tmp_path):
+    path = tmp_path / "pool.py"
+    path.write_text(text_of(*AMONG_OTHERS["convolution"]))
+    problem = load_problem(path)
+    plan = planned(joint_of(problem, capture(problem, with_sizes=False)))
+    assert plan is not None and plan.forward is not None
+    (nest,) = plan.forward.nests
+    most = 2 * 8 * 4 * 5  # elements of what is pooled: maxima, places, results
+    assert all(output.count == most for output in nest.outputs)
+
+
 # Windows of many places, planes of so many that floats do not count them, and places returned.
 LEFT = {
     "large windows": ("self.p = nn.MaxPool2d(7)", "return self.p(x)", "2, 3, 14, 14"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
@@ -17,7 +18,8 @@ from tuner.capture.module_text import (
     results_of,
     rows_of,
 )  # fmt: skip
-from tuner.capture.stages import Stages, stages_of
+from tuner.capture.partitions import traffic_bytes
+from tuner.capture.stages import Partition, Stages, stages_of
 
 __all__ = ["StepPlan", "planned", "step_text", "without_steps"]
 
@@ -47,7 +49,7 @@ def planned(joint: Joint | None) -> StepPlan | None:
         return None
     try:
         is_own = len(joint.forward.outputs) == len(joint.incoming)
-        forward = None if is_own else stages_of(joint.forward)
+        forward = None if is_own else _cut(joint.forward)
         gradients = stages_of(joint.gradients)
     except (NotOneNest, NothingToGenerate):
         return None
@@ -60,6 +62,18 @@ def planned(joint: Joint | None) -> StepPlan | None:
     fewer = of_weights(joint) if gradients.calls else None
     of_data = planned(fewer) if fewer is not None else None
     return StepPlan(joint, forward, gradients, of_data)
+
+
+def _cut(graph: Graph) -> Stages:
+    """Return the tasks of a forward that keeps something: of two cuts what moves fewer bytes.
+
+    Pointwise work before pooling is computed in its windows where that stores less.
+    """
+    found = stages_of(graph)
+    with suppress(NotOneNest):
+        other = stages_of(graph, Partition(is_recomputed=True))
+        found = min(found, other, key=lambda stages: traffic_bytes(graph, stages))
+    return found
 
 
 def step_text(
