@@ -42,6 +42,14 @@ MAXIMA = {
     "of all pixels": ("nn.MaxPool2d(4)", "5, 6, 4, 4"),
     "of one each": ("nn.MaxPool2d(1, 2)", "2, 3, 5, 6"),
 }
+# Of more than 32 places, which are taken along one axis after the other.
+LARGE = {
+    "of every element": ("nn.MaxPool2d(7, 1, 3)", "2, 2, 9, 12"),
+    "dilated": ("nn.MaxPool2d((9, 5), (3, 2), (4, 1), dilation=(1, 2))", "2, 2, 13, 15"),
+    "up to the end": ("nn.MaxPool2d(6, 4, 2, ceil_mode=True)", "2, 2, 11, 12"),
+    "along one axis": ("nn.MaxPool3d((5, 1, 7), 2, (2, 0, 3))", "2, 2, 6, 4, 8"),
+    "of volumes": ("nn.MaxPool3d(4, 2, 1)", "2, 1, 6, 7, 8"),
+}
 MEANS = {
     "plain": ("nn.AvgPool2d(2)", "2, 3, 8, 10"),
     "of one dimension": ("nn.AvgPool1d(3, 2, 1)", "3, 2, 21"),
@@ -100,8 +108,8 @@ def text_of(init: str, forward: str, shape: str) -> str:
     return TEXT.format(init=init, names="x", forward=forward, inputs=inputs)
 
 
-def alone(layer: str, shape: str) -> str:
-    return text_of(f"self.p = {layer}", "return self.p(x)", shape)
+def alone(layer: str, shape: str, behind: str = "") -> str:
+    return text_of(f"self.p = {layer}", f"return self.p(x){behind}", shape)
 
 
 def functions_of(taken: Taken, template: str, facts: dict) -> list[str]:
@@ -165,6 +173,14 @@ def test_gradients_go_to_the_maximum_that_pytorch_takes(name, tmp_path):
 
 
 @needs_compiler
+@pytest.mark.parametrize("name", LARGE)
+def test_large_windows_take_the_same_maximum(name, tmp_path):
+    taken = Taken(tmp_path, "pool", alone(*LARGE[name], " * 2.0"))
+    assert_decided_as_by_pytorch(taken, ODD)
+    assert taken.num_calls == len(ODD), "a step took the reference's way"
+
+
+@needs_compiler
 @pytest.mark.parametrize("name", MEANS)
 def test_gradients_of_means_are_as_exact_as_pytorchs(name, tmp_path):
     taken = Taken(tmp_path, "pool", alone(*MEANS[name]))
@@ -217,7 +233,7 @@ def test_what_is_pooled_is_not_stored_where_windows_do_not_overlap(tmp_path):
 
 # Windows of many places, planes of so many that floats do not count them, and places returned.
 LEFT = {
-    "large windows": ("self.p = nn.MaxPool2d(7)", "return self.p(x)", "2, 3, 14, 14"),
+    "large windows": ("self.p = nn.MaxPool1d(33)", "return self.p(x)", "2, 3, 99"),
     "large planes": ("self.p = nn.MaxPool2d(2)", "return self.p(x)", "1, 1, 2048, 2048"),
     "uneven": ("self.p = nn.AdaptiveMaxPool2d(4)", "return self.p(x)", "2, 3, 9, 9"),
     "returned": ("self.p = nn.MaxPool2d(2, return_indices=True)", "return self.p(x)",
@@ -236,6 +252,7 @@ def test_other_maxima_leave_steps_to_the_reference(name, tmp_path):
 IN_BLOCKS = {
     **{name: alone(*MAXIMA[name]) for name in ("plain", "overlapping", "dilated", "of volumes")},
     "to the end": alone("nn.MaxPool2d(3, 3, 1, ceil_mode=True)", "2, 1, 9, 9"),
+    "large": alone(*LARGE["dilated"], " * 2.0"),
     **{f"means {name}": alone(*MEANS[name]) for name in ("overlapping", "far apart")},
     **{name: text_of(*AMONG_OTHERS[name]) for name in ("convolution", "summed", "adaptive")},
 }
@@ -268,6 +285,14 @@ def test_triton_gradients_go_to_the_maximum_that_pytorch_takes(name, tmp_path):
     assert_decided_as_by_pytorch(taken, ODD)
     taken.num_calls = 0
     assert_gradients_are_as_exact(taken, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LARGE)
+def test_triton_gradients_of_large_windows_go_to_the_same_maximum(name, tmp_path):
+    taken = Taken(tmp_path, "pool", alone(*LARGE[name], " * 2.0"), "cuda")
+    assert_decided_as_by_pytorch(taken, ODD)
+    assert taken.num_calls == len(ODD), "a step took the reference's way"
 
 
 @pytest.mark.gpu

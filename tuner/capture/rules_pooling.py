@@ -21,6 +21,7 @@ __all__ = ["POOLING"]
 # Floats count the elements of a plane, and find lines of them: (n + 0.5) / size is rounded by less
 # than it is away from a whole number where n has so few values.
 MOST_PLACES = 2**21
+MOST_TAPS = 32  # places of a window that is taken as a whole
 Sizes = Sequence[int]
 
 
@@ -108,22 +109,43 @@ def _corners(
 
 
 def _maxima(low: Lowering, x: Ref, a: Mapping[str, Any], num_axes: int) -> Results:
-    """Write maxima and their places; None where floats do not count as many places."""
-    made, given = low.shape[-num_axes:], low.shape_of(x)[-num_axes:]
-    if max(math.prod(given), math.prod(made)) > MOST_PLACES:
+    """Write maxima and their places; None where floats do not count as many places.
+
+    Large windows are taken along one axis after the other, the last one first: each of these has
+    places of its own. The first of equal maxima, and the last NaN, are the same ones then.
+    """
+    given = low.shape_of(x)[-num_axes:]
+    if math.prod(given) > MOST_PLACES:
         return None
+    lead, made = low.shape[:-num_axes], low.shape[-num_axes:]
+    if math.prod(a["kernel_size"]) <= MOST_TAPS:
+        return _maxima_of(low, x, a, (*lead, *made))
+    found: Results = None
+    for axis in reversed(range(num_axes)):
+        alone = {name: [n if at == axis else 1 for at, n in enumerate(a[name])] for name in a}
+        alone["padding"] = [n if at == axis else 0 for at, n in enumerate(a["padding"])]
+        shape = (*lead, *given[:axis], *made[axis:])
+        if alone["kernel_size"][axis] > 1 or shape != low.shape_of(x):
+            found = _maxima_of(low, x, alone, shape)
+            x = found[0]
+    return found
+
+
+def _maxima_of(
+    low: Lowering, x: Ref, a: Mapping[str, Any], shape: Sequence[int]
+) -> tuple[Ref, Ref]:
+    """Write maxima of windows, in a shape, and their places."""
+    num_axes = len(a["kernel_size"])
     dtype = "float64" if low.dtype == "float64" else "float32"
-    attrs: dict[str, Any] = {**a, "ceil_mode": a.get("ceil_mode", False)}
-    corner, first = _corners(low, a, given, made, len(low.shape) - num_axes, dtype)
-    values = low.emit(f"max_pool{num_axes}d", x, **attrs)
-    attrs.pop("ceil_mode")
-    return values, low.emit("max_place", x, corner, first, dtype=dtype, **attrs)
+    sizes = low.shape_of(x)[-num_axes:], shape[-num_axes:]
+    corner, first = _corners(low, a, *sizes, len(shape) - num_axes, dtype)
+    values = low.emit(f"max_pool{num_axes}d", x, shape=shape, **a, ceil_mode=False)
+    return values, low.emit("max_place", x, corner, first, shape=shape, dtype=dtype, **a)
 
 
 def _max_pool(num_axes: int) -> Rule:
     def rule(low: Lowering, a: dict[str, Any]) -> Results:
-        attrs = {**_geometry(a, num_axes), "ceil_mode": bool(a["ceil_mode"])}
-        return _maxima(low, a["self"], attrs, num_axes)
+        return _maxima(low, a["self"], _geometry(a, num_axes), num_axes)
 
     return rule
 
@@ -136,23 +158,22 @@ def _adaptive_max_pool(num_axes: int) -> Rule:
     return rule
 
 
-def _places_of(low: Lowering, places: Operand) -> dict[str, Any] | None:
-    """Return the windows of which a value is the places; None where they are PyTorch's."""
-    node = low.node_of(places) if isinstance(places, Ref) else None
-    return dict(node.attrs) if node is not None and node.op == "max_place" else None
-
-
 def _of_maxima(num_axes: int) -> Rule:
     """Gradients go to the element whose place a window kept."""
 
     def rule(low: Lowering, a: dict[str, Any]) -> Results:
-        attrs = _places_of(low, a["indices"])
-        if attrs is None:
-            return None
-        given, lead = low.shape[-num_axes:], len(low.shape) - num_axes
-        dtype = low.forms[a["indices"].name][1]
-        own = _counted(low, given, lead, dtype)
-        return low.emit("max_pool_grad", a["grad_output"], a["indices"], own, **attrs)
+        grad, node = a["grad_output"], low.node_of(a["indices"])
+        while node is not None and node.op == "max_place":
+            source = node.args[0]
+            assert isinstance(source, Ref)
+            shape, attrs = low.shape_of(source), dict[str, Any](node.attrs)
+            own = _counted(low, shape[-num_axes:], len(shape) - num_axes, node.dtype)
+            grad = low.emit("max_pool_grad", grad, Ref(node.name), own, shape=shape, **attrs)
+            if source == a["self"]:
+                return grad
+            pooled = low.node_of(source)  # along another axis; its places are the next node
+            node = low.nodes[low.nodes.index(pooled) + 1] if pooled is not None else None
+        return None  # PyTorch's own places
 
     return rule
 
