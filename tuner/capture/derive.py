@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tuner.capture.any_batch import any_batch
@@ -60,7 +61,7 @@ _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 35  # of what is written; part of the key
+FORMAT = 36  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -109,13 +110,17 @@ def derived(
     partitions = partitions_of(graph, stages)
     op = f"{identifier(name)}_forward"  # unlike any operator that comes with the tuner
 
-    def written(of: Graph, joint: Joint | None, batch: int | None) -> dict[str, str]:
+    def written(
+        of: Graph, joint: Joint | None, batch: int | None, *, is_fixed: bool = False
+    ) -> dict[str, str]:
+        """Return the texts; `is_fixed`: steps are for their own batch alone, whatever `batch`."""
         is_mine = of is graph
         own, plan = stages if is_mine else stages_of(of), planned(joint)
         parts = _parts(of, own, plan)
-        step = "" if plan is None else step_text(of, own, plan, batch)
+        step = "" if plan is None else step_text(of, own, plan, batch, is_fixed=is_fixed)
+        batches = (batch, None if is_fixed else batch)
         made = {
-            "op.yaml": _op_yaml(of, parts, op, batch),
+            "op.yaml": _op_yaml(of, parts, op, batches),
             "model_new.py": model_new(of, own, reference, settings, has_modes, batch, step),
         }
         for name, products in makers_of(of, own.calls).items():
@@ -132,6 +137,10 @@ def derived(
 
     mine = replace(captured, graph=graph)
     texts = None if other is None else _for_any_batch(mine, other, written)
+    if texts is None and other is not None and planned(mine.joint) is not None:
+        # A batch of rows that are no longer the first dimension of a result, say.
+        alike = replace(other, joint=mine.joint)
+        texts = _for_any_batch(mine, alike, partial(written, is_fixed=True))
     if texts is None and other is not None and mine.joint is not None:
         # Any batch matters more than a step of training.
         forward, another = replace(mine, joint=None), replace(other, joint=None)
@@ -281,9 +290,12 @@ def _names(
 # ---- op.yaml --------------------------------------------------------------------------------
 
 
-def _op_yaml(graph: Graph, parts: Sequence[Part], op: str, batch: int | None) -> str:
+def _op_yaml(
+    graph: Graph, parts: Sequence[Part], op: str, batches: tuple[int | None, int | None]
+) -> str:
+    """Return the text; `batches` are those of the operator, and of its further calls."""
     own = parts[0].stages
-    call, sizes = _declared(parts[0], batch)
+    call, sizes = _declared(parts[0], batches[0])
     # What lies between tasks is not counted: some template may have it in registers.
     num_bytes = sum(tensor.num_bytes for tensor in given_of(graph, own))
     num_bytes += sum(o.count * num_bytes_of(o.dtype) for o in results_of(own))
@@ -300,7 +312,7 @@ def _op_yaml(graph: Graph, parts: Sequence[Part], op: str, batch: int | None) ->
         f"bytes: {json.dumps(str(num_bytes))}",
     ]
     if len(parts) > 1:
-        further = {p.name: _declared(p, batch) for p in parts[1:]}
+        further = {p.name: _declared(p, batches[1]) for p in parts[1:]}
         lines.append(f"also: {json.dumps({name: call for name, (call, _) in further.items()})}")
         more = {name: size for _, found in further.values() for name, size in found.items()}
         more = {name: size for name, size in more.items() if name not in sizes}

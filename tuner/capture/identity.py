@@ -159,7 +159,11 @@ def _tap(tap: Tap, has_sizes: bool) -> list[object]:
     sizes = [[axis.made, axis.given] for axis in tap.axes] if has_sizes else []
     is_last = tap.channels > 1
     channels = [tap.channels if has_sizes else "channels"] * is_last
-    return [[[axis.stride, axis.first] for axis in tap.axes], sizes, repr(tap.fill), *channels]
+    steps = [
+        [axis.stride, axis.first, *([axis.every, axis.reach] if axis.every > 1 else [])]
+        for axis in tap.axes
+    ]
+    return [steps, sizes, repr(tap.fill), *channels]
 
 
 def _call_lines(call: Call, has_sizes: bool) -> Iterator[object]:

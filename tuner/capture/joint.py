@@ -18,6 +18,7 @@ from tuner.capture.library import is_call
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.operators import Operators
 from tuner.capture.recurrent import is_recurrent
+from tuner.capture.rules_of_steps import NOT_OPENED, OF_STEPS
 from tuner.capture.tracing import decompositions, fake_module
 from tuner.problem.reference import Problem
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Captured", "Joint", "joint_of", "of_weights"]
 
-PLACES = ("argmax", "argmin")
+PLACES = ("argmax", "argmin", "max_place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,16 @@ def of_weights(joint: Joint) -> Joint | None:
 def joint_of(problem: Problem, graph: Graph) -> Joint | None:
     """Record a step of a module whose forward was captured; None where that cannot be.
 
-    Arguments that are no tensors, constants, and operators with several results other than the
-    backward of a convolution are not taken yet; nor are recurrent networks, nor products of many,
-    whose gradients depend on which values are zero: to record these took PyTorch 2.11 minutes.
+    Arguments that are no tensors, constants of several numbers, and operators with several
+    results other than those of `rules` and the backward of a convolution are not taken yet; nor
+    are recurrent networks, nor products of many, whose gradients depend on which values are zero:
+    to record these took PyTorch 2.11 minutes.
     """
     has_numbers = any(not argument.is_tensor for argument in graph.arguments)
     has_products = any(node.op in ("cumprod", "prod") for node in graph.nodes)
     is_refused = has_numbers or has_products or is_recurrent(graph)
-    if graph.constants or graph.tied or is_refused:
+    has_tensors = any(constant.shape for constant in graph.constants)
+    if has_tensors or is_refused:
         return None
     try:
         return _Step(problem, graph).joint()
@@ -94,6 +97,8 @@ def joint_of(problem: Problem, graph: Graph) -> Joint | None:
 class _Step(Operators):
     """Reads forward and gradients from PyTorch's record."""
 
+    rules = OF_STEPS
+
     def __init__(self, problem: Problem, graph: Graph) -> None:
         super().__init__(problem, is_training=graph.is_training)
         self.graph = graph
@@ -102,6 +107,8 @@ class _Step(Operators):
         self.wanted = [n for n, t in self.given.items() if "float" in t.dtype]
 
     def joint(self) -> Joint | None:
+        import torch
+
         mode: Any = "train" if self.graph.is_training else "eval"
         with fake_module(self.problem, mode, self.graph.batch) as (model, _, values, _):
             recorded = self.recorded(model, values)
@@ -127,7 +134,11 @@ class _Step(Operators):
             elif node.op == "output":
                 results = node.args[0]
             else:
-                return None  # a constant
+                constant = getattr(recorded, str(node.target))
+                if type(constant) is not torch.Tensor or constant.dim():
+                    return None
+                form: Any = {"shape": (), "dtype": dtype_name(constant.dtype)}
+                values_of[node.name] = low.emit("full", constant.item(), **form)
         nodes, same = _without_turns(low.nodes)
         if any(node.op == "result" or node.op.endswith("_") for node in nodes):
             return None  # one of several results, or written in place
@@ -137,8 +148,9 @@ class _Step(Operators):
         if any(name is None for name in names[:last]):
             return None
         own = [str(name) for name in names[:end]]
-        if len(set(own)) < len(own):
-            return None
+        dtypes = [low.forms[name][1] for name in own]
+        if len(set(own)) < len(own) or dtypes != [y.dtype for y in outputs]:
+            return None  # places are floats here, PyTorch's are not
         found = {
             given: name
             for given, name in zip(self.wanted, names[last:], strict=True)
@@ -207,7 +219,8 @@ class _Step(Operators):
                 for y in outputs
                 if "float" in y.dtype
             ]
-            opened = decompositions()
+            table = decompositions().items()
+            opened = {op: rule for op, rule in table if op._opname not in NOT_OPENED}
             recorded = make_fx(step, decomposition_table=opened)(given, grads)
             if any(_is_in_place(node.target) for node in _calls(recorded)):
                 # What is written in place, by a formula of PyTorch's own or by forward.
@@ -236,7 +249,7 @@ class _Step(Operators):
         if not needed:
             return None
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
-        graph = replace(self.graph, sizes=None, notes=())
+        graph = replace(self.graph, sizes=None, notes=(), constants=())
         ends = dict.fromkeys(name for name in gradient_of.values() if name in by_name)
         return Joint(
             replace(

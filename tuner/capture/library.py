@@ -128,6 +128,10 @@ def call_of(graph: Graph, node: Node) -> Call:
         if isinstance(value, Tensor) and value.value is not None:
             raise refusal(node, f"the constant {value.name} in a call of {node.op}")
     function, args = _form(node)
+    if node.op == "expand":  # which -1 leaves as it is, for any batch
+        before = [None] * (len(node.shape) - len(values[0].shape)) + [*values[0].shape]
+        pairs = zip(before, node.shape, strict=True)
+        args = (args[0], _constant([-1 if old == new else new for old, new in pairs]))
     flops = _flops(node, values)
     pick = node.attrs.get("pick")
     which = pick if isinstance(pick, int) else None

@@ -101,19 +101,23 @@ class Output:
 class Axis:
     """How windows go along an axis: sizes of the pooled tensor and the input, in elements.
 
-    `stride` is how far two windows are apart, `first` where the first one is read.
+    `stride` is how far two windows are apart, `first` where the first one is read. Of `every` so
+    many places in the input's stead the first `reach` read one element, the others nothing.
     """
 
     made: int
     given: int
     stride: int
     first: int
+    every: int = 1
+    reach: int = 1
 
     @property
     def is_inside(self) -> bool:
         """Whether nothing beyond the edges is read."""
         last = (self.made - 1) * self.stride + self.first
-        return min(self.first, last) >= 0 and max(self.first, last) < self.given
+        is_before_end = max(self.first, last) // self.every < self.given
+        return min(self.first, last) >= 0 and is_before_end and self.reach == self.every
 
 
 @dataclass(frozen=True, slots=True)

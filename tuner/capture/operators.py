@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from tuner.capture.calls import is_random, is_view
 from tuner.capture.graph import Ref
 from tuner.capture.lowering import Lowering, dtype_name
 from tuner.capture.rules import lowered
+from tuner.capture.rules_reducing import Rule
 from tuner.errors import CaptureError
 from tuner.problem.reference import Problem
 
@@ -21,7 +23,12 @@ __all__ = ["Operators"]
 
 
 class Operators:
-    """Reads operators of a problem's forward; `is_training` is the mode it was recorded in."""
+    """Reads operators of a problem's forward; `is_training` is the mode it was recorded in.
+
+    `rules` come before those that forwards have too.
+    """
+
+    rules: Mapping[str, Rule] = {}
 
     def __init__(self, problem: Problem, *, is_training: bool) -> None:
         self.problem = problem
@@ -127,7 +134,10 @@ class Operators:
             return (arguments["input"], None)  # with p = 0: `refuse` has seen to it
         if name == "as_strided" and is_view(node):
             name = "view"
-        found = lowered(low, name, overload, arguments)
+        rule = self.rules.get(name)
+        found = rule(low, arguments) if rule is not None else None
+        if found is None:
+            found = lowered(low, name, overload, arguments)
         made = low.nodes[-1] if low.nodes else None
         has_several = len(node.target._schema.returns) > 1
         if has_several and made and isinstance(found, Ref) and made.op.startswith("aten."):

@@ -242,6 +242,8 @@ def _scatter(low: Lowering, a: dict[str, Any]) -> Results:
     if low.shape_of(source) != low.shape_of(a["index"]):
         return None
     size = low.shape[axis]
+    if size == 1:
+        return low.cast(source, low.dtype)
     places = low.emit("arange", shape=(size,), dtype="int64", start=0, step=1)
     places = low.view(places, [size if i == axis else 1 for i in range(len(low.shape))])
     here = low.pointwise("eq", places, a["index"], dtype="bool")

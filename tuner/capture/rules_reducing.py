@@ -51,11 +51,12 @@ def _extreme(op: str, index_op: str) -> Rule:
         values = _reduction(op)(low, a)
         if "dim" not in a or not low.shape_of(a["self"]):
             return values if "dim" not in a else None
-        axes: Any = axes_in_order(low, a["self"], a["dim"])
-        attrs: dict[str, Any] = {"axes": axes, "keepdim": bool(a["keepdim"])}
-        index = low.emit(index_op, a["self"], dtype="int64", **attrs)
         assert isinstance(values, Ref)
-        return values, index
+        axes: Any = axes_in_order(low, a["self"], a["dim"])
+        if low.shape_of(a["self"])[axes[0]] == 1:  # the only one
+            return values, low.emit("full", 0, dtype="int64")
+        attrs: dict[str, Any] = {"axes": axes, "keepdim": bool(a["keepdim"])}
+        return values, low.emit(index_op, a["self"], dtype="int64", **attrs)
 
     return rule
 

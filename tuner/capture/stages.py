@@ -244,10 +244,12 @@ def _first(
             if not fresh:
                 raise
             later |= fresh
-            # A tap is a read, which nothing stores for a later nest.
+            # A tap is a read, which nothing stores for a later nest, nor whether it is a number.
             users = graph.users()
-            taps = [n.name for n in left if n.op == "tap"]
-            later |= {name for name in taps if {user.name for user in users[name]} <= later}
+            taps = {n.name for n in left if n.op == "tap"}
+            masks = [n.name for n in left if n.dtype == "bool" and taps & {*n.refs}]
+            for name in (*masks, *taps):
+                later |= {name} if {user.name for user in users[name]} <= later else set()
 
 
 def _computed_again(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tuner.capture.graph import Graph
@@ -17,7 +18,8 @@ from tuner.capture.module_text import (
     results_of,
     rows_of,
 )  # fmt: skip
-from tuner.capture.stages import Stages, stages_of
+from tuner.capture.partitions import traffic_bytes
+from tuner.capture.stages import Partition, Stages, stages_of
 
 __all__ = ["StepPlan", "planned", "step_text", "without_steps"]
 
@@ -47,7 +49,7 @@ def planned(joint: Joint | None) -> StepPlan | None:
         return None
     try:
         is_own = len(joint.forward.outputs) == len(joint.incoming)
-        forward = None if is_own else stages_of(joint.forward)
+        forward = None if is_own else _cut(joint.forward)
         gradients = stages_of(joint.gradients)
     except (NotOneNest, NothingToGenerate):
         return None
@@ -62,7 +64,21 @@ def planned(joint: Joint | None) -> StepPlan | None:
     return StepPlan(joint, forward, gradients, of_data)
 
 
-def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> str:
+def _cut(graph: Graph) -> Stages:
+    """Return the tasks of a forward that keeps something: of two cuts what moves fewer bytes.
+
+    Pointwise work before pooling is computed in its windows where that stores less.
+    """
+    found = stages_of(graph)
+    with suppress(NotOneNest):
+        other = stages_of(graph, Partition(is_recomputed=True))
+        found = min(found, other, key=lambda stages: traffic_bytes(graph, stages))
+    return found
+
+
+def step_text(
+    graph: Graph, own: Stages, plan: StepPlan, batch: int | None, *, is_fixed: bool = False
+) -> str:
     """Return the text of `Step` and of what it needs.
 
     Args:
@@ -70,8 +86,10 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
         own: its tasks.
         plan: of the step.
         batch: as for `model_new`.
+        is_fixed: whether steps are for the batch of the plan alone, not for that of the forward.
     """
     joint = plan.joint
+    of_step = None if is_fixed else batch
     given = given_in_step(graph)
     known = {t.name: t.name for t in graph.inputs}
     known |= {t.name: f"state_{i}" for i, t in enumerate(given[len(graph.inputs) :])}
@@ -108,7 +126,7 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
         joint, found = plan.joint, ["None"]
         made = _made(joint.gradients, plan.gradients)
         values = known | kept | incoming
-        arguments = _arguments(graph, joint.gradients, plan.gradients, values, batch)
+        arguments = _arguments(graph, joint.gradients, plan.gradients, values, of_step)
         for place, tensor in enumerate(given, 1):
             gradient = joint.gradient_of.get(tensor.name)
             if gradient is None:
@@ -129,7 +147,11 @@ def step_text(graph: Graph, own: Stages, plan: StepPlan, batch: int | None) -> s
     return _STEP.format(
         names=names,
         call="fused_op" if plan.forward is None else "fused_kept",
-        arguments=_arguments(graph, forward, stages, known, batch),
+        arguments=_arguments(
+            graph, forward, stages, known, batch if plan.forward is None else of_step
+        ),
+        place_of_rows=next((i for i, t in enumerate(graph.inputs) if t.shape), 0),
+        rows=joint.forward.batch if is_fixed else None,
         results="".join(results),
         returned=", ".join(returned),
         read=", ".join(read),
@@ -191,11 +213,14 @@ _STEP = """\
 _TAKES_STEPS = True  # with kernels of its own
 _DIFFERENTIABLE = {differentiable}  # of what a step is given, by place
 _NUM_INPUTS = {num_wanted}  # of these
+_STEP_ROWS = {rows}  # None for any number
 
 
 def can_step(given):
     # Whether a call that wants gradients is one that Step was written for.
     if not _TAKES_STEPS or fused_gradients is None or torch.compiler.is_compiling():
+        return False
+    if _STEP_ROWS not in (None, len(given[{place_of_rows}])):
         return False
     wanted = [given[place].requires_grad for place in _DIFFERENTIABLE]
     if {spares_inputs} and not any(wanted[:_NUM_INPUTS]):  # as data

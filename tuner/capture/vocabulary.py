@@ -125,6 +125,28 @@ _ROWS = [
         for n in (1, 2, 3)
     ),
     *(Operation(f"adaptive_avg_pool{n}d", "library", "x", ("output_size",)) for n in (1, 2, 3)),
+    Operation(
+        "max_place",
+        "library",
+        "x, corner, first",
+        (*_WINDOW, "dilation"),
+        "of each window's maximum, the last NaN or else the first one, its place in the plane: "
+        "`corner` is that of the window's first element, `first` of the first one inside",
+    ),
+    Operation(
+        "max_pool_grad",
+        "library",
+        "grad, places, own",
+        (*_WINDOW, "dilation"),
+        "sums over the windows whose place is an element's `own`",
+    ),
+    Operation(
+        "avg_pool_grad",
+        "library",
+        "grad",
+        (*_WINDOW, "dilation", "divisor"),
+        "sums over the windows that hold an element, / divisor",
+    ),
     Operation("cumsum", "scan", "x", ("axis",)),
     Operation("cumprod", "scan", "x", ("axis",)),
     Operation("result", "opaque", "x", ("index",), "a further result of the node x"),
