@@ -138,8 +138,8 @@ def _fits(nest: Nest) -> str:
 def _first_of(nest: Nest) -> tuple[int, int] | None:
     """Return with how many blocks and which chunk a search begins; None where none holds a row.
 
-    With the fewest blocks and the largest chunk: on an H200 (2026-11-26) rows of 262 KB took 5.1 ms
-    in two blocks, 7.2 in four and 8.4 in eight, and rows of 1 to 1.6 MB longer in 16 than in 8.
+    With the fewest blocks and the largest chunk: on an H200 (2026-11-26) rows of 262 KB took
+    5.1 ms in two blocks, 7.2 in four, 8.4 in eight; of 1 to 1.6 MB longer in 16 than in eight.
     """
     for blocks in (1, 2, 4, 8, MOST_BLOCKS):
         slice_bytes = -(-nest.space.cols // (32 * blocks)) * 128
