@@ -33,11 +33,13 @@ def contents_of(
         known.add(id(part))
         held = vars(part)
         names = tuple(held)
-        if names not in public:
+        wanted = public.get(names)
+        if wanted is None:
             wanted = [name for name in names if name[:1] != "_"]
-            public[names] = [name for name in wanted if has_modes or name != "training"]
+            wanted = [name for name in wanted if has_modes or name != "training"]
+            public[names] = wanted
         found: dict[str, object] = {}
-        for name in public[names]:
+        for name in wanted:
             value = held[name]
             if isinstance(value, (bool, int, float, str)):
                 found[name] = value
