@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from tuner.by_batch import Way
+
 __all__ = ["ROWS_NAME", "ROWS_TEXT", "asks_rows", "has_rows", "with_rows"]
 
 ROWS_NAME = "_FUSED_ROWS"  # of that line
@@ -23,7 +25,7 @@ def asks_rows(names: Sequence[str], batched: str) -> str:
     return _ASKS_ROWS.format(names=", ".join(names), batched=batched)
 
 
-def with_rows(model_new: str, rows: Mapping[str, tuple[int, int]] | None) -> str:
+def with_rows(model_new: str, rows: Mapping[Way, tuple[int, int]] | None) -> str:
     """Return a module's text that takes its kernels at these rows, and PyTorch elsewhere.
 
     Args:

@@ -18,6 +18,7 @@ from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.kept import Keeper
 from tuner.evaluate.measure import measure
 from tuner.evaluate.own_path import is_compiled
+from tuner.evaluate.steps import step_of
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.machine.device import describe
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -137,20 +138,10 @@ class Timed:
         import torch
 
         model, inputs = self.model, self.inputs
-        weights = [p for p in model.parameters() if p.requires_grad]
-
-        def leaf(value: Any) -> Any:
-            is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
-            return value.detach().requires_grad_() if is_number else value
+        take = step_of(model)
 
         def step(call: int) -> Any:
-            given = [leaf(value) for value in inputs[call]]
-            made = [y for y in outputs_of(model(*given)) if getattr(y, "requires_grad", False)]
-            if not made:
-                raise RuntimeError
-            leaves = [x for x in given if getattr(x, "requires_grad", False)]
-            ones = [torch.ones_like(y) for y in made]
-            return torch.autograd.grad(made, [*leaves, *weights], ones, allow_unused=True)
+            return take(inputs[call])
 
         self.timer.keep = None
         with torch.enable_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):

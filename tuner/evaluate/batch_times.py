@@ -1,0 +1,197 @@
+"""An exported file beside the reference at many numbers of rows, in turns, in one process."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tuner.by_batch import AtBatch, Way, batches_of
+from tuner.check.exercise import outputs_of
+from tuner.errors import ProblemError
+from tuner.evaluate.exposed import ExposedTimer
+from tuner.evaluate.measure import interleave
+from tuner.evaluate.steps import step_of
+from tuner.evaluate.timed import WEIGHT_SEED
+from tuner.evaluate.timers import Call
+from tuner.intervals import median_interval
+from tuner.machine.host import usable_memory_bytes
+from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.modes import put_into
+from tuner.problem.reference import Problem
+from tuner.wording import one_line
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["BatchTimes", "beside"]
+
+ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of another program
+MOST_IN_A_ROW = 24
+FEW_CALLS = 3  # that tell how long a call takes
+FEW_ROUNDS, MOST_ROUNDS = 7, 28  # turns of each; more where it is not known yet
+LEAST_ROUNDS = 3  # where a call takes long
+HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies between
+SHARE_OF_MEMORY = 0.3
+
+
+def beside(
+    calls: Sequence[Callable[[], object]],
+    device: str,
+    *,
+    num_rows: int,
+    way: Way,
+    is_idle: bool = False,
+    most_s: float = math.inf,
+) -> AtBatch:
+    """Time two calls in turns, the reference's first, until it is known or the time is up.
+
+    Both should have been called before: what is loaded or compiled then is none of their time.
+
+    Args:
+        calls: of nothing; what they return is dropped.
+        device: as PyTorch names it.
+        num_rows: for the record.
+        way: for the record.
+        is_idle: whether the device is idle before each call.
+        most_s: seconds after which no further turns are begun; a few are taken anyway.
+    """
+    begun_s = time.perf_counter()
+    numbered = [_numbered(call) for call in calls]
+    few = ExposedTimer(device, FEW_CALLS)
+    call_s = statistics.fmean(few.samples(call, 1)[0] for call in numbered) / 1e6
+    num_calls = 1 if is_idle else max(1, min(MOST_IN_A_ROW, round(ROW_S / max(call_s, 1e-7))))
+    timer = ExposedTimer(device, num_calls)
+    is_slow = 4 * FEW_ROUNDS * num_calls * call_s > most_s
+    num_rounds = LEAST_ROUNDS if is_slow else MOST_ROUNDS if is_idle else FEW_ROUNDS
+    pairs: list[tuple[float, float]] = []
+    while True:
+        turns = interleave(numbered, timer, num_rounds)
+        pairs += list(zip(*turns, strict=True))
+        interval = median_interval(pairs)
+        baseline_us, latency_us = (statistics.median(side) for side in zip(*pairs, strict=True))
+        found = AtBatch(
+            num_rows, way, is_idle, interval.speedup, interval.low, interval.high,
+            baseline_us, latency_us,
+        )  # fmt: skip
+        is_over = time.perf_counter() - begun_s > most_s or len(pairs) >= MOST_ROUNDS
+        if is_over or found.is_clear:
+            return found
+
+
+def _call_of(model: torch.nn.Module) -> Callable[[Sequence[object]], object]:
+    return lambda inputs: model(*inputs)
+
+
+def _numbered(call: Callable[[], object]) -> Call:
+    return lambda _: call()
+
+
+class BatchTimes:
+    """A file's module beside the reference's, with the same weights, at any number of rows.
+
+    Args:
+        problem: of the reference, in the mode that is tuned.
+        made: returns the file's module, with weights of its own.
+        device: as PyTorch names it.
+        accuracy: whose arithmetic the reference is run in.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        made: Callable[[], torch.nn.Module],
+        device: str,
+        accuracy: Accuracy,
+    ) -> None:
+        self._problem, self._device, self._accuracy = problem, device, accuracy
+        self._reference = problem.make_model(WEIGHT_SEED, device, is_quick=True)
+        self._file = put_into(made().to(device), problem.mode)
+        self._file.load_state_dict(self._reference.state_dict())
+        self.failures: dict[str, str] = {}  # by way: why it was not timed; "" without gradients
+
+    def measured(self, ways: Sequence[Way], most_s: float) -> list[AtBatch]:
+        """Time one number of rows after the other, few first, while there is time.
+
+        What memory has no room for, or the reference refuses, is left out.
+
+        Args:
+            ways: what is timed.
+            most_s: seconds for all; what is compiled at first calls does not count.
+        """
+        tuned_rows = self._problem.num_rows()
+        assert tuned_rows is not None
+        found: list[AtBatch] = []
+        for way in ways:
+            left_s, last = most_s / len(ways), 0.0  # and what a turn of one row took, in s
+            for rows in batches_of(tuned_rows):
+                if 2 * LEAST_ROUNDS * last * rows > left_s:
+                    break
+                if rows > tuned_rows and not self._has_room(rows / tuned_rows):
+                    break
+                try:
+                    calls = self._calls(rows, way)
+                    begun_s = time.perf_counter()
+                    found += self._at(rows, way, calls, left_s)
+                except (RuntimeError, ValueError, ProblemError) as error:
+                    if rows == tuned_rows:
+                        self.failures[way] = one_line(str(error), 200)
+                    if rows >= tuned_rows:  # memory; for more rows there is less
+                        break
+                    continue
+                left_s -= time.perf_counter() - begun_s
+                last = (found[-1].baseline_us + found[-1].latency_us) / 1e6 / rows
+        return found
+
+    def _calls(self, rows: int, way: Way) -> list[Callable[[], object]]:
+        """Return the reference's call and the file's, which were made once."""
+        inputs = self._problem.make_inputs(WEIGHT_SEED, batch=rows, device=self._device)
+        functions = [
+            step_of(model) if way == "step" else _call_of(model)
+            for model in (self._reference, self._file)
+        ]
+        calls: list[Callable[[], object]]
+        calls = [functools.partial(function, inputs) for function in functions]
+        with self._as(way):
+            for call in calls:
+                call()
+        return calls
+
+    def _at(
+        self, rows: int, way: Way, calls: Sequence[Callable[[], object]], left_s: float
+    ) -> list[AtBatch]:
+        kinds = (False, True) if self._device.startswith("cuda") else (False,)
+        with self._as(way):
+            return [
+                beside(
+                    calls, self._device,
+                    num_rows=rows, way=way, is_idle=is_idle, most_s=left_s / len(kinds),
+                )
+                for is_idle in kinds
+            ]  # fmt: skip
+
+    @contextmanager
+    def _as(self, way: Way) -> Iterator[None]:
+        import torch
+
+        with torch.set_grad_enabled(way == "step"), math_mode(self._accuracy):
+            yield
+
+    def _has_room(self, times: float) -> bool:
+        """Whether memory holds so many times the inputs and outputs of the tuned size."""
+        import torch
+
+        given = self._problem.make_inputs(WEIGHT_SEED, device=self._device)
+        with torch.no_grad():
+            made = outputs_of(self._reference(*given))
+        num_bytes = sum(getattr(x, "nbytes", 0) for x in (*given, *made))
+        room = (
+            torch.cuda.mem_get_info(self._device)[0]
+            if self._device.startswith("cuda")
+            else usable_memory_bytes()
+        )
+        return HELD_COPIES * times * num_bytes < SHARE_OF_MEMORY * room
