@@ -24,6 +24,8 @@ One child serves one role at a time, each with the jobs that belong to it:
                  answer, time_model,
                  time_steps,
                  take_timing_set,
+                 rows_taken,
+                 take_all_rows,
                  repeat,
                  timed_output,
                  kept_outputs,

@@ -68,6 +68,24 @@ class Pair:
         self._producer.kill()
         self._judge.kill()
 
+    def rows_taken(self) -> dict[str, tuple[int, int]]:
+        """Return at which numbers of rows the contender says that it takes kernels, by way."""
+        found = self._told("rows_taken")
+        return {way: tuple(rows) for way, rows in found.get("rows", {}).items()}
+
+    def takes_all_rows(self) -> bool:
+        """Let the contender take its kernels at any number of rows; False if a process ended."""
+        if not (self._judge.is_alive and self._producer.is_alive):
+            return False
+        self._told("take_all_rows")
+        return True
+
+    def _told(self, job: str) -> dict[str, Any]:
+        try:
+            return self._producer.call(job, {}, timeout_s=self._most_s).data
+        except (WorkerCrashed, WorkerTimeout, JobFailed):
+            return {}  # the next question tells why
+
     def answers(
         self, probes: Sequence[Probe], seconds: dict[str, float], *, is_alone: bool
     ) -> Generator[ProbeResult, None, bool]:
