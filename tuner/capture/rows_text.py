@@ -56,9 +56,10 @@ _FUSED_ROWS = None  # fewest and most, where PyTorch was measured to be faster e
 
 def takes_rows(module, inputs, batched):
     # Whether kernels were measured to be as fast as PyTorch at so many rows of what is batched.
-    if not isinstance(batched, torch.Tensor) or not batched.dim():
+    shape = getattr(batched, "shape", ())
+    if not shape:
         return True  # for usual_state to refuse
-    rows = batched.size(0)
+    rows = shape[0]
     fewest, most = _FUSED_ROWS["call"]
     takes_call = fewest <= rows <= most
     if not torch.is_grad_enabled():

@@ -21,6 +21,7 @@ from tuner.evaluate.timers import Call
 from tuner.intervals import median_interval
 from tuner.machine.host import usable_memory_bytes
 from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.draws import Distribution
 from tuner.problem.modes import put_into
 from tuner.problem.reference import Problem
 from tuner.wording import one_line
@@ -134,7 +135,7 @@ class BatchTimes:
                 if rows > tuned_rows and not self._has_room(rows / tuned_rows):
                     break
                 try:
-                    calls = self._calls(rows, way)
+                    calls = self.calls(rows, way)
                     begun_s = time.perf_counter()
                     found += self._at(rows, way, calls, left_s)
                 except (RuntimeError, ValueError, ProblemError) as error:
@@ -147,16 +148,26 @@ class BatchTimes:
                 last = (found[-1].baseline_us + found[-1].latency_us) / 1e6 / rows
         return found
 
-    def _calls(self, rows: int, way: Way) -> list[Callable[[], object]]:
-        """Return the reference's call and the file's, which were made once."""
-        inputs = self._problem.make_inputs(WEIGHT_SEED, batch=rows, device=self._device)
+    def calls(
+        self, rows: int, way: Way, distribution: Distribution = "as_given"
+    ) -> list[Callable[[], object]]:
+        """Return the reference's call and the file's, which were made once; see `arithmetic`.
+
+        Raises:
+            ProblemError: there are no such inputs.
+            RuntimeError: memory ran out, or nothing has gradients (then without a message).
+            ValueError: the reference takes no such inputs.
+        """
+        inputs = self._problem.make_inputs(
+            WEIGHT_SEED, distribution=distribution, batch=rows, device=self._device
+        )
         functions = [
             step_of(model) if way == "step" else _call_of(model)
             for model in (self._reference, self._file)
         ]
         calls: list[Callable[[], object]]
         calls = [functools.partial(function, inputs) for function in functions]
-        with self._as(way):
+        with self.arithmetic(way):
             for call in calls:
                 call()
         return calls
@@ -165,7 +176,7 @@ class BatchTimes:
         self, rows: int, way: Way, calls: Sequence[Callable[[], object]], left_s: float
     ) -> list[AtBatch]:
         kinds = (False, True) if self._device.startswith("cuda") else (False,)
-        with self._as(way):
+        with self.arithmetic(way):
             return [
                 beside(
                     calls, self._device,
@@ -175,7 +186,8 @@ class BatchTimes:
             ]  # fmt: skip
 
     @contextmanager
-    def _as(self, way: Way) -> Iterator[None]:
+    def arithmetic(self, way: Way) -> Iterator[None]:
+        """Have gradients enabled for steps alone, and the accuracy class's own arithmetic."""
         import torch
 
         with torch.set_grad_enabled(way == "step"), math_mode(self._accuracy):
