@@ -13,13 +13,14 @@ from typing import Literal
 from pydantic import ConfigDict
 
 __all__ = [
-    "ANY_ROWS", "NO_ROWS", "WORST", "AtBatch", "ByBatch", "Way", "batches_of", "rows_taken",
-    "without_steps_in",
+    "ANY_ROWS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch", "ByBatch", "Way", "batches_of",
+    "least_of", "rows_taken", "without_steps_in",
 ]  # fmt: skip
 
 Way = Literal["call", "step"]
 """A call of forward, or a step of training: forward, and gradients of inputs and weights."""
 
+WAYS: dict[Way, str] = {"call": "calls", "step": "steps of training"}
 MOST = 2**63 - 1  # no tensor has more rows
 ANY_ROWS = (1, MOST)
 NO_ROWS = (MOST, 0)
@@ -82,8 +83,8 @@ class ByBatch:
     def words(self) -> tuple[str, ...]:
         """Say where the module's own forward runs: a line for calls, one for steps."""
         lines = []
-        for way, what in (("call", "calls"), ("step", "steps of training")):
-            fewest, most = self.rows.get(way, ANY_ROWS)  # type: ignore[call-overload]
+        for way, what in WAYS.items():
+            fewest, most = self.rows.get(way, ANY_ROWS)
             if fewest > most:
                 lines.append(f"{what}: PyTorch's own at any number of rows")
                 continue
@@ -92,6 +93,24 @@ class ByBatch:
             if where:
                 lines.append(f"{what}: the module's own forward {' and '.join(where)}")
         return tuple(lines)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Return the words, and the speed-up of the kernels at each number of rows."""
+        found = list(self.words)
+        for way, what in WAYS.items():
+            numbers = [f"{at.num_rows}: {at.speedup:.2f}x" for at in least_of(self.measured, way)]
+            if numbers:
+                found.append(f"speed-up of {what} by kernels, by rows: {', '.join(numbers)}")
+        return tuple(found)
+
+
+def least_of(measured: Sequence[AtBatch], way: Way) -> list[AtBatch]:
+    """Return the worse record of each number of rows, few rows first."""
+    found: dict[int, AtBatch] = {}
+    for at in sorted((at for at in measured if at.way == way), key=lambda at: -at.speedup):
+        found[at.num_rows] = at
+    return [found[rows] for rows in sorted(found)]
 
 
 def batches_of(tuned_rows: int) -> list[int]:

@@ -163,6 +163,7 @@ class ExportFile:
             baseline_us=entry.baseline_us,
             num_throttled=entry.num_throttled,
             rewrites=self.rewrites,
+            by_batch=self.by_batch,
             seconds=samples_s,
             effort=planned.config.effort,
             clocks=clocks_of(planned.device.torch_name),
@@ -241,7 +242,7 @@ def export_of(
             flags=flags[candidate.language],
             provenance=[
                 *_provenance(planned, toolchain, trial.number, entry, run_path),
-                *(f"  {line}" for line in (by_batch.words if by_batch else ())),
+                *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
                 *(f"  less than asked for: {remark}" for remark in remarks),
             ],
             standing=standing,

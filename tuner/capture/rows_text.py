@@ -61,11 +61,11 @@ def takes_rows(module, inputs, batched):
         return True  # for usual_state to refuse
     rows = shape[0]
     fewest, most = _FUSED_ROWS["call"]
-    takes_call = fewest <= rows <= most
+    takes_call = not (rows < fewest or rows > most)  # a bool of its own, also for a compiler
     if not torch.is_grad_enabled():
         return takes_call
     fewest, most = _FUSED_ROWS["step"]
-    takes_step = fewest <= rows <= most
+    takes_step = not (rows < fewest or rows > most)
     if takes_step == takes_call:
         return takes_call
     is_step = wants_gradients(inputs) or wants_gradients(module.parameters())
