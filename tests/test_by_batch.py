@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cpu_machine import FACTS, GPP
+from full_runs import by_batch, make_result, make_run, make_trials, page_of
 from test_any_module import assert_as_exact, in_float64, text_of
 from test_cheats import CHEATS, task_of
 from test_steps import Taken, gradients
@@ -40,6 +41,9 @@ from tuner.export.module import export_text
 from tuner.kernel.toolchain import Toolchain
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.reference import load_problem
+from tuner.ranking import remarks_on
+from tuner.review.rows_figure import rows_caption, rows_figure, rows_table
+from tuner.review.summary import summary
 from tuner.run import Run, create_run
 from tuner.trial import Check, Finalist, from_json, to_json
 
@@ -98,10 +102,12 @@ def test_calls_and_steps_are_decided_apart_and_said_in_words():
     assert found.rows == {"call": ANY_ROWS, "step": (8, 8)}
     words = "steps of training: the module's own forward below 8 rows and above 8 rows"
     assert found.words == (words,)
+    assert found.brief == "kernels run at any number of rows in calls, at 8 to 8 rows in steps"
     assert from_json(ByBatch, to_json(found)) == found
     fewer = without_steps_in(found)
     assert fewer.words == ("steps of training: PyTorch's own at any number of rows",)
     assert {one.way for one in fewer.measured} == {"call"}
+    assert fewer.brief == "kernels run at any number of rows in calls, never in steps"
     everywhere = [at(n, 2.0, way=way) for n in (1, 8) for way in ("call", "step")]
     assert rows_taken(everywhere, 8) == {} and not ByBatch(8).words
 
@@ -322,6 +328,38 @@ def test_a_measurement_that_fails_keeps_kernels_from_the_tuned_size_on(run, tmp_
 def test_records_of_runs_before_are_read():
     old = '{"trial": 3, "check": {"is_accepted": true, "accuracy": "float32"}}'
     assert from_json(Finalist, old).by_batch is None
+
+
+# ---- what is shown ---------------------------------------------------------------------------
+
+
+def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_path):
+    found = by_batch()
+    calls, steps = rows_figure(found).data
+    assert list(calls.x) == [1, 16, 64, 256, 1024, 4096] and calls.y[2] == 1.1
+    hollow = [symbol.endswith("-open") for symbol in (*calls.marker.symbol, *steps.marker.symbol)]
+    assert hollow == [True] * 2 + [False] * 4 + [True] * 4 + [False] * 2
+    assert rows_caption(found).endswith(
+        "Calls: the module's own forward below 64 rows; "
+        "steps of training: the module's own forward below 1024 rows."
+    )
+    table = rows_table(found)
+    assert [line[0] for line in table] == ["1", "16", "64", "256", "1,024", "4,096"]
+    assert table[2] == [
+        "64", "1.100x (0.990x to 1.210x)", "kernels", "0.440x (0.396x to 0.484x)", "PyTorch",
+    ]  # fmt: skip
+    trials = make_trials(30)
+    run = make_run(tmp_path, trials, make_result(trials))
+    shown = summary(run)
+    line = "kernels run from 64 rows on in calls, from 1024 rows on in steps"
+    exported = make_result(trials).exported
+    assert exported is not None and any(line in remark for remark in remarks_on(exported))
+    assert shown.rows == line
+    page = page_of(run)
+    assert f"{line}; elsewhere the module's own forward does" in page.text
+    assert page.data["charts"]["rows"]["figure"]["data"]
+    (table_shown,) = [t for name, t in page.tables.items() if "what the file runs there" in name]
+    assert table_shown[1:] == table
 
 
 # ---- what is checked -------------------------------------------------------------------------

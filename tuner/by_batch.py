@@ -95,6 +95,21 @@ class ByBatch:
         return tuple(lines)
 
     @property
+    def brief(self) -> str:
+        """Say the same in a line of a terminal; empty where kernels are taken everywhere."""
+        parts = []
+        for way in WAYS if self.rows else ():
+            fewest, most = self.rows.get(way, ANY_ROWS)
+            if fewest > most:
+                where = "never"
+            elif most == MOST:
+                where = f"from {fewest} rows on" if fewest > 1 else "at any number of rows"
+            else:
+                where = f"at {fewest} to {most} rows"
+            parts.append(f"{where} in {way}s")
+        return f"kernels run {', '.join(parts)}" if parts else ""
+
+    @property
     def lines(self) -> tuple[str, ...]:
         """Return the words, and the speed-up of the kernels at each number of rows."""
         found = list(self.words)
