@@ -28,8 +28,8 @@ from tuner.by_batch import (
     rows_taken,
     without_steps_in,
 )
-from tuner.capture.rows_text import ROWS_NAME, has_rows, with_rows
-from tuner.capture.step_text import takes_steps
+from tuner.capture.rows_text import ROWS_NAME, has_rows, ways_in, with_rows
+from tuner.capture.step_text import without_steps
 from tuner.evaluate import exposed
 from tuner.evaluate.batch_times import BatchTimes, beside
 from tuner.evaluate.contender import Contender
@@ -240,7 +240,9 @@ def test_kernels_run_at_the_rows_that_the_file_says_and_the_reference_elsewhere(
 def test_the_line_is_read_at_each_call_and_compiles_with_the_module(tmp_path):
     made = Taken(tmp_path, GATE)
     text = made.family.model_new
-    assert has_rows(text) and takes_steps(text) and with_rows(text, None) == text
+    assert has_rows(text) and with_rows(text, None) == text
+    assert ways_in(text) == ("call", "step")
+    assert ways_in(without_steps(text)) == ("call",)
     told = with_rows(text, {"call": (8, MOST), "step": NO_ROWS})
     assert f"\n{ROWS_NAME} = {{'call': (8, {MOST}), 'step': ({MOST}, 0)}}  # fewest" in told
     assert with_rows(told, None) == text
@@ -343,7 +345,8 @@ def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_
         "Calls: the module's own forward below 64 rows; "
         "steps of training: the module's own forward below 1024 rows."
     )
-    table = rows_table(found)
+    head, table = rows_table(found)
+    assert head == ["rows", "calls", "calls run", "steps of training", "steps of training run"]
     assert [line[0] for line in table] == ["1", "16", "64", "256", "1,024", "4,096"]
     assert table[2] == [
         "64", "1.100x (0.990x to 1.210x)", "kernels", "0.440x (0.396x to 0.484x)", "PyTorch",
@@ -359,7 +362,7 @@ def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_
     assert f"{line}; elsewhere the module's own forward does" in page.text
     assert page.data["charts"]["rows"]["figure"]["data"]
     (table_shown,) = [t for name, t in page.tables.items() if "what the file runs there" in name]
-    assert table_shown[1:] == table
+    assert table_shown == [head, *table]
 
 
 # ---- what is checked -------------------------------------------------------------------------

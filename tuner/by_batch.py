@@ -17,10 +17,13 @@ __all__ = [
     "least_of", "rows_taken", "without_steps_in",
 ]  # fmt: skip
 
-Way = Literal["call", "step"]
-"""A call of forward, or a step of training: forward, and gradients of inputs and weights."""
+Way = Literal["call", "step", "eval"]
+"""A call of forward, a step of training (forward, and gradients of inputs and weights), or a call
+in eval mode, where a file has kernels of its own for that."""
 
-WAYS: dict[Way, str] = {"call": "calls", "step": "steps of training"}
+WAYS: dict[Way, str] = {
+    "call": "calls", "step": "steps of training", "eval": "calls in eval mode",
+}  # fmt: skip
 MOST = 2**63 - 1  # no tensor has more rows
 ANY_ROWS = (1, MOST)
 NO_ROWS = (MOST, 0)
@@ -106,7 +109,8 @@ class ByBatch:
                 where = f"from {fewest} rows on" if fewest > 1 else "at any number of rows"
             else:
                 where = f"at {fewest} to {most} rows"
-            parts.append(f"{where} in {way}s")
+            if way in self.rows:
+                parts.append(f"{where} in {'eval mode' if way == 'eval' else f'{way}s'}")
         return f"kernels run {', '.join(parts)}" if parts else ""
 
     @property
@@ -148,7 +152,7 @@ def rows_taken(
     Args:
         measured: one or two for each number of rows and way; the worse one counts.
         tuned_rows: the size that was tuned.
-        ways: in which the file has kernels; it takes none in others.
+        ways: in which the file has kernels; it takes none in other calls and steps.
     """
     found: dict[Way, tuple[int, int]] = {"call": NO_ROWS, "step": NO_ROWS}
     for way in ways:

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from tuner.by_batch import ByBatch, Way, without_steps_in
-from tuner.capture.rows_text import has_rows, with_rows
-from tuner.capture.step_text import takes_steps, without_steps
+from tuner.capture.rows_text import has_rows, ways_in, with_rows
+from tuner.capture.step_text import without_steps
 from tuner.errors import StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.task import asked, new_worker
@@ -229,7 +229,9 @@ def export_of(
     rows = None if by_batch is None else dict(by_batch.rows) or None
     family = replace(planned.family, model_new=with_rows(model_new, rows))
     again = partial(export_of, planned, toolchain, trial, path, run_path)
-    has_steps = takes_steps(model_new) and candidate.plan.also.get("gradients", True) is not None
+    ways = ways_in(model_new)
+    if candidate.plan.also.get("gradients", True) is None:  # this template has none
+        ways = tuple(way for way in ways if way != "step")
     flags = {"cuda": toolchain.cuda_flags, "cpp": toolchain.cpp_flags, "triton": ()}
     reference = planned.reference.read_text(encoding="utf-8")
 
@@ -253,7 +255,7 @@ def export_of(
         planned, run_path, name, trial.number, path, candidate.is_deterministic, text_of,
         _rewrites(planned),
         with_batches=again if by_batch is None and has_rows(model_new) else None,
-        ways=("call", "step") if has_steps else ("call",),
+        ways=ways,
         by_batch=by_batch,
         compiled_as="" if by_batch is None else again().code_sha256,
     )  # fmt: skip

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from tuner.capture.families import Matched
 from tuner.capture.graph import Graph
 from tuner.capture.module_text import asks_rows_of, state_text, usual_text
+from tuner.capture.rows_text import without_rows
 
 __all__ = ["has_clash", "matched_text"]
 
@@ -66,7 +67,7 @@ def matched_text(
     given = [f"            {mine!r}: {source[its]},\n" for mine, its in matched.state.items()]
     return _MODULE.format(
         usual=usual_text(graph, reference, settings, has_modes, batch, has_calls=False),
-        family=re.sub(r"\bModelNew\b", _NAME, family).strip(),
+        family=re.sub(r"\bModelNew\b", _NAME, without_rows(family)).strip(),
         init=_text_of(matched.init_inputs),
         numbers=dict(matched.settings),
         view=view,

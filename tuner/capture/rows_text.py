@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from tuner.by_batch import Way
 
-__all__ = ["ROWS_NAME", "ROWS_TEXT", "asks_rows", "has_rows", "with_rows"]
+__all__ = [
+    "ROWS_NAME", "ROWS_TEXT", "asks_rows", "has_rows", "ways_in", "with_rows", "without_rows",
+]  # fmt: skip
 
 ROWS_NAME = "_FUSED_ROWS"  # of that line
 
@@ -30,7 +32,7 @@ def with_rows(model_new: str, rows: Mapping[Way, tuple[int, int]] | None) -> str
 
     Args:
         model_new: the text; one whose inputs have fixed sizes is returned as it is.
-        rows: the fewest and the most, of a `call` and of a `step` of training; None takes any.
+        rows: the fewest and the most, by way; None takes any.
     """
     return _ROWS_LINE.sub(f"{ROWS_NAME} = {rows!r}  #", model_new, count=1)
 
@@ -40,6 +42,25 @@ def has_rows(model_new: str) -> bool:
     return _ROWS_LINE.search(model_new) is not None
 
 
+def ways_in(model_new: str) -> tuple[Way, ...]:
+    """Return the ways to call a module for which its text has kernels.
+
+    A text that was generated says whether it takes steps; one around a family's operator has
+    those of one mode, and one that was written by hand what it asks for.
+    """
+    is_matched, is_generated = "_OPERATOR = " in model_new, "def usual_state(" in model_new
+    has_steps = is_matched or not is_generated or "_TAKES_STEPS = True" in model_new
+    ways: tuple[Way, ...] = ("call", "step") if has_steps else ("call",)
+    return ways if is_generated else (*ways, "eval")
+
+
+def without_rows(model_new: str) -> str:
+    """Return the text of a family's module that leaves it to another one which rows it takes."""
+    return _ASKED.sub("", _ROWS_LINE_WHOLE.sub("", model_new))
+
+
+_ROWS_LINE_WHOLE = re.compile(rf"^{ROWS_NAME} = .*\n\n*", re.MULTILINE)
+_ASKED = re.compile(rf"^        if {ROWS_NAME} and not .*\n            return .*\n", re.MULTILINE)
 _ROWS_LINE = re.compile(rf"^{ROWS_NAME} = .*?  #", re.MULTILINE)
 
 

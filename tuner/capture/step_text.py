@@ -19,7 +19,7 @@ from tuner.capture.module_text import (
 )  # fmt: skip
 from tuner.capture.stages import Stages, stages_of
 
-__all__ = ["StepPlan", "planned", "step_text", "takes_steps", "without_steps"]
+__all__ = ["StepPlan", "planned", "step_text", "without_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +185,6 @@ def _made(graph: Graph, stages: Stages) -> dict[str, str]:
 def without_steps(model_new: str) -> str:
     """Return a module's text that leaves steps of training to the reference."""
     return model_new.replace("_TAKES_STEPS = True", "_TAKES_STEPS = False", 1)
-
-
-def takes_steps(model_new: str) -> bool:
-    """Whether a module's text has kernels for steps of training, generated or a family's."""
-    return "_TAKES_STEPS = True" in model_new or "_OPERATOR = " in model_new
 
 
 _STEP = """\

@@ -187,11 +187,19 @@ class BatchTimes:
 
     @contextmanager
     def arithmetic(self, way: Way) -> Iterator[None]:
-        """Have gradients enabled for steps alone, and the accuracy class's own arithmetic."""
+        """Have gradients for steps alone, the way's mode and the accuracy class's arithmetic."""
         import torch
 
-        with torch.set_grad_enabled(way == "step"), math_mode(self._accuracy):
-            yield
+        parts = [part for model in (self._reference, self._file) for part in model.modules()]
+        modes = [part.training for part in parts]
+        for part in parts if way == "eval" else ():
+            part.training = False
+        try:
+            with torch.set_grad_enabled(way == "step"), math_mode(self._accuracy):
+                yield
+        finally:
+            for part, mode in zip(parts, modes, strict=True):
+                part.training = mode
 
     def _has_room(self, times: float) -> bool:
         """Whether memory holds so many times the inputs and outputs of the tuned size."""

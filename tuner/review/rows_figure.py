@@ -10,7 +10,7 @@ from tuner.review.words import ratio_words, us_words
 
 __all__ = ["is_taken", "rows_caption", "rows_figure", "rows_table"]
 
-MARKS = {"call": (ACCENT, "circle"), "step": TEMPLATE_MARKS[1]}
+MARKS = {"call": (ACCENT, "circle"), "step": TEMPLATE_MARKS[1], "eval": TEMPLATE_MARKS[2]}
 
 
 def is_taken(found: ByBatch, way: Way, num_rows: int) -> bool:
@@ -75,21 +75,21 @@ def rows_figure(found: ByBatch) -> Any:
     return figure
 
 
-def rows_table(found: ByBatch) -> list[list[str]]:
-    """Return a row for each number of rows: calls, steps, and what the file does there."""
+def rows_table(found: ByBatch) -> tuple[list[str], list[list[str]]]:
+    """Return the head, and a row for each number of rows: speed-ups, and what runs there."""
     by_way = {way: {at.num_rows: at for at in least_of(found.measured, way)} for way in WAYS}
+    by_way = {way: known for way, known in by_way.items() if known}
+    head = ["rows", *(name for way in by_way for name in (WAYS[way], f"{WAYS[way]} run"))]
     table = []
     for rows in sorted({at.num_rows for at in found.measured}):
         line = [f"{rows:,}"]
         for way, known in by_way.items():
             at = known.get(rows)
-            line.append(
-                ""
-                if at is None
-                else f"{ratio_words(at.speedup)} ({ratio_words(at.low)} to {ratio_words(at.high)})"
-            )
-            line.append(
-                "" if at is None else "kernels" if is_taken(found, way, rows) else "PyTorch"
-            )
+            if at is None:
+                line += ["", ""]
+                continue
+            ends = f"{ratio_words(at.low)} to {ratio_words(at.high)}"
+            who = "kernels" if is_taken(found, way, rows) else "PyTorch"
+            line += [f"{ratio_words(at.speedup)} ({ends})", who]
         table.append(line)
-    return table
+    return head, table

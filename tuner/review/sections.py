@@ -63,8 +63,8 @@ def _by_rows(facts: Facts) -> dict[str, Any] | None:
     found = facts.proof.by_batch if facts.proof is not None else None
     if found is None or not found.measured:
         return None
-    head = ["rows", "calls", "calls run", "steps of training", "steps run"]
-    return {"head": head, "numeric": ["rows"], "rows": rows_table(found)}
+    head, rows = rows_table(found)
+    return {"head": head, "numeric": ["rows"], "rows": rows}
 
 
 def _change_words(before: float | None, after: float | None) -> str:
