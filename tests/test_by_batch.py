@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,7 +32,7 @@ from tuner.by_batch import (
 from tuner.capture.rows_text import ROWS_NAME, has_rows, ways_in, with_rows
 from tuner.capture.step_text import without_steps
 from tuner.evaluate import exposed
-from tuner.evaluate.batch_times import BatchTimes, beside
+from tuner.evaluate.batch_times import BatchTimes, Turns
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.exposed import ExposedTimer
 from tuner.evaluate.race import finalist
@@ -141,7 +142,8 @@ def clock(monkeypatch) -> Clock:
 
 
 def test_a_speed_up_is_of_the_calls_own_times(clock):
-    found = beside([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
+    turns = Turns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
+    found = turns.take(5)
     assert (found.baseline_us, found.latency_us) == (30.0, 20.0)
     assert found.speedup == pytest.approx(1.5) and found.low == pytest.approx(1.5)
 
@@ -153,6 +155,20 @@ def test_other_programs_stretch_a_few_calls_and_no_time(clock):
         clock.now_us += 10_000.0 if next(number) % 5 == 0 else 10.0
 
     assert ExposedTimer("cpu", 10).samples(lambda _: disturbed(), 3) == [10.0] * 3
+
+
+def test_more_turns_are_taken_where_it_is_not_clear(clock):
+    uneven = itertools.cycle([10.0, 40.0])
+
+    def scattered() -> None:
+        clock.now_us += next(uneven)
+
+    turns = Turns([scattered, clock.call(20.0)], "cpu", num_rows=4, way="call")
+    turns.take(7)
+    while turns.may_learn:
+        turns.take(7)
+    clear = Turns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
+    assert clear.take(7).is_won and not clear.may_learn
 
 
 GATE = "rms_norm_gate"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from tuner.wording import one_line
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BatchTimes", "beside"]
+__all__ = ["FEW_ROUNDS", "BatchTimes", "Turns"]
 
 ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of another program
 MOST_IN_A_ROW = 24
@@ -40,16 +39,8 @@ HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies 
 SHARE_OF_MEMORY = 0.3
 
 
-def beside(
-    calls: Sequence[Callable[[], object]],
-    device: str,
-    *,
-    num_rows: int,
-    way: Way,
-    is_idle: bool = False,
-    most_s: float = math.inf,
-) -> AtBatch:
-    """Time two calls in turns, the reference's first, until it is known or the time is up.
+class Turns:
+    """Two calls, the reference's first, that take turns at one number of rows.
 
     Both should have been called before: what is loaded or compiled then is none of their time.
 
@@ -59,29 +50,58 @@ def beside(
         num_rows: for the record.
         way: for the record.
         is_idle: whether the device is idle before each call.
-        most_s: seconds after which no further turns are begun; a few are taken anyway.
     """
-    begun_s = time.perf_counter()
-    numbered = [_numbered(call) for call in calls]
-    few = ExposedTimer(device, FEW_CALLS)
-    call_s = statistics.fmean(few.samples(call, 1)[0] for call in numbered) / 1e6
-    num_calls = 1 if is_idle else max(1, min(MOST_IN_A_ROW, round(ROW_S / max(call_s, 1e-7))))
-    timer = ExposedTimer(device, num_calls)
-    is_slow = 4 * FEW_ROUNDS * num_calls * call_s > most_s
-    num_rounds = LEAST_ROUNDS if is_slow else MOST_ROUNDS if is_idle else FEW_ROUNDS
-    pairs: list[tuple[float, float]] = []
-    while True:
-        turns = interleave(numbered, timer, num_rounds)
-        pairs += list(zip(*turns, strict=True))
-        interval = median_interval(pairs)
-        baseline_us, latency_us = (statistics.median(side) for side in zip(*pairs, strict=True))
-        found = AtBatch(
-            num_rows, way, is_idle, interval.speedup, interval.low, interval.high,
-            baseline_us, latency_us,
+
+    def __init__(
+        self,
+        calls: Sequence[Callable[[], object]],
+        device: str,
+        *,
+        num_rows: int,
+        way: Way,
+        is_idle: bool = False,
+    ) -> None:
+        self._calls = [_numbered(call) for call in calls]
+        self.num_rows, self._way, self._is_idle = num_rows, way, is_idle
+        few = ExposedTimer(device, FEW_CALLS)
+        call_s = statistics.fmean(few.samples(call, 1)[0] for call in self._calls) / 1e6
+        num_calls = max(1, min(MOST_IN_A_ROW, round(ROW_S / max(call_s, 1e-7))))
+        self._timer = ExposedTimer(device, 1 if is_idle else num_calls)
+        self._pairs: list[tuple[float, float]] = []
+
+    def take(self, num_rounds: int) -> AtBatch:
+        """Take so many turns more, thrice as many of one call; return what all of them say."""
+        num_rounds *= 3 if self._is_idle else 1
+        turns = interleave(self._calls, self._timer, num_rounds)
+        self._pairs += list(zip(*turns, strict=True))
+        return self.found
+
+    @property
+    def found(self) -> AtBatch:
+        """What all turns say."""
+        interval = median_interval(self._pairs)
+        sides = zip(*self._pairs, strict=True)
+        baseline_us, latency_us = (statistics.median(side) for side in sides)
+        return AtBatch(
+            self.num_rows, self._way, self._is_idle, interval.speedup, interval.low,
+            interval.high, baseline_us, latency_us,
         )  # fmt: skip
-        is_over = time.perf_counter() - begun_s > most_s or len(pairs) >= MOST_ROUNDS
-        if is_over or found.is_clear:
-            return found
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether more turns may change what is decided."""
+        most = MOST_ROUNDS * (3 if self._is_idle else 1)
+        return not self.found.is_clear and len(self._pairs) < most
+
+
+def _deciding(known: Sequence[Turns]) -> Turns | None:
+    """Return the turns of the most rows that are not clear, unless PyTorch wins above them."""
+    for turns in sorted(known, key=lambda turns: -turns.num_rows):
+        if turns.may_learn:
+            return turns
+        if not turns.found.is_won:
+            return None
+    return None
 
 
 def _call_of(model: torch.nn.Module) -> Callable[[Sequence[object]], object]:
@@ -118,7 +138,8 @@ class BatchTimes:
     def measured(self, ways: Sequence[Way], most_s: float) -> list[AtBatch]:
         """Time one number of rows after the other, few first, while there is time.
 
-        What memory has no room for, or the reference refuses, is left out.
+        What is left of the time goes to those that decide from where on kernels are taken. What
+        memory has no room for, or the reference refuses, is left out.
 
         Args:
             ways: what is timed.
@@ -128,24 +149,34 @@ class BatchTimes:
         assert tuned_rows is not None
         found: list[AtBatch] = []
         for way in ways:
-            left_s, last = most_s / len(ways), 0.0  # and what a turn of one row took, in s
+            known: list[Turns] = []  # of fewer rows than the tuned size
+            left_s, last_s = most_s / len(ways), 0.0  # and what a turn of one row took
             for rows in batches_of(tuned_rows):
-                if 2 * LEAST_ROUNDS * last * rows > left_s:
+                if 2 * LEAST_ROUNDS * last_s * rows > left_s:
                     break
                 if rows > tuned_rows and not self._has_room(rows / tuned_rows):
                     break
                 try:
                     calls = self.calls(rows, way)
                     begun_s = time.perf_counter()
-                    found += self._at(rows, way, calls, left_s)
+                    new = self._turns(rows, way, calls, left_s, last_s)
                 except (RuntimeError, ValueError, ProblemError) as error:
                     if rows == tuned_rows:
                         self.failures[way] = one_line(str(error), 200)
                     if rows >= tuned_rows:  # memory; for more rows there is less
                         break
                     continue
+                if rows < tuned_rows:
+                    known += new
+                else:
+                    found += [turns.found for turns in new]
                 left_s -= time.perf_counter() - begun_s
-                last = (found[-1].baseline_us + found[-1].latency_us) / 1e6 / rows
+                last_s = sum(turns.found.baseline_us for turns in new) / 1e6 / rows
+            until_s = time.perf_counter() + left_s
+            with self.arithmetic(way):
+                while (turns := _deciding(known)) and time.perf_counter() < until_s:
+                    turns.take(FEW_ROUNDS)
+            found += [turns.found for turns in known]
         return found
 
     def calls(
@@ -172,18 +203,24 @@ class BatchTimes:
                 call()
         return calls
 
-    def _at(
-        self, rows: int, way: Way, calls: Sequence[Callable[[], object]], left_s: float
-    ) -> list[AtBatch]:
+    def _turns(
+        self,
+        rows: int,
+        way: Way,
+        calls: Sequence[Callable[[], object]],
+        left_s: float,
+        row_s: float,
+    ) -> list[Turns]:
+        """Return turns that were begun: a few, or the least where one takes long."""
+        is_slow = 4 * FEW_ROUNDS * row_s * rows > left_s
         kinds = (False, True) if self._device.startswith("cuda") else (False,)
+        found = []
         with self.arithmetic(way):
-            return [
-                beside(
-                    calls, self._device,
-                    num_rows=rows, way=way, is_idle=is_idle, most_s=left_s / len(kinds),
-                )
-                for is_idle in kinds
-            ]  # fmt: skip
+            for is_idle in kinds:
+                turns = Turns(calls, self._device, num_rows=rows, way=way, is_idle=is_idle)
+                turns.take(LEAST_ROUNDS if is_slow else FEW_ROUNDS)
+                found.append(turns)
+        return found
 
     @contextmanager
     def arithmetic(self, way: Way) -> Iterator[None]:
