@@ -13,19 +13,26 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tuner.by_batch import ANY_ROWS, AtBatch, ByBatch, Way, rows_taken
+from tuner.capture.rows_text import has_rows
 from tuner.errors import TunerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.task import asked, new_worker
 from tuner.exporting import ExportFile
 from tuner.machine.turns import turns_of
+from tuner.planning import Planned
 from tuner.run import Run, RunWriter
 from tuner.trial import from_json
 from tuner.wording import one_line
 
-__all__ = ["Batching"]
+__all__ = ["Batching", "seconds_of"]
 
 MEASURED_S = {"quick": 4.0, "normal": 6.0, "thorough": 15.0}  # by effort
 MOST_S = 2 * CALL_TIMEOUT_S  # with all that is compiled at first calls
+
+
+def seconds_of(planned: Planned) -> float:
+    """Return what measuring one file takes, 0 where its sizes are fixed."""
+    return MEASURED_S[planned.config.effort] if has_rows(planned.family.model_new) else 0.0
 
 
 class Batching:

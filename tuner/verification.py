@@ -254,9 +254,8 @@ class Verification:
         return entry
 
     def _known(self, file: ExportFile) -> list[Finalist]:
-        kept = self.batching.known(file)
-        checks = self.run.checks() if kept is not None else []
-        return [e for e in checks if kept and e.key == kept.key and e.check.is_thorough]
+        key = kept.key if (kept := self.batching.known(file)) else ""
+        return [e for e in self.run.checks() if key == e.key != "" and e.check.is_thorough]
 
     def _verdict(self, file: ExportFile) -> Check:
         """Put all probes to a file, as soon as it is compiled; report them while it is shown."""
@@ -282,7 +281,8 @@ class Verification:
         if self.deadline_s is None:
             return False
         one_more = replace(self.schedule, num_finalists=num_accepted + 1)
-        needed_s = one_more.race_s + (self.verifier.seconds or one_more.costs.check_s)
+        check_s = self.verifier.seconds or one_more.costs.check_s
+        needed_s = one_more.race_s + one_more.costs.batches_s + check_s
         return time.monotonic() + needed_s > self.deadline_s
 
     def _reduce(self, what: str) -> None:
