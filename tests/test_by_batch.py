@@ -375,7 +375,7 @@ def test_a_picture_and_a_table_show_each_number_of_rows_and_what_runs_there(tmp_
     assert exported is not None and any(line in remark for remark in remarks_on(exported))
     assert shown.rows == line
     page = page_of(run)
-    assert f"{line}; elsewhere the module's own forward does" in page.text
+    assert f"{line}; elsewhere the module's own forward runs" in page.text
     assert page.data["charts"]["rows"]["figure"]["data"]
     (table_shown,) = [t for name, t in page.tables.items() if "what the file runs there" in name]
     assert table_shown == [head, *table]

@@ -39,7 +39,7 @@ def remarks_on(exported: Finalist) -> list[str]:
             f"[{step.low:.2f}, {step.high:.2f}]"
         )
     if exported.by_batch is not None and (told := exported.by_batch.brief):
-        remarks.append(f"{told}; elsewhere the module's own forward does, which was faster there")
+        remarks.append(f"{told}; elsewhere the module's own forward runs")
     if exported.step_failure:
         remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks
