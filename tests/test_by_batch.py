@@ -228,7 +228,8 @@ def test_kernels_run_at_the_rows_that_the_file_says_and_the_reference_elsewhere(
     module = made.module
     module["fused_op"] = counted("kernels", module["fused_op"])
     module["Model"].forward = counted("reference", module["Model"].forward)
-    module[ROWS_NAME] = {"call": (8, 64), "step": (16, 40)}
+    told = with_rows(made.family.model_new, {"call": (8, 64), "step": (16, 40)})
+    exec(re.search(rf"^{ROWS_NAME} = .*\n_LEAST_ROWS = .*$", told, re.MULTILINE)[0], module)
     expected = {1: "reference", 7: "reference", 8: "kernels", 64: "kernels", 65: "reference"}
     for rows, who in expected.items():
         inputs = made.inputs(3, rows)
@@ -262,7 +263,7 @@ def test_the_line_is_read_at_each_call_and_compiles_with_the_module(tmp_path):
     told = with_rows(text, {"call": (8, MOST), "step": NO_ROWS})
     assert f"\n{ROWS_NAME} = {{'call': (8, {MOST}), 'step': ({MOST}, 0)}}  # fewest" in told
     assert with_rows(told, None) == text
-    made.module[ROWS_NAME] = {"call": (8, MOST), "step": NO_ROWS}
+    made.module |= {ROWS_NAME: {"call": (8, MOST), "step": NO_ROWS}, "_LEAST_ROWS": 8}
     whole = torch.compile(made.mine, backend="eager", fullgraph=True, dynamic=True)
     for rows in (4, 6):  # with symbols for sizes
         inputs = made.inputs(3, rows)

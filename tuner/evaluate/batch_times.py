@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["FEW_ROUNDS", "BatchTimes", "Turns"]
 
 ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of another program
-MOST_IN_A_ROW = 24
+MOST_IN_A_ROW = {"cpu": 8, "cuda": 24}  # few where each is timed, many where they overlap
 FEW_CALLS = 3  # that tell how long a call takes
-FEW_ROUNDS, MOST_ROUNDS = 7, 28  # turns of each; more where it is not known yet
+FEW_ROUNDS, MOST_ROUNDS = 5, 30  # turns of each; more where it is not known yet
 LEAST_ROUNDS = 3  # where a call takes long
 HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies between
 SHARE_OF_MEMORY = 0.3
@@ -65,7 +65,8 @@ class Turns:
         self.num_rows, self._way, self._is_idle = num_rows, way, is_idle
         few = ExposedTimer(device, FEW_CALLS)
         call_s = statistics.fmean(few.samples(call, 1)[0] for call in self._calls) / 1e6
-        num_calls = max(1, min(MOST_IN_A_ROW, round(ROW_S / max(call_s, 1e-7))))
+        most = MOST_IN_A_ROW[device.partition(":")[0]]
+        num_calls = max(1, min(most, round(ROW_S / max(call_s, 1e-7))))
         self._timer = ExposedTimer(device, 1 if is_idle else num_calls)
         self._pairs: list[tuple[float, float]] = []
 
@@ -148,9 +149,12 @@ class BatchTimes:
         tuned_rows = self._problem.num_rows()
         assert tuned_rows is not None
         found: list[AtBatch] = []
-        for way in ways:
+        unspent_s = most_s
+        for num_ways in range(len(ways), 0, -1):
+            way = ways[-num_ways]
             known: list[Turns] = []  # of fewer rows than the tuned size
-            left_s, last_s = most_s / len(ways), 0.0  # and what a turn of one row took
+            left_s, last_s = unspent_s / num_ways, 0.0  # and what a turn of one row took
+            unspent_s -= left_s
             for rows in batches_of(tuned_rows):
                 if 2 * LEAST_ROUNDS * last_s * rows > left_s:
                     break
@@ -177,6 +181,7 @@ class BatchTimes:
                 while (turns := _deciding(known)) and time.perf_counter() < until_s:
                     turns.take(FEW_ROUNDS)
             found += [turns.found for turns in known]
+            unspent_s += max(0.0, until_s - time.perf_counter())
         return found
 
     def calls(
