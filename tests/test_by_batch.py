@@ -31,7 +31,7 @@ from tuner.by_batch import (
 )
 from tuner.capture.rows_text import ROWS_NAME, has_rows, ways_in, with_rows
 from tuner.capture.step_text import without_steps
-from tuner.evaluate import exposed
+from tuner.evaluate import batch_times, exposed
 from tuner.evaluate.batch_times import BatchTimes, Turns
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.exposed import ExposedTimer
@@ -155,6 +155,16 @@ def test_other_programs_stretch_a_few_calls_and_no_time(clock):
         clock.now_us += 10_000.0 if next(number) % 5 == 0 else 10.0
 
     assert ExposedTimer("cpu", 10).samples(lambda _: disturbed(), 3) == [10.0] * 3
+
+
+def test_turns_that_other_programs_disturb_are_repeated_and_decide_nothing(clock, monkeypatch):
+    counts = itertools.count(step=1000)
+    monkeypatch.setattr(batch_times, "num_preempted", lambda: next(counts))
+    turns = Turns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
+    found = turns.take(5)
+    assert found.is_disturbed and found.speedup == pytest.approx(1.5)
+    assert not found.is_won and not found.is_lost and next(counts) >= 8000
+    assert rows_taken([found], 8)["call"] == (8, MOST)
 
 
 def test_more_turns_are_taken_where_it_is_not_clear(clock):

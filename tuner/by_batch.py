@@ -37,7 +37,8 @@ class AtBatch:
 
     `speedup` is the median of PyTorch's time over the kernels', in turns; that median lies from
     `low` to `high` with 95 %. With `is_idle` the device is idle before each call, else calls
-    follow each other; on a CPU there is no difference.
+    follow each other; on a CPU there is no difference. `is_disturbed`: other programs took the
+    processor again and again, so that it decides nothing.
     """
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
@@ -50,21 +51,22 @@ class AtBatch:
     high: float
     baseline_us: float
     latency_us: float
+    is_disturbed: bool = False
 
     @property
     def is_won(self) -> bool:
         """Whether kernels are as fast as PyTorch, or faster, and hardly below in any case."""
-        return self.speedup >= 1.0 and self.low >= WORST
+        return self.speedup >= 1.0 and self.low >= WORST and not self.is_disturbed
 
     @property
     def is_clear(self) -> bool:
         """Whether more turns would hardly change what is decided here."""
-        return self.is_won or self.high < 1.0
+        return self.is_won or (self.high < 1.0 and not self.is_disturbed)
 
     @property
     def is_lost(self) -> bool:
         """Whether kernels are slower, and by more than nobody would see."""
-        return self.speedup < WORST and self.high < 1.0
+        return self.speedup < WORST and self.high < 1.0 and not self.is_disturbed
 
 
 @dataclass(frozen=True, slots=True)

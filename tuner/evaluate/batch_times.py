@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tuner.by_batch import AtBatch, Way, batches_of
 from tuner.check.exercise import outputs_of
 from tuner.errors import ProblemError
-from tuner.evaluate.exposed import ExposedTimer
+from tuner.evaluate.exposed import ExposedTimer, num_preempted
 from tuner.evaluate.measure import interleave
 from tuner.evaluate.steps import step_of
 from tuner.evaluate.timed import WEIGHT_SEED
@@ -34,6 +34,8 @@ ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of an
 MOST_IN_A_ROW = {"cpu": 8, "cuda": 24}  # few where each is timed, many where they overlap
 FEW_CALLS = 3  # that tell how long a call takes
 FEW_ROUNDS, MOST_ROUNDS = 5, 30  # turns of each; more where it is not known yet
+# Turns are repeated where other programs took the processor so often, a few times in all.
+CALLS_PREEMPTED, MOST_PREEMPTED_PER_S, MOST_REPEATED = 0.25, 40.0, 3
 LEAST_ROUNDS = 3  # where a call takes long
 HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies between
 SHARE_OF_MEMORY = 0.3
@@ -67,13 +69,24 @@ class Turns:
         call_s = statistics.fmean(few.samples(call, 1)[0] for call in self._calls) / 1e6
         most = MOST_IN_A_ROW[device.partition(":")[0]]
         num_calls = max(1, min(most, round(ROW_S / max(call_s, 1e-7))))
-        self._timer = ExposedTimer(device, 1 if is_idle else num_calls)
+        self._num_calls = 1 if is_idle else num_calls
+        self._timer = ExposedTimer(device, self._num_calls)
+        self._is_gpu = device.startswith("cuda")  # whose own work no other program stretches
+        self._is_disturbed, self._num_repeated = False, 0
         self._pairs: list[tuple[float, float]] = []
 
     def take(self, num_rounds: int) -> AtBatch:
         """Take so many turns more, thrice as many of one call; return what all of them say."""
         num_rounds *= 3 if self._is_idle else 1
-        turns = interleave(self._calls, self._timer, num_rounds)
+        while True:
+            before, begun_s = num_preempted(), time.perf_counter()
+            turns = interleave(self._calls, self._timer, num_rounds)
+            allowed = CALLS_PREEMPTED * 2 * num_rounds * self._num_calls
+            allowed = max(allowed, MOST_PREEMPTED_PER_S * (time.perf_counter() - begun_s))
+            self._is_disturbed = not self._is_gpu and num_preempted() - before > allowed
+            if not self._is_disturbed or self._num_repeated == MOST_REPEATED:
+                break
+            self._num_repeated += 1
         self._pairs += list(zip(*turns, strict=True))
         return self.found
 
@@ -85,7 +98,7 @@ class Turns:
         baseline_us, latency_us = (statistics.median(side) for side in sides)
         return AtBatch(
             self.num_rows, self._way, self._is_idle, interval.speedup, interval.low,
-            interval.high, baseline_us, latency_us,
+            interval.high, baseline_us, latency_us, self._is_disturbed,
         )  # fmt: skip
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable
 
 from tuner.evaluate.timers import Call, Keep, no_garbage_collection
 
-__all__ = ["ExposedTimer"]
+__all__ = ["ExposedTimer", "num_preempted"]
 
 _now_ns = time.perf_counter_ns  # before any candidate could patch it
 NUM_UNTIMED = 2  # calls before a row that is timed: threads wake up, caches hold its own
@@ -79,3 +80,8 @@ def waiting_for(device: str) -> Callable[[], object]:
 
     synchronize = torch.cuda.synchronize
     return lambda: synchronize(device)
+
+
+def num_preempted() -> int:
+    """Return how often the system took the processor from a thread of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
