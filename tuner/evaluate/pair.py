@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
+from zlib import crc32
 
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
@@ -191,7 +192,8 @@ def side_by_side(
 ) -> Generator[ProbeResult, None, bool]:
     """Yield verdicts as they come of pairs that have a share of the probes each, always the same.
 
-    A judge keeps what it expects of its share for the next contender. After a rejection each pair
+    A judge keeps what it expects of its share, for the next contender and for kernels that are
+    asked once more; so a probe's name alone says whose it is. After a rejection each pair
     answers what it has been asked, which may be an earlier probe.
 
     Returns:
@@ -217,7 +219,8 @@ def side_by_side(
 
     with ThreadPoolExecutor(len(pairs)) as pool:
         for place, pair in enumerate(pairs):
-            pool.submit(put, pair, probes[place :: len(pairs)])
+            mine = [probe for probe in probes if crc32(probe.name.encode()) % len(pairs) == place]
+            pool.submit(put, pair, mine)
         try:
             num_ended = 0
             while num_ended < len(pairs):
