@@ -258,18 +258,25 @@ def is_in_range(x, size, ignored):
         inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
     on_cpu = str(fused_device).startswith("cpu")
     settings, state = contents_of(module, {has_modes}, _PUBLIC)
-    tensors = (*inputs, *state.values())
-    if torch.overrides.has_torch_function(tensors):
+    if settings != _SETTINGS or len(state) != len(_FORMS):
         return None
-    for x in tensors:
-        if not isinstance(x, torch.Tensor) or not (x.is_cpu if on_cpu else x.is_cuda):
+    for x in inputs:
+        if not isinstance(x, torch.Tensor):
             return None
-        if _HAS_CALLS and not x.is_contiguous():
+    if torch.overrides.has_torch_function((*inputs, *state.values())):
+        return None
+    for name, (dtype, shape) in _FORMS.items():
+        x = state.get(name)
+        if x is None or x.dtype != dtype or x.shape != shape:
+            return None
+        if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
             return None
     if torch.is_autocast_enabled("cpu" if on_cpu else "cuda"):
         return None
     batch = None
     for x, (dtype, is_batched, sizes) in zip(inputs, _GIVEN):
+        if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
+            return None
         if x.dtype != dtype or x.dim() != len(sizes) + is_batched or not x.numel():
             return None
         shape = x.shape
@@ -286,9 +293,7 @@ def is_in_range(x, size, ignored):
             return None
     if on_cpu and _PLACES and not all(is_in_range(inputs[i], *p) for i, p in _PLACES.items()):
         return None
-    if {{name: (t.dtype, t.shape) for name, t in state.items()}} != _FORMS:
-        return None
-    return state if settings == _SETTINGS else None
+    return state
 
 
 def detached(op, *args):
