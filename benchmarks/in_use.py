@@ -12,7 +12,8 @@ reference's own, or `--tuned`. Each is timed without gradients and as a step of 
   CPU, which hides nothing, calls on cold caches.
 
 `host_us` is what launching takes, on a GPU. The file takes its kernels where it says so; with
-`--kernels` wherever it can. A speed-up below 0.97 whose interval holds no 1 is marked.
+`--kernels` wherever it can. A speed-up below 0.97 whose interval holds no 1 is marked, and so is
+what other programs disturbed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from types import ModuleType
 from typing import Any
 
 from benchmarks.generated import host_ms
-from tuner.by_batch import AtBatch, batches_of
+from tuner.by_batch import WORST, AtBatch, batches_of
 from tuner.capture.rows_text import ROWS_NAME
 from tuner.errors import ProblemError
 from tuner.evaluate.batch_times import FEW_ROUNDS, BatchTimes, Turns
@@ -68,7 +69,7 @@ def hidden(calls: Sequence[Callable[[], object]], timer: Timer, rounds: int) -> 
 
 def record_of(at: AtBatch) -> dict[str, float]:
     """Return what both kinds of records have."""
-    names = ("speedup", "low", "high", "baseline_us", "latency_us")
+    names = ("speedup", "low", "high", "baseline_us", "latency_us", "is_disturbed")
     return {name: getattr(at, name) for name in names}
 
 
@@ -108,7 +109,7 @@ def line_of(records: Sequence[dict[str, Any]]) -> str:
     name = f"{first['mode']:5} {first['inputs']:6} {first['way']:4} {first['num_rows']:>8}"
     numbers = [
         f"{r['host']} {r['speedup']:.2f}x [{r['low']:.2f}, {r['high']:.2f}]"
-        f"{' SLOWER' if is_slower(r) else ''}"
+        f"{' SLOWER' if is_slower(r) else ' (disturbed)' if r.get('is_disturbed') else ''}"
         for r in records
     ]
     times = f"{first['baseline_us']:.1f} us, {first['latency_us']:.1f} us"
@@ -117,7 +118,8 @@ def line_of(records: Sequence[dict[str, Any]]) -> str:
 
 def is_slower(record: dict[str, Any]) -> bool:
     """Whether a file is slower than eager there, and it is no noise."""
-    return bool(record["speedup"] < 0.97 and record["high"] < 1.0)
+    is_known = not record.get("is_disturbed", False)
+    return bool(record["speedup"] < WORST and record["high"] < 1.0 and is_known)
 
 
 def main() -> int:

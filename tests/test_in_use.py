@@ -80,3 +80,4 @@ def test_a_slower_file_is_marked_unless_it_is_noise():
     assert in_use.is_slower({"speedup": 0.9, "high": 0.95})
     assert not in_use.is_slower({"speedup": 0.9, "high": 1.1})
     assert not in_use.is_slower({"speedup": 0.98, "high": 0.99})
+    assert not in_use.is_slower({"speedup": 0.9, "high": 0.95, "is_disturbed": True})
