@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,10 +36,12 @@ from tuner.evaluate import batch_times, exposed
 from tuner.evaluate.batch_times import BatchTimes, Turns
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.exposed import ExposedTimer
+from tuner.evaluate.modules import module_of
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Verifier
 from tuner.export.module import export_text
+from tuner.kernel.family import load_family
 from tuner.kernel.toolchain import Toolchain
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.reference import load_problem
@@ -278,6 +281,35 @@ def test_the_line_is_read_at_each_call_and_compiles_with_the_module(tmp_path):
     for rows in (4, 6):  # with symbols for sizes
         inputs = made.inputs(3, rows)
         torch.testing.assert_close(whole(*inputs), made.own(*inputs))
+
+
+@pytest.mark.parametrize(
+    ("op", "ways"),
+    [("gemm_scale_batchnorm", ("call", "step", "eval")), ("layer_norm", ("call", "step"))],
+)
+def test_operators_by_hand_leave_rows_to_pytorch_too(op, ways):
+    family = load_family(op)
+    assert has_rows(family.model_new) and ways_in(family.model_new) == ways
+    rows = {"call": (8, 64), "step": (16, 64), "eval": (32, 64)}
+    module = module_of(with_rows(family.model_new, {way: rows[way] for way in ways}))
+    taken: list[int] = []
+
+    def fused(x, *_):
+        taken.append(len(x))
+        raise NotImplementedError
+
+    module |= {"fused_op": fused, "fused_eval": fused, "fused_device": "cpu"}
+    model = module["ModelNew"](*((64, 2**15, (2**15,)) if op != "layer_norm" else (64,)))
+    asked = [(model.train, torch.no_grad, "call"), (model.train, torch.enable_grad, "step")]
+    asked += [(model.eval, torch.no_grad, "eval")] * ("eval" in ways)
+    for set_mode, context, way in asked:
+        set_mode()
+        for n in (4, rows[way][0] - 1, rows[way][0], 64, 65):
+            is_taken = rows[way][0] <= n <= 64 and (way != "eval" or n >= 64)
+            with context(), pytest.raises(NotImplementedError) if is_taken else nullcontext():
+                model(torch.randn(n, 64))
+            assert taken == [n] * is_taken, (way, n)
+            taken.clear()
 
 
 @needs_gpp

@@ -51,7 +51,7 @@ def ways_in(model_new: str) -> tuple[Way, ...]:
     is_matched, is_generated = "_OPERATOR = " in model_new, "def usual_state(" in model_new
     has_steps = is_matched or not is_generated or "_TAKES_STEPS = True" in model_new
     ways: tuple[Way, ...] = ("call", "step") if has_steps else ("call",)
-    return ways if is_generated else (*ways, "eval")
+    return (*ways, "eval") if not is_generated and '"eval"' in model_new else ways
 
 
 def without_rows(model_new: str) -> str:
