@@ -160,6 +160,35 @@ def test_other_programs_stretch_a_few_calls_and_no_time(clock):
     assert ExposedTimer("cpu", 10).samples(lambda _: disturbed(), 3) == [10.0] * 3
 
 
+@pytest.mark.parametrize("num_calls", [1, 4])
+def test_on_a_gpu_a_sample_begins_and_ends_with_an_idle_device(clock, monkeypatch, num_calls):
+    queued_us = [0.0]
+
+    def wait() -> None:
+        clock.now_us += queued_us[0]
+        queued_us[0] = 0.0
+
+    def call(_: int) -> None:
+        clock.now_us += 2.0  # to launch
+        queued_us[0] += 10.0
+
+    monkeypatch.setattr(exposed, "waiting_for", lambda device: wait)
+    assert ExposedTimer("cuda:0", num_calls).samples(call, 2) == [12.0, 12.0]
+
+
+def test_what_decides_is_timed_further_and_nothing_beyond_it():
+    def known(rows: int, speedup: float, error: float) -> SimpleNamespace:
+        found = at(rows, speedup, error)
+        return SimpleNamespace(num_rows=rows, found=found, may_learn=not found.is_clear)
+
+    open_above, open_below = known(8, 1.1, 0.5), known(2, 1.1, 0.5)
+    won, lost = known(16, 2.0, 0.01), known(4, 0.5, 0.01)
+    assert batch_times._deciding([won, open_above, lost, open_below]) is open_above
+    assert batch_times._deciding([won, lost, open_below]) is None  # PyTorch wins above it
+    assert batch_times._deciding([won, open_below]) is open_below
+    assert batch_times._deciding([]) is None
+
+
 def test_turns_that_other_programs_disturb_are_repeated_and_decide_nothing(clock, monkeypatch):
     counts = itertools.count(step=1000)
     monkeypatch.setattr(batch_times, "num_preempted", lambda: next(counts))
