@@ -512,8 +512,8 @@ def test_more_columns_than_32_bits_count_take_the_references_way(tmp_path):
     module["fused_device"] = torch.device("cuda")
     model, row = module["ModelNew"]().cuda(), torch.zeros(1, 100, device="cuda")
     numbers = (37, 38, 2**31 // 100)
-    usual = [module["is_usual"](model, [row.expand(n, 100)] * 2) for n in numbers]
-    assert usual == [True, True, False]
+    usual = [module["usual_state"](model, [row.expand(n, 100)] * 2) for n in numbers]
+    assert [state is not None for state in usual] == [True, True, False]
 
 
 def test_a_live_modules_weights_are_taken_and_shared(tmp_path):
@@ -629,6 +629,14 @@ def test_a_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     if not result.is_fallback:
         assert certificate.rewrites == (step.words,)
         assert f"exact rewrite: {step.words}" in run.export_path.read_text()
+    # At other numbers of rows it was timed before it was checked, and says what came of it.
+    (found,) = run.batches()
+    assert found.tuned_rows == 37 and found.measured and "call" in found.rows | {"call": 0}
+    if not result.is_fallback:
+        by_batch = result.exported.by_batch
+        assert by_batch is not None and (by_batch.rows or {}) == (exported._FUSED_ROWS or {})
+        assert certificate.by_batch == by_batch
+        assert all(f"#   {line}" in run.export_path.read_text() for line in by_batch.words)
 
 
 DROPS = "x + self.drop(F.gelu(self.norm(x)))"

@@ -82,3 +82,10 @@ def test_a_plan_in_words_names_every_part(tmp_path):
 def test_an_effort_that_there_is_not_is_refused_with_those_there_are(tmp_path, effort):
     with pytest.raises(Exception, match=r"effort.*(quick|'quick')"):
         schedule(tmp_path, effort=effort)
+
+
+def test_timing_at_other_numbers_of_rows_is_in_the_plan(tmp_path):
+    before = schedule(tmp_path)
+    timed = replace(before, costs=replace(COSTS, batches_s=6.0))
+    assert timed.verification_s == before.verification_s + before.num_finalists * 6.0
+    assert "other rows 3 x 6 s" in timed.words and "other rows" not in before.words

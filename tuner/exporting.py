@@ -14,8 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from tuner.by_batch import ByBatch, Way, without_steps_in
+from tuner.capture.rows_text import has_rows, ways_in, with_rows
 from tuner.capture.step_text import without_steps
 from tuner.errors import StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
@@ -46,6 +49,8 @@ class ExportFile:
     `text_of` gives its text for a standing, the outcome of its race if there is one, and remarks;
     `rewrites` are the steps by which the module's graph was rewritten, in words.
     `path` is where it goes once it is accepted, `name` what it is called until then.
+    `with_batches` gives the file that takes its kernels where that was measured to be worth it,
+    None where it does already or its sizes are fixed; `ways` are those in which it has kernels.
     """
 
     planned: Planned
@@ -56,6 +61,10 @@ class ExportFile:
     is_deterministic: bool
     text_of: Callable[[str, Finalist | None, Sequence[str]], str]
     rewrites: tuple[str, ...] = ()
+    with_batches: Callable[[ByBatch], ExportFile] | None = None
+    ways: tuple[Way, ...] = ()
+    by_batch: ByBatch | None = None
+    compiled_as: str = ""  # the hash of other code with the same kernels
 
     @property
     def unverified_path(self) -> Path:
@@ -154,6 +163,7 @@ class ExportFile:
             baseline_us=entry.baseline_us,
             num_throttled=entry.num_throttled,
             rewrites=self.rewrites,
+            by_batch=self.by_batch,
             seconds=samples_s,
             effort=planned.config.effort,
             clocks=clocks_of(planned.device.torch_name),
@@ -185,7 +195,7 @@ class ExportCompiler:
         """Write the file and compile it, unless that is under way already."""
         path = str(file.unverified_path)
         file.write()
-        this = (path, file.code_sha256)
+        this = (path, file.compiled_as or file.code_sha256)
         if this not in self._compiled:
             self._compiled[this] = self._pool.submit(self._compile, path)
         return self._compiled[this]
@@ -203,22 +213,38 @@ class ExportCompiler:
 
 
 def export_of(
-    planned: Planned, toolchain: Toolchain, trial: Trial, path: Path, run_path: Path
+    planned: Planned,
+    toolchain: Toolchain,
+    trial: Trial,
+    path: Path,
+    run_path: Path,
+    by_batch: ByBatch | None = None,
 ) -> ExportFile:
-    """Return the file of a trial; nothing is written yet."""
+    """Return the file of a trial; nothing is written yet.
+
+    `by_batch` says at which numbers of rows it takes its kernels, where that was measured.
+    """
     candidate = planned.family.render(trial.params, planned.facts)
+    model_new = planned.family.model_new
+    rows = None if by_batch is None else dict(by_batch.rows) or None
+    family = replace(planned.family, model_new=with_rows(model_new, rows))
+    again = partial(export_of, planned, toolchain, trial, path, run_path)
+    ways = ways_in(model_new)
+    if candidate.plan.also.get("gradients", True) is None:  # this template has none
+        ways = tuple(way for way in ways if way != "step")
     flags = {"cuda": toolchain.cuda_flags, "cpp": toolchain.cpp_flags, "triton": ()}
     reference = planned.reference.read_text(encoding="utf-8")
 
     def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
         return export_text(
-            planned.family,
+            family,
             candidate,
             reference=reference,
             sizes=planned.config.problem.sizes,
             flags=flags[candidate.language],
             provenance=[
                 *_provenance(planned, toolchain, trial.number, entry, run_path),
+                *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
                 *(f"  less than asked for: {remark}" for remark in remarks),
             ],
             standing=standing,
@@ -228,21 +254,33 @@ def export_of(
     return ExportFile(
         planned, run_path, name, trial.number, path, candidate.is_deterministic, text_of,
         _rewrites(planned),
+        with_batches=again if by_batch is None and has_rows(model_new) else None,
+        ways=ways,
+        by_batch=by_batch,
+        compiled_as="" if by_batch is None else again().code_sha256,
     )  # fmt: skip
 
 
 def without_steps_of(
-    planned: Planned, toolchain: Toolchain, trial: Trial, path: Path, run_path: Path
+    planned: Planned,
+    toolchain: Toolchain,
+    trial: Trial,
+    path: Path,
+    run_path: Path,
+    by_batch: ByBatch | None = None,
 ) -> ExportFile | None:
     """Return the file of a trial that leaves steps of training to the reference.
 
-    None where it has no kernels for them that were generated.
+    None where it has no kernels for them that were generated. `by_batch` is what was measured
+    with these.
     """
     text = without_steps(planned.family.model_new)
     if text == planned.family.model_new:
         return None
     family = replace(planned.family, model_new=text)
-    return export_of(replace(planned, family=family), toolchain, trial, path, run_path)
+    if by_batch is not None:
+        by_batch = without_steps_in(by_batch)
+    return export_of(replace(planned, family=family), toolchain, trial, path, run_path, by_batch)
 
 
 def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) -> ExportFile:

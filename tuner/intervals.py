@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from tuner.trial import Interval
 
-__all__ = ["Pair", "median_error", "ratio_interval", "robust_sigma", "tie_set"]
+__all__ = ["Pair", "median_error", "median_interval", "ratio_interval", "robust_sigma", "tie_set"]
 
 Pair = tuple[float, float]
 """Baseline and candidate of one interleaved round, in us."""
@@ -64,6 +64,23 @@ def ratio_interval(
         confidence=confidence,
         num_processes=len(logs),
     )
+
+
+def median_interval(pairs: Sequence[Pair], confidence: float = 0.95) -> Interval:
+    """Return the speed-up of interleaved rounds of one process, and where its median lies.
+
+    That is of this process alone; `ratio_interval` says what another one would find.
+
+    Raises:
+        ValueError: fewer than two pairs, or a time that is not above 0.
+    """
+    logs = _log_ratios(pairs)
+    if len(logs) < 2:
+        raise ValueError("median_interval: fewer than two pairs")
+    centre = statistics.median(logs)
+    half = _student((1 + confidence) / 2, len(logs) - 1) * median_error(logs)
+    low, high = math.exp(centre - half), math.exp(centre + half)
+    return Interval(math.exp(centre), low, high, confidence, num_processes=1)
 
 
 def tie_set(rounds_us: Mapping[K, Sequence[Sequence[float]]], confidence: float = 0.95) -> list[K]:

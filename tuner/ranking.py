@@ -23,7 +23,7 @@ def rounds_of(entry: Finalist) -> list[list[float]]:
 
 
 def remarks_on(exported: Finalist) -> list[str]:
-    """Say how fast a step of training is, and whether other values change the file's speed."""
+    """Say how fast a step of training is, where else it is slower, and where kernels run."""
     remarks = []
     if exported.depends_on_values:
         assert exported.interval is not None and exported.elsewhere is not None
@@ -38,6 +38,8 @@ def remarks_on(exported: Finalist) -> list[str]:
             f"a step of training, forward and gradients, is {step.speedup:.2f}x "
             f"[{step.low:.2f}, {step.high:.2f}]"
         )
+    if exported.by_batch is not None and (told := exported.by_batch.brief):
+        remarks.append(f"{told}; elsewhere the module's own forward runs")
     if exported.step_failure:
         remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from tuner.by_batch import ByBatch
 from tuner.errors import RunLockedError, StorageError
 from tuner.records import recomputed, recomputed_result, set_aside
 from tuner.storage import append_line, drop_half_line, storage_errors, write_whole
@@ -119,6 +120,10 @@ class Run:
         """
         return [recomputed(entry)[0] for entry in self._records("checks.jsonl", Finalist)]
 
+    def batches(self) -> list[ByBatch]:
+        """Return what was measured of files at many numbers of rows; a later line counts."""
+        return self._records("batches.jsonl", ByBatch)
+
     def _records(self, name: str, kind: type[R]) -> list[R]:
         path = self.path / name
         if not path.exists():
@@ -215,6 +220,10 @@ class RunWriter:
     def append_check(self, entry: Finalist) -> None:
         """Append a finalist that was checked or raced, to `checks.jsonl`, and see it on disk."""
         self._append_to("checks.jsonl", entry)
+
+    def append_batches(self, found: ByBatch) -> None:
+        """Append what was measured at many numbers of rows, to `batches.jsonl`."""
+        self._append_to("batches.jsonl", found)
 
     def _append_to(self, name: str, record: Any) -> None:
         path = self.run.path / name

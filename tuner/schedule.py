@@ -45,6 +45,7 @@ class Costs:
     num_cores: int = 1
     call_s: float = 0.01
     start_s: float = START_S["cpu"]
+    batches_s: float = 0.0
 
     def set_s(self, num_finalists: int, samples_s: float) -> float:
         """Return the seconds of one set of processes of a race, the baseline's among them."""
@@ -85,7 +86,8 @@ class Schedule:
     @property
     def verification_s(self) -> float:
         """Seconds from the search's end to the verified file."""
-        return self.compile_s + self.num_finalists * self.costs.check_s + self.race_s
+        each_s = self.costs.batches_s + self.costs.check_s
+        return self.compile_s + self.num_finalists * each_s + self.race_s
 
     @property
     def words(self) -> str:
@@ -98,6 +100,8 @@ class Schedule:
             f"race {self.num_processes} sets of processes, {self.race_s:.0f} s",
             f"about {total_s:.0f} s from here",
         ]
+        if self.costs.batches_s:
+            parts.insert(1, f"other rows {self.num_finalists} x {self.costs.batches_s:.0f} s")
         search = [f"search {self.search_s:.0f} s"] if self.search_s else []
         return f"plan ({self.effort}): {', '.join([*search, *parts])}"
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.batching import seconds_of
 from tuner.earlier import Earlier, sources_from
 from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.evaluate.contender import Contender
@@ -91,11 +92,11 @@ class Session:
         self._load = os.getloadavg()[0]  # before we load it
         templates = {str(params["template"]) for params in self.first}
         languages = [planned.family.templates[name].language for name in templates]
-        cores = num_workers(planned)
         costs = Costs(
             max(COMPILE_S[language] for language in languages),
-            num_cores=cores,
+            num_cores=num_workers(planned),
             start_s=START_S[planned.device.kind],
+            batches_s=seconds_of(planned),
         )
         self.asked = self.schedule = scheduled(planned.config, costs)
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 
+from tuner.by_batch import ByBatch
 from tuner.plans import Plan
 
 __all__ = [
@@ -281,7 +282,8 @@ class Finalist:
     and gradients of inputs and weights), where they were asked for, or `step_failure` is why it
     was not timed. `key` is equal for equal code on equal terms, `race_key` for all that were in
     one race, and `seed` is that of the probes: a later sitting need not check or race again.
-    `falls_back` says that a timed call ran the reference's own operations.
+    `falls_back` says that a timed call ran the reference's own operations, `by_batch` how fast the
+    kernels are at other numbers of rows, and at which of them the file takes them.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -303,6 +305,7 @@ class Finalist:
     race_key: str = ""
     seed: int = 0
     falls_back: bool = False
+    by_batch: ByBatch | None = None
 
     @property
     def verdict(self) -> Literal["faster", "slower", "no difference"] | None:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
+from tuner.batching import Batching
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.measure import tie_set
 from tuner.evaluate.profiling import profile_into
-from tuner.evaluate.race import Race, compared_with_compiled, finalist
+from tuner.evaluate.race import Race, finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.exporting import (
@@ -32,10 +33,10 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
 from tuner.ranking import blamed, ranked_trials, remarks_on, rounds_of, structure
+from tuner.rivals import beside_compiled
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
-from tuner.trial import Check, Compiled, Finalist, Result, Trial, content_key
-from tuner.wording import one_line
+from tuner.trial import Check, Finalist, Result, Trial, content_key
 
 __all__ = ["Verification"]
 
@@ -70,6 +71,11 @@ class Verification:
     ahead: dict[int, Future[Check]] = field(default_factory=dict)
     spares: list[ExportFile] = field(default_factory=list)  # to check where one is rejected
     shown: int = -1  # whose probes are reported
+    batching: Batching = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read what earlier sittings measured."""
+        self.batching = Batching(self.run, self.writer, self.observer.on_stage)
 
     def result(self, trials: Sequence[Trial]) -> tuple[Result | None, list[Finalist]]:
         """Check and race the best trials' files; put the winner under its name.
@@ -99,7 +105,7 @@ class Verification:
         for number in believed:
             is_winner = number == winner and not is_fallback
             trial = next(t for t in ranked if t.number == number)
-            self._file(trial, is_winner).accept(
+            self.batching.kept(self._file(trial, is_winner)).accept(
                 entries[number], self.schedule.samples_s, self.schedule.reductions
             )
         if is_fallback:
@@ -111,7 +117,10 @@ class Verification:
                 exported, more = self._without_steps(trial, exported)
                 notes += more
             notes += remarks_on(exported)
-        compiled = self._beside_compiled() if exported.check.is_accepted else None
+        compiled = None
+        if exported.check.is_accepted:
+            path = self.run.export_path
+            compiled = beside_compiled(self.planned, path, self.schedule, self.observer)
         outline, baseline_us = self.planned.outline, exported.baseline_us
         least_us = bound_of(self.planned, outline).bound_us if outline is not None else None
         result = Result(
@@ -141,6 +150,7 @@ class Verification:
         """Check and race one file alone, and put it under its name, or beside it as rejected."""
         Racer(self.planned.task).get_ready([file.contender])
         entry = self._check(file)
+        file = self.batching.known(file) or file
         if entry.check.is_accepted and entry.interval is None:
             entries = {file.trial: entry}
             self._raced([file.trial], {file.trial: file}, entries)
@@ -187,6 +197,7 @@ class Verification:
             self._begin(left, wanted - len(accepted), files)
             trial = left.pop(0)
             entry = entries[trial.number] = self._check(files[trial.number])
+            files[trial.number] = self.batching.known(files[trial.number]) or files[trial.number]
             if entry.check.is_accepted:
                 accepted.append(trial.number)
             else:
@@ -224,34 +235,39 @@ class Verification:
             verdict = "accepted" if known[-1].check.is_accepted else "rejected"
             self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier sitting")
             if known[-1].check.is_accepted and known[-1].interval is None:
-                file.write()
+                self.batching.kept(file).write()
             self.observer.on_finalist(known[-1])
             return known[-1]
         if not (compiled := self.compiler.submit(file)).done():
             self.observer.on_stage(f"compiling {file.unverified_path.name}")
             self._wait(compiled)
+        ahead = self.ahead.pop(file.trial, None)
+        file = self.batching.kept(file) if ahead is None else file
         self.observer.on_stage(f"checking {file.unverified_path.name} on every probe")
         self.shown = file.trial
-        ahead = self.ahead.pop(file.trial, None)
         check = ahead.result() if ahead is not None else self._verdict(file)
+        file = self.batching.known(file) or file
         entry = replace(finalist(file.trial, check, None, 0), key=file.key, seed=self.seed)
+        entry = replace(entry, by_batch=file.by_batch)
         self.writer.append_check(entry)
         self.observer.on_finalist(entry)
         return entry
 
     def _known(self, file: ExportFile) -> list[Finalist]:
-        return [e for e in self.run.checks() if e.key == file.key and e.check.is_thorough]
+        key = kept.key if (kept := self.batching.known(file)) else ""
+        return [e for e in self.run.checks() if key == e.key != "" and e.check.is_thorough]
 
     def _verdict(self, file: ExportFile) -> Check:
         """Put all probes to a file, as soon as it is compiled; report them while it is shown."""
+        self.compiler.submit(file).result()
+        file = self.batching.kept(file)
         self.compiler.submit(file).result()
 
         def on_probe(answered: Answered) -> None:
             if self.shown == file.trial:
                 self.observer.on_probe(answered)
 
-        # An export must be a drop-in for the reference's class, too.
-        return self.verifier.check(file.contender, on_probe).strictly()
+        return self.verifier.check(file.contender, on_probe).strictly()  # a drop-in, too
 
     def _wait(self, compiled: Future[None]) -> None:
         start_s = time.monotonic()
@@ -265,7 +281,8 @@ class Verification:
         if self.deadline_s is None:
             return False
         one_more = replace(self.schedule, num_finalists=num_accepted + 1)
-        needed_s = one_more.race_s + (self.verifier.seconds or one_more.costs.check_s)
+        check_s = self.verifier.seconds or one_more.costs.check_s
+        needed_s = one_more.race_s + one_more.costs.batches_s + check_s
         return time.monotonic() + needed_s > self.deadline_s
 
     def _reduce(self, what: str) -> None:
@@ -309,7 +326,7 @@ class Verification:
         self, file: ExportFile, entry: Finalist, race_key: str, entries: dict[int, Finalist]
     ) -> None:
         seed = entries[entry.trial].seed
-        entry = replace(entry, key=file.key, seed=seed, race_key=race_key)
+        entry = replace(entry, key=file.key, seed=seed, race_key=race_key, by_batch=file.by_batch)
         self.writer.append_check(entry)
         entries[entry.trial] = entry
         self.observer.on_finalist(entry)
@@ -370,7 +387,9 @@ class Verification:
     def _without_steps(self, trial: Trial, slower: Finalist) -> tuple[Finalist, list[str]]:
         """Export the winner with steps of training that are the reference's, which are faster."""
         path, run_path = self.run.export_path, self.run.path
-        file = without_steps_of(self.planned, self.toolchain, trial, path, run_path)
+        file = without_steps_of(
+            self.planned, self.toolchain, trial, path, run_path, slower.by_batch
+        )
         if file is None or slower.step is None:
             return slower, []
         what = f"its steps of training were slower than PyTorch's, {slower.step.speedup:.2f}x"
@@ -379,21 +398,3 @@ class Verification:
         if not exported.check.is_accepted:
             return slower, [f"{what}; with PyTorch's own it is rejected: {exported.check.reason}"]
         return exported, [f"{what}; it takes PyTorch's own"]
-
-    def _beside_compiled(self) -> Compiled | None:
-        """Race the exported file with torch.compile, where the config asks for that."""
-        mode = self.planned.config.measure.torch_compile
-        if mode is None:
-            return None
-        self.observer.on_stage(f"racing the exported file and torch.compile ({mode})")
-        file = Contender.of_file(self.run.export_path, is_deterministic=False)
-        rival = Contender.of_compiled(self.planned.task, mode)
-        try:
-            race = Racer(self.planned.task).race(
-                [file, rival],
-                num_processes=self.schedule.num_processes,
-                seconds=self.schedule.samples_s,
-            )
-        except WorkerError as error:  # the file was verified already, and stays so
-            return Compiled(mode, error=one_line(str(error)))
-        return compared_with_compiled(mode, race)

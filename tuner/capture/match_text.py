@@ -13,12 +13,16 @@ from collections.abc import Mapping
 
 from tuner.capture.families import Matched
 from tuner.capture.graph import Graph
-from tuner.capture.module_text import path_text, usual_text
+from tuner.capture.module_text import asks_rows_of, state_text, usual_text
+from tuner.capture.rows_text import without_rows
 
 __all__ = ["has_clash", "matched_text"]
 
 _NAME = "OperatorModule"  # of the family's ModelNew in that text
-_OURS = {_NAME, "around", "is_usual", "wants_gradients", "made_from", "contents_of", "ModelNew"}
+_OURS = {
+    *(_NAME, "around", "usual_state", "takes_rows", "wants_gradients", "made_from"),
+    *("contents_of", "ModelNew"),
+}
 
 
 def has_clash(reference: str, family: str) -> bool:
@@ -53,7 +57,7 @@ def matched_text(
     """
     batch = graph.batch if matched.has_any_batch else None
     inputs = {t.name for t in graph.inputs}
-    source = {n: n if n in inputs else path_text(n) for n in (*matched.state.values(), *inputs)}
+    source = {n: n if n in inputs else state_text(n) for n in (*matched.state.values(), *inputs)}
     for name, shape in matched.shapes.items():
         if name in source:  # the first dimension of an input is of any batch
             sizes = (-1, *shape[1:]) if name in inputs else shape
@@ -63,7 +67,7 @@ def matched_text(
     given = [f"            {mine!r}: {source[its]},\n" for mine, its in matched.state.items()]
     return _MODULE.format(
         usual=usual_text(graph, reference, settings, has_modes, batch, has_calls=False),
-        family=re.sub(r"\bModelNew\b", _NAME, family).strip(),
+        family=re.sub(r"\bModelNew\b", _NAME, without_rows(family)).strip(),
         init=_text_of(matched.init_inputs),
         numbers=dict(matched.settings),
         view=view,
@@ -75,6 +79,7 @@ def matched_text(
         else "",
         absent={**matched.absent, **dict.fromkeys(matched.unused, 0.0)},
         names=names,
+        asks_rows=asks_rows_of(graph, batch),
         tensors="".join(given),
         arguments=", ".join(source[name] for name in matched.arguments),
         first=matched.arguments[0],
@@ -145,7 +150,10 @@ class ModelNew(Model):
 
     def forward(self, {names}):
         # A compiler cannot follow modules that are made at a call.
-        if torch.compiler.is_compiling() or not is_usual(self, ({names},)):
+        if torch.compiler.is_compiling():
+            return super().forward({names})
+{asks_rows}        fused_state = usual_state(self, ({names},))
+        if fused_state is None:
             return super().forward({names})
 {other_mode}        tensors = {{
 {tensors}        }}

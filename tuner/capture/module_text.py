@@ -7,7 +7,6 @@ those that were captured, and `super().forward` everywhere else.
 from __future__ import annotations
 
 import inspect
-import keyword
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,13 +14,14 @@ from tuner.capture.from_module import made_from
 from tuner.capture.graph import Graph, Node, Tensor
 from tuner.capture.index_space import viewed
 from tuner.capture.nest import Output
+from tuner.capture.rows_text import ROWS_TEXT, asks_rows
 from tuner.capture.scalars import numbers_of
 from tuner.capture.settings import contents_of
 from tuner.capture.stages import Stages
 
 __all__ = [
-    "argument_of", "given_in_step", "given_of", "has_batch", "model_new", "path_text", "result_of",
-    "results_of", "rows_of", "usual_text",
+    "argument_of", "asks_rows_of", "given_in_step", "given_of", "has_batch", "model_new",
+    "result_of", "results_of", "rows_of", "state_text", "usual_text",
 ]  # fmt: skip
 
 
@@ -45,6 +45,13 @@ def results_of(stages: Stages) -> list[Output]:
     written = {o.name: o for nest in stages.nests for o in nest.outputs}
     written |= {c.name: Output(c.name, c.dtype, math.prod(c.shape)) for c in stages.calls}
     return [written[n] for n in dict.fromkeys([*stages.outputs, *stages.updates.values()])]
+
+
+def asks_rows_of(graph: Graph, batch: int | None) -> str:
+    """Return what a forward asks before all else: few rows may be PyTorch's."""
+    names = [a.name for a in graph.arguments]
+    batched = next((t.name for t in graph.inputs if has_batch(graph, t, batch)), "")
+    return asks_rows(names, batched) if batched else ""
 
 
 def rows_of(graph: Graph, batch: int | None) -> str:
@@ -97,10 +104,14 @@ def model_new(
     numbers = numbers_of(graph)
     place = next((f"{a.name}.device" for a in graph.arguments if a.is_tensor), "fused_device")
     state = {t.name for t in (*graph.parameters, *graph.buffers)}
+
+    def source_of(tensor: Tensor) -> str:
+        return state_text(tensor.name) if tensor.name in state else tensor.name
+
     arguments = []
     rows = rows_of(graph, batch)
     for tensor in given_of(graph, stages):
-        source = path_text(tensor.name) if tensor.name in state else tensor.name
+        source = source_of(tensor)
         if tensor.name in numbers:
             source = f"torch.full((), {tensor.name}, device={place}, dtype=torch.{tensor.dtype})"
         arguments.append(argument_of(graph, stages, tensor, f"{source}.detach()", batch, rows))
@@ -110,23 +121,20 @@ def model_new(
         for name, given in zip(stages.outputs, graph.outputs, strict=True)
     ]
     stepped = [result_of(graph.value(o), f"made[{i}]") for i, o in enumerate(graph.outputs)]
-    updates = [f"{path_text(b)}.add_({number})" for b, number in stages.counters.items()]
+    updates = [f"{state_text(b)}.add_({number})" for b, number in stages.counters.items()]
     for buffer, name in stages.updates.items():
-        source = f"made[{written.index(name)}].view_as({path_text(buffer)})"
-        updates.append(f"{path_text(buffer)}.copy_({source})")
+        source = f"made[{written.index(name)}].view_as({state_text(buffer)})"
+        updates.append(f"{state_text(buffer)}.copy_({source})")
     usual = usual_text(graph, reference, settings, has_modes, batch, has_calls=bool(stages.calls))
     return _MODULE.format(
         usual=usual,
         names=", ".join(a.name for a in graph.arguments),
         arguments=", ".join(arguments),
         step=f"{step}\n\n" if step else "",
-        given=", ".join(
-            t.name if t in graph.inputs else path_text(t.name) for t in given_in_step(graph)
-        ),
-        wants="wants_gradients(given) and not can_step(given)"
-        if step
-        else "wants_gradients(given)",
+        given=", ".join(source_of(tensor) for tensor in given_in_step(graph)),
+        wants="wants_step and not can_step(given)" if step else "wants_step",
         stepped=_STEPPED.format(result=_tuple(stepped)) if step else "",
+        asks_rows=asks_rows_of(graph, batch),
         updates="".join(f"        {line}\n" for line in updates),
         result=_tuple(results),
     )
@@ -141,7 +149,7 @@ def usual_text(
     *,
     has_calls: bool,
 ) -> str:
-    """Return the reference's text, and `is_usual`: whether a call is like the one captured.
+    """Return the reference's text, and `usual_state`: whether a call is like the one captured.
 
     Args:
         graph: of the module's forward.
@@ -166,6 +174,7 @@ def usual_text(
         settings=dict(settings),
         has_modes=has_modes,
         has_calls=has_calls,
+        rows=ROWS_TEXT if batch is not None else "",
         contents_of=inspect.getsource(contents_of).rstrip(),
         made_from=inspect.getsource(made_from).rstrip(),
     )
@@ -196,13 +205,9 @@ def _tuple(values: Sequence[str]) -> str:
     return values[0] if len(values) == 1 else f"({', '.join(values)},)"
 
 
-def path_text(name: str) -> str:
-    """Return how a parameter or buffer is reached: parts of an nn.Sequential are numbers."""
-    found = "self"
-    for part in name.split("."):
-        is_plain = part.isidentifier() and not keyword.iskeyword(part)
-        found = f"{found}.{part}" if is_plain else f"getattr({found}, {part!r})"
-    return found
+def state_text(name: str) -> str:
+    """Return how a parameter or buffer is reached among those that were just looked at."""
+    return f"fused_state[{name!r}]"
 
 
 _USUAL = """\
@@ -212,7 +217,10 @@ _USUAL = """\
 from typing import Any
 
 _HAS_CALLS = {has_calls}  # of PyTorch's own operations, which look at how their operands lie
-_INPUTS = {inputs!r}
+_GIVEN = [  # inputs: dtype, whether they have any number of rows, and their further sizes
+    (getattr(torch, dtype), "batch" in shape, torch.Size(shape["batch" in shape :]))
+    for dtype, shape in {inputs!r}
+]
 _IS_NUMBER = {is_number!r}  # of each argument
 _TUNED_ROWS = {tuned_rows}  # with more of them, columns of a kernel may no longer fit in 32 bits
 _PLACES = {places}  # inputs that pick one of so many, and the number that picks none
@@ -236,45 +244,56 @@ def is_in_range(x, size, ignored):
     return not bool((is_wrong if ignored is None else is_wrong & (x != ignored)).any())
 
 
-def is_usual(module, inputs):
-    # Whether a call is one that the loops were written for.
-    device, is_compiling = torch.device(fused_device).type, torch.compiler.is_compiling()
-    if True in _IS_NUMBER:
-        if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
-            return False
-        inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
-    settings, state = contents_of(module, {has_modes}, _PUBLIC)
-    tensors = (*inputs, *state.values())
-    for x in tensors:
-        if not isinstance(x, torch.Tensor):
-            return False
+{rows}def usual_state(module, inputs):
+    # The module's tensors by name where the loops were written for such a call, else None.
     if torch.autograd.forward_ad._current_level >= 0:  # the tangents would be lost
-        return False
+        return None
+    is_compiling = torch.compiler.is_compiling()
     # Mapped by torch.func PyTorch makes one call of many: in another way, and sooner.
     if not is_compiling and torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    if torch.is_autocast_enabled(device) or torch.overrides.has_torch_function(tensors):
-        return False
-    for x in tensors:
-        if x.device.type != device or (_HAS_CALLS and not x.is_contiguous()):
-            return False
-    batches = set()
-    for x, (dtype, shape) in zip(inputs, _INPUTS):
-        if x.dtype != getattr(torch, dtype) or x.dim() != len(shape) or not x.numel():
-            return False
-        if any(size != wanted and wanted != "batch" for size, wanted in zip(x.shape, shape)):
-            return False
-        if shape[:1] == ["batch"]:
-            batches.add(len(x))
-    if len(batches) > 1:
-        return False
-    if device != "cpu" and any(n > _TUNED_ROWS for n in batches):
+        return None
+    if True in _IS_NUMBER:
+        if any(is_number != (type(x) is float) for x, is_number in zip(inputs, _IS_NUMBER)):
+            return None
+        inputs = [x for x, is_number in zip(inputs, _IS_NUMBER) if not is_number]
+    on_cpu = str(fused_device).startswith("cpu")
+    settings, state = contents_of(module, {has_modes}, _PUBLIC)
+    if settings != _SETTINGS or len(state) != len(_FORMS):
+        return None
+    for x in inputs:
+        if not isinstance(x, torch.Tensor):
+            return None
+    if torch.overrides.has_torch_function((*inputs, *state.values())):
+        return None
+    for name, (dtype, shape) in _FORMS.items():
+        x = state.get(name)
+        if x is None or x.dtype != dtype or x.shape != shape:
+            return None
+        if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
+            return None
+    if torch.is_autocast_enabled("cpu" if on_cpu else "cuda"):
+        return None
+    batch = None
+    for x, (dtype, is_batched, sizes) in zip(inputs, _GIVEN):
+        if not (x.is_cpu if on_cpu else x.is_cuda) or (_HAS_CALLS and not x.is_contiguous()):
+            return None
+        if x.dtype != dtype or x.dim() != len(sizes) + is_batched or not x.numel():
+            return None
+        shape = x.shape
+        if is_batched:
+            if batch is None:
+                batch = shape[0]
+            elif batch != shape[0]:
+                return None
+            shape = shape[1:]
+        if shape != sizes:
+            return None
+    if not on_cpu and batch is not None and batch > _TUNED_ROWS:
         if any(x.numel() >= 2**31 - 2**20 for x in inputs):
-            return False
-    if device == "cpu" and not all(is_in_range(inputs[i], *form) for i, form in _PLACES.items()):
-        return False
-    forms = {{name: (t.dtype, t.shape) for name, t in state.items()}}
-    return forms == _FORMS and settings == _SETTINGS
+            return None
+    if on_cpu and _PLACES and not all(is_in_range(inputs[i], *p) for i, p in _PLACES.items()):
+        return None
+    return state
 
 
 def detached(op, *args):
@@ -302,9 +321,11 @@ _MODULE = """\
         return made_from(cls, module, _STATE)
 
     def forward(self, {names}):
-        if not is_usual(self, ({names},)):
+{asks_rows}        fused_state = usual_state(self, ({names},))
+        if fused_state is None:
             return super().forward({names})
         given = ({given},)
+        wants_step = wants_gradients(given)
         if {wants}:
             return super().forward({names})
 {stepped}        made = detached(fused_op, {arguments})
@@ -321,7 +342,7 @@ def backward(ctx, *grads):
 
 
 _STEPPED = """\
-        if wants_gradients(given):
+        if wants_step:
             # What has no gradient stays out of the graph: its hooks would be called with None.
             given = [x if i in _DIFFERENTIABLE else x.detach() for i, x in enumerate(given)]
             made = Step.apply(self, *given)

@@ -28,20 +28,22 @@ def contents_of(
     left = [("", module)]
     while left:
         path, part = left.pop()
-        if id(part) in known:
+        place = id(part)
+        if place in known:
             continue
-        known.add(id(part))
+        known.add(place)
         held = vars(part)
         names = tuple(held)
-        if names not in public:
+        wanted = public.get(names)
+        if wanted is None:
             wanted = [name for name in names if name[:1] != "_"]
-            public[names] = [name for name in wanted if has_modes or name != "training"]
-        found: dict[str, object] = {}
-        for name in public[names]:
+            wanted = [name for name in wanted if has_modes or name != "training"]
+            public[names] = wanted
+        settings[path] = found = {}
+        for name in wanted:
             value = held[name]
             if isinstance(value, (bool, int, float, str)):
                 found[name] = value
-        settings[path] = found
         if path:  # a wrapper, as LoRA's, or a class derived from its own computes something else
             found["is"] = type(part).__qualname__
             found["has its own forward"] = "forward" in held
@@ -49,11 +51,12 @@ def contents_of(
                 found["has hooks"] = True
             path += "."
         for table in (held["_parameters"], held["_buffers"]):
-            for name, tensor in table.items():
+            for name, tensor in table.items() if table else ():
                 if tensor is not None and id(tensor) not in known:
                     known.add(id(tensor))
                     tensors[path + name] = tensor
-        if held["_modules"]:
-            inner = reversed(held["_modules"].items())  # the first is taken from the end
-            left += [(path + name, each) for name, each in inner if each is not None]
+        parts = held["_modules"]
+        for name in reversed(parts) if parts else ():  # the first is taken from the end
+            if parts[name] is not None:
+                left.append((path + name, parts[name]))
     return settings, tensors

@@ -24,6 +24,8 @@ One child serves one role at a time, each with the jobs that belong to it:
                  answer, time_model,
                  time_steps,
                  take_timing_set,
+                 rows_taken,
+                 take_all_rows,
                  repeat,
                  timed_output,
                  kept_outputs,
@@ -41,6 +43,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tuner.by_batch import Way
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.families import match_of
 from tuner.capture.graph import Graph
@@ -50,16 +53,19 @@ from tuner.check import probes
 from tuner.check.batches import Extent
 from tuner.errors import CaptureError, InputError
 from tuner.evaluate.baseline import Baseline
+from tuner.evaluate.batch_times import BatchTimes
 from tuner.evaluate.child import Answer
 from tuner.evaluate.fit import Fit
 from tuner.evaluate.judging import Judge
-from tuner.evaluate.modules import free_build_lock, imported
+from tuner.evaluate.modules import constructed, free_build_lock, imported
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.producing import Producer
 from tuner.evaluate.screening import Screening
+from tuner.evaluate.timed import WEIGHT_SEED, spoilt_by_cuda_errors
 from tuner.machine.device import describe
 from tuner.machine.doctor import environment
 from tuner.plans import Argument, Tensor
+from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 from tuner.problem.reference import load_problem
 from tuner.trial import from_json, to_json
@@ -182,6 +188,36 @@ class _Child:
         free_build_lock(Path(file))
         imported(Path(file))
         return {}, ()
+
+    def by_batch(
+        self,
+        file: str,
+        ways: list[Way],
+        most_s: float,
+        reference: str,
+        sizes: dict[str, int],
+        device: str,
+        accuracy: str,
+        mode: TuneMode,
+        **_: Any,
+    ) -> Answer:
+        """Time one of our own exported files beside the reference, at many numbers of rows.
+
+        `failures` says why a way was not timed: "" where nothing has gradients.
+        """
+        problem = load_problem(Path(reference), sizes, mode)
+        free_build_lock(Path(file))
+        kind = imported(Path(file)).ModelNew
+        init_inputs = problem.init_inputs(WEIGHT_SEED)
+        times = BatchTimes(
+            problem, lambda: constructed(kind, init_inputs, device), device,
+            Accuracy.parse(accuracy),
+        )  # fmt: skip
+        with spoilt_by_cuda_errors(device):
+            found = times.measured(ways, most_s)
+        measured = [json.loads(to_json(at)) for at in found]
+        told = {"failures": times.failures, "tuned_rows": problem.num_rows()}
+        return {"measured": measured, **told}, ()
 
     def prepare(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
+from zlib import crc32
 
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
@@ -75,6 +76,24 @@ class Pair:
         """End both processes, so that others have their memory; a judge may be started again."""
         self._producer.kill()
         self._judge.kill()
+
+    def rows_taken(self) -> dict[str, tuple[int, int]]:
+        """Return at which numbers of rows the contender says that it takes kernels, by way."""
+        found = self._told("rows_taken")
+        return {way: tuple(rows) for way, rows in found.get("rows", {}).items()}
+
+    def takes_all_rows(self) -> bool:
+        """Let the contender take its kernels at any number of rows; False if a process ended."""
+        if not (self._judge.is_alive and self._producer.is_alive):
+            return False
+        self._told("take_all_rows")
+        return True
+
+    def _told(self, job: str) -> dict[str, Any]:
+        try:
+            return self._producer.call(job, {}, timeout_s=self._most_s).data
+        except (WorkerCrashed, WorkerTimeout, JobFailed):
+            return {}  # the next question tells why
 
     def answers(
         self, probes: Sequence[Probe], seconds: dict[str, float], *, is_alone: bool
@@ -182,7 +201,8 @@ def side_by_side(
 ) -> Generator[ProbeResult, None, bool]:
     """Yield verdicts as they come of pairs that have a share of the probes each, always the same.
 
-    A judge keeps what it expects of its share for the next contender. After a rejection each pair
+    A judge keeps what it expects of its share, for the next contender and for kernels that are
+    asked once more; so a probe's name alone says whose it is. After a rejection each pair
     answers what it has been asked, which may be an earlier probe.
 
     Returns:
@@ -208,7 +228,8 @@ def side_by_side(
 
     with ThreadPoolExecutor(len(pairs)) as pool:
         for place, pair in enumerate(pairs):
-            pool.submit(put, pair, probes[place :: len(pairs)])
+            mine = [probe for probe in probes if crc32(probe.name.encode()) % len(pairs) == place]
+            pool.submit(put, pair, mine)
         try:
             num_ended = 0
             while num_ended < len(pairs):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.capture.rows_text import ROWS_NAME
 from tuner.check import crossing, lending, produce, unasked
 from tuner.check.history import set_mode
 from tuner.check.surroundings import functions, replaced
@@ -67,6 +68,7 @@ class Producer:
         self._functions: dict[str, dict[str, Any]] = {}  # PyTorch's, as they were
         self._make_model: Callable[..., torch.nn.Module]
         self.notes: list[str] = []
+        self._file: dict[str, Any] = {}  # the names of an imported file
         arguments = untagged(init_inputs)
         if compile_mode:
             problem = load_problem(Path(reference), sizes or {})
@@ -76,7 +78,7 @@ class Producer:
             self._functions = functions()
             self.notes = notes_on(Path(file).read_text(errors="replace"), sizes or {})
             free_build_lock(Path(file))
-            module = vars(imported(Path(file)))
+            module = self._file = vars(imported(Path(file)))
         else:
             assert candidate is not None
             subject = from_json(Candidate, candidate)
@@ -94,6 +96,17 @@ class Producer:
         self._make_model = lambda **options: constructed(
             module["ModelNew"], arguments, device, options, is_quick=not self._is_own_seed
         )
+
+    def rows_taken(self) -> Answer:
+        """Return at which numbers of rows a file says that it takes kernels: [fewest, most]."""
+        said = self._file.get(ROWS_NAME)
+        rows = said if isinstance(said, dict) else {}
+        return {"rows": {way: each for way, each in rows.items() if _is_range(each)}}, ()
+
+    def take_all_rows(self) -> Answer:
+        """Let the file take its kernels at any number of rows, from now on."""
+        self._file[ROWS_NAME] = None
+        return {}, ()
 
     def make_rooms(self, question: str) -> Answer:
         """Lend memory for what a question announces, to be filled before it is asked."""
@@ -178,6 +191,11 @@ class Producer:
     def kept_outputs(self) -> Answer:
         """Return a few elements of every timed call's outputs, as `Keeper.kept`."""
         return self._timed.keeper.kept()
+
+
+def _is_range(rows: Any) -> bool:
+    is_pair = isinstance(rows, tuple) and len(rows) == 2
+    return is_pair and all(type(number) is int for number in rows)
 
 
 def _compiled(problem: Problem, device: str, mode: str) -> torch.nn.Module:

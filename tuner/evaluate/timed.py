@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,10 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tuner.check.exercise import outputs_of, recorded, snapshot
 from tuner.check.surroundings import changed, settings
 from tuner.evaluate.child import Answer, Fault
+from tuner.evaluate.exposed import num_preempted
 from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.kept import Keeper
 from tuner.evaluate.measure import measure
 from tuner.evaluate.own_path import is_compiled
+from tuner.evaluate.steps import step_of
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.machine.device import describe
 from tuner.problem.accuracy import Accuracy, math_mode
@@ -113,7 +114,7 @@ class Timed:
         model, inputs = self.model, self.inputs
         self.timer.keep = self.keeper.keep
         throttled_before = self.timer.num_throttled
-        preempted_before, start_s = _num_preempted(), time.perf_counter()
+        preempted_before, start_s = num_preempted(), time.perf_counter()
         with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
             time.sleep(SETTLE_S[self._device.partition(":")[0]])
             self.timer.samples(lambda i: model(*inputs[i]), NUM_UNTIMED)
@@ -123,7 +124,7 @@ class Timed:
             "is_cold": self.timer.is_cold,
             "num_throttled": self.timer.num_throttled - throttled_before,
             # A stranger may have patched the clock: no time is no reason to fail here.
-            "preempted_per_s": (_num_preempted() - preempted_before)
+            "preempted_per_s": (num_preempted() - preempted_before)
             / max(time.perf_counter() - start_s, 1e-3),
         }, ()
 
@@ -137,20 +138,10 @@ class Timed:
         import torch
 
         model, inputs = self.model, self.inputs
-        weights = [p for p in model.parameters() if p.requires_grad]
-
-        def leaf(value: Any) -> Any:
-            is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
-            return value.detach().requires_grad_() if is_number else value
+        take = step_of(model)
 
         def step(call: int) -> Any:
-            given = [leaf(value) for value in inputs[call]]
-            made = [y for y in outputs_of(model(*given)) if getattr(y, "requires_grad", False)]
-            if not made:
-                raise RuntimeError
-            leaves = [x for x in given if getattr(x, "requires_grad", False)]
-            ones = [torch.ones_like(y) for y in made]
-            return torch.autograd.grad(made, [*leaves, *weights], ones, allow_unused=True)
+            return take(inputs[call])
 
         self.timer.keep = None
         with torch.enable_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
@@ -246,8 +237,3 @@ def _timer(device: str) -> Timer:
     if device.startswith("cuda"):
         return CudaTimer(int(device.partition(":")[2] or 0))
     return CpuTimer(l3_bytes=describe(device).l3_bytes)
-
-
-def _num_preempted() -> int:
-    """Return how often the system took the processor from a thread of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

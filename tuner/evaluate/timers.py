@@ -22,8 +22,10 @@ __all__ = [
     "Call",
     "CpuTimer",
     "CudaTimer",
+    "Keep",
     "Timer",
     "hidden_work_us",
+    "no_garbage_collection",
 ]
 
 _now_ns, _now_s = time.perf_counter_ns, time.perf_counter
@@ -67,7 +69,7 @@ class Timer(Protocol):
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Keep Python's collector out of the samples, as `timeit` does."""
     was_on = gc.isenabled()
     gc.disable()
@@ -116,7 +118,7 @@ class CpuTimer:
     def samples(self, call: Call, num_samples: int) -> list[float]:
         """Return `num_samples` times in us; the call's result is freed after the clock stops."""
         result = []
-        with _no_garbage_collection():
+        with no_garbage_collection():
             for _ in range(num_samples):
                 if self.renew is not None:
                     self.renew(self._next)
@@ -239,7 +241,7 @@ class CudaTimer:
         """Return `num_samples` device times in us."""
         result: list[float] = []
         num_retries = 0
-        with self._torch.cuda.device(self._device), _no_garbage_collection():
+        with self._torch.cuda.device(self._device), no_garbage_collection():
             while len(result) < num_samples:
                 times, is_throttled = self._batch(call, num_samples - len(result))
                 if is_throttled and num_retries < _MAX_RETRIES:
@@ -260,7 +262,7 @@ class CudaTimer:
         def empty_look_us() -> float:
             return self._beyond_events(lambda _: None)
 
-        with self._torch.cuda.device(self._device), _no_garbage_collection():
+        with self._torch.cuda.device(self._device), no_garbage_collection():
             if self._quiet_us == math.inf:
                 # As many as a suspect gets: were none of them quiet, work could hide behind it.
                 self._quiet_us = min(empty_look_us() for _ in range(_MAX_LOOKS))

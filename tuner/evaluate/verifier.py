@@ -12,13 +12,13 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.check.probe import Modes, Probe
+from tuner.check.probe import OWN_WORK, Modes, Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
 from tuner.check.verdict import merge
@@ -41,6 +41,7 @@ PAIRS = 2  # of processes: most of a check is the host's work
 # Of each of the state what a pair of processes was seen to hold: weights of several probes and
 # gradients of several calls, in float64 as well.
 WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
+BY_KERNELS = ", by kernels"  # at numbers of rows at which the file does not take them
 SHARE_OF_ONE = 1 / 5  # of a GPU's memory, beside which others have room
 
 
@@ -131,10 +132,11 @@ class Verifier:
         """Put every thorough probe to a contender; stops at the first rejection.
 
         A crash, a hang or an exit of the contender is a rejection with its reason. The probes on
-        few rows come first. `timeout_s` stands in for the verifier's own.
+        few rows come first. A file that says at which numbers of rows it takes its kernels is
+        asked as it is, and at the other numbers once more by its kernels. `timeout_s` stands in
+        for the verifier's own.
         """
         most_s = self._timeout_s if timeout_s is None else timeout_s
-        results: list[ProbeResult] = []
         notes: list[str] = []
         self._files.remember(contender)
         with self._turns.checking(), ExitStack() as stack:
@@ -142,15 +144,10 @@ class Verifier:
             if refusal:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
             probes = self._probes(contender.is_deterministic)
-            costs = self._costs(probes)
-            first_s = 0.0  # when the first was answered
-            with closing(self._answers(pairs, probes)) as answers:
-                for number, result in enumerate(answers, 1):
-                    results.append(result)
-                    first_s = first_s or time.monotonic()
-                    left_s = remaining_s(costs, number, time.monotonic() - first_s)
-                    on_probe(Answered(result, number, len(probes), left_s))
-        results = _until_rejected(results, probes)
+            begun_s = time.monotonic()
+            results = self._both_ways(pairs, probes, on_probe)
+            if all(result.is_accepted for result in results):
+                self.seconds = time.monotonic() - begun_s
         edited = self._files.edited(contender)
         if edited:
             return Check(False, self._accuracy.label, edited, tuple(results), is_thorough=True)
@@ -159,6 +156,42 @@ class Verifier:
             [*_unjudged(probes), *shrunk(probes, self._fewer_rows)] if verdict.is_accepted else []
         )
         return replace(verdict, notes=(*notes, *verdict.notes, *unasked))
+
+    def _both_ways(
+        self,
+        pairs: Sequence[Pair],
+        probes: Sequence[Probe],
+        on_probe: Callable[[Answered], None],
+    ) -> list[ProbeResult]:
+        """Return verdicts on the file as it is, then on its kernels where it takes none."""
+        rows = pairs[0].rows_taken()
+        again = [probe for probe in probes if self._is_left_out(probe, rows)]
+        costs = self._costs([*probes, *again])
+        total, first_s = len(costs), 0.0  # when the first was answered
+        found: list[ProbeResult] = []
+        for some in (probes, again):
+            if some is again:
+                alive = [pair for pair in pairs if again and pair.takes_all_rows()]
+                pairs = alive or pairs[:1]  # which says that it ended
+            results: list[ProbeResult] = []
+            with closing(self._answers(pairs, some)) as answers:
+                for number, answer in enumerate(answers, len(found) + 1):
+                    result = _by_kernels(answer) if some is again else answer
+                    results.append(result)
+                    first_s = first_s or time.monotonic()
+                    left_s = remaining_s(costs, number, time.monotonic() - first_s)
+                    on_probe(Answered(result, number, total, left_s))
+            found += _until_rejected(results, some)
+            if not all(result.is_accepted for result in found):
+                break
+        return found
+
+    def _is_left_out(self, probe: Probe, rows: Mapping[str, tuple[int, int]]) -> bool:
+        """Whether a file takes no kernels at so many rows, though it does at others."""
+        asked = self._about["num_rows"] if probe.batch is None else probe.batch
+        if asked is None or probe.name.startswith(OWN_WORK):
+            return False
+        return any(not low <= asked <= high for low, high in rows.values() if low <= high)
 
     def _pairs(
         self, stack: ExitStack, contender: Contender, most_s: float, notes: list[str]
@@ -229,7 +262,6 @@ class Verifier:
         none of these holds much of it.
         """
         seconds: dict[str, float] = {}
-        begun_s = time.monotonic()
         for needs_all, some in itertools.groupby(probes, key=self._needs_all):
             left = [*some]
             if not needs_all:
@@ -248,7 +280,7 @@ class Verifier:
                     if (yield from pairs[0].answers(left, seconds, is_alone=True)):
                         return
                     self._give_up_memory(pairs)
-        self._seconds, self.seconds = seconds, time.monotonic() - begun_s
+        self._seconds = {**self._seconds, **seconds}
 
     def _beside_others(
         self, pairs: Sequence[Pair], probes: Sequence[Probe], seconds: dict[str, float]
@@ -283,9 +315,15 @@ class Verifier:
 def _until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> list[ProbeResult]:
     """Return results in the order of the probes, as far as the first rejection."""
     places = {probe.name: place for place, probe in enumerate(probes)}
-    ordered = sorted(results, key=lambda result: places[result.probe])
+    ordered = sorted(results, key=lambda result: places[result.probe.removesuffix(BY_KERNELS)])
     rejected = (place for place, result in enumerate(ordered, 1) if not result.is_accepted)
     return ordered[: next(rejected, len(ordered))]
+
+
+def _by_kernels(result: ProbeResult) -> ProbeResult:
+    where = f"{result.reason}; so it is by the kernels, which the file takes at other rows alone"
+    reason = where if result.reason else ""
+    return replace(result, probe=f"{result.probe}{BY_KERNELS}", reason=reason)
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, ValidationError
 
+from tuner.by_batch import ByBatch
 from tuner.errors import InputError
 from tuner.problem.modes import TuneMode
 from tuner.storage import storage_errors, write_whole
@@ -59,6 +60,7 @@ class Certificate:
     seconds: float = 0.0  # of samples, for each process
     rewrites: tuple[str, ...] = ()  # exact steps by which the module's graph was rewritten
     effort: str = "normal"  # quick: few candidates were tried, the race was short
+    by_batch: ByBatch | None = None  # at which rows it takes kernels, and what was measured
     clocks: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     origin: str = ""  # run and trial
@@ -73,7 +75,9 @@ class Certificate:
         """Return what fits into a header."""
         first, others = self.probes[:1], self.probes[1:]
         largest = sorted(others, key=lambda p: _ratio(p), reverse=True)[: NUM_SHOWN - 1]
-        return replace(self, probes=(*first, *largest), reference="", samples_us=())
+        by_batch = self.by_batch and replace(self.by_batch, measured=())
+        probes = (*first, *largest)
+        return replace(self, probes=probes, reference="", samples_us=(), by_batch=by_batch)
 
 
 def _ratio(probe: ProbeResult) -> float:

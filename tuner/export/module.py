@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tuner.capture.from_module import made_from
+from tuner.capture.rows_text import with_rows
 from tuner.errors import TemplateError
 from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
 from tuner.kernel.binding import CUDA_CODE
@@ -50,7 +51,8 @@ def export_text(
             rejected, and why. The code below the header is the same.
     """
     # The version of the file's own glue is part of the name: two exports never share a library.
-    key = content_key(candidate.key, family.model_new, " ".join(flags))[:8]
+    # At which rows it is taken is not: that is measured of what is compiled already.
+    key = content_key(candidate.key, with_rows(family.model_new, None), " ".join(flags))[:8]
     namespace = f"tuner_{key}"
     operator = (
         _triton(candidate, namespace)

@@ -25,6 +25,7 @@ from tuner.review.parameters import (
 )
 from tuner.review.progress import outlook_figure, progress_figure
 from tuner.review.roofline import resource_figure, roofline_figure
+from tuner.review.rows_figure import rows_caption, rows_figure
 from tuner.review.tables import parameter_names, pareto, resources_of, rms_of, value_words
 from tuner.review.timeline import spans_of, stage_figure, timeline_figure
 from tuner.review.words import count_words, number_words, three_digits, us_words
@@ -208,6 +209,15 @@ def _accuracy(facts: Facts, _: Mapping[str, float]) -> Chart:
     )
 
 
+def _rows(facts: Facts, _: Mapping[str, float]) -> Chart:
+    label = "Speed by number of rows"
+    found = facts.proof.by_batch if facts.proof is not None else None
+    if found is None or not found.measured:
+        words = "Not measured: the file's sizes are fixed, or it was made by hand or not yet."
+        return Chart("rows", label, words, None)
+    return Chart("rows", label, rows_caption(found), rows_figure(found))
+
+
 def _roofline(facts: Facts, _: Mapping[str, float]) -> Chart:
     label = "Roofline"
     flops, num_bytes = facts.number("flops"), facts.number("bytes")
@@ -283,6 +293,7 @@ _CHARTS: dict[str, Callable[[Facts, Mapping[str, float]], Chart]] = {
     "accuracy": _accuracy,
     "roofline": _roofline,
     "resources": _resources,
+    "rows": _rows,
     "stages": _stages,
     "timeline": _timeline,
 }

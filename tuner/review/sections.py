@@ -12,6 +12,7 @@ from tuner.machine.datasheets import bandwidth_gbps
 from tuner.profiled import Launch
 from tuner.review.ablation import choices_of, choices_words, unvaried
 from tuner.review.facts import UNITS, Facts
+from tuner.review.rows_figure import rows_table
 from tuner.review.sources import highlighted, winner_source
 from tuner.review.summary import Summary
 from tuner.review.tables import contest, failures, strategies
@@ -49,12 +50,21 @@ def _shown_verdict(facts: Facts, told: Summary) -> dict[str, Any]:
     times = [us for f in rows for us in (f.latency_us, f.baseline_us, screened.get(f.trial))]
     return {
         "intervals": _intervals(told.workloads),
+        "by_rows": _by_rows(facts),
         "finalists": finalists,
         "exported": exported,
         "screened": screened,
         "unit": time_unit(times),
         "change": _change_words,
     }
+
+
+def _by_rows(facts: Facts) -> dict[str, Any] | None:
+    found = facts.proof.by_batch if facts.proof is not None else None
+    if found is None or not found.measured:
+        return None
+    head, rows = rows_table(found)
+    return {"head": head, "numeric": ["rows"], "rows": rows}
 
 
 def _change_words(before: float | None, after: float | None) -> str:

@@ -64,7 +64,8 @@ class Summary:
     the file, `caveat` what is materially less than the headline, `tone` the colour of both,
     `trust` what stands behind them, in one line. `num_rejected` trials were correct at
     screening, and are not. `rewrites` are the exact steps by which a module's graph was rewritten,
-    in words. Paths are relative to `path`.
+    in words, and `rows` say at which numbers of rows its kernels run. Paths are
+    relative to `path`.
     """
 
     path: str
@@ -101,6 +102,7 @@ class Summary:
     roofline: str
     bound: str
     rewrites: tuple[str, ...]
+    rows: str
     export_path: str
     reproduce: str
     export_command: str
@@ -164,6 +166,7 @@ def summary_of(facts: Facts) -> Summary:
         roofline=_roofline_words(facts, latency_us),
         bound=_bound_words(facts, latency_us, baseline_us),
         rewrites=tuple(r.words for r in facts.module.outline.rewrites) if facts.module else (),
+        rows=proof.by_batch.brief if proof is not None and proof.by_batch is not None else "",
         export_path=export_path,
         reproduce=facts.word("command"),
         export_command=f"tune export {facts.run.path}",

@@ -1,0 +1,103 @@
+"""From which number of rows on a file takes its kernels: measured, kept, written into the file.
+
+It is measured before the file is checked, so that what is checked is what is kept. What was found
+is on disk in `batches.jsonl`: a later sitting does not measure again, which would give another
+file.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from tuner.by_batch import ANY_ROWS, AtBatch, ByBatch, Way, rows_taken
+from tuner.capture.rows_text import has_rows
+from tuner.errors import TunerError
+from tuner.evaluate.contender import CALL_TIMEOUT_S
+from tuner.evaluate.task import asked, new_worker
+from tuner.exporting import ExportFile
+from tuner.machine.turns import turns_of
+from tuner.planning import Planned
+from tuner.run import Run, RunWriter
+from tuner.trial import from_json
+from tuner.wording import one_line
+
+__all__ = ["Batching", "seconds_of"]
+
+MEASURED_S = {"quick": 4.0, "normal": 6.0, "thorough": 15.0}  # by effort
+MOST_S = 2 * CALL_TIMEOUT_S  # with all that is compiled at first calls
+
+
+def seconds_of(planned: Planned) -> float:
+    """Return what measuring one file takes, 0 where its sizes are fixed."""
+    return MEASURED_S[planned.config.effort] if has_rows(planned.family.model_new) else 0.0
+
+
+class Batching:
+    """Measures files at many numbers of rows, each once.
+
+    Args:
+        run: where what was measured is read.
+        writer: and written.
+        on_stage: is told what begins.
+    """
+
+    def __init__(self, run: Run, writer: RunWriter, on_stage: Callable[[str], None]) -> None:
+        self._writer, self._on_stage = writer, on_stage
+        self._found = {found.key: found for found in run.batches()}
+        self._lock = threading.Lock()  # files may be checked side by side; these times are alone
+
+    def known(self, file: ExportFile) -> ExportFile | None:
+        """Return the file as it is kept, None where that has to be measured first."""
+        if file.with_batches is None:
+            return file
+        found = self._found.get(file.key)
+        return None if found is None else file.with_batches(found)
+
+    def kept(self, file: ExportFile) -> ExportFile:
+        """Return the file as it is kept; it must be compiled. What fails decides nothing."""
+        with self._lock:
+            known = self.known(file)
+            if known is not None:
+                return known
+            assert file.with_batches is not None
+            self._on_stage(f"timing {file.unverified_path.name} at other numbers of rows")
+            file.write()
+            found = self._measured(file)
+            self._writer.append_batches(found)
+            self._found[found.key] = found
+        for line in found.words:
+            self._on_stage(f"  {line}")
+        return file.with_batches(found)
+
+    def _measured(self, file: ExportFile) -> ByBatch:
+        task, effort = file.planned.task, file.planned.config.effort
+        ways = file.ways
+        asks = {"file": str(file.unverified_path), "ways": ways, "most_s": MEASURED_S[effort]}
+        measured: tuple[AtBatch, ...] = ()
+        failures: dict[str, str] = {}
+        tuned_rows = file.planned.sizes.get("batch", 1)
+        try:
+            with (
+                new_worker(task.device, name="batches") as worker,
+                turns_of(task.device).alone(),
+            ):
+                payload = {**task.payload(), **asks}
+                data = asked(worker, "by_batch", payload, timeout_s=MOST_S).data
+            measured = tuple(from_json(AtBatch, json.dumps(at)) for at in data["measured"])
+            failures, tuned_rows = data["failures"], data["tuned_rows"]
+        except TunerError as error:  # the check will say more of the file
+            failures = {way: one_line(str(error), 200) for way in ways}
+        return _decided(ByBatch(tuned_rows, measured, key=file.key), ways, failures)
+
+
+def _decided(found: ByBatch, ways: tuple[Way, ...], failures: dict[str, str]) -> ByBatch:
+    rows = rows_taken(found.measured, found.tuned_rows, ways)
+    if failures.get("step") == "" and rows:  # nothing has gradients
+        rows["step"] = ANY_ROWS
+    if all(each == ANY_ROWS for each in rows.values()):
+        rows = {}
+    note = "; ".join(f"{way}: {why}" for way, why in failures.items() if why)
+    return replace(found, rows=rows, note=note)

@@ -1,0 +1,186 @@
+"""Kernels beside PyTorch by number of rows: what was measured, and which rows a file takes.
+
+Few rows are a launch and little else, where PyTorch's own modules may be faster. The rows that a
+file takes reach from the size that it was tuned for as far as measuring bears it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from pydantic import ConfigDict
+
+__all__ = [
+    "ANY_ROWS", "MOST", "NO_ROWS", "WAYS", "WORST", "AtBatch", "ByBatch", "Way", "batches_of",
+    "least_of", "rows_taken", "without_steps_in",
+]  # fmt: skip
+
+Way = Literal["call", "step", "eval"]
+"""A call of forward, a step of training (forward, and gradients of inputs and weights), or a call
+in eval mode, where a file has kernels of its own for that."""
+
+WAYS: dict[Way, str] = {
+    "call": "calls", "step": "steps of training", "eval": "calls in eval mode",
+}  # fmt: skip
+MOST = 2**63 - 1  # no tensor has more rows
+ANY_ROWS = (1, MOST)
+NO_ROWS = (MOST, 0)
+ABOVE = 4  # times the tuned size: as far as is measured
+WORST = 0.97  # of PyTorch's speed: what 3 % less is a user cannot tell from another process
+
+
+@dataclass(frozen=True, slots=True)
+class AtBatch:
+    """Kernels beside PyTorch at one number of rows, by the host's clock, in one process.
+
+    `speedup` is the median of PyTorch's time over the kernels', in turns; that median lies from
+    `low` to `high` with 95 %. With `is_idle` the device is idle before each call, else calls
+    follow each other; on a CPU there is no difference. `is_disturbed`: other programs took the
+    processor again and again, so that it decides nothing.
+    """
+
+    __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
+
+    num_rows: int
+    way: Way
+    is_idle: bool
+    speedup: float
+    low: float
+    high: float
+    baseline_us: float
+    latency_us: float
+    is_disturbed: bool = False
+
+    @property
+    def is_won(self) -> bool:
+        """Whether kernels are as fast as PyTorch, or faster, and hardly below in any case."""
+        return self.speedup >= 1.0 and self.low >= WORST and not self.is_disturbed
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether more turns would hardly change what is decided here."""
+        return self.is_won or (self.high < 1.0 and not self.is_disturbed)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether kernels are slower, and by more than nobody would see."""
+        return self.speedup < WORST and self.high < 1.0 and not self.is_disturbed
+
+
+@dataclass(frozen=True, slots=True)
+class ByBatch:
+    """What was measured of one file, and what it does then.
+
+    `rows` are the fewest and the most at which it takes kernels, of calls and of steps of
+    training; elsewhere the module's own forward runs. It is empty where that is nowhere. `note`
+    says why nothing was measured. `key` is equal for the same kernels on the same terms.
+    """
+
+    tuned_rows: int
+    measured: tuple[AtBatch, ...] = ()
+    rows: dict[Way, tuple[int, int]] = field(default_factory=dict)
+    note: str = ""
+    key: str = ""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Say where the module's own forward runs: a line for calls, one for steps."""
+        lines = []
+        for way, what in WAYS.items():
+            fewest, most = self.rows.get(way, ANY_ROWS)
+            if fewest > most:
+                lines.append(f"{what}: PyTorch's own at any number of rows")
+                continue
+            where = [f"below {fewest} rows"] if fewest > 1 else []
+            where += [f"above {most} rows"] if most < MOST else []
+            if where:
+                lines.append(f"{what}: the module's own forward {' and '.join(where)}")
+        return tuple(lines)
+
+    @property
+    def brief(self) -> str:
+        """Say the same in a line of a terminal; empty where kernels are taken everywhere."""
+        parts = []
+        for way in WAYS if self.rows else ():
+            fewest, most = self.rows.get(way, ANY_ROWS)
+            if fewest > most:
+                where = "never"
+            elif most == MOST:
+                where = f"from {fewest} rows on" if fewest > 1 else "at any number of rows"
+            else:
+                where = f"at {fewest} to {most} rows"
+            if way in self.rows:
+                parts.append(f"{where} in {'eval mode' if way == 'eval' else f'{way}s'}")
+        return f"kernels run {', '.join(parts)}" if parts else ""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Return the words, and the speed-up of the kernels at each number of rows."""
+        found = list(self.words)
+        for way, what in WAYS.items():
+            numbers = [f"{at.num_rows}: {at.speedup:.2f}x" for at in least_of(self.measured, way)]
+            if numbers:
+                found.append(f"speed-up of {what} by kernels, by rows: {', '.join(numbers)}")
+        return tuple(found)
+
+
+def least_of(measured: Sequence[AtBatch], way: Way) -> list[AtBatch]:
+    """Return the worse record of each number of rows, few rows first."""
+    found: dict[int, AtBatch] = {}
+    for at in sorted((at for at in measured if at.way == way), key=lambda at: -at.speedup):
+        found[at.num_rows] = at
+    return [found[rows] for rows in sorted(found)]
+
+
+def batches_of(tuned_rows: int) -> list[int]:
+    """Return the numbers of rows that are measured: powers of two, and the tuned size."""
+    powers = (2**n for n in range((ABOVE * tuned_rows).bit_length()))
+    return sorted({tuned_rows, *(rows for rows in powers if rows <= ABOVE * tuned_rows)})
+
+
+def rows_taken(
+    measured: Sequence[AtBatch],
+    tuned_rows: int,
+    ways: Sequence[Way] = ("call", "step"),
+) -> dict[Way, tuple[int, int]]:
+    """Return the fewest and the most rows at which a file takes its kernels.
+
+    At the tuned size it does: the race in fresh processes decides there. Below, it does as far
+    down as kernels are as fast at every number of rows between; where that cannot be decided, it
+    does not. Above, it does until they are slower. Empty where it does everywhere.
+
+    Args:
+        measured: one or two for each number of rows and way; the worse one counts.
+        tuned_rows: the size that was tuned.
+        ways: in which the file has kernels; it takes none in other calls and steps.
+    """
+    found: dict[Way, tuple[int, int]] = {"call": NO_ROWS, "step": NO_ROWS}
+    for way in ways:
+        mine = [at for at in measured if at.way == way]
+        by_rows = {rows: [at for at in mine if at.num_rows == rows] for rows in _rows_of(mine)}
+        fewest, most, last = tuned_rows, MOST, tuned_rows
+        for rows in sorted((rows for rows in by_rows if rows < tuned_rows), reverse=True):
+            if not all(at.is_won for at in by_rows[rows]):
+                break
+            fewest = rows
+        for rows in sorted(rows for rows in by_rows if rows > tuned_rows):
+            if any(at.is_lost for at in by_rows[rows]):
+                most = last
+                break
+            last = rows
+        is_least = bool(by_rows) and fewest == min(by_rows)  # what takes 2 rows may refuse 1
+        found[way] = (1 if is_least and fewest <= 2 else fewest, most)
+    return {} if all(rows == ANY_ROWS for rows in found.values()) else found
+
+
+def _rows_of(measured: Sequence[AtBatch]) -> list[int]:
+    return sorted({at.num_rows for at in measured})
+
+
+def without_steps_in(found: ByBatch) -> ByBatch:
+    """Return what holds of the same file where steps of training are PyTorch's own."""
+    rows: dict[Way, tuple[int, int]] = {"call": ANY_ROWS, **found.rows, "step": NO_ROWS}
+    measured = tuple(at for at in found.measured if at.way == "call")
+    return replace(found, measured=measured, rows=rows)

@@ -1,0 +1,99 @@
+"""At which numbers of rows a module's text takes its kernels: PyTorch is faster at few, say.
+
+The text has one line for it, which is filled in when that was measured of the exported file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from tuner.by_batch import Way
+
+__all__ = [
+    "ROWS_NAME", "ROWS_TEXT", "asks_rows", "has_rows", "ways_in", "with_rows", "without_rows",
+]  # fmt: skip
+
+ROWS_NAME = "_FUSED_ROWS"  # of that line
+
+
+def asks_rows(names: Sequence[str], batched: str) -> str:
+    """Return the lines of a forward that leave some numbers of rows to PyTorch.
+
+    Args:
+        names: of forward's arguments.
+        batched: the one whose first size it is.
+    """
+    return _ASKS_ROWS.format(names=", ".join(names), batched=batched)
+
+
+def with_rows(model_new: str, rows: Mapping[Way, tuple[int, int]] | None) -> str:
+    """Return a module's text that takes its kernels at these rows, and PyTorch elsewhere.
+
+    Args:
+        model_new: the text; one whose inputs have fixed sizes is returned as it is.
+        rows: the fewest and the most, by way; None takes any.
+    """
+    return _ROWS_LINE.sub(f"{ROWS_NAME} = {rows!r}  #", model_new, count=1)
+
+
+def has_rows(model_new: str) -> bool:
+    """Whether a module's text can be told at which rows to take its kernels."""
+    return _ROWS_LINE.search(model_new) is not None
+
+
+def ways_in(model_new: str) -> tuple[Way, ...]:
+    """Return the ways to call a module for which its text has kernels.
+
+    A text that was generated says whether it takes steps; one around a family's operator has
+    those of one mode, and one that was written by hand what it asks for.
+    """
+    is_matched, is_generated = "_OPERATOR = " in model_new, "def usual_state(" in model_new
+    has_steps = is_matched or not is_generated or "_TAKES_STEPS = True" in model_new
+    ways: tuple[Way, ...] = ("call", "step") if has_steps else ("call",)
+    return (*ways, "eval") if not is_generated and '"eval"' in model_new else ways
+
+
+def without_rows(model_new: str) -> str:
+    """Return the text of a family's module that leaves it to another one which rows it takes."""
+    return _ASKED.sub("", _ROWS_LINE_WHOLE.sub("", model_new))
+
+
+_ROWS_LINE_WHOLE = re.compile(rf"^{ROWS_NAME} = .*\n\n*", re.MULTILINE)
+_ASKED = re.compile(rf"^        if {ROWS_NAME} and not .*\n            return .*\n", re.MULTILINE)
+_ROWS_LINE = re.compile(rf"^{ROWS_NAME} = .*?  #", re.MULTILINE)
+
+
+# Few rows first, without a call, and the reference by its own name: a call or `super` cost 0.1 us
+# each, where all of a call of the reference may take 17 us.
+_ASKS_ROWS = """\
+        if _FUSED_ROWS:
+            fused_shape = getattr({batched}, "shape", None)
+            if fused_shape and (
+                fused_shape[0] < _LEAST_ROWS or not takes_rows(fused_shape[0], self, {names})
+            ):
+                return Model.forward(self, {names})
+"""
+
+
+# Of a module whose inputs may have another number of rows.
+ROWS_TEXT = """\
+_FUSED_ROWS = None  # fewest and most, where PyTorch was measured to be faster elsewhere
+_LEAST_ROWS = min(fewest for fewest, _ in _FUSED_ROWS.values()) if _FUSED_ROWS else 0
+
+
+def takes_rows(rows, module, *inputs):
+    # Whether kernels were measured to be as fast as PyTorch at so many rows.
+    fewest, most = _FUSED_ROWS["call"]
+    takes_call = not (rows < fewest or rows > most)  # a bool of its own, also for a compiler
+    if not torch.is_grad_enabled():
+        return takes_call
+    fewest, most = _FUSED_ROWS["step"]
+    takes_step = not (rows < fewest or rows > most)
+    if takes_step == takes_call:
+        return takes_call
+    is_step = wants_gradients(inputs) or wants_gradients(module.parameters())
+    return takes_step if is_step else takes_call
+
+
+"""

@@ -1,0 +1,272 @@
+"""An exported file beside the reference at many numbers of rows, in turns, in one process."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tuner.by_batch import AtBatch, Way, batches_of
+from tuner.check.exercise import outputs_of
+from tuner.errors import ProblemError
+from tuner.evaluate.exposed import ExposedTimer, num_preempted
+from tuner.evaluate.measure import interleave
+from tuner.evaluate.steps import step_of
+from tuner.evaluate.timed import WEIGHT_SEED
+from tuner.evaluate.timers import Call
+from tuner.intervals import median_interval
+from tuner.machine.host import usable_memory_bytes
+from tuner.problem.accuracy import Accuracy, math_mode
+from tuner.problem.draws import Distribution
+from tuner.problem.modes import put_into
+from tuner.problem.reference import Problem
+from tuner.wording import one_line
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FEW_ROUNDS", "BatchTimes", "Turns"]
+
+ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of another program
+MOST_IN_A_ROW = {"cpu": 8, "cuda": 24}  # few where each is timed, many where they overlap
+FEW_CALLS = 3  # that tell how long a call takes
+FEW_ROUNDS, MOST_ROUNDS = 5, 30  # turns of each; more where it is not known yet
+# Turns are repeated where other programs took the processor so often, a few times in all.
+CALLS_PREEMPTED, MOST_PREEMPTED_PER_S, MOST_REPEATED = 0.25, 40.0, 3
+LEAST_ROUNDS = 3  # where a call takes long
+HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies between
+SHARE_OF_MEMORY = 0.3
+
+
+class Turns:
+    """Two calls, the reference's first, that take turns at one number of rows.
+
+    Both should have been called before: what is loaded or compiled then is none of their time.
+
+    Args:
+        calls: of nothing; what they return is dropped.
+        device: as PyTorch names it.
+        num_rows: for the record.
+        way: for the record.
+        is_idle: whether the device is idle before each call.
+    """
+
+    def __init__(
+        self,
+        calls: Sequence[Callable[[], object]],
+        device: str,
+        *,
+        num_rows: int,
+        way: Way,
+        is_idle: bool = False,
+    ) -> None:
+        self._calls = [_numbered(call) for call in calls]
+        self.num_rows, self._way, self._is_idle = num_rows, way, is_idle
+        one = ExposedTimer(device, 1)  # the least: what disturbs a call makes it later
+        call_s = sum(min(one.samples(call, FEW_CALLS)) for call in self._calls) / 2e6
+        most = MOST_IN_A_ROW[device.partition(":")[0]]
+        num_calls = max(1, min(most, round(ROW_S / max(call_s, 1e-7))))
+        self._num_calls = 1 if is_idle else num_calls
+        self._timer = ExposedTimer(device, self._num_calls)
+        self._is_gpu = device.startswith("cuda")  # whose own work no other program stretches
+        self._is_disturbed, self._num_repeated = False, 0
+        self._pairs: list[tuple[float, float]] = []
+
+    def take(self, num_rounds: int) -> AtBatch:
+        """Take so many turns more, thrice as many of one call; return what all of them say."""
+        num_rounds *= 3 if self._is_idle else 1
+        while True:
+            before, begun_s = num_preempted(), time.perf_counter()
+            turns = interleave(self._calls, self._timer, num_rounds)
+            allowed = CALLS_PREEMPTED * 2 * num_rounds * self._num_calls
+            allowed = max(allowed, MOST_PREEMPTED_PER_S * (time.perf_counter() - begun_s))
+            self._is_disturbed = not self._is_gpu and num_preempted() - before > allowed
+            if not self._is_disturbed or self._num_repeated == MOST_REPEATED:
+                break
+            self._num_repeated += 1
+        self._pairs += list(zip(*turns, strict=True))
+        return self.found
+
+    @property
+    def found(self) -> AtBatch:
+        """What all turns say."""
+        interval = median_interval(self._pairs)
+        sides = zip(*self._pairs, strict=True)
+        baseline_us, latency_us = (statistics.median(side) for side in sides)
+        return AtBatch(
+            self.num_rows, self._way, self._is_idle, interval.speedup, interval.low,
+            interval.high, baseline_us, latency_us, self._is_disturbed,
+        )  # fmt: skip
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether more turns may change what is decided."""
+        most = MOST_ROUNDS * (3 if self._is_idle else 1)
+        return not self.found.is_clear and len(self._pairs) < most
+
+
+def _deciding(known: Sequence[Turns]) -> Turns | None:
+    """Return the turns of the most rows that are not clear, unless PyTorch wins above them."""
+    for turns in sorted(known, key=lambda turns: -turns.num_rows):
+        if turns.may_learn:
+            return turns
+        if not turns.found.is_won:
+            return None
+    return None
+
+
+def _call_of(model: torch.nn.Module) -> Callable[[Sequence[object]], object]:
+    return lambda inputs: model(*inputs)
+
+
+def _numbered(call: Callable[[], object]) -> Call:
+    return lambda _: call()
+
+
+class BatchTimes:
+    """A file's module beside the reference's, with the same weights, at any number of rows.
+
+    Args:
+        problem: of the reference, in the mode that is tuned.
+        made: returns the file's module, with weights of its own.
+        device: as PyTorch names it.
+        accuracy: whose arithmetic the reference is run in.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        made: Callable[[], torch.nn.Module],
+        device: str,
+        accuracy: Accuracy,
+    ) -> None:
+        self._problem, self._device, self._accuracy = problem, device, accuracy
+        self._reference = problem.make_model(WEIGHT_SEED, device, is_quick=True)
+        self._file = put_into(made().to(device), problem.mode)
+        self._file.load_state_dict(self._reference.state_dict())
+        self.failures: dict[str, str] = {}  # by way: why it was not timed; "" without gradients
+
+    def measured(self, ways: Sequence[Way], most_s: float) -> list[AtBatch]:
+        """Time one number of rows after the other, few first, while there is time.
+
+        What is left of the time goes to those that decide from where on kernels are taken. What
+        memory has no room for, or the reference refuses, is left out.
+
+        Args:
+            ways: what is timed.
+            most_s: seconds for all; what is compiled at first calls does not count.
+        """
+        tuned_rows = self._problem.num_rows()
+        assert tuned_rows is not None
+        found: list[AtBatch] = []
+        unspent_s = most_s
+        for num_ways in range(len(ways), 0, -1):
+            way = ways[-num_ways]
+            known: list[Turns] = []  # of fewer rows than the tuned size
+            left_s, last_s = unspent_s / num_ways, 0.0  # and what a turn of one row took
+            unspent_s -= left_s
+            for rows in batches_of(tuned_rows):
+                if 2 * LEAST_ROUNDS * last_s * rows > left_s:
+                    break
+                if rows > tuned_rows and not self._has_room(rows / tuned_rows):
+                    break
+                try:
+                    calls = self.calls(rows, way)
+                    begun_s = time.perf_counter()
+                    new = self._turns(rows, way, calls, left_s, last_s)
+                except (RuntimeError, ValueError, ProblemError) as error:
+                    if rows == tuned_rows:
+                        self.failures[way] = one_line(str(error), 200)
+                    if rows >= tuned_rows:  # memory; for more rows there is less
+                        break
+                    continue
+                if rows < tuned_rows:
+                    known += new
+                else:
+                    found += [turns.found for turns in new]
+                left_s -= time.perf_counter() - begun_s
+                last_s = sum(turns.found.baseline_us for turns in new) / 1e6 / rows
+            until_s = time.perf_counter() + left_s
+            with self.arithmetic(way):
+                while (turns := _deciding(known)) and time.perf_counter() < until_s:
+                    turns.take(FEW_ROUNDS)
+            found += [turns.found for turns in known]
+            unspent_s += max(0.0, until_s - time.perf_counter())
+        return found
+
+    def calls(
+        self, rows: int, way: Way, distribution: Distribution = "as_given"
+    ) -> list[Callable[[], object]]:
+        """Return the reference's call and the file's, which were made once; see `arithmetic`.
+
+        Raises:
+            ProblemError: there are no such inputs.
+            RuntimeError: memory ran out, or nothing has gradients (then without a message).
+            ValueError: the reference takes no such inputs.
+        """
+        inputs = self._problem.make_inputs(
+            WEIGHT_SEED, distribution=distribution, batch=rows, device=self._device
+        )
+        functions = [
+            step_of(model) if way == "step" else _call_of(model)
+            for model in (self._reference, self._file)
+        ]
+        calls: list[Callable[[], object]]
+        calls = [functools.partial(function, inputs) for function in functions]
+        with self.arithmetic(way):
+            for call in calls:
+                call()
+        return calls
+
+    def _turns(
+        self,
+        rows: int,
+        way: Way,
+        calls: Sequence[Callable[[], object]],
+        left_s: float,
+        row_s: float,
+    ) -> list[Turns]:
+        """Return turns that were begun: a few, or the least where one takes long."""
+        is_slow = 4 * FEW_ROUNDS * row_s * rows > left_s
+        kinds = (False, True) if self._device.startswith("cuda") else (False,)
+        found = []
+        with self.arithmetic(way):
+            for is_idle in kinds:
+                turns = Turns(calls, self._device, num_rows=rows, way=way, is_idle=is_idle)
+                turns.take(LEAST_ROUNDS if is_slow else FEW_ROUNDS)
+                found.append(turns)
+        return found
+
+    @contextmanager
+    def arithmetic(self, way: Way) -> Iterator[None]:
+        """Have gradients for steps alone, the way's mode and the accuracy class's arithmetic."""
+        import torch
+
+        parts = [part for model in (self._reference, self._file) for part in model.modules()]
+        modes = [part.training for part in parts]
+        for part in parts if way == "eval" else ():
+            part.training = False
+        try:
+            with torch.set_grad_enabled(way == "step"), math_mode(self._accuracy):
+                yield
+        finally:
+            for part, mode in zip(parts, modes, strict=True):
+                part.training = mode
+
+    def _has_room(self, times: float) -> bool:
+        """Whether memory holds so many times the inputs and outputs of the tuned size."""
+        import torch
+
+        given = self._problem.make_inputs(WEIGHT_SEED, device=self._device)
+        with torch.no_grad():
+            made = outputs_of(self._reference(*given))
+        num_bytes = sum(getattr(x, "nbytes", 0) for x in (*given, *made))
+        room = (
+            torch.cuda.mem_get_info(self._device)[0]
+            if self._device.startswith("cuda")
+            else usable_memory_bytes()
+        )
+        return HELD_COPIES * times * num_bytes < SHARE_OF_MEMORY * room
