@@ -62,7 +62,6 @@ MODULES = {
 NOT_TAKEN = {
     "few rows": (LAYER, "F.gelu(self.a(x))", "100, 264"),
     "short sums": ("self.a = nn.Linear(136, 260)", "F.gelu(self.a(x))", "200, 136"),
-    "batches": ("...", "F.gelu(x @ x.transpose(1, 2))", "3, 200, 264"),
     "float64": (LAYER + "; self.double()", "F.gelu(self.a(x))", "200, 264, dtype=torch.float64"),
 }
 

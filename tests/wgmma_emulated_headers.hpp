@@ -16,6 +16,7 @@
       if (own.products[own.done].group >= own.group - kPending) break;                          \
       emulated::make_product(own.done, kColumns);                                               \
     }                                                                                           \
+    emulated::meet_warp(0); /* a warp waits as one */                                           \
   }                                                                                             \
   template <class T> void pin(T&) {}                                                            \
   template <class T> void hold(const T&) {}                                                     \
@@ -23,8 +24,14 @@
   void multiply_registers(float (&sums)[kSums], const unsigned (&left)[4], uint64_t right,      \
                           int accumulate) {                                                     \
     emulated::Thread& own = *emulated::own;                                                     \
-    own.products.push_back({sums, {left[0], left[1], left[2], left[3]}, right, accumulate,      \
+    own.products.push_back({sums, {left[0], left[1], left[2], left[3]}, 0, right, accumulate,   \
                             own.group});                                                        \
+    ++own.begun;                                                                                \
+  }                                                                                             \
+  template <Type>                                                                               \
+  void multiply(float (&sums)[kSums], uint64_t left, uint64_t right, int accumulate) {          \
+    emulated::Thread& own = *emulated::own;                                                     \
+    own.products.push_back({sums, {}, left, right, accumulate, own.group});                     \
     ++own.begun;                                                                                \
   }                                                                                             \
   }

@@ -152,13 +152,17 @@ _PLACE = ("row", "column", "columns")
 _PLACE_IN_IMAGE = ("sample", "column", "pixel", "columns", "made")
 # Functions that start a product with an epilogue: what is behind their names, what their arguments
 # are called, what starts it, and kinds and names of what they are given behind the epilogue's own.
-# The last is there where the weight is converted.
+# The last is there where the weight is converted. Products of pieces have no epilogue, but what
+# adds them up has.
 _IMAGES = (
     ("", "IMAGE", "images::convolution", (("const int64_t*", "numbers"), ("int64_t", "count"))),
 )
 _MATRICES = (
     ("", "PRODUCT", "halves::product",
-     (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "padded"))),
+     (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "padded"),
+      ("int64_t", "x_batches"), ("int64_t", "w_batches"))),
+    ("_in_pieces", "PIECES", "halves::sum_of_pieces",
+     (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "pieces"))),
     ("_converted", "CONVERTED", "converted::product",
      (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "depth"))),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from tuner.capture.half_products import (
     SHORTEST,
     given_to,
     head_of,
+    read_turned,
     step_of,
     takes_halves,
     turned,
@@ -20,7 +21,6 @@ from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
 from tuner.capture.precision import in_float64
 from tuner.capture.product_epilogues import cuda_text, epilogue_of, python_text
-from tuner.capture.stages import Stages
 from tuner.capture.templates import (
     Part,
     arguments_of,
@@ -132,7 +132,7 @@ def _steps(
     stages, names = part.stages, part.names
     halves = _by_halves(part, products) if products else set()
     turns = turned(stages.calls) if products else {}
-    left_out = _left_out(stages, turns, halves)
+    left_out = _left_out(part, turns, halves)
     workspace = between_of(stages, names)
     results = {*stages.outputs, *stages.updates.values()}
     suffixes = {} if part.name else suffixes_of(stages.nests)
@@ -212,11 +212,13 @@ def _by_halves(part: Part, products: Products) -> set[str]:
     }
 
 
-def _left_out(stages: Stages, turns: Collection[str], halves: Collection[str]) -> set[str]:
+def _left_out(part: Part, turns: Mapping[str, str], halves: Collection[str]) -> set[str]:
     """Return the transpositions that products by halves alone read, which turn them back."""
-    others = [task for task in stages.tasks if task.name not in halves]
-    read = {n for task in others if isinstance(task, Call) for n in task.reads}
-    read |= {t.name for task in others if isinstance(task, Nest) for t in task.arguments}
+    stages = part.stages
+    read = {t.name for nest in stages.nests for t in nest.arguments}
+    for call in stages.calls:
+        back = read_turned(part.graph, call, turns) if call.name in halves else set()
+        read |= {*call.reads} - back
     return {*turns} - read - {*stages.outputs, *stages.updates.values()}
 
 

@@ -1,0 +1,241 @@
+"""Products of several matrices, and of long sums in pieces, by the kernel for halves in memory.
+
+Without a GPU the kernel runs in an emulation that takes threads and copies in any order, and what
+makes halves runs in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from emulated_products import emulated_code
+from interpreted import interpreted
+from test_half_products import filled, made_of
+
+from tuner.capture import half_products
+from tuner.capture.half_products import HALVES_TEMPLATE, WGMMA_TEMPLATE
+from tuner.evaluate.modules import fused, module_of
+from tuner.kernel.binding import bind
+from tuner.kernel.family import load_family
+from tuner.machine.datasheets import known_device
+
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ on the PATH")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed"
+)
+
+# ---- the kernel -------------------------------------------------------------------------------
+
+TILES = [(256, 64, 1, 8), (192, 32, 1, 0), (128, 64, 2, 1)]
+# Batches of x and of the weight, rows and columns of each, terms of each sum.
+SHAPES = [(1, 1, 130, 200, 72), (3, 3, 70, 40, 80), (3, 1, 40, 140, 24), (1, 2, 150, 30, 136)]
+
+
+def halves_of(x: torch.Tensor, padded: int) -> tuple[torch.Tensor, ...]:
+    """High and low halves of rows, each beside the other, and what brings a row back."""
+    rows = x.reshape(-1, x.shape[-1])
+    unit = 2.0 ** (rows.abs().amax(1).clamp(min=1e-30).log2().floor() - 12)
+    values = torch.zeros(len(rows), padded)
+    values[:, : rows.shape[1]] = rows / unit[:, None]
+    high = values.half()
+    return torch.cat([high, (values - high.float()).half()], 1).contiguous(), unit
+
+
+def product(tile, x: torch.Tensor, weight: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """x weight^T + 0.25 for each batch by the emulation of a tile's kernels."""
+    code = emulated_code(tile, "split")
+    code.library.use_seed(seed)
+    batches, rows, columns = max(len(x), len(weight)), x.shape[1], weight.shape[1]
+    padded = -(-x.shape[2] // 16) * 16
+    (of_x, x_unit), (of_weight, unit) = halves_of(x, padded), halves_of(weight, padded)
+    mean = torch.linspace(-1, 1, len(x_unit))
+    sums = torch.linspace(-2, 2, len(unit))
+    out = torch.full((batches, rows, columns), float("nan"))
+    code(
+        *("product_of_rows", of_x, of_x[:, padded:], of_weight, of_weight[:, padded:]),
+        *(x_unit, mean, unit, sums, torch.full((columns,), 0.25), out),
+        *(rows, columns, padded, len(x), len(weight)),
+    )
+    by_means = (mean * x_unit).view(*x.shape[:2], 1) * (sums * unit).view(len(weight), 1, -1)
+    return out.double() - by_means - 0.25
+
+
+@needs_gxx
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_number_is_of_its_own_batch(tile, shape):
+    lefts, rights, rows, columns, terms = shape
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(lefts, rows, terms, generator=generator)
+    weight = torch.randn(rights, columns, terms, generator=generator)
+    exact = x.double() @ weight.double().mT
+    torch.testing.assert_close(product(tile, x, weight, rows), exact, rtol=1e-6, atol=1e-5)
+
+
+@needs_gxx
+def test_a_tile_over_the_end_of_a_batch_reads_no_infinity_of_the_next():
+    x, weight = torch.ones(3, 70, 64), torch.ones(3, 40, 64)
+    x[1], weight[1] = float("inf"), float("inf")
+    found = product(TILES[0], x, weight)
+    assert torch.allclose(found[::2], torch.tensor(64.0, dtype=torch.float64), atol=1e-5)
+
+
+@needs_gxx
+def test_pieces_are_added_up_in_float64():
+    made = torch.tensor([2.0**30, 1.0, 2.0**-20, -(2.0**30)]).view(4, 1, 1).repeat(1, 3, 700)
+    made[1] = torch.arange(2100.0).view(3, 700)
+    out, bias = torch.full((3, 700), float("nan")), torch.arange(700.0)
+    emulated_code(TILES[0], "split")("product_of_rows_in_pieces", made, bias, out, 3, 700, 4)
+    assert torch.equal(out, (made[1].double() + 2.0**-20 + bias).float())
+
+
+# ---- what is made of a module -----------------------------------------------------------------
+
+WEIGHT = "self.w = nn.Parameter(torch.randn(3, 264, 260) / 16)"
+MODULES = {
+    "bmm": (WEIGHT, "torch.bmm(x, self.w)", "3, 200, 264"),
+    "epilogue": (
+        WEIGHT + "; self.s = nn.Parameter(torch.randn(3, 200, 1))",
+        "torch.relu(x @ self.w * self.s)",
+        "3, 200, 264",
+    ),
+    "two dimensions": (
+        "self.w = nn.Parameter(torch.randn(2, 1, 264, 132) / 16)",
+        "torch.tanh(x @ self.w)",
+        "2, 1, 130, 264",
+    ),
+    "with itself": ("...", "torch.relu(x @ x.transpose(1, 2))", "2, 140, 264"),
+    "turned": (
+        "self.w = nn.Parameter(torch.randn(2, 260, 264) / 16)",
+        "torch.relu(x.transpose(1, 2) @ self.w.transpose(-1, -2))",
+        "2, 264, 136",
+    ),
+    "one x for all": (
+        "self.w = nn.Parameter(torch.randn(2, 264, 132) / 16)",
+        "torch.relu(x @ self.w)",
+        "130, 264",
+    ),
+    "one weight for all": (
+        "self.w = nn.Parameter(torch.randn(1, 264, 132) / 16)",
+        "torch.relu(x @ self.w)",
+        "3, 140, 264",
+    ),
+}
+LONG = {
+    "long": ("self.w = nn.Parameter(torch.randn(2100, 130) / 64)", "x @ self.w", "129, 2100"),
+    "long and turned": (
+        "self.a = nn.Linear(2050, 128)",
+        "torch.relu(self.a(x.T))",
+        "2050, 128",
+    ),
+}
+NOT_TAKEN = {
+    "few rows": (WEIGHT, "torch.relu(x @ self.w)", "3, 100, 264"),
+    "a part of the batches": (
+        "self.w = nn.Parameter(torch.randn(2, 1, 264, 260))",
+        "torch.relu(x @ self.w)",
+        "2, 3, 200, 264",
+    ),
+    "a linear of a view": (
+        "self.a = nn.Linear(260, 264)",
+        "torch.relu(self.a(x.transpose(1, 2)))",
+        "3, 260, 30",
+    ),
+}
+
+
+def steps_of(folder: Path, module, template: str = WGMMA_TEMPLATE) -> list:
+    _, made = made_of(folder, module)
+    family = load_family(made.name, [made.folder])
+    return list(family.render({"template": template}, known_device("H200").facts()).plan.steps)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_products_of_batches_are_one_step(name, tmp_path):
+    (step,) = steps_of(tmp_path, MODULES[name])
+    assert step.function.endswith("_behind_product") or name == "bmm"
+
+
+@pytest.mark.parametrize("name", NOT_TAKEN)
+def test_other_batches_are_pytorchs(name, tmp_path):
+    _, made = made_of(tmp_path, NOT_TAKEN[name])
+    family = load_family(made.name, [made.folder])
+    assert WGMMA_TEMPLATE not in family.templates
+
+
+def test_a_view_that_is_no_transposed_matrix_stays_a_step(tmp_path):
+    module = ("self.a = nn.Linear(260, 264)", "self.a(x.transpose(1, 2))", "3, 260, 140")
+    assert [s.function for s in steps_of(tmp_path, module)] == ["permute", "product_by_wgmma"]
+
+
+def test_batches_are_no_work_for_pytorchs_products_of_halves(tmp_path):
+    _, made = made_of(tmp_path, MODULES["epilogue"])
+    assert HALVES_TEMPLATE not in load_family(made.name, [made.folder]).templates
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_long_sums_are_taken_where_their_pieces_have_room(is_taken, monkeypatch, tmp_path):
+    init = "self.w = nn.Parameter(torch.randn(65600, 132))"
+    if not is_taken:
+        monkeypatch.setattr(half_products, "MOST_OF_PIECES", 3 * 130 * 132 - 1)
+    _, made = made_of(tmp_path, (init, "torch.relu(x @ self.w)", "130, 65600"))
+    templates = load_family(made.name, [made.folder]).templates
+    assert (WGMMA_TEMPLATE in templates) is is_taken
+    assert HALVES_TEMPLATE not in templates
+
+
+def check_module(folder: str, name: str) -> None:
+    """Compare a module's forward, by emulated kernels, with float64 and PyTorch's own."""
+    problem, made = made_of(Path(folder), (MODULES | LONG)[name])
+    family = load_family(made.name, [made.folder])
+    params = {"template": WGMMA_TEMPLATE, "product_n": 128, "product_weight": "split"}
+    candidate = family.render(params, known_device("H200").facts())
+    own = "from emulated_products import EmulatedCode\n\ncuda_code = EmulatedCode("
+    source = Path(folder) / "source.py"
+    source.write_text(candidate.source.replace("cuda_code = CudaCode(", own))
+    operator = bind(candidate.plan, "triton", source)
+    module = module_of(family.model_new)
+    module |= {**fused(operator), "fused_device": "cpu"}
+    model = module["ModelNew"]()
+    wide, theirs = problem.make_model(0).double(), problem.make_model(0)
+    for other in (wide, theirs):
+        other.load_state_dict(model.state_dict())
+    x = problem.make_inputs(1)[0]
+    for what in ("normal", "offset", "odd") if name in ("epilogue", "long") else ("normal",):
+        x = filled(x, what) if what != "odd" else odd(filled(x, "normal"))
+        with torch.no_grad():
+            assert_as_exact(model(x), theirs(x), wide(x.double()))
+    called = operator.globals["cuda_code"].called
+    assert any(each.endswith("_in_pieces") for each in called) is (name in LONG)
+    assert len(set(called)) == 1 + (name in LONG)
+
+
+def odd(x: torch.Tensor) -> torch.Tensor:
+    """With numbers that halves do not have."""
+    x = x.clone()
+    flat = x.view(-1, x.shape[-2], x.shape[-1])
+    flat[0, 3, 5], flat[-1, 100, 7], flat[-1, 7, 0] = float("inf"), -float("inf"), float("nan")
+    flat[0, 20, 9] = 1e30
+    return x
+
+
+def assert_as_exact(mine: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> None:
+    """At most twice the error of PyTorch's own, with its infinities and NaN."""
+    assert torch.equal(mine.isnan(), own.isnan()) and torch.equal(mine.isinf(), own.isinf())
+    is_finite = own.isfinite() & exact.isfinite()
+    error, limit, scale = (
+        torch.where(is_finite, y, 0).abs().amax(-1)
+        for y in (mine.double() - exact, own.double() - exact, exact)
+    )
+    assert (error <= 2 * limit + 2.0**-22 * scale).all()
+
+
+@needs_triton
+@needs_gxx
+@pytest.mark.parametrize("name", [*MODULES, *LONG])
+def test_interpreted_modules_are_as_exact_as_pytorch(name, tmp_path):
+    interpreted("test_batched_products", "check_module", str(tmp_path), name)
