@@ -49,8 +49,9 @@ def emulated_code(tile: tuple[int, int, int, int], product_weight: str) -> Emula
     names = ("product_n", "product_k", "product_cluster", "product_raster")
     known = {**dict(zip(names, tile, strict=True)), "product_weight": product_weight}
     text = '{% include "_lib/triton_wgmma.py" %}'
-    found = rendered(Path("t.py"), text, [builtin_folder()], {**known, "epilogues": ""})
-    found = found[found.index('r"""') : found.index("def product_cut")]
+    known |= {"epilogues": "", "product_weights": ["rows", "columns"]}
+    found = rendered(Path("t.py"), text, [builtin_folder()], known)
+    found = found[found.index('r"""') : found.index("def product_converts")]
     return EmulatedCode(found[: found.rindex('"""')])
 
 

@@ -95,6 +95,95 @@ def test_pieces_are_added_up_in_float64():
     assert torch.equal(out, (made[1].double() + 2.0**-20 + bias).float())
 
 
+# ---- the kernel that converts a weight whose rows lie across ----------------------------------
+
+TURNED = {
+    # Batches of x and of the weight, rows, columns and terms; pieces of how many terms.
+    "one": (1, 1, 130, 260, 330, None),
+    "batches": (3, 3, 70, 40, 128, None),
+    "one weight for all": (3, 1, 40, 140, 40, None),
+    "one x for all": (1, 2, 150, 36, 64, None),
+    "pieces": (1, 1, 130, 132, 330, 128),
+}
+
+
+def turned_product(tile, x: torch.Tensor, weight: torch.Tensor, cut: int | None = None):
+    """x weight for each batch, or piece of the sums: weight is [batches, terms, columns]."""
+    code = emulated_code(tile, "converted")
+    code.library.use_seed(len(weight))
+    (lefts, rows, terms), columns = x.shape, weight.shape[2]
+    depth = cut or terms
+    pieces = -(-terms // depth)
+    parts = torch.nn.functional.pad(x, (0, pieces * depth - terms)).unflatten(2, (pieces, depth))
+    padded = -(-depth // 16) * 16
+    of_x, x_unit = halves_of(parts.transpose(1, 2).reshape(-1, rows, depth), padded)
+    of_x = of_x.view(-1, 2, padded)
+    is_odd = (~x.isfinite()).any(-1).view(-1) if cut is None else torch.zeros(len(x_unit)) > 0
+    x_unit[is_odd] = float("nan")
+    mean = torch.zeros(len(x_unit))
+    rights = pieces if cut else len(weight)
+    out = torch.full((max(lefts * pieces, rights), rows, columns), float("nan"))
+    marks = torch.full((rights * columns,), -1, dtype=torch.int32)
+    odd = is_odd.any().to(torch.int32).view(1)
+    apart = (depth, terms, 1) if cut else (rows * terms, terms, 1)
+    numbers = torch.tensor([rows, columns, depth, terms, padded, lefts * pieces, rights, *apart])
+    code(
+        *("product_of_rows_turned", of_x[:, 0], of_x[:, 1], x_unit, mean, x, weight),
+        *(torch.full((columns,), 0.25), out, marks, odd, numbers, len(numbers)),
+    )
+    return out.double() - 0.25, marks.view(rights, columns), odd
+
+
+@needs_gxx
+@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("tile", [(256, 64, 1, 8), (192, 32, 1, 0), (128, 64, 2, 1)], ids=str)
+def test_weights_that_lie_across_are_converted(tile, name):
+    lefts, rights, rows, columns, terms, cut = TURNED[name]
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(lefts, rows, terms, generator=generator)
+    weight = torch.randn(rights, terms, columns, generator=generator)
+    found, marks, odd = turned_product(tile, x, weight, cut)
+    pairs = zip(
+        x.double().split(cut or terms, 2), weight.double().split(cut or terms, 1), strict=True
+    )
+    exact = torch.cat([one @ other for one, other in pairs])
+    torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-4)
+    assert not marks.any() and not odd
+
+
+@needs_gxx
+def test_what_float16_cannot_have_of_a_batch_is_repaired_in_it():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 70, 64, generator=generator)
+    weight = torch.randn(2, 64, 40, generator=generator)
+    x[1, 3, 5], weight[0, 7, 9], weight[1, 8, 33] = float("inf"), -float("inf"), 1e30
+    found, marks, odd = turned_product(TILES[0], x, weight)
+    assert [*map(tuple, marks.nonzero().tolist())] == [(0, 9), (1, 33)] and odd
+    exact = x.double() @ weight.double()
+    assert torch.equal(found.isnan(), exact.isnan()) and torch.equal(found.isinf(), exact.isinf())
+    is_finite = exact.isfinite()
+    scale = exact.where(is_finite, torch.zeros(())).abs().amax(1, keepdim=True).expand_as(exact)
+    assert ((found - exact).abs()[is_finite] <= 1e-5 * scale[is_finite]).all()
+
+
+@needs_gxx
+def test_a_last_piece_of_fewer_terms_is_repaired_from_these_alone():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 70, 330, generator=generator)
+    weight = torch.randn(1, 330, 40, generator=generator)
+    weight[0, 300, 9], x[0, :, 300] = 1e30, 0
+    found, marks, _ = turned_product(TILES[0], x, weight, 128)
+    assert marks.nonzero().tolist() == [[2, 9]]
+    exact = x[0, :, 256:].double() @ weight[0, 256:, 9].double()
+    torch.testing.assert_close(found[2, :, 9], exact, rtol=1e-6, atol=1e-5)
+
+
+@needs_gxx
+def test_a_stage_of_two_batches_is_refused():
+    with pytest.raises(AssertionError, match="two batches"):
+        turned_product(TILES[0], torch.ones(2, 8, 40), torch.ones(2, 40, 8))
+
+
 # ---- what is made of a module -----------------------------------------------------------------
 
 WEIGHT = "self.w = nn.Parameter(torch.randn(3, 264, 260) / 16)"
@@ -127,11 +216,23 @@ MODULES = {
         "3, 140, 264",
     ),
 }
+CONVERTED = {
+    "batches": (
+        "self.w = nn.Parameter(torch.randn(2, 256, 132) / 16)",
+        "torch.relu(torch.bmm(x, self.w))",
+        "2, 130, 256",
+    ),
+    "x turned": (
+        "self.w = nn.Parameter(torch.randn(264, 132) / 16)",
+        "torch.relu(x.T @ self.w)",
+        "264, 130",
+    ),
+}
 LONG = {
-    "long": ("self.w = nn.Parameter(torch.randn(2100, 130) / 64)", "x @ self.w", "129, 2100"),
+    "long": ("self.w = nn.Parameter(torch.randn(2100, 132) / 64)", "x @ self.w", "129, 2100"),
     "long and turned": (
-        "self.a = nn.Linear(2050, 128)",
-        "torch.relu(self.a(x.T))",
+        "self.w = nn.Parameter(torch.randn(2050, 128) / 64)",
+        "torch.relu(x.T @ self.w)",
         "2050, 128",
     ),
 }
@@ -190,11 +291,11 @@ def test_long_sums_are_taken_where_their_pieces_have_room(is_taken, monkeypatch,
     assert HALVES_TEMPLATE not in templates
 
 
-def check_module(folder: str, name: str) -> None:
+def check_module(folder: str, name: str, way: str) -> None:
     """Compare a module's forward, by emulated kernels, with float64 and PyTorch's own."""
-    problem, made = made_of(Path(folder), (MODULES | LONG)[name])
+    problem, made = made_of(Path(folder), (MODULES | CONVERTED | LONG)[name])
     family = load_family(made.name, [made.folder])
-    params = {"template": WGMMA_TEMPLATE, "product_n": 128, "product_weight": "split"}
+    params = {"template": WGMMA_TEMPLATE, "product_n": 128, "product_weight": way}
     candidate = family.render(params, known_device("H200").facts())
     own = "from emulated_products import EmulatedCode\n\ncuda_code = EmulatedCode("
     source = Path(folder) / "source.py"
@@ -213,6 +314,7 @@ def check_module(folder: str, name: str) -> None:
             assert_as_exact(model(x), theirs(x), wide(x.double()))
     called = operator.globals["cuda_code"].called
     assert any(each.endswith("_in_pieces") for each in called) is (name in LONG)
+    assert any(each.endswith("_turned") for each in called) is (way == "converted")
     assert len(set(called)) == 1 + (name in LONG)
 
 
@@ -238,6 +340,12 @@ def assert_as_exact(mine: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) 
 
 @needs_triton
 @needs_gxx
-@pytest.mark.parametrize("name", [*MODULES, *LONG])
-def test_interpreted_modules_are_as_exact_as_pytorch(name, tmp_path):
-    interpreted("test_batched_products", "check_module", str(tmp_path), name)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        *((name, "split") for name in (*MODULES, *LONG)),
+        *((name, "converted") for name in (*CONVERTED, *LONG)),
+    ],
+)
+def test_interpreted_modules_are_as_exact_as_pytorch(name, way, tmp_path):
+    interpreted("test_batched_products", "check_module", str(tmp_path), name, way)

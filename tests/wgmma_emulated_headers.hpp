@@ -59,6 +59,11 @@ inline void load_four(float (&to)[4], unsigned address) {
   if (address % 16 != 0) fail("four numbers at an odd place");
   std::memcpy(to, memory_of(own->rank, address, 16), 16);
 }
+inline void load_two(float* one, float* other, unsigned address) {
+  if (address % 8 != 0) fail("two numbers at an odd place");
+  std::memcpy(one, memory_of(own->rank, address, 8), 4);
+  std::memcpy(other, memory_of(own->rank, address + 4, 4), 4);
+}
 inline void copy_to_all(unsigned target, const Map* map, unsigned barrier, int column, int row,
                         unsigned short ranks) {
   copies.push_back({target, barrier, ranks, *map, column, row});

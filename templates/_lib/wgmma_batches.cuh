@@ -25,8 +25,10 @@ struct BatchSchedule : Schedule {
 
   __device__ __forceinline__ int64_t end() const { return batches.count * Schedule::end(); }
 
+  // kIsOne: there is one batch, as whoever compiles for it knows.
+  template <bool kIsOne = false>
   __device__ __forceinline__ Tile tile(int64_t number) const {
-    const int64_t batch = batches.count == 1 ? 0 : number / Schedule::end();
+    const int64_t batch = kIsOne || batches.count == 1 ? 0 : number / Schedule::end();
     int64_t row_tile, column_tile;
     place(number - batch * Schedule::end(), &row_tile, &column_tile);
     return {batch, row_tile * kBlockM, column_tile * kBlockN};

@@ -252,6 +252,7 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline,
   const int consumer = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
+    const Tile at = schedule.tile(tile);
     float totals[kParts][kSums], sums[kSums];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -263,7 +264,7 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline,
       multiply_chunk(totals, sums, pipeline, ring, consumer * 64,
                      min(kPromoteStages, num_stages - done));
     }
-    store_tile(totals, finish, epilogue, schedule.tile(tile), consumer * 64);
+    store_tile(totals, finish, epilogue, at, consumer * 64);
   }
 }
 

@@ -17,7 +17,7 @@ from tuner.capture.makers import Products, parameter
 
 __all__ = [
     "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE", "given_to", "head_of",
-    "makers_of", "read_turned", "step_of", "takes_halves", "turned",
+    "makers_of", "read_turned", "step_of", "takes_halves", "turned", "weights_converted",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
@@ -83,10 +83,11 @@ _OF_MATRICES = {
 }
 PRODUCTS = _OF_MATRICES | CONVOLUTIONS
 _NOT_CONVERTED = (
-    '  - {expr: "product_weight == \'split\'", why: "no product here has operands whose rows '
-    'begin at multiples of 16 bytes and run along the sums, as the copy engine reads them"}\n'
+    '  - {expr: "product_weight == \'split\'", why: "no product here has a weight whose rows '
+    'begin at multiples of 16 bytes, as the copy engine reads them"}\n'
 )
 TILE_COLUMNS = (128, 192, 256)
+_STAGE = 64  # numbers of a sum in a stage of copies, at most
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
 SHORTEST_OF_MANY = 32  # the same where four times as many rows and columns are written
@@ -176,25 +177,52 @@ def head_of(products: Products, graph: Graph, calls: Sequence[Call]) -> tuple[st
     requires, parameters = products.requires, products.declared(calls)
     if "<weight>" not in parameters:
         return requires, parameters
-    turns = turned(calls)
-    found = [call for call in calls if takes_halves(graph, call, products=products)]
-    convertible = [call for call in found if _has_rows(graph, call, turns)]
+    convertible = _convertible(products, graph, calls)
     if not convertible:
         requires += _NOT_CONVERTED
-    # What is split in memory is read and written once more: better the smaller operand.
-    rows = sum(math.prod(call.shape[:-1]) for call in convertible)
-    is_larger = sum(call.shape[-1] for call in convertible) > rows
+    # What is split in memory is read and written once more: better the smaller operand. Of a long
+    # sum that takes most of the time, and a weight whose rows lie across is read twice.
+    sizes = [_sizes_of(graph, call) for call, _ in convertible]
+    rows, columns = (sum(each[axis] for each in sizes) for axis in (0, 1))
+    is_larger = columns > rows or any(depth > LONGEST for _, _, depth in sizes)
     weight = "converted" if is_larger else "split"
     # Where the weight is converted, x's rows are a tile's columns.
-    columns = next((n for n in TILE_COLUMNS if is_larger and rows <= n), TILE_COLUMNS[-1])
-    return requires, parameters.replace("<weight>", weight).replace("<n>", str(columns))
+    tile = next((n for n in TILE_COLUMNS if is_larger and rows <= n), TILE_COLUMNS[-1])
+    return requires, parameters.replace("<weight>", weight).replace("<n>", str(tile))
 
 
-def _has_rows(graph: Graph, call: Call, turns: Mapping[str, str]) -> bool:
-    """Whether sums run along rows of both operands, as the copy engine reads these."""
-    is_one, depth = _is_of_matrices(graph, call), _sizes_of(graph, call)[2]
-    is_turned = any(_turned_operands(graph, call, turns))
-    return is_one and not is_turned and depth % 4 == 0 and depth <= LONGEST
+def weights_converted(products: Products, graph: Graph, calls: Sequence[Call]) -> list[str]:
+    """Return how weights lie that a product's own kernel can convert: in "rows", in "columns".
+
+    Args:
+        products: that make the products.
+        graph: that the calls are of.
+        calls: all of a forward.
+    """
+    return sorted({lies for _, lies in _convertible(products, graph, calls)}, reverse=True)
+
+
+def _convertible(
+    products: Products, graph: Graph, calls: Sequence[Call]
+) -> list[tuple[Call, str]]:
+    """Return the products whose weight can be converted as it is loaded, and how it lies.
+
+    The copy engine reads rows that begin at multiples of 16 bytes.
+    """
+    turns = turned(calls)
+    found: list[tuple[Call, str]] = []
+    for call in calls:
+        if not takes_halves(graph, call, products=products):
+            continue
+        x_turned, weight_turned = _turned_operands(graph, call, turns)
+        _, columns, depth = _sizes_of(graph, call)
+        is_one = _is_of_matrices(graph, call)
+        is_shared = math.prod(graph.value(call.reads[1]).shape[:-2]) == 1
+        if weight_turned and columns % 4 == 0 and (is_shared or depth % _STAGE == 0):
+            found.append((call, "columns"))
+        elif not (weight_turned or x_turned) and is_one and depth % 4 == 0 and depth <= LONGEST:
+            found.append((call, "rows"))
+    return found
 
 
 def _turned_operands(graph: Graph, call: Call, turns: Mapping[str, str]) -> tuple[bool, bool]:

@@ -152,8 +152,8 @@ _PLACE = ("row", "column", "columns")
 _PLACE_IN_IMAGE = ("sample", "column", "pixel", "columns", "made")
 # Functions that start a product with an epilogue: what is behind their names, what their arguments
 # are called, what starts it, and kinds and names of what they are given behind the epilogue's own.
-# The last is there where the weight is converted. Products of pieces have no epilogue, but what
-# adds them up has.
+# The last two are there where the weight is converted. Products of pieces have no epilogue, but
+# what adds them up has.
 _IMAGES = (
     ("", "IMAGE", "images::convolution", (("const int64_t*", "numbers"), ("int64_t", "count"))),
 )
@@ -165,6 +165,8 @@ _MATRICES = (
      (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "pieces"))),
     ("_converted", "CONVERTED", "converted::product",
      (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "depth"))),
+    ("_turned", "TURNED", "converted::turned_product",
+     (("const int64_t*", "numbers"), ("int64_t", "count"))),
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
@@ -13,6 +14,7 @@ from tuner.capture.half_products import (
     step_of,
     takes_halves,
     turned,
+    weights_converted,
 )
 from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
@@ -273,6 +275,8 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
             epilogues
         )
         head += f"{{% set epilogues %}}{chosen_text}{{% endset %}}\n"
+        ways = weights_converted(products, parts[0].graph, stages.calls)
+        head += f"{{% set product_weights = {json.dumps(ways)} %}}\n"
     return head + (products.include if products else "") + divided + "".join(texts)
 
 
