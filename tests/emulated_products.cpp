@@ -11,3 +11,6 @@ extern "C" void use_seed(int64_t seed) {
   emulated::random_numbers.seed(unsigned(seed));
   cluster_size = halves::kCluster;
 }
+
+// Boxes that were copied since the last call.
+extern "C" int64_t num_copies() { return std::exchange(emulated::num_copies, 0); }

@@ -28,6 +28,7 @@ class EmulatedCode:
     def __init__(self, text: str, flags: object = None) -> None:
         self.library = _compiled(text)
         self.library.use_seed(0)
+        self.library.num_copies.restype = ctypes.c_int64
         self.called: list[str] = []
 
     def __call__(self, name: str, *arguments: torch.Tensor | int | None) -> None:
@@ -44,12 +45,14 @@ class EmulatedCode:
         assert message is None, message
 
 
-def emulated_code(tile: tuple[int, int, int, int], product_weight: str) -> EmulatedCode:
+def emulated_code(
+    tile: tuple[int, int, int, int], product_weight: str, epilogues: str = ""
+) -> EmulatedCode:
     """Return the kernels of a tile: product_n, product_k, product_cluster and product_raster."""
     names = ("product_n", "product_k", "product_cluster", "product_raster")
     known = {**dict(zip(names, tile, strict=True)), "product_weight": product_weight}
     text = '{% include "_lib/triton_wgmma.py" %}'
-    known |= {"epilogues": "", "product_weights": ["rows", "columns"]}
+    known |= {"epilogues": epilogues, "product_weights": ["rows", "columns"]}
     found = rendered(Path("t.py"), text, [builtin_folder()], known)
     found = found[found.index('r"""') : found.index("def product_converts")]
     return EmulatedCode(found[: found.rindex('"""')])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from emulated_products import emulated_code
+from emulated_products import EmulatedCode, emulated_code
 from interpreted import interpreted
 from test_half_products import filled, made_of
 
@@ -45,9 +45,12 @@ def halves_of(x: torch.Tensor, padded: int) -> tuple[torch.Tensor, ...]:
     return torch.cat([high, (values - high.float()).half()], 1).contiguous(), unit
 
 
-def product(tile, x: torch.Tensor, weight: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    """x weight^T + 0.25 for each batch by the emulation of a tile's kernels."""
-    code = emulated_code(tile, "split")
+def product(
+    tile, x: torch.Tensor, weight: torch.Tensor, seed: int = 0, code: EmulatedCode | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x weight^T and more for each batch by the emulation of a tile's kernels; and the more."""
+    code = code or emulated_code(tile, "split")
+    function = EPILOGUE if hasattr(code.library, EPILOGUE) else "product_of_rows"
     code.library.use_seed(seed)
     batches, rows, columns = max(len(x), len(weight)), x.shape[1], weight.shape[1]
     padded = -(-x.shape[2] // 16) * 16
@@ -56,14 +59,14 @@ def product(tile, x: torch.Tensor, weight: torch.Tensor, seed: int = 0) -> torch
     sums = torch.linspace(-4096, 4096, len(unit))
     out = torch.full((batches, rows, columns), float("nan"))
     code(
-        *("product_of_rows", of_x, of_x[:, padded:], of_weight, of_weight[:, padded:]),
+        *(function, of_x, of_x[:, padded:], of_weight, of_weight[:, padded:]),
         *(x_unit, mean, unit, sums, torch.full((columns,), 0.25), out),
         *(rows, columns, padded, len(x), len(weight)),
     )
     by_means = (mean * x_unit).double().view(*x.shape[:2], 1) * (sums * unit).view(
         len(weight), 1, -1
     )
-    return out.double() - by_means - 0.25
+    return out.double(), by_means + 0.25
 
 
 @needs_gxx
@@ -75,15 +78,16 @@ def test_every_number_is_of_its_own_batch(tile, shape):
     x = torch.randn(lefts, rows, terms, generator=generator)
     weight = torch.randn(rights, columns, terms, generator=generator)
     exact = x.double() @ weight.double().mT
-    torch.testing.assert_close(product(tile, x, weight, rows), exact, rtol=1e-6, atol=1e-4)
+    found, more = product(tile, x, weight, rows)
+    torch.testing.assert_close(found - more, exact, rtol=1e-6, atol=1e-4)
 
 
 @needs_gxx
 def test_a_tile_over_the_end_of_a_batch_reads_no_infinity_of_the_next():
     x, weight = torch.ones(3, 70, 64), torch.ones(3, 40, 64)
     x[1], weight[1] = float("inf"), float("inf")
-    found = product(TILES[0], x, weight)
-    assert torch.allclose(found[::2], torch.tensor(64.0, dtype=torch.float64), atol=1e-5)
+    found, more = product(TILES[0], x, weight)
+    assert torch.allclose((found - more)[::2], torch.tensor(64.0, dtype=torch.float64), atol=1e-5)
 
 
 @needs_gxx
@@ -107,9 +111,16 @@ TURNED = {
 }
 
 
-def turned_product(tile, x: torch.Tensor, weight: torch.Tensor, cut: int | None = None):
-    """x weight for each batch, or piece of the sums: weight is [batches, terms, columns]."""
-    code = emulated_code(tile, "converted")
+def turned_product(
+    tile,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    cut: int | None = None,
+    code: EmulatedCode | None = None,
+):
+    """x weight + 0.25 for each batch, or piece of sums: weight is [batches, terms, columns]."""
+    code = code or emulated_code(tile, "converted")
+    function = EPILOGUE if hasattr(code.library, EPILOGUE) else "product_of_rows"
     code.library.use_seed(len(weight))
     (lefts, rows, terms), columns = x.shape, weight.shape[2]
     depth = cut or terms
@@ -128,10 +139,10 @@ def turned_product(tile, x: torch.Tensor, weight: torch.Tensor, cut: int | None 
     apart = (depth, terms, 1) if cut else (rows * terms, terms, 1)
     numbers = torch.tensor([rows, columns, depth, terms, padded, lefts * pieces, rights, *apart])
     code(
-        *("product_of_rows_turned", of_x[:, 0], of_x[:, 1], x_unit, mean, x, weight),
+        *(f"{function}_turned", of_x[:, 0], of_x[:, 1], x_unit, mean, x, weight),
         *(torch.full((columns,), 0.25), out, marks, odd, numbers, len(numbers)),
     )
-    return out.double() - 0.25, marks.view(rights, columns), odd
+    return out.double(), marks.view(rights, columns), odd
 
 
 @needs_gxx
@@ -147,7 +158,7 @@ def test_weights_that_lie_across_are_converted(tile, name):
         x.double().split(cut or terms, 2), weight.double().split(cut or terms, 1), strict=True
     )
     exact = torch.cat([one @ other for one, other in pairs])
-    torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(found - 0.25, exact, rtol=1e-6, atol=1e-4)
     assert not marks.any() and not odd
 
 
@@ -159,7 +170,7 @@ def test_what_float16_cannot_have_of_a_batch_is_repaired_in_it():
     x[1, 3, 5], weight[0, 7, 9], weight[1, 8, 33] = float("inf"), -float("inf"), 1e30
     found, marks, odd = turned_product(TILES[0], x, weight)
     assert [*map(tuple, marks.nonzero().tolist())] == [(0, 9), (1, 33)] and odd
-    exact = x.double() @ weight.double()
+    exact = x.double() @ weight.double() + 0.25
     assert torch.equal(found.isnan(), exact.isnan()) and torch.equal(found.isinf(), exact.isinf())
     is_finite = exact.isfinite()
     scale = exact.where(is_finite, torch.zeros(())).abs().amax(1, keepdim=True).expand_as(exact)
@@ -174,7 +185,7 @@ def test_a_last_piece_of_fewer_terms_is_repaired_from_these_alone():
     weight[0, 300, 9], x[0, :, 300] = 1e30, 0
     found, marks, _ = turned_product(TILES[0], x, weight, 128)
     assert marks.nonzero().tolist() == [[2, 9]]
-    exact = x[0, :, 256:].double() @ weight[0, 256:, 9].double()
+    exact = x[0, :, 256:].double() @ weight[0, 256:, 9].double() + 0.25
     torch.testing.assert_close(found[2, :, 9], exact, rtol=1e-6, atol=1e-5)
 
 
@@ -182,6 +193,47 @@ def test_a_last_piece_of_fewer_terms_is_repaired_from_these_alone():
 def test_a_stage_of_two_batches_is_refused():
     with pytest.raises(AssertionError, match="two batches"):
         turned_product(TILES[0], torch.ones(2, 8, 40), torch.ones(2, 40, 8))
+
+
+# ---- epilogues that read half of a product ----------------------------------------------------
+
+EPILOGUE = "fused_product_forward_rows_behind_product"
+SQUARE = "self.w = nn.Parameter(torch.randn(300, 400))"
+HALF = {
+    "torch.triu(x @ self.w)": torch.triu,
+    "torch.tril(x @ self.w, -20) * 2": lambda y: torch.tril(y, -20) * 2,
+    "torch.triu(x @ self.w, 130) + 1": lambda y: torch.triu(y, 130) + 1,
+}
+
+
+def epilogues_of(folder: Path, forward: str, shape: str = "400, 300") -> str:
+    """Return the CUDA C++ of a forward's epilogue."""
+    _, made = made_of(folder, (SQUARE, forward, shape))
+    family = load_family(made.name, [made.folder])
+    source = family.render({"template": WGMMA_TEMPLATE}, known_device("H200").facts()).source
+    begin = source.index(f"struct {EPILOGUE}_epilogue")
+    return source[begin : source.index('""",', begin)]
+
+
+@needs_gxx
+@pytest.mark.parametrize("forward", HALF)
+@pytest.mark.parametrize("way", ["split", "converted"])
+@pytest.mark.parametrize("tile", [(128, 64, 1, 8), (128, 32, 2, 1)], ids=str)
+def test_tiles_of_which_no_sum_is_read_are_not_made(tile, way, forward, tmp_path):
+    code = emulated_code(tile, way, epilogues_of(tmp_path, forward))
+    plain = emulated_code(tile, way)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 400, 300, generator=generator)
+    weight = torch.randn(1, 300, 400, generator=generator)
+    for library in (code.library, plain.library):
+        library.num_copies()
+    if way == "converted":
+        x[0, 2, 5], weight[0, 200, 396] = float("inf"), 1e30
+        (found, *_), (made, *_) = (turned_product(tile, x, weight, code=c) for c in (code, plain))
+    else:
+        (found, _), (made, _) = (product(tile, x, weight.mT, code=c) for c in (code, plain))
+    torch.testing.assert_close(found, HALF[forward](made), rtol=1e-6, atol=1e-4, equal_nan=True)
+    assert 0 < code.library.num_copies() < 0.8 * plain.library.num_copies()
 
 
 # ---- what is made of a module -----------------------------------------------------------------

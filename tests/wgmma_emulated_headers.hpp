@@ -67,6 +67,7 @@ inline void load_two(float* one, float* other, unsigned address) {
 inline void copy_to_all(unsigned target, const Map* map, unsigned barrier, int column, int row,
                         unsigned short ranks) {
   copies.push_back({target, barrier, ranks, *map, column, row});
+  ++num_copies;
 }
 inline void copy(unsigned target, const Map* map, unsigned barrier, int column, int row) {
   copy_to_all(target, map, barrier, column, row, static_cast<unsigned short>(1u << own->rank));

@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -143,6 +144,7 @@ struct Map {
 
 struct Copy { unsigned target, barrier, ranks; Map map; int64_t column, row; };
 static std::deque<Copy> copies;
+static int64_t num_copies = 0;  // that were begun
 
 static Barrier& barrier_of(unsigned rank, unsigned address) {
   const auto found = blocks[rank].barriers.find(address);

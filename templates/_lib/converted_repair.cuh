@@ -76,7 +76,9 @@ __global__ void __launch_bounds__(kRepairers)
     for (int j = 0; j < kRepairEach; ++j) {
       const int64_t column = first_column + own_column + kRepairers / kRepairSide * j;
       const bool is_inside = is_row && column < of.columns;
-      wants[j] = is_inside && (wants_row || __ldcg(marks + column) != 0);
+      const bool is_odd = is_inside && (wants_row || __ldcg(marks + column) != 0);
+      // Of what no epilogue reads there may be no mark.
+      wants[j] = is_odd && epilogue.reads(batch * of.rows + row, column, of.columns);
       wants_any = wants_any || wants[j];
     }
     if (!__syncthreads_or(wants_any)) continue;

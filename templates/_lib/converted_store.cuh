@@ -18,8 +18,9 @@ struct Finish {
 template <class Epilogue>
 __device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums], Row (&rows)[2],
                                            const Finish& finish, const Epilogue& epilogue,
-                                           const Tile& tile, int first_row, const Place& at) {
-  const int64_t column = tile.row + first_row + at.row;
+                                           const Tile& tile, int first_row, const Place& at,
+                                           bool is_made) {
+  const int64_t column = int64_t{tile.row} + first_row + at.row;
   const int64_t of_weight = tile.batch * finish.batches.left_rows;
   const int64_t of_x = tile.batch * finish.batches.right_rows;
   float unit[2], w_sum[2], bias[2];
@@ -30,8 +31,8 @@ __device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums],
     w_sum[s] = rows[s].sum + __shfl_xor_sync(0xffffffffu, rows[s].sum, 1);
     w_sum[s] += __shfl_xor_sync(0xffffffffu, w_sum[s], 2);
     bias[s] = is_inside && finish.bias != nullptr ? __ldg(finish.bias + column + s) : 0.0f;
-    // Whoever else has this row of the weight says the same of it.
-    if (!is_inside || at.member != 0) continue;
+    // Whoever else has seen this row of the weight says the same of it.
+    if (!is_inside || at.member != 0 || !is_made) continue;
     finish.marks[of_weight + column + s] = rows[s].is_marked ? 1 : 0;
     if (rows[s].is_marked && finish.odd != nullptr) *finish.odd = 1;
   }

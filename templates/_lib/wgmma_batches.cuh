@@ -12,10 +12,20 @@ static inline Batches batches_of(int64_t lefts, int64_t left_rows, int64_t right
           rights > 1 ? right_rows : 0};
 }
 
-struct Tile {
-  int64_t batch;
-  int64_t row, column;  // its first ones of the batch
+struct Tile {  // few registers: it is kept while its sums are
+  int batch;
+  int row, column;  // its first ones of the batch
 };
+
+// Whether an epilogue reads any sum of some rows and columns of a batch; where it does not, they
+// need not be made. What an epilogue reads is all, or half of the plane of rows and columns.
+template <class Epilogue>
+__device__ __forceinline__ bool reads_any(const Epilogue& epilogue, int64_t row, int64_t num_rows,
+                                          int64_t column, int64_t num_columns, int64_t columns) {
+  const int64_t last = row + num_rows - 1, last_column = column + num_columns - 1;
+  return epilogue.reads(row, column, columns) || epilogue.reads(row, last_column, columns) ||
+         epilogue.reads(last, column, columns) || epilogue.reads(last, last_column, columns);
+}
 
 struct BatchSchedule : Schedule {
   Batches batches;
@@ -31,6 +41,7 @@ struct BatchSchedule : Schedule {
     const int64_t batch = kIsOne || batches.count == 1 ? 0 : number / Schedule::end();
     int64_t row_tile, column_tile;
     place(number - batch * Schedule::end(), &row_tile, &column_tile);
-    return {batch, row_tile * kBlockM, column_tile * kBlockN};
+    return {static_cast<int>(batch), static_cast<int>(row_tile) * kBlockM,
+            static_cast<int>(column_tile) * kBlockN};
   }
 };

@@ -74,22 +74,38 @@ struct TensorMaps {
 
 namespace converted {
 
+// Stages of a tile: none where its epilogue reads no sum of its cluster.
+template <class Epilogue>
+__device__ __forceinline__ int stages_of(const Tile& at, const BatchSchedule& schedule,
+                                         const Finish& finish, const Epilogue& epilogue,
+                                         int num_stages) {
+  if constexpr (kRegisters > 208) return num_stages;  // a register more did not fit
+  const int64_t column = at.row - static_cast<int>(schedule.row_rank()) * kBlockM;
+  const int64_t num_columns = min(int64_t{kClusterM} * kBlockM, finish.columns - column);
+  const int64_t num_rows = min(int64_t{kBlockN}, finish.rows - at.column);
+  const bool is_read = converted::reads_any(epilogue, at.batch * finish.rows + at.column,
+                                            num_rows, column, num_columns, finish.columns);
+  return is_read ? num_stages : 0;
+}
+
 // ---- the copying thread ---------------------------------------------------------------------
 
 // kTurned: the weight lies the other way, and `weight_depth` numbers of it between batches.
-template <bool kTurned>
+template <bool kTurned, class Epilogue>
 __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipeline& pipeline,
-                                           const BatchSchedule& schedule, int num_stages,
+                                           const BatchSchedule& schedule, const Finish& finish,
+                                           const Epilogue& epilogue, int num_stages,
                                            int64_t weight_depth) {
   wgmma_pipeline::fence_copies();  // halves of x were stored by ordinary accesses
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
     const Tile at = schedule.tile<!kTurned>(tile);
-    const int weight_row = static_cast<int>(at.row);
+    const int count = stages_of(at, schedule, finish, epilogue, num_stages);
+    const int weight_row = at.row;
     const int first_k = static_cast<int>(at.batch * weight_depth);
     const int x_row = static_cast<int>(at.batch * schedule.batches.right_rows + at.column);
 #pragma unroll 1
-    for (int i = 0; i < num_stages; ++i) {
+    for (int i = 0; i < count; ++i) {
       const unsigned full = pipeline.full + 8 * ring.stage;
       const unsigned stage = pipeline.stages + ring.stage * kStageBytes;
       wgmma_pipeline::wait(pipeline.empty + 8 * ring.stage, ring.parity ^ 1);
@@ -268,6 +284,7 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline,
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
     const Tile place = schedule.tile<!kTurned>(tile);
+    const int count = stages_of(place, schedule, finish, epilogue, num_stages);
     float totals[kParts][kSums];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -277,9 +294,11 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline,
     Row rows[2];
     Loaded loaded;
     Left<kSteps> left;
-    if constexpr (kLoadsAhead) load<kTurned>(loaded, pipeline, ring, consumer * 64, at);
+    if constexpr (kLoadsAhead) {
+      if (count > 0) load<kTurned>(loaded, pipeline, ring, consumer * 64, at);
+    }
 #pragma unroll 1
-    for (int done = 1; done <= num_stages; ++done) {
+    for (int done = 1; done <= count; ++done) {
       if constexpr (!kLoadsAhead) load<kTurned>(loaded, pipeline, ring, consumer * 64, at);
       float factor[2], sums[kBuffers][kSums];
       take(left, factor, totals, rows, loaded);
@@ -287,11 +306,11 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline,
       ring.advance();
       multiply_stage(totals, sums, left, factor, pipeline, stage, consumer, [&] {
         if constexpr (kLoadsAhead) {
-          if (done < num_stages) load<kTurned>(loaded, pipeline, ring, consumer * 64, at);
+          if (done < count) load<kTurned>(loaded, pipeline, ring, consumer * 64, at);
         }
       });
     }
-    store_tile(totals, rows, finish, epilogue, place, consumer * 64, at);
+    store_tile(totals, rows, finish, epilogue, place, consumer * 64, at, count > 0);
   }
 }
 
@@ -312,7 +331,9 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   await_previous();
   if (threadIdx.x < 128) {
     wgmma_pipeline::give_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) copy_tiles<kTurned>(maps, pipeline, schedule, num_stages, weight_depth);
+    if (threadIdx.x == 0) {
+      copy_tiles<kTurned>(maps, pipeline, schedule, finish, epilogue, num_stages, weight_depth);
+    }
   } else {
     wgmma_pipeline::take_registers<kConsumerRegisters>();
     multiply_tiles<kTurned>(pipeline, schedule, finish, epilogue, num_stages);

@@ -70,17 +70,33 @@ struct Finish {
   Batches batches;
 };
 
+// Stages of a tile: none where its epilogue reads no sum of its cluster.
+template <class Epilogue>
+__device__ __forceinline__ int stages_of(const Tile& at, const BatchSchedule& schedule,
+                                         const Finish& finish, const Epilogue& epilogue,
+                                         int num_stages) {
+  const int64_t row = at.row - static_cast<int>(schedule.row_rank()) * kBlockM;
+  const int64_t num_rows = min(int64_t{kClusterM} * kBlockM, finish.rows - row);
+  const int64_t num_columns = min(int64_t{kBlockN}, finish.columns - at.column);
+  const bool is_read = reads_any(epilogue, at.batch * finish.rows + row, num_rows, at.column,
+                                 num_columns, finish.columns);
+  return is_read ? num_stages : 0;
+}
+
 // ---- the copying thread ---------------------------------------------------------------------
 
+template <class Epilogue>
 __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipeline& pipeline,
-                                           const BatchSchedule& schedule, int num_stages) {
+                                           const BatchSchedule& schedule, const Finish& finish,
+                                           const Epilogue& epilogue, int num_stages) {
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
     const Tile at = schedule.tile(tile);
+    const int count = stages_of(at, schedule, finish, epilogue, num_stages);
     const int row = static_cast<int>(at.batch * schedule.batches.left_rows + at.row);
     const int column = static_cast<int>(at.batch * schedule.batches.right_rows + at.column);
 #pragma unroll 1
-    for (int i = 0; i < num_stages; ++i) {
+    for (int i = 0; i < count; ++i) {
       const unsigned full = pipeline.full + 8 * ring.stage;
       const unsigned stage = pipeline.stages + ring.stage * kStageBytes;
       wgmma_pipeline::wait(pipeline.empty + 8 * ring.stage, ring.parity ^ 1);
@@ -194,6 +210,7 @@ struct Plain {  // no pointwise work behind the product
   __device__ __forceinline__ float operator()(float value, int64_t, int64_t, int64_t) const {
     return value;
   }
+  __device__ __forceinline__ bool reads(int64_t, int64_t, int64_t) const { return true; }
 };
 
 // A thread has, of each group of 8 columns, two beside each other in two rows that are 8 apart.
@@ -253,6 +270,7 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline,
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
     const Tile at = schedule.tile(tile);
+    const int count = stages_of(at, schedule, finish, epilogue, num_stages);
     float totals[kParts][kSums], sums[kSums];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -260,9 +278,9 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline,
       for (int i = 0; i < kSums; ++i) totals[part][i] = 0.0f;
     }
 #pragma unroll 1
-    for (int done = 0; done < num_stages; done += kPromoteStages) {
+    for (int done = 0; done < count; done += kPromoteStages) {
       multiply_chunk(totals, sums, pipeline, ring, consumer * 64,
-                     min(kPromoteStages, num_stages - done));
+                     min(kPromoteStages, count - done));
     }
     store_tile(totals, finish, epilogue, at, consumer * 64);
   }
@@ -284,7 +302,7 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   sync_all();
   if (threadIdx.x < 128) {
     wgmma_pipeline::give_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) copy_tiles(maps, pipeline, schedule, num_stages);
+    if (threadIdx.x == 0) copy_tiles(maps, pipeline, schedule, finish, epilogue, num_stages);
   } else {
     wgmma_pipeline::take_registers<kConsumerRegisters>();
     multiply_tiles(pipeline, schedule, finish, epilogue, num_stages);
