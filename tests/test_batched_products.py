@@ -223,12 +223,13 @@ def test_tiles_of_which_no_sum_is_read_are_not_made(tile, way, forward, tmp_path
     code = emulated_code(tile, way, epilogues_of(tmp_path, forward))
     plain = emulated_code(tile, way)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 400, 300, generator=generator)
-    weight = torch.randn(1, 300, 400, generator=generator)
+    x = torch.randn(1, 400, 72, generator=generator)
+    weight = torch.randn(1, 72, 400, generator=generator)
     for library in (code.library, plain.library):
         library.num_copies()
     if way == "converted":
-        x[0, 2, 5], weight[0, 200, 396] = float("inf"), 1e30
+        # The column is marked by a tile that is made, and not by one behind it that is not.
+        x[0, 2, 5], x[0, :, 20], weight[0, 20, 200] = float("inf"), 0, 1e30
         (found, *_), (made, *_) = (turned_product(tile, x, weight, code=c) for c in (code, plain))
     else:
         (found, _), (made, _) = (product(tile, x, weight.mT, code=c) for c in (code, plain))
