@@ -44,11 +44,14 @@ def product_store(
 
 
 @triton.jit
-def product_block(num_rows, num_pieces, ROWS: tl.constexpr):
+def product_block(num_rows, num_pieces, ROWS: tl.constexpr, IS_BEHIND: tl.constexpr):
     # The batch, the piece of its columns and the first row of a program. Programs beside each
-    # other have rows beside each other, which may lie together.
+    # other have rows beside each other, which may lie together. What is read a second time is from
+    # the end on, which L2 may still have.
     blocks = tl.cdiv(num_rows, ROWS)
     program = tl.program_id(0)
+    if IS_BEHIND:
+        program = tl.num_programs(0) - 1 - program
     return program // blocks // num_pieces, program // blocks % num_pieces, program % blocks * ROWS
 
 
@@ -76,7 +79,7 @@ def product_range_kernel(
     batch_stride, row_stride, column_stride,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr,
 ):
-    batch, piece, first_row = product_block(num_rows, num_pieces, ROWS)
+    batch, piece, first_row = product_block(num_rows, num_pieces, ROWS, False)
     rows = first_row + tl.arange(0, ROWS)
     source += batch.to(tl.int64) * batch_stride
     if IS_EVEN:
@@ -101,7 +104,7 @@ def product_split_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_EVEN: tl.constexpr,
     IS_ONE_BLOCK: tl.constexpr, LOSES_MEAN: tl.constexpr, MOST_PIECES: tl.constexpr,
 ):
-    batch, piece, first_row = product_block(num_rows, num_pieces, ROWS)
+    batch, piece, first_row = product_block(num_rows, num_pieces, ROWS, MOST_PIECES > 1)
     rows = first_row + tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
     source += batch.to(tl.int64) * batch_stride
