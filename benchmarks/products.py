@@ -1,8 +1,10 @@
 """Time the kernels that make float32 products from float16 halves, by way and tile, beside eager.
 
-    python -m benchmarks.products [--sizes 1024x8192x8192] [--limit-s 300] [--json OUT]
+    python -m benchmarks.products [--sizes 1024x8192x8192] [--files A.py,B.py]
+        [--tiles split:256:64:1,converted:256:64:1] [--limit-s 300] [--json OUT]
 
-Sizes are rows x columns x terms of each sum; each product is a Linear with a ReLU behind it.
+Sizes are rows x columns x terms of each sum; each product is a Linear with a ReLU behind it. Files
+are modules in KernelBench's format with products of float32.
 Device times are of a call, the mean of a few that wait for nothing of the host, and of each
 kernel, by PyTorch's profiler (they may overlap: one that waits for another counts that, too); the
 host's are of a call whose kernels are not waited for. Errors are rms against float64, of 64 rows,
@@ -61,7 +63,9 @@ TILES.remove(("converted", 256, 64, 2))  # which has no registers
 
 @functools.cache
 def derived(size: str) -> tuple[Any, Any]:
-    """Return a problem, and the family that was derived from its file."""
+    """Return a problem, and the family that was derived from its file, or from that of a size."""
+    if size.endswith(".py"):
+        return derived_from(Path(size).read_text(), "product")
     rows, columns, terms = map(int, size.split("x"))
     text = TEXT.format(rows=rows, columns=columns, terms=terms)
     return derived_from(text, "product")  # one name: what is compiled is the same
@@ -83,30 +87,34 @@ def reported(size: str, what: str, found: dict[str, Any]) -> dict[str, Any]:
     ]
     kernels = sorted(found.get("kernels", {}).items(), key=lambda each: -each[1])
     numbers += [f"{name} {taken_ms:.3f}" for name, taken_ms in kernels]
-    print(f"{size}: {what}: {', '.join(numbers)}", flush=True)
+    print(f"{Path(size).stem}: {what}: {', '.join(numbers)}", flush=True)
     return {"what": what, **found}
 
 
-def timed(size: str, until_s: float) -> list[dict[str, Any]]:
-    """Time one product in all configurations, and print."""
+def timed(size: str, places: list[int], until_s: float) -> list[dict[str, Any]]:
+    """Time one product in some configurations, and print."""
     import torch
 
     problem, _ = derived(size)
-    own, x = problem.make_model(0).cuda(), problem.make_inputs(1, device="cuda")[0]
+    own, inputs = problem.make_model(0).cuda(), problem.make_inputs(1, device="cuda")
+    rows = (
+        None if size.endswith(".py") else NUM_ROWS
+    )  # of a file's inputs all: rows may lie across
 
     def record(model: Any) -> dict[str, Any]:
-        call = functools.partial(model, x)
+        call = functools.partial(model, *inputs)
         error = rms(call()[:NUM_ROWS], exact)
         times = {"ms": device_ms(call), "host_ms": host_ms(call)}
         return {**times, "rms": error, "kernels": kernels_ms(call)}
 
     with torch.no_grad():
-        exact = problem.make_model(0).double().cuda()(x[:NUM_ROWS].double())
+        wide = problem.make_model(0).double().cuda()
+        exact = wide(*(x[:rows].double() for x in inputs))[:NUM_ROWS].clone()
         found = [reported(size, "eager", record(own))]
-        for place, tile in enumerate(TILES):
+        for place in places:
             if time.monotonic() > until_s:
                 break
-            what = " ".join(map(str, tile))
+            what = " ".join(map(str, TILES[place]))
             try:
                 model = model_of(size, place)
                 model.load_state_dict(own.state_dict())
@@ -120,7 +128,11 @@ def timed(size: str, until_s: float) -> list[dict[str, Any]]:
 def main() -> int:
     """Parse the command line; compile side by side, then time one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--sizes", default=SIZES, help="as 1024x8192x8192, several after commas")
+    parser.add_argument("--sizes", help="as 1024x8192x8192, several after commas")
+    parser.add_argument("--files", default="", help="modules, several after commas")
+    parser.add_argument(
+        "--tiles", help="as split:256:64:1, several after commas; all if not given"
+    )
     parser.add_argument("--limit-s", type=float, default=600.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--build", nargs=2, metavar=("SIZE", "PLACE"), help=argparse.SUPPRESS)
@@ -130,12 +142,17 @@ def main() -> int:
         model_of(size, int(place))
         return 0
     until_s = time.monotonic() + options.limit_s
-    sizes = options.sizes.split(",")
-    command = [sys.executable, "-m", "benchmarks.products", "--build", sizes[0]]
+    files = [file for file in options.files.split(",") if file]
+    sizes = (options.sizes or ("" if files else SIZES)).split(",")
+    sizes = [size for size in sizes if size]
+    known = {":".join(map(str, tile)): place for place, tile in enumerate(TILES)}
+    places = [known[name] for name in (options.tiles or ",".join(known)).split(",")]
+    command = [sys.executable, "-m", "benchmarks.products", "--build"]
     with ThreadPoolExecutor(max(1, usable_cores() - 1)) as pool:
-        for place in range(len(TILES)):
-            pool.submit(subprocess.run, [*command, str(place)], check=False)
-    found = {size: timed(size, until_s) for size in sizes}
+        for size in (*sizes[:1], *files):  # what is compiled for one size is for all
+            for place in places:
+                pool.submit(subprocess.run, [*command, size, str(place)], check=False)
+    found = {size: timed(size, places, until_s) for size in (*sizes, *files)}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0

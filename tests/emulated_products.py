@@ -1,4 +1,4 @@
-"""CUDA C++ of products whose weight is converted, compiled for the host.
+"""CUDA C++ of products by float16 halves, compiled for the host.
 
 `wgmma_emulation.hpp` says what of the GPU is emulated.
 """
@@ -14,8 +14,11 @@ from pathlib import Path
 
 import torch
 
+from tuner.kernel.family import builtin_folder
+from tuner.kernel.rendering import rendered
+
 _HERE = Path(__file__).parent
-_BEGIN = "// A product of float32 rows whose weight stays float32"
+_BEGIN = "// A product of float32 rows from float16 halves of both operands"
 _PRODUCTS = re.compile(r"namespace wgmma_products {.*?}  // namespace wgmma_products\n", re.DOTALL)
 
 
@@ -25,6 +28,7 @@ class EmulatedCode:
     def __init__(self, text: str, flags: object = None) -> None:
         self.library = _compiled(text)
         self.library.use_seed(0)
+        self.library.num_copies.restype = ctypes.c_int64
         self.called: list[str] = []
 
     def __call__(self, name: str, *arguments: torch.Tensor | int | None) -> None:
@@ -41,19 +45,35 @@ class EmulatedCode:
         assert message is None, message
 
 
+def emulated_code(
+    tile: tuple[int, int, int, int], product_weight: str, epilogues: str = ""
+) -> EmulatedCode:
+    """Return the kernels of a tile: product_n, product_k, product_cluster and product_raster."""
+    names = ("product_n", "product_k", "product_cluster", "product_raster")
+    known = {**dict(zip(names, tile, strict=True)), "product_weight": product_weight}
+    text = '{% include "_lib/triton_wgmma.py" %}'
+    known |= {"epilogues": epilogues, "product_weights": ["rows", "columns"]}
+    found = rendered(Path("t.py"), text, [builtin_folder()], known)
+    found = found[found.index('r"""') : found.index("def product_converts")]
+    return EmulatedCode(found[: found.rindex('"""')])
+
+
 @functools.cache
 def _compiled(text: str) -> ctypes.CDLL:
     """Compile a text's part about such products, with those of Hopper emulated."""
-    text = text[text.index(_BEGIN) :]
-    columns = re.search(r"constexpr int kColumns = (\d+);", text)
-    assert columns is not None
-    text = _PRODUCTS.sub(f"EMULATED_PRODUCTS({columns[1]})\n", text, count=1)
+
+    def emulated(found: re.Match[str]) -> str:
+        columns = re.search(r"constexpr int kColumns = (\d+);", found[0])
+        assert columns is not None
+        return f"EMULATED_PRODUCTS({columns[1]})\n"
+
+    text = _PRODUCTS.sub(emulated, text[text.index(_BEGIN) :])
     text = text.replace(
         "extern __shared__ unsigned char shared[]", "static unsigned char shared[1]"
     )
     folder = Path(tempfile.mkdtemp())
-    (folder / "converted.cuh").write_text(text)
+    (folder / "products.cuh").write_text(text)
     command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-ffp-contract=off"]
     command += ["-shared", "-fPIC", f"-I{folder}", f"-I{_HERE}", "-o", str(folder / "made.so")]
-    subprocess.run([*command, str(_HERE / "converted_products.cpp")], check=True)
+    subprocess.run([*command, str(_HERE / "emulated_products.cpp")], check=True)
     return ctypes.CDLL(str(folder / "made.so"))

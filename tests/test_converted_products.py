@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from emulated_products import EmulatedCode
+from emulated_products import emulated_code
 from interpreted import interpreted
 from test_any_module import derive
 from test_half_products import TEXT, filled, made_of, on_gpu
@@ -23,8 +23,7 @@ from test_steps_of_halves import multiplied
 from tuner.capture.half_products import WGMMA_TEMPLATE
 from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
-from tuner.kernel.family import builtin_folder, load_family
-from tuner.kernel.rendering import rendered
+from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ on the PATH")
@@ -40,11 +39,7 @@ SMALL = [(128, 128, 64), (257, 40, 4)]
 
 def product(tile, x, weight, bias=None, seed=0) -> torch.Tensor:
     """x weight^T + bias by the emulation of a tile's kernels."""
-    known = {**dict(zip(NAMES, tile, strict=True)), "product_weight": "converted", "epilogues": ""}
-    text = '{% include "_lib/triton_wgmma.py" %}'
-    found = rendered(Path("t.py"), text, [builtin_folder()], known)
-    found = found[found.index('r"""') : found.index("def product_by_wgmma")]
-    code = EmulatedCode(found[: found.rindex('"""')])
+    code = emulated_code(tile, "converted")
     code.library.use_seed(seed)
     (rows, terms), columns = x.shape, len(weight)
     out = torch.full((rows, columns), float("nan"))

@@ -98,6 +98,7 @@ def test_without_nvcc_that_is_said(monkeypatch, tmp_path):
 def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
     make = cuda_code(monkeypatch, tmp_path)
     known = {**dict(zip(NAMES, tile, strict=True)), "product_raster": 8, "epilogues": ""}
+    known["product_weights"] = ["rows", "columns"]
     text = '{% include "_lib/triton_wgmma.py" %}'
     text = rendered(Path("t.py"), text, [builtin_folder()], known)
     found: dict = {"CudaCode": make}
@@ -105,11 +106,11 @@ def test_no_tile_of_a_product_spills(tile, monkeypatch, tmp_path):
     exec(text[start : text.index("def product_by_wgmma")], found)
     log = found["cuda_code"].log
     kernels = parse_resources(log, None)
-    # Halves of x, and what is computed again, are kernels of the same text.
-    assert len(kernels) == (4 if tile[0] == "converted" else 1)
+    # Halves of x, what is computed again and pieces added up are kernels of the same text.
+    assert len(kernels) == (6 if tile[0] == "converted" else 2)
     assert {(k.spill_store_bytes, k.stack_bytes) for k in kernels} == {(0, 0)}
     products = [k.registers for k in kernels if "product" in k.name]
-    assert products == [168] * (2 if tile[0] == "converted" else 1)
+    assert products == [168] * (3 if tile[0] == "converted" else 1)
     assert "wgmma.mma_async instructions are serialized" not in log
 
 

@@ -62,7 +62,6 @@ MODULES = {
 NOT_TAKEN = {
     "few rows": (LAYER, "F.gelu(self.a(x))", "100, 264"),
     "short sums": ("self.a = nn.Linear(136, 260)", "F.gelu(self.a(x))", "200, 136"),
-    "batches": ("...", "F.gelu(x @ x.transpose(1, 2))", "3, 200, 264"),
     "float64": (LAYER + "; self.double()", "F.gelu(self.a(x))", "200, 264, dtype=torch.float64"),
 }
 
@@ -122,7 +121,12 @@ def test_the_kernel_of_ours_is_for_hopper_with_nvcc(gpu, facts, reason, tmp_path
             {"split", "converted"},
         ),
         (MODULES["chain"], "converted", {"split", "converted"}),  # of whose columns there are more
-        (MODULES["turned"], "split", {"split"}),
+        (MODULES["turned"], "converted", {"split", "converted"}),
+        (
+            ("self.w = nn.Parameter(torch.randn(264, 262))", "x @ self.w", "200, 264"),
+            "split",
+            {"split"},
+        ),
         (("self.a = nn.Linear(266, 260)", "self.a(x)", "200, 266"), "split", {"split"}),
     ],
 )
@@ -133,7 +137,7 @@ def test_the_weight_is_converted_where_it_is_the_larger_and_can_be(
     family = load_family(made.name, [made.folder])
     facts = known_device("H200").facts()
     source = family.render({"template": WGMMA_TEMPLATE}, facts).source
-    assert f"CONVERTS_WEIGHT = {default == 'converted'}" in source
+    assert ("CONVERTED_WEIGHTS = []" in source) is (default == "split")
     both = ("split", "converted")
     rules = family.constraints([WGMMA_TEMPLATE], {"product_weight": both})
     for way in both:

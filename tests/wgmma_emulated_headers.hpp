@@ -16,6 +16,7 @@
       if (own.products[own.done].group >= own.group - kPending) break;                          \
       emulated::make_product(own.done, kColumns);                                               \
     }                                                                                           \
+    emulated::meet_warp(0); /* a warp waits as one */                                           \
   }                                                                                             \
   template <class T> void pin(T&) {}                                                            \
   template <class T> void hold(const T&) {}                                                     \
@@ -23,8 +24,14 @@
   void multiply_registers(float (&sums)[kSums], const unsigned (&left)[4], uint64_t right,      \
                           int accumulate) {                                                     \
     emulated::Thread& own = *emulated::own;                                                     \
-    own.products.push_back({sums, {left[0], left[1], left[2], left[3]}, right, accumulate,      \
+    own.products.push_back({sums, {left[0], left[1], left[2], left[3]}, 0, right, accumulate,   \
                             own.group});                                                        \
+    ++own.begun;                                                                                \
+  }                                                                                             \
+  template <Type>                                                                               \
+  void multiply(float (&sums)[kSums], uint64_t left, uint64_t right, int accumulate) {          \
+    emulated::Thread& own = *emulated::own;                                                     \
+    own.products.push_back({sums, {}, left, right, accumulate, own.group});                     \
     ++own.begun;                                                                                \
   }                                                                                             \
   }
@@ -52,9 +59,15 @@ inline void load_four(float (&to)[4], unsigned address) {
   if (address % 16 != 0) fail("four numbers at an odd place");
   std::memcpy(to, memory_of(own->rank, address, 16), 16);
 }
+inline void load_two(float* one, float* other, unsigned address) {
+  if (address % 8 != 0) fail("two numbers at an odd place");
+  std::memcpy(one, memory_of(own->rank, address, 8), 4);
+  std::memcpy(other, memory_of(own->rank, address + 4, 4), 4);
+}
 inline void copy_to_all(unsigned target, const Map* map, unsigned barrier, int column, int row,
                         unsigned short ranks) {
   copies.push_back({target, barrier, ranks, *map, column, row});
+  ++num_copies;
 }
 inline void copy(unsigned target, const Map* map, unsigned barrier, int column, int row) {
   copy_to_all(target, map, barrier, column, row, static_cast<unsigned short>(1u << own->rank));

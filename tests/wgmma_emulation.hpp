@@ -1,6 +1,6 @@
-// What templates/_lib/wgmma_converted.cuh needs of CUDA and of Hopper, for a host compiler: threads
-// of a cluster take turns in any order, copies arrive when they like, and products are made only
-// where they are waited for, of what shared memory has then.
+// What templates/_lib/wgmma_halves.cuh and wgmma_converted.cuh need of CUDA and of Hopper, for a
+// host compiler: threads of a cluster take turns in any order, copies arrive when they like, and
+// products are made only where they are waited for, of what shared memory has then.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -13,6 +13,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -62,8 +63,8 @@ struct Meeting {  // of some threads, each with a number
 
 struct Product {  // that a thread has begun
   float* sums;
-  unsigned left[4];
-  uint64_t right;
+  unsigned left[4];  // where these are registers
+  uint64_t left_rows, right;
   int accumulate, group;
 };
 
@@ -143,6 +144,7 @@ struct Map {
 
 struct Copy { unsigned target, barrier, ranks; Map map; int64_t column, row; };
 static std::deque<Copy> copies;
+static int64_t num_copies = 0;  // that were begun
 
 static Barrier& barrier_of(unsigned rank, unsigned address) {
   const auto found = blocks[rank].barriers.find(address);
@@ -214,6 +216,17 @@ static float truncated(double x) {
   return y;
 }
 
+// A half of a row of an operand that a matrix descriptor says where it lies.
+static double in_memory(uint64_t descriptor, int row, int k) {
+  const unsigned start = (descriptor & 0x3fff) << 4;
+  const unsigned eight_rows = (descriptor >> 32 & 0x3fff) << 4;
+  const int row_bytes = 256 >> (descriptor >> 62);  // 128, 64 or 32
+  const unsigned place = start + row / 8 * eight_rows + row % 8 * row_bytes + 2 * k;
+  uint16_t half;
+  std::memcpy(&half, memory_of(own->rank, swizzled(place, row_bytes), 2), 2);
+  return half_of(half, 0);
+}
+
 // The four threads that have a row have four numbers each of its 16.
 static void make_product(size_t which, int columns) {
   const Product product = own->products[which];
@@ -225,26 +238,21 @@ static void make_product(size_t which, int columns) {
     wait_until([&] { return mates[i]->begun > which; });
   }
   double left[2][16];
-  for (int k = 0; k < 16; ++k) {
+  for (int k = 0; k < 16 && product.left_rows != 0; ++k) {
+    const int first = int(own->index % 128 / 32) * 16 + int(own->index % 32) / 4;
+    for (int s = 0; s < 2; ++s) left[s][k] = in_memory(product.left_rows, first + 8 * s, k);
+  }
+  for (int k = 0; k < 16 && product.left_rows == 0; ++k) {
     for (int s = 0; s < 2; ++s) {
       const Product& from = mates[k % 8 / 2]->products[which];
       if (from.right != product.right) fail("threads of a warp multiply by different operands");
       left[s][k] = half_of(from.left[k / 8 * 2 + s], k % 2);
     }
   }
-  const unsigned start = (product.right & 0x3fff) << 4;
-  const unsigned eight_rows = (product.right >> 32 & 0x3fff) << 4;
-  const int row_bytes = 256 >> (product.right >> 62);  // 128, 64 or 32
   for (int j = 0; j < columns / 8; ++j) {
     for (int c = 0; c < 2; ++c) {
-      const unsigned row = start + j * eight_rows + (2 * member + c) * row_bytes;
       double right[16];
-      for (int k = 0; k < 16; k += 2) {
-        unsigned packed;
-        std::memcpy(&packed, memory_of(own->rank, swizzled(row + 2 * k, row_bytes), 4), 4);
-        right[k] = half_of(packed, 0);
-        right[k + 1] = half_of(packed, 1);
-      }
+      for (int k = 0; k < 16; ++k) right[k] = in_memory(product.right, 8 * j + 2 * member + c, k);
       for (int s = 0; s < 2; ++s) {
         float& sum = product.sums[4 * j + 2 * s + c];
         double total = product.accumulate ? double(sum) : 0.0;

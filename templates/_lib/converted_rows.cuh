@@ -84,6 +84,19 @@ __device__ __forceinline__ unsigned weight_offset(int rows, int row, int step, i
   return unsigned(step / 2 * rows + row) * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
+// The same of a weight that lies the other way, where a thread's two rows lie beside each other:
+// boxes of 32 rows for each of `depth` numbers k of a stage.
+__device__ __forceinline__ unsigned turned_offset(int depth, int row, int k) {
+  const int chunk = row % 32 / 4 ^ (k & 7);
+  return unsigned(row / 32 * depth + k) * 128 + (chunk << 4) + row % 4 * 4;
+}
+
+// A thread's first number k of a step of 16 there, of which it has two, and two 8 behind: as an
+// instruction has them, so that halves of x lie in their own order.
+__device__ __forceinline__ int turned_k(int step, int half, int member) {
+  return 16 * step + 8 * half + 2 * member;
+}
+
 // ---- chunks of the weight's rows ------------------------------------------------------------
 
 template <int kSteps>

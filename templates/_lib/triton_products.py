@@ -11,111 +11,7 @@ import torch
 # would lose many of their numbers; what they give is computed in float32.
 
 
-@triton.jit
-def product_unit(largest):
-    # The power of two that brings the largest value, given as its bits, to [2^12, 2^13), and its
-    # inverse: float16 then has 2^-25 of it at least, and with a mean off nothing near its own
-    # largest.
-    exponent = (largest >> 23) - 127
-    shift = tl.minimum(12 - exponent, 126)
-    factor = ((shift + 127) << 23).to(tl.float32, bitcast=True)
-    return factor, ((127 - shift) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def product_rows(source, rows, columns, num_rows, num_columns, row_stride, column_stride):
-    places = source + rows.to(tl.int64)[:, None] * row_stride
-    places += columns.to(tl.int64)[None, :] * column_stride
-    inside = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
-    return tl.load(places, mask=inside, other=0.0)
-
-
-@triton.jit
-def product_store(
-    values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
-):
-    # Both are halves of a row of twice as many columns. Scaled first: no difference overflows.
-    # Returns how many numbers of each row are below 2^-20 of its largest: their low halves are
-    # of few bits.
-    values = values * factor[:, None]
-    lost = tl.sum(((tl.abs(values) < 2.0**-8) & (values != 0)).to(tl.int32), axis=1)
-    values = tl.where((columns < num_columns)[None, :], values - mean[:, None], 0)
-    main = values.to(tl.float16)
-    place = rows.to(tl.int64)[:, None] * (2 * padded_columns) + columns[None, :]
-    inside = (rows < num_rows)[:, None] & (columns < padded_columns)[None, :]
-    tl.store(high + place, main, mask=inside)
-    tl.store(low + place, (values - main.to(tl.float32)).to(tl.float16), mask=inside)
-    return lost
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def product_split_kernel(
-    source, high, low, unit, means, sums, num_rows, num_columns, padded_columns,
-    row_stride, column_stride,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_ONE_BLOCK: tl.constexpr,
-    LOSES_MEAN: tl.constexpr,
-):
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    values = product_rows(
-        source, rows, columns, num_rows, num_columns, row_stride, column_stride
-    )
-    largest = tl.max(tl.abs(values), axis=1)
-    total = tl.sum(values.to(tl.float64), axis=1)
-    for first in range(COLUMNS, num_columns, COLUMNS):
-        values = product_rows(
-            source, rows, first + columns, num_rows, num_columns, row_stride, column_stride
-        )
-        largest = tl.maximum(largest, tl.max(tl.abs(values), axis=1))
-        total += tl.sum(values.to(tl.float64), axis=1)
-    factor, own = product_unit(largest.to(tl.int32, bitcast=True))
-    is_finite = (tl.abs(total) < float("inf")) & (largest < float("inf"))
-    scaled_total = total * factor.to(tl.float64)
-    mean = tl.zeros([ROWS], dtype=tl.float32)
-    if means is not None:
-        if LOSES_MEAN:
-            # Of few bits: what is exact in float32 without it is exact with it.
-            mean = (tl.floor(scaled_total / num_columns / 512 + 0.5) * 512).to(tl.float32)
-        tl.store(means + rows, mean, mask=rows < num_rows)
-    if sums is not None:
-        tl.store(sums + rows, scaled_total.to(tl.float32), mask=rows < num_rows)
-    if IS_ONE_BLOCK:
-        lost = product_store(
-            values, mean, factor, high, low, rows, columns, num_rows, num_columns, padded_columns
-        )
-    else:
-        lost = tl.zeros([ROWS], dtype=tl.int32)
-        for first in range(0, padded_columns, COLUMNS):
-            values = product_rows(
-                source, rows, first + columns, num_rows, num_columns, row_stride, column_stride
-            )
-            lost += product_store(
-                values, mean, factor, high, low, rows, first + columns, num_rows, num_columns,
-                padded_columns,
-            )
-    is_fine = is_finite & (lost * 8 <= num_columns)
-    tl.store(unit + rows, tl.where(is_fine, own, float("nan")), mask=rows < num_rows)
-
-
-def product_split(source, padded_columns, is_x, loses_mean=True):
-    # Low and high parts of x, high and low ones of the weight: one product of such rows makes
-    # both of the small products.
-    num_rows, num_columns = source.shape
-    made = torch.empty((num_rows, 2 * padded_columns), dtype=torch.float16, device=source.device)
-    high = made[:, padded_columns:] if is_x else made[:, :padded_columns]
-    low = made[:, :padded_columns] if is_x else made[:, padded_columns:]
-    unit, beside = torch.empty((2, num_rows), dtype=torch.float32, device=source.device)
-    if source.stride(1) == 1:
-        rows, columns = 1, min(8192, triton.next_power_of_2(padded_columns))
-    else:  # what lies together is of several rows
-        rows, columns = 64, 64
-    product_split_kernel[(triton.cdiv(num_rows, rows),)](
-        source, high, low, unit, beside if is_x else None, None if is_x else beside,
-        num_rows, num_columns, padded_columns, source.stride(0), source.stride(1),
-        ROWS=rows, COLUMNS=columns, IS_ONE_BLOCK=padded_columns <= columns, LOSES_MEAN=loses_mean,
-        num_warps=max(8, rows * columns // 512),
-    )
-    return made, high, unit, beside
+{% include "_lib/triton_halves.py" %}
 
 
 @triton.jit
@@ -151,62 +47,82 @@ def product_join_kernel(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def product_repair_kernel(
-    x, weight, bias, x_unit, weight_unit, out, num_rows, num_columns, depth,
-    x_row, x_column, weight_row, weight_column,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    x, weight, bias, x_unit, weight_unit, odd, out, num_rows, num_columns, depth, all_depth,
+    num_tiles, x_batch, x_row, x_column, x_rows, weight_batch, weight_row, weight_column,
+    weight_rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):
     across = tl.cdiv(num_columns, COLUMNS)
-    for tile in tl.range(
-        tl.program_id(0), tl.cdiv(num_rows, ROWS) * across, tl.num_programs(0), num_stages=1
-    ):
-        rows = (tile // across) * ROWS + tl.arange(0, ROWS)
-        columns = (tile % across) * COLUMNS + tl.arange(0, COLUMNS)
+    each = tl.cdiv(num_rows, ROWS) * across
+    if tl.load(odd) == 0:
+        num_tiles = 0
+    for tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), num_stages=1):
+        batch = (tile // each).to(tl.int64)
+        rows = (tile % each // across) * ROWS + tl.arange(0, ROWS)
+        columns = (tile % each % across) * COLUMNS + tl.arange(0, COLUMNS)
         is_row, is_column = rows < num_rows, columns < num_columns
-        one = tl.load(x_unit + rows, mask=is_row, other=0.0)
-        other = tl.load(weight_unit + columns, mask=is_column, other=0.0)
+        one = tl.load(x_unit + batch * x_rows + rows, mask=is_row, other=0.0)
+        other = tl.load(weight_unit + batch * weight_rows + columns, mask=is_column, other=0.0)
         wants = (one != one)[:, None] | (other != other)[None, :]
         if tl.max(tl.max(wants.to(tl.int32), axis=1), axis=0) > 0:
             # Short sums in float32: one over all columns would be less exact than PyTorch's own.
             total = tl.zeros([ROWS, COLUMNS], dtype=tl.float64)
-            for first in range(0, depth, DEPTH):
+            end = depth
+            if all_depth is not None:
+                end = tl.minimum(depth, all_depth - batch * depth).to(tl.int32)
+            for first in range(0, end, DEPTH):
                 at = first + tl.arange(0, DEPTH)
-                a = product_rows(x, rows, at, num_rows, depth, x_row, x_column)
+                a = product_rows(x + batch * x_batch, rows, at, num_rows, end, x_row, x_column)
                 b = product_rows(
-                    weight, columns, at, num_columns, depth, weight_row, weight_column
+                    weight + batch * weight_batch, columns, at, num_columns, end,
+                    weight_row, weight_column,
                 )
                 total += tl.dot(a, tl.trans(b), input_precision="ieee").to(tl.float64)
             if bias is not None:
                 total += tl.load(bias + columns, mask=is_column, other=0.0)[None, :]
-            place = rows.to(tl.int64)[:, None] * num_columns + columns[None, :]
+            place = (batch * num_rows + rows)[:, None] * num_columns + columns[None, :]
             inside = wants & is_row[:, None] & is_column[None, :]
             tl.store(out + place, total.to(tl.float32), mask=inside)
 
 
-def product_repair(x, weight, bias, x_unit, weight_unit, out):
-    # Writes what rows and columns with a unit of NaN give, and nothing else. A program looks at
-    # many tiles: of a result of 2^30 numbers as many programs as tiles would take 1 ms to start.
-    (num_rows, depth), num_columns = x.shape, len(weight)
-    tiles = triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32)
-    product_repair_kernel[(min(tiles, 8192),)](
-        x, weight, bias, x_unit, weight_unit, out, num_rows, num_columns, depth,
-        x.stride(0), x.stride(1), weight.stride(0), weight.stride(1),
+def product_repair(x, weight, bias, x_unit, weight_unit, odd, out, cut=None):
+    # Writes what rows and columns with a unit of NaN give, and nothing else; `cut` as where x and
+    # weight are split. A program looks at many tiles, or at none where nothing is odd.
+    x, weight = (t.view(-1, *t.shape[-2:]) for t in (x, weight))
+    num_rows, num_columns, depth = x.shape[1], weight.shape[1], x.shape[2]
+    batches = triton.cdiv(depth, cut) if cut else max(len(x), len(weight))
+    apart = [
+        (cut * t.stride(2) if cut else t.stride(0), t.shape[1]) if cut or len(t) > 1 else (0, 0)
+        for t in (x, weight)
+    ]
+    tiles = batches * triton.cdiv(num_rows, 32) * triton.cdiv(num_columns, 32)
+    product_repair_kernel[(min(tiles, PROGRAMS),)](
+        x, weight, bias, x_unit, weight_unit, odd, out, num_rows, num_columns, cut or depth,
+        depth if cut else None, tiles,
+        apart[0][0], x.stride(1), x.stride(2), apart[0][1],
+        apart[1][0], weight.stride(1), weight.stride(2), apart[1][1],
         ROWS=32, COLUMNS=32, DEPTH=32, num_warps=4,
     )
 
 
 def product_as_pytorch(x, weight, bias, out):
-    if bias is None:
+    if x.dim() + weight.dim() > 4:
+        torch.matmul(x, weight.transpose(-1, -2), out=out)
+    elif bias is None:
         torch.mm(x, weight.t(), out=out)
     else:
         torch.addmm(bias, x, weight.t(), out=out)
 
 
 def product_operands(x, weight, out, num_rows, num_columns, depth, x_turned, weight_turned):
-    # What is turned lies the other way in memory: x as [depth, num_rows], weight as
-    # [depth, num_columns].
-    x = x.reshape(depth, num_rows).t() if x_turned else x.reshape(num_rows, depth)
-    weight = weight.reshape(depth, num_columns).t() if weight_turned else weight.view(-1, depth)
-    return x, weight, out.view(num_rows, num_columns)
+    # As matrices, or as batches of these, where there are several. What is turned lies the other
+    # way in memory: x as [depth, num_rows], weight as [depth, num_columns].
+    def matrices(given, rows, is_turned):
+        found = given.reshape(-1, depth, rows).mT if is_turned else given.reshape(-1, rows, depth)
+        return found[0] if len(found) == 1 else found
+
+    out = out.view(-1, num_rows, num_columns)
+    x = matrices(x, num_rows, x_turned)
+    return x, matrices(weight, num_columns, weight_turned), out[0] if len(out) == 1 else out
 
 
 def product_of_halves(
@@ -222,8 +138,9 @@ def product_of_halves(
         return
     num_pieces = max(4, triton.cdiv(depth, chunk))  # few pieces would be most of a short sum
     piece = triton.cdiv(triton.cdiv(depth, num_pieces), 8) * 8  # float16 of 16 bytes
-    x_halves, x_high, x_unit, x_mean = product_split(x, num_pieces * piece, True)
-    halves, high, unit, sums = product_split(weight, num_pieces * piece, False)
+    odd = torch.zeros(1, dtype=torch.int32, device=x.device)
+    x_halves, x_high, x_unit, x_mean = product_split(x, num_pieces * piece, True, odd)
+    halves, high, unit, sums = product_split(weight, num_pieces * piece, False, odd)
     small = torch.mm(x_halves, halves.t(), out_dtype=torch.float32)
     pieces = high.unflatten(1, (num_pieces, piece)).permute(1, 2, 0)
     most = max(128, 2**28 // (num_pieces * num_columns) // 128 * 128)  # of 1 GB at a time
@@ -238,4 +155,4 @@ def product_of_halves(
             out[first:end], count, num_columns,
             num_pieces, ROWS=32, COLUMNS=128, num_warps=4,
         )
-    product_repair(x, weight, bias, x_unit, unit, out)
+    product_repair(x, weight, bias, x_unit, unit, odd, out)

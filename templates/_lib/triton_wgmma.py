@@ -4,15 +4,19 @@
 # ---- float32 products of float16 halves by one kernel of CUDA C++ ----
 #
 # Halves, their scales and the repair of rows with an Inf or a NaN are triton_products' own. Between
-# these is one kernel in place of three products by PyTorch, and of what joins them.
+# these is one kernel in place of three products by PyTorch, and of what joins them. It makes
+# products of several matrices at once. A sum that is long beside a result of few tiles is cut into
+# pieces, whose products are such a batch, and are then added up.
 #
-# With `product_weight: converted` one call of CUDA C++ makes halves of x alone, multiplies, and
-# repairs: the weight is converted on its way into the tensor cores. Rows of both operands must lie
-# as the copy engine reads them; other products are made as above. Words that can be turned off:
-# warpgroups that take turns at multiplying, and kernels that are launched while the one before runs.
+# With `product_weight: converted` halves are made of x alone: the weight is converted on its way into
+# the tensor cores, and what float16 cannot have is repaired behind. One call of CUDA C++ does all of
+# that where sums run along rows of both operands; where they run along columns of the weight, halves
+# of x are triton_products' own. The weight must lie as the copy engine reads it; other products are
+# made as above. Words that can be turned off: warpgroups that take turns at multiplying, and kernels
+# that are launched while the one before runs.
 {% set product_takes_turns, product_overlaps = true, true %}
 {% set is_converted = product_weight == "converted" %}
-CONVERTS_WEIGHT = {{ is_converted }}
+CONVERTED_WEIGHTS = {{ product_weights if is_converted else [] }}
 cuda_code = CudaCode(
     r"""
 #include <cuda.h>
@@ -34,6 +38,8 @@ cuda_code = CudaCode(
 {% with block_n = 128 if product_n == 256 else product_n, product_stages = 230000 // stage_bytes %}
 {% include "_lib/wgmma_halves.cuh" %}
 {% endwith %}
+
+{% include "_lib/halves_sums.cuh" %}
 {% if is_converted %}
 
 {% with block_n = 64, product_stages = 230000 // stage_bytes %}
@@ -47,28 +53,58 @@ cuda_code = CudaCode(
 )
 
 
+NUM_BLOCKS = 132  # of multiprocessors; of all devices alike, so that results are the same
+LONGEST = 2**16  # of a sum; PyTorch's sums are of pieces too, and longer ones were less exact
+
+
+def product_converts(x, weight, depth, x_turned, weight_turned):
+    # Whether the weight is converted where it lies: in stages, of which none has numbers of two
+    # batches. Sums in one call with all else are not cut.
+    if ("columns" if weight_turned else "rows") not in CONVERTED_WEIGHTS:
+        return False
+    if weight_turned:
+        is_whole = weight.dim() == 2 or depth % {{ product_k }} == 0
+        return is_whole and (4 * weight.shape[-2] | weight.data_ptr()) % 16 == 0
+    is_one = x.dim() == weight.dim() == 2 and not x_turned and depth <= LONGEST
+    return is_one and (4 * depth | x.data_ptr() | weight.data_ptr()) % 16 == 0
+
+
+def product_cut(num_tiles, depth):
+    # How many numbers of a sum one product adds up; None if all of them.
+    pieces = min(NUM_BLOCKS // num_tiles, depth // 1024)
+    if depth > LONGEST:
+        pieces = max(pieces, triton.cdiv(2 * depth, LONGEST))
+    return triton.cdiv(triton.cdiv(depth, pieces), 64) * 64 if pieces > 1 else None
+
+
 def product_by_wgmma(
     x, weight, bias, out, num_rows, num_columns, depth, x_turned, weight_turned,
     function="product_of_rows", given=(), apart=None,
 ):
-    # As product_of_halves, which says what x and weight are. `function` may have an epilogue that
-    # reads what is `given`; `apart` computes that of a product from PyTorch.
+    # As product_of_halves, which says what x and weight are; either may be of as many batches as
+    # `out` is. `function` may have an epilogue that reads what is `given`; `apart` computes that of
+    # a product from PyTorch.
     x, weight, out = product_operands(
         x, weight, out, num_rows, num_columns, depth, x_turned, weight_turned
     )
-    # Splitting costs what it saves, unless sums are so short that writing the result takes the time;
-    # long ones are less exact than PyTorch's, which are of pieces. A gradient's sum is as long as
-    # the batch.
+    # Splitting costs what it saves, unless sums are so short that writing the result takes the time.
+    # A gradient's sum is as long as the batch.
     fewest = min(num_rows, num_columns)
     is_short = depth < 256 and not 128 <= 4 * depth <= fewest
-    if fewest < 128 or is_short or depth > 2**16:
+    converts = product_converts(x, weight, depth, x_turned, weight_turned)
+    in_one_call = converts and not weight_turned
+    of_tile = (num_columns, num_rows) if converts else (num_rows, num_columns)
+    tiles = triton.cdiv(of_tile[0], 128) * triton.cdiv(of_tile[1], {{ product_n }})
+    cut = product_cut(tiles, depth) if out.dim() == 2 and not in_one_call else None
+    pieces = triton.cdiv(depth, cut) if cut else 1
+    is_long = pieces * out.numel() > 2**28 if cut else depth > LONGEST
+    if fewest < 128 or is_short or is_long:
         made = out if apart is None else torch.empty_like(out)
         product_as_pytorch(x, weight, bias, made)
         if apart is not None:
             apart(made)
         return
-    has_rows = not (x_turned or weight_turned)
-    if CONVERTS_WEIGHT and has_rows and (4 * depth | x.data_ptr() | weight.data_ptr()) % 16 == 0:
+    if in_one_call:
         # Halves of x, units and means of its rows, and marks of the weight's rows.
         numbers = num_rows * (triton.cdiv(depth, 16) * 16 + 2) + num_columns
         room = torch.empty(numbers, dtype=torch.float32, device=x.device)
@@ -77,14 +113,36 @@ def product_by_wgmma(
             num_rows, num_columns, depth,
         )
         return
-    padded = triton.cdiv(depth, 8) * 8  # rows of halves begin at multiples of 16 bytes
+    # Rows of halves begin at multiples of 16 bytes; of 32, which Triton stores as fast as it can.
+    padded = cut or triton.cdiv(depth, 16) * 16
+    odd = torch.zeros(1, dtype=torch.int32, device=x.device)
     # A weight's gradient is a sum over samples, and behind a normalisation those of large numbers
     # have small gradients: less the mean of others these would have its error, times those numbers.
-    x_halves, x_high, x_unit, x_mean = product_split(x, padded, True, loses_mean=not x_turned)
-    halves, high, unit, sums = product_split(weight, padded, False)
-    # First: the kernel takes what is repaired from `out`, so that its epilogue is of all values.
-    product_repair(x, weight, bias, x_unit, unit, out)
-    cuda_code(
-        function, x_high, x_halves[:, :padded], high, halves[:, padded:],
-        x_unit, x_mean, unit, sums, bias, out, *given, num_rows, num_columns, padded,
-    )
+    x_halves, x_high, x_unit, x_mean = product_split(x, padded, True, odd, not x_turned, cut)
+    x_low = x_halves[:, :padded]
+    made, own, more, added = out, function, given, bias
+    if cut:
+        made, own, more, added = out.new_empty(pieces, *out.shape), "product_of_rows", (), None
+    x_batches = len(x_unit) // num_rows
+    if converts:
+        w_batches = pieces if weight.dim() == 2 else len(weight)
+        marks = torch.empty(w_batches * num_columns, dtype=torch.int32, device=x.device)
+        apart = cut * x.stride(-1) if cut else x.stride(0), x.stride(-2), x.stride(-1)
+        numbers = [num_rows, num_columns, padded if cut else depth, depth, padded]
+        numbers = torch.tensor([*numbers, x_batches, w_batches, *apart], dtype=torch.int64)
+        cuda_code(
+            own + "_turned", x_high, x_low, x_unit, x_mean, x, weight, added, made, marks, odd,
+            *more, numbers, len(numbers),
+        )
+    else:
+        halves, high, unit, sums = product_split(weight, padded, False, odd, cut=cut)
+        # First: the kernel takes what is repaired from `made`, so that its epilogue is of all.
+        product_repair(x, weight, added, x_unit, unit, odd, made, cut)
+        cuda_code(
+            own, x_high, x_low, high, halves[:, padded:], x_unit, x_mean, unit, sums, added, made,
+            *more, num_rows, num_columns, padded, x_batches, len(unit) // num_columns,
+        )
+    if cut:
+        cuda_code(
+            function + "_in_pieces", made, bias, out, *given, num_rows, num_columns, pieces
+        )

@@ -10,13 +10,10 @@
 // parts where the tile has more rows of x than one instruction.
 //
 // Expects launch.cuh, wgmma_tensor_map.cuh, wgmma_pipeline.cuh, wgmma_halves.cuh (for its Plain),
-// and the parameters block_n (rows of x of one instruction), product_n, product_k, product_stages,
-// product_cluster and product_raster.
+// the parameters block_n (rows of x of one instruction), product_n, product_k, product_stages,
+// product_cluster and product_raster, and product_weights: how weights lie, in rows along the sums,
+// or in columns, the other way.
 {% include "_lib/converted_rows.cuh" %}
-
-{% include "_lib/converted_split.cuh" %}
-
-{% include "_lib/converted_repair.cuh" %}
 
 namespace converted {
 
@@ -67,32 +64,61 @@ struct TensorMaps {
 
 {% include "_lib/wgmma_ring.cuh" %}
 
+{% include "_lib/wgmma_batches.cuh" %}
+
 }  // namespace converted
 
 {% include "_lib/converted_store.cuh" %}
 
+{% include "_lib/converted_repair.cuh" %}
+
 namespace converted {
+
+// Stages of a tile: none where its epilogue reads no sum of its cluster.
+template <class Epilogue>
+__device__ __forceinline__ int stages_of(const Tile& at, const BatchSchedule& schedule,
+                                         const Finish& finish, const Epilogue& epilogue,
+                                         int num_stages) {
+  if constexpr (kRegisters > 208) return num_stages;  // a register more did not fit
+  const int64_t column = at.row - static_cast<int>(schedule.row_rank()) * kBlockM;
+  const int64_t num_columns = min(int64_t{kClusterM} * kBlockM, finish.columns - column);
+  const int64_t num_rows = min(int64_t{kBlockN}, finish.rows - at.column);
+  const bool is_read = converted::reads_any(epilogue, at.batch * finish.rows + at.column,
+                                            num_rows, column, num_columns, finish.columns);
+  return is_read ? num_stages : 0;
+}
 
 // ---- the copying thread ---------------------------------------------------------------------
 
+// kTurned: the weight lies the other way, and `weight_depth` numbers of it between batches.
+template <bool kTurned, class Epilogue>
 __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipeline& pipeline,
-                                           const Schedule& schedule, int num_stages) {
+                                           const BatchSchedule& schedule, const Finish& finish,
+                                           const Epilogue& epilogue, int num_stages,
+                                           int64_t weight_depth) {
   wgmma_pipeline::fence_copies();  // halves of x were stored by ordinary accesses
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
-    int64_t weight_tile, x_tile;
-    schedule.place(tile, &weight_tile, &x_tile);
-    const int weight_row = static_cast<int>(weight_tile) * kBlockM;
-    const int x_row = static_cast<int>(x_tile) * kBlockN;
+    const Tile at = schedule.tile<!kTurned>(tile);
+    const int count = stages_of(at, schedule, finish, epilogue, num_stages);
+    const int weight_row = at.row;
+    const int first_k = static_cast<int>(at.batch * weight_depth);
+    const int x_row = static_cast<int>(at.batch * schedule.batches.right_rows + at.column);
 #pragma unroll 1
-    for (int i = 0; i < num_stages; ++i) {
+    for (int i = 0; i < count; ++i) {
       const unsigned full = pipeline.full + 8 * ring.stage;
       const unsigned stage = pipeline.stages + ring.stage * kStageBytes;
       wgmma_pipeline::wait(pipeline.empty + 8 * ring.stage, ring.parity ^ 1);
       wgmma_pipeline::expect(full, kStageBytes);
-      copy_boxes<kBlockM, kClusterN, kBlockK / 32, 128, 32>(
-          stage, &maps.weight, full, i * kBlockK, weight_row, schedule.column_rank(),
-          schedule.same_rows());
+      if constexpr (kTurned) {
+        static_assert(kClusterN == 1, "no block shares rows of the weight");
+        copy_boxes<kBlockK, 1, kBlockM / 32, 128, 32>(
+            stage, &maps.weight, full, weight_row, first_k + i * kBlockK, 0, 0);
+      } else {
+        copy_boxes<kBlockM, kClusterN, kBlockK / 32, 128, 32>(
+            stage, &maps.weight, full, i * kBlockK, weight_row, schedule.column_rank(),
+            schedule.same_rows());
+      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         copy_boxes<kBlockN, kClusterM, 1, kRowBytes, kBlockK>(
@@ -111,14 +137,26 @@ struct Loaded {  // a thread's numbers of a stage, and of each of its rows large
   float largest[2], smallest[2];
 };
 
+template <bool kTurned>
 __device__ __forceinline__ void load(Loaded& loaded, const Pipeline& pipeline, const Ring& ring,
                                      int first_row, const Place& at) {
   wgmma_pipeline::wait(pipeline.full + 8 * ring.stage, ring.parity);
   const unsigned tile = pipeline.stages + ring.stage * kStageBytes;
+  if constexpr (kTurned) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int k = turned_k(step, i / 2, at.member) + i % 2;
+        wgmma_pipeline::load_two(&loaded.values.of[step][0][i], &loaded.values.of[step][1][i],
+                                 tile + turned_offset(kBlockK, first_row + at.row, k));
+      }
+    }
+  }
 #pragma unroll
   for (int s = 0; s < 2; ++s) {
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kSteps && !kTurned; ++step) {
       wgmma_pipeline::load_four(
           loaded.values.of[step][s],
           tile + weight_offset(kBlockM, first_row + at.row + s, step, at.member));
@@ -235,8 +273,9 @@ __device__ __forceinline__ void multiply_stage(float (&totals)[kParts][kSums],
   }
 }
 
-template <class Epilogue>
-__device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const Schedule& schedule,
+template <bool kTurned, class Epilogue>
+__device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline,
+                                               const BatchSchedule& schedule,
                                                const Finish& finish, const Epilogue& epilogue,
                                                int num_stages) {
   const int consumer = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);
@@ -244,8 +283,8 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
   if (consumer == 1) give_turn(consumer);
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
-    int64_t weight_tile, x_tile;
-    schedule.place(tile, &weight_tile, &x_tile);
+    const Tile place = schedule.tile<!kTurned>(tile);
+    const int count = stages_of(place, schedule, finish, epilogue, num_stages);
     float totals[kParts][kSums];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -255,46 +294,49 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
     Row rows[2];
     Loaded loaded;
     Left<kSteps> left;
-    if constexpr (kLoadsAhead) load(loaded, pipeline, ring, consumer * 64, at);
+    if constexpr (kLoadsAhead) {
+      if (count > 0) load<kTurned>(loaded, pipeline, ring, consumer * 64, at);
+    }
 #pragma unroll 1
-    for (int done = 1; done <= num_stages; ++done) {
-      if constexpr (!kLoadsAhead) load(loaded, pipeline, ring, consumer * 64, at);
+    for (int done = 1; done <= count; ++done) {
+      if constexpr (!kLoadsAhead) load<kTurned>(loaded, pipeline, ring, consumer * 64, at);
       float factor[2], sums[kBuffers][kSums];
       take(left, factor, totals, rows, loaded);
       const int stage = ring.stage;
       ring.advance();
       multiply_stage(totals, sums, left, factor, pipeline, stage, consumer, [&] {
         if constexpr (kLoadsAhead) {
-          if (done < num_stages) load(loaded, pipeline, ring, consumer * 64, at);
+          if (done < count) load<kTurned>(loaded, pipeline, ring, consumer * 64, at);
         }
       });
     }
-    store_tile(totals, rows, finish, epilogue, x_tile * kBlockN,
-               weight_tile * kBlockM + consumer * 64 + at.row, at);
+    store_tile(totals, rows, finish, epilogue, place, consumer * 64, at, count > 0);
   }
 }
 
 // ---- the kernel -----------------------------------------------------------------------------
 
-template <class Epilogue>
+template <bool kTurned, class Epilogue>
 __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     product_kernel(const __grid_constant__ TensorMaps maps, const Finish finish,
-                   const Epilogue epilogue, int num_stages) {
+                   const Epilogue epilogue, int num_stages, int64_t weight_depth) {
   extern __shared__ unsigned char shared[];
   Pipeline pipeline;
   pipeline.stages = (wgmma_pipeline::shared_address(shared) + 1023) / 1024 * 1024;
   pipeline.full = pipeline.stages + kStages * kStageBytes;
   pipeline.empty = pipeline.full + 8 * kStages;
-  const Schedule schedule(finish.columns, finish.rows);
+  const BatchSchedule schedule(finish.columns, finish.rows, finish.batches);
   if (threadIdx.x == 0) pipeline.init_barriers(kConsumerWarps);
   sync_all();
   await_previous();
   if (threadIdx.x < 128) {
     wgmma_pipeline::give_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) copy_tiles(maps, pipeline, schedule, num_stages);
+    if (threadIdx.x == 0) {
+      copy_tiles<kTurned>(maps, pipeline, schedule, finish, epilogue, num_stages, weight_depth);
+    }
   } else {
     wgmma_pipeline::take_registers<kConsumerRegisters>();
-    multiply_tiles(pipeline, schedule, finish, epilogue, num_stages);
+    multiply_tiles<kTurned>(pipeline, schedule, finish, epilogue, num_stages);
   }
   if constexpr (kCluster > 1) {  // no block leaves while another may still write to it
     __syncwarp();
@@ -302,61 +344,33 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   }
 }
 
-// Halves of x lie in `room`, then units and means of its rows, then marks of the weight's rows.
-template <class Epilogue>
-static const char* product(const float* x, const float* weight, const float* bias, float* out,
-                           void* room, const Epilogue& epilogue, int64_t rows, int64_t columns,
-                           int64_t depth, void* stream) {
-  if (rows > 2147483647 - 4 * kBlockN || columns > 2147483647 - 4 * kBlockM ||
-      depth > 2147483647 / 4) {
-    return "more rows or columns than the copy engine counts";
-  }
-  const int64_t padded = (depth + 15) / 16 * 16;
-  const Split split = {x,
-                       static_cast<unsigned*>(room),
-                       static_cast<float*>(room) + rows * padded,
-                       static_cast<float*>(room) + rows * padded + rows,
-                       static_cast<int>(depth),
-                       static_cast<int>(padded)};
-  int* marks = reinterpret_cast<int*>(split.mean + rows);
-  TensorMaps maps;
-  const char* message =
-      wgmma_tensor_map::describe(&maps.weight, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, weight, columns,
-                                 depth, 4 * depth, kBlockM / kClusterN, 32);
-  for (int half = 0; half < 2 && message == nullptr; ++half) {
-    message = wgmma_tensor_map::describe(&maps.x[half], CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                                         split.halves + half * padded / 2, rows, padded,
-                                         4 * padded, kBlockN / kClusterM, kBlockK);
-  }
-  if (message != nullptr) return message;
-  const int64_t weight_tiles = (columns + kClusterM * kBlockM - 1) / (kClusterM * kBlockM);
-  const int64_t x_tiles = (rows + kBlockN - 1) / kBlockN;
-  const auto kernel = product_kernel<Epilogue>;
+// Launches the product, and what repairs it.
+template <bool kTurned, class Epilogue>
+static const char* launch_both(const TensorMaps& maps, const Finish& finish, const Repair& repair,
+                               const Epilogue& epilogue, int64_t weight_depth, bool is_first,
+                               void* stream) {
+  const int64_t weight_tiles = (finish.columns + kClusterM * kBlockM - 1) / (kClusterM * kBlockM);
+  const int64_t x_tiles = (finish.rows + kBlockN - 1) / kBlockN;
+  const int64_t tiles = finish.batches.count * weight_tiles * x_tiles;
+  const auto kernel = product_kernel<kTurned, Epilogue>;
   cudaError_t error;
-  const unsigned blocks = converted::persistent_blocks(kernel, weight_tiles * x_tiles, kThreads,
-                                                       kSmemBytes, 1, &error);
+  const unsigned blocks =
+      converted::persistent_blocks(kernel, tiles, kThreads, kSmemBytes, 1, &error);
   if (error != cudaSuccess) return cudaGetErrorString(error);
-  message = launch(split_rows_kernel, {unsigned(rows), kSplitters, 0, true}, stream, split);
+  const int num_stages = static_cast<int>((repair.depth + kBlockK - 1) / kBlockK);
+  const char* message = launch(kernel, {blocks, kThreads, kSmemBytes, is_first}, stream, maps,
+                               finish, epilogue, num_stages, weight_depth);
   if (message != nullptr) return message;
-  const Finish finish = {split.unit, split.mean, bias, marks, out, rows, columns};
-  const int num_stages = static_cast<int>((depth + kBlockK - 1) / kBlockK);
-  message = launch(kernel, {blocks, kThreads, kSmemBytes}, stream, maps, finish, epilogue,
-                   num_stages);
-  if (message != nullptr) return message;
-  const Repair repair = {x, weight, bias, split.unit, marks, out, rows, columns,
-                         static_cast<int>(depth)};
   const auto kernel_behind = repair_kernel<Epilogue>;
   return launch(kernel_behind, {4 * blocks, kRepairers, 0}, stream, repair, epilogue);
 }
 
 }  // namespace converted
+{% if "rows" in product_weights %}
 
-// Of every function that starts such a product; what its epilogue reads, and sizes, come behind.
-#define CONVERTED_ARGUMENTS \
-  const float *x, const float *weight, const float *bias, float *out, void *room
-#define CONVERTED_NAMES x, weight, bias, out, room
+{% include "_lib/converted_of_rows.cuh" %}
+{% endif %}
+{% if "columns" in product_weights %}
 
-extern "C" const char* product_of_rows_converted(CONVERTED_ARGUMENTS, int64_t rows,
-                                                 int64_t columns, int64_t depth, void* stream) {
-  return converted::product(CONVERTED_NAMES, halves::Plain{}, rows, columns, depth, stream);
-}
+{% include "_lib/converted_of_columns.cuh" %}
+{% endif %}

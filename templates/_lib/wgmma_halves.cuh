@@ -7,6 +7,9 @@
 // columns than one instruction's is computed in parts, one after the other from the same stages:
 // all of its sums are held, but one part's accumulator alone.
 //
+// There may be several such products, of batches: rows of an operand's halves are those of its
+// batches, one after the other, and no tile has results of two.
+//
 // Expects launch.cuh, wgmma_tensor_map.cuh, wgmma_pipeline.cuh, and the parameters block_n (columns
 // of one instruction), product_n, product_k, product_stages, product_cluster and product_raster.
 namespace halves {
@@ -52,6 +55,8 @@ struct TensorMaps {  // high, low
 
 {% include "_lib/wgmma_ring.cuh" %}
 
+{% include "_lib/wgmma_batches.cuh" %}
+
 // What becomes of the sums of products: a power of two for each row and column brought them into
 // float16's range, and each row of x has lost its mean.
 struct Finish {
@@ -61,21 +66,37 @@ struct Finish {
   const float* w_sum;
   const float* bias;  // may be null
   float* out;
-  int64_t rows, columns;
+  int64_t rows, columns;  // of a batch
+  Batches batches;
 };
+
+// Stages of a tile: none where its epilogue reads no sum of its cluster.
+template <class Epilogue>
+__device__ __forceinline__ int stages_of(const Tile& at, const BatchSchedule& schedule,
+                                         const Finish& finish, const Epilogue& epilogue,
+                                         int num_stages) {
+  const int64_t row = at.row - static_cast<int>(schedule.row_rank()) * kBlockM;
+  const int64_t num_rows = min(int64_t{kClusterM} * kBlockM, finish.rows - row);
+  const int64_t num_columns = min(int64_t{kBlockN}, finish.columns - at.column);
+  const bool is_read = reads_any(epilogue, at.batch * finish.rows + row, num_rows, at.column,
+                                 num_columns, finish.columns);
+  return is_read ? num_stages : 0;
+}
 
 // ---- the copying thread ---------------------------------------------------------------------
 
+template <class Epilogue>
 __device__ __forceinline__ void copy_tiles(const TensorMaps& maps, const Pipeline& pipeline,
-                                           const Schedule& schedule, int num_stages) {
+                                           const BatchSchedule& schedule, const Finish& finish,
+                                           const Epilogue& epilogue, int num_stages) {
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
-    int64_t row_tile, column_tile;
-    schedule.place(tile, &row_tile, &column_tile);
-    const int row = static_cast<int>(row_tile) * kBlockM;
-    const int column = static_cast<int>(column_tile) * kBlockN;
+    const Tile at = schedule.tile(tile);
+    const int count = stages_of(at, schedule, finish, epilogue, num_stages);
+    const int row = static_cast<int>(at.batch * schedule.batches.left_rows + at.row);
+    const int column = static_cast<int>(at.batch * schedule.batches.right_rows + at.column);
 #pragma unroll 1
-    for (int i = 0; i < num_stages; ++i) {
+    for (int i = 0; i < count; ++i) {
       const unsigned full = pipeline.full + 8 * ring.stage;
       const unsigned stage = pipeline.stages + ring.stage * kStageBytes;
       wgmma_pipeline::wait(pipeline.empty + 8 * ring.stage, ring.parity ^ 1);
@@ -162,14 +183,17 @@ __device__ __forceinline__ void multiply_chunk(float (&totals)[kParts][kSums],
 struct Line {  // of `out`
   float unit, mean;
   float* to;
+  int64_t row;  // of all batches
   bool is_inside;
 };
 
-__device__ __forceinline__ Line line_of(const Finish& finish, int64_t row) {
+__device__ __forceinline__ Line line_of(const Finish& finish, int64_t batch, int64_t row) {
   const bool is_inside = row < finish.rows;
-  return {is_inside ? __ldg(finish.x_unit + row) : 1.0f,
-          is_inside ? __ldg(finish.x_mean + row) : 0.0f, finish.out + row * finish.columns,
-          is_inside};
+  const int64_t of_x = batch * finish.batches.left_rows + row;
+  const int64_t of_out = batch * finish.rows + row;
+  return {is_inside ? __ldg(finish.x_unit + of_x) : 1.0f,
+          is_inside ? __ldg(finish.x_mean + of_x) : 0.0f, finish.out + of_out * finish.columns,
+          of_out, is_inside};
 }
 
 // The product, as `out` has it where a row or a column with an Inf or a NaN, whose unit is NaN, was
@@ -186,29 +210,32 @@ struct Plain {  // no pointwise work behind the product
   __device__ __forceinline__ float operator()(float value, int64_t, int64_t, int64_t) const {
     return value;
   }
+  __device__ __forceinline__ bool reads(int64_t, int64_t, int64_t) const { return true; }
 };
 
 // A thread has, of each group of 8 columns, two beside each other in two rows that are 8 apart.
 template <class Epilogue>
 __device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums],
                                            const Finish& finish, const Epilogue& epilogue,
-                                           int64_t first_row, int64_t first_column) {
+                                           const Tile& at, int first_row) {
   const int thread = threadIdx.x % 128;
-  const int64_t row = first_row + thread / 32 * 16 + thread % 32 / 4;
-  const Line lines[2] = {line_of(finish, row), line_of(finish, row + 8)};
+  const int64_t row = at.row + first_row + thread / 32 * 16 + thread % 32 / 4;
+  const Line lines[2] = {line_of(finish, at.batch, row), line_of(finish, at.batch, row + 8)};
+  const float* w_unit = finish.w_unit + at.batch * finish.batches.right_rows;
+  const float* w_sums = finish.w_sum + at.batch * finish.batches.right_rows;
   const bool is_paired = finish.columns % 2 == 0;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
 #pragma unroll
     for (int group = 0; group < kSums / 4; ++group) {
-      const int64_t column = first_column + part * wgmma_products::kColumns + 8 * group +
-                             thread % 4 * 2;
+      const int64_t column =
+          at.column + part * wgmma_products::kColumns + 8 * group + thread % 4 * 2;
       float unit[2], w_sum[2], bias[2];
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const bool is_inside = column + c < finish.columns;
-        unit[c] = is_inside ? __ldg(finish.w_unit + column + c) : 1.0f;
-        w_sum[c] = is_inside ? __ldg(finish.w_sum + column + c) : 0.0f;
+        unit[c] = is_inside ? __ldg(w_unit + column + c) : 1.0f;
+        w_sum[c] = is_inside ? __ldg(w_sums + column + c) : 0.0f;
         bias[c] = is_inside && finish.bias != nullptr ? __ldg(finish.bias + column + c) : 0.0f;
       }
 #pragma unroll
@@ -221,7 +248,7 @@ __device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums],
           if (column + c >= finish.columns) continue;
           const float found = finished(totals[part][4 * group + 2 * i + c], lines[i], unit[c],
                                        w_sum[c], bias[c], to + c);
-          value[c] = epilogue(found, row + 8 * i, column + c, finish.columns);
+          value[c] = epilogue(found, lines[i].row, column + c, finish.columns);
         }
         if (is_paired) {
           *reinterpret_cast<float2*>(to) = make_float2(value[0], value[1]);
@@ -235,14 +262,15 @@ __device__ __forceinline__ void store_tile(const float (&totals)[kParts][kSums],
 }
 
 template <class Epilogue>
-__device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const Schedule& schedule,
+__device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline,
+                                               const BatchSchedule& schedule,
                                                const Finish& finish, const Epilogue& epilogue,
                                                int num_stages) {
   const int consumer = __shfl_sync(0xffffffffu, threadIdx.x / 128 - 1, 0);
   Ring ring;
   for (int64_t tile = schedule.first; tile < schedule.end(); tile += schedule.step) {
-    int64_t row_tile, column_tile;
-    schedule.place(tile, &row_tile, &column_tile);
+    const Tile at = schedule.tile(tile);
+    const int count = stages_of(at, schedule, finish, epilogue, num_stages);
     float totals[kParts][kSums], sums[kSums];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -250,12 +278,11 @@ __device__ __forceinline__ void multiply_tiles(const Pipeline& pipeline, const S
       for (int i = 0; i < kSums; ++i) totals[part][i] = 0.0f;
     }
 #pragma unroll 1
-    for (int done = 0; done < num_stages; done += kPromoteStages) {
+    for (int done = 0; done < count; done += kPromoteStages) {
       multiply_chunk(totals, sums, pipeline, ring, consumer * 64,
-                     min(kPromoteStages, num_stages - done));
+                     min(kPromoteStages, count - done));
     }
-    store_tile(totals, finish, epilogue, row_tile * kBlockM + consumer * 64,
-               column_tile * kBlockN);
+    store_tile(totals, finish, epilogue, at, consumer * 64);
   }
 }
 
@@ -270,12 +297,12 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   pipeline.stages = (wgmma_pipeline::shared_address(shared) + 1023) / 1024 * 1024;
   pipeline.full = pipeline.stages + kStages * kStageBytes;
   pipeline.empty = pipeline.full + 8 * kStages;
-  const Schedule schedule(finish.rows, finish.columns);
+  const BatchSchedule schedule(finish.rows, finish.columns, finish.batches);
   if (threadIdx.x == 0) pipeline.init_barriers(kConsumerWarps);
   sync_all();
   if (threadIdx.x < 128) {
     wgmma_pipeline::give_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) copy_tiles(maps, pipeline, schedule, num_stages);
+    if (threadIdx.x == 0) copy_tiles(maps, pipeline, schedule, finish, epilogue, num_stages);
   } else {
     wgmma_pipeline::take_registers<kConsumerRegisters>();
     multiply_tiles(pipeline, schedule, finish, epilogue, num_stages);
@@ -299,8 +326,9 @@ static const char* product(const void* x_high, const void* x_low, const void* w_
                            const void* w_low, const float* x_unit, const float* x_mean,
                            const float* w_unit, const float* w_sum, const float* bias, float* out,
                            const Epilogue& epilogue, int64_t rows, int64_t columns, int64_t padded,
-                           void* stream) {
-  if (rows > 2147483647 - 4 * kBlockM || columns > 2147483647 - 4 * kBlockN ||
+                           int64_t x_batches, int64_t w_batches, void* stream) {
+  const int64_t x_rows = x_batches * rows, w_rows = w_batches * columns;
+  if (x_rows > 2147483647 - 4 * kBlockM || w_rows > 2147483647 - 4 * kBlockN ||
       padded > 2147483647 / 4) {
     return "more rows or columns than the copy engine counts";
   }
@@ -309,20 +337,21 @@ static const char* product(const void* x_high, const void* x_low, const void* w_
   const void* of_w[2] = {w_high, w_low};
   for (int half = 0; half < 2; ++half) {
     const char* message =
-        describe(&maps.x[half], of_x[half], rows, padded, 2 * padded, kBlockM / kClusterN);
+        describe(&maps.x[half], of_x[half], x_rows, padded, 2 * padded, kBlockM / kClusterN);
     if (message == nullptr) {
-      message = describe(&maps.w[half], of_w[half], columns, padded, 2 * padded,
-                         kBlockN / kClusterM);
+      message =
+          describe(&maps.w[half], of_w[half], w_rows, padded, 2 * padded, kBlockN / kClusterM);
     }
     if (message != nullptr) return message;
   }
-  const Finish finish = {x_unit, x_mean, w_unit, w_sum, bias, out, rows, columns};
+  const Batches batches = batches_of(x_batches, rows, w_batches, columns);
+  const Finish finish = {x_unit, x_mean, w_unit, w_sum, bias, out, rows, columns, batches};
   const int64_t row_tiles = (rows + kClusterM * kBlockM - 1) / (kClusterM * kBlockM);
   const int64_t column_tiles = (columns + kBlockN - 1) / kBlockN;
+  const int64_t tiles = batches.count * row_tiles * column_tiles;
   const auto kernel = product_of_halves_kernel<Epilogue>;
   cudaError_t error;
-  const unsigned blocks =
-      persistent_blocks(kernel, row_tiles * column_tiles, kThreads, kSmemBytes, 1, &error);
+  const unsigned blocks = persistent_blocks(kernel, tiles, kThreads, kSmemBytes, 1, &error);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   const int num_stages = static_cast<int>((padded + kBlockK - 1) / kBlockK);
   return launch(kernel, {blocks, kThreads, kSmemBytes, true}, stream, maps, finish, epilogue,
@@ -339,6 +368,8 @@ static const char* product(const void* x_high, const void* x_low, const void* w_
 #define PRODUCT_NAMES x_high, x_low, w_high, w_low, x_unit, x_mean, w_unit, w_sum, bias, out
 
 extern "C" const char* product_of_rows(PRODUCT_ARGUMENTS, int64_t rows, int64_t columns,
-                                       int64_t padded, void* stream) {
-  return halves::product(PRODUCT_NAMES, halves::Plain{}, rows, columns, padded, stream);
+                                       int64_t padded, int64_t x_batches, int64_t w_batches,
+                                       void* stream) {
+  return halves::product(PRODUCT_NAMES, halves::Plain{}, rows, columns, padded, x_batches,
+                         w_batches, stream);
 }

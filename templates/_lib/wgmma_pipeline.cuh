@@ -87,6 +87,14 @@ __device__ __forceinline__ void load_four(float (&to)[4], unsigned address) {
                : "memory");
 }
 
+// Two numbers of this block's shared memory.
+__device__ __forceinline__ void load_two(float* one, float* other, unsigned address) {
+  asm volatile("ld.shared.v2.f32 { %0, %1}, [%2];"
+               : "=f"(*one), "=f"(*other)
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ void prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

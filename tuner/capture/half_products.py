@@ -17,7 +17,7 @@ from tuner.capture.makers import Products, parameter
 
 __all__ = [
     "HALVES_TEMPLATE", "PRODUCTS", "SHORTEST", "WGMMA_TEMPLATE", "given_to", "head_of",
-    "makers_of", "step_of", "takes_halves", "turned",
+    "makers_of", "read_turned", "step_of", "takes_halves", "turned", "weights_converted",
 ]  # fmt: skip
 
 HALVES_TEMPLATE = "nest_fp16x3"
@@ -78,18 +78,21 @@ _OF_MATRICES = {
         include=_INCLUDE + '{% include "_lib/triton_wgmma.py" %}\n',
         takes_epilogues=True,
         takes_steps=True,
+        takes_batches=True,
     ),
 }
 PRODUCTS = _OF_MATRICES | CONVOLUTIONS
 _NOT_CONVERTED = (
-    '  - {expr: "product_weight == \'split\'", why: "no product here has operands whose rows '
-    'begin at multiples of 16 bytes and run along the sums, as the copy engine reads them"}\n'
+    '  - {expr: "product_weight == \'split\'", why: "no product here has a weight whose rows '
+    'begin at multiples of 16 bytes, as the copy engine reads them"}\n'
 )
 TILE_COLUMNS = (128, 192, 256)
+_STAGE = 64  # numbers of a sum in a stage of copies, at most
 FEWEST = 128  # rows and columns, below which splitting costs what it saves
 SHORTEST = 256  # numbers in a sum
 SHORTEST_OF_MANY = 32  # the same where four times as many rows and columns are written
 LONGEST = 2**16  # beyond, PyTorch sums in pieces, side by side and more exactly
+MOST_OF_PIECES = 2**28  # numbers of all pieces' results: 1 GB
 
 
 def takes_halves(
@@ -108,17 +111,50 @@ def takes_halves(
     if is_convolution(call):
         kind = made_as(graph, call)
         return kind is not None and (products is None or products.of == kind)
-    if call.function not in ("linear", "matmul") or (products is not None and products.convolves):
+    if products is not None and products.convolves:
         return False
-    x, weight = (graph.value(name) for name in call.reads[:2])
-    if len(weight.shape) != 2 or len(x.shape) < 2:
+    is_batched = _is_batched(graph, call)
+    if not (is_batched or _is_of_matrices(graph, call)):
         return False
-    fewest, depth = min(math.prod(x.shape[:-1]), call.shape[-1]), x.shape[-1]
+    takes_all = products is None or products.takes_batches
+    rows, columns, depth = _sizes_of(graph, call)
+    fewest = min(rows, columns)
     # Of a short sum the result takes the time, where one kernel writes it once.
     is_written_once = products is not None and products.takes_epilogues
     if is_written_once and depth >= SHORTEST_OF_MANY and 4 * depth <= fewest:
         shortest = min(shortest, depth)
-    return fewest >= FEWEST and shortest <= depth <= LONGEST
+    num_pieces = -(-2 * depth // LONGEST)
+    can_be_cut = not is_batched and num_pieces * math.prod(call.shape) <= MOST_OF_PIECES
+    longest = depth if takes_all and can_be_cut else LONGEST
+    is_taken = takes_all or not is_batched
+    return is_taken and fewest >= FEWEST and shortest <= depth <= longest
+
+
+def _is_of_matrices(graph: Graph, call: Call) -> bool:
+    """Whether a call is the product of two matrices; rows of the first may have any shape."""
+    if call.function not in ("linear", "matmul"):
+        return False
+    x, weight = (graph.value(name).shape for name in call.reads[:2])
+    is_one = len(weight) >= 2 and math.prod(weight[:-2]) == 1
+    return is_one and len(x) >= 2 and math.prod(x[:-1]) == math.prod(call.shape[:-1])
+
+
+def _is_batched(graph: Graph, call: Call) -> bool:
+    """Whether a call is products of several matrices, of which either side may be one for all."""
+    if call.function not in ("bmm", "matmul") or len(call.shape) < 3:
+        return False
+    batches = [graph.value(name).shape[:-2] for name in call.reads[:2]]
+    shared = [math.prod(each) == 1 for each in batches]
+    return not shared[1] and all(
+        each == call.shape[:-2] or is_one for each, is_one in zip(batches, shared, strict=True)
+    )
+
+
+def _sizes_of(graph: Graph, call: Call) -> tuple[int, int, int]:
+    """Return rows, columns and terms of a product; of each batch, where there are several."""
+    is_batched = _is_batched(graph, call)
+    rows = call.shape[-2] if is_batched else math.prod(call.shape[:-1])
+    return rows, call.shape[-1], graph.value(call.reads[0]).shape[-1]
 
 
 def makers_of(graph: Graph, calls: Sequence[Call]) -> dict[str, Products]:
@@ -141,34 +177,90 @@ def head_of(products: Products, graph: Graph, calls: Sequence[Call]) -> tuple[st
     requires, parameters = products.requires, products.declared(calls)
     if "<weight>" not in parameters:
         return requires, parameters
-    turns = turned(calls)
-    found = [call for call in calls if takes_halves(graph, call, products=products)]
-    convertible = [call for call in found if _has_rows(graph, call, turns)]
+    convertible = _convertible(products, graph, calls)
     if not convertible:
         requires += _NOT_CONVERTED
-    # What is split in memory is read and written once more: better the smaller operand.
-    rows = sum(math.prod(call.shape[:-1]) for call in convertible)
-    is_larger = sum(call.shape[-1] for call in convertible) > rows
+    # What is split in memory is read and written once more: better the smaller operand. Of a long
+    # sum that takes most of the time, and a weight whose rows lie across is read twice.
+    sizes = [_sizes_of(graph, call) for call, _ in convertible]
+    rows, columns = (sum(each[axis] for each in sizes) for axis in (0, 1))
+    is_larger = columns > rows or any(depth > LONGEST for _, _, depth in sizes)
     weight = "converted" if is_larger else "split"
     # Where the weight is converted, x's rows are a tile's columns.
-    columns = next((n for n in TILE_COLUMNS if is_larger and rows <= n), TILE_COLUMNS[-1])
-    return requires, parameters.replace("<weight>", weight).replace("<n>", str(columns))
+    tile = next((n for n in TILE_COLUMNS if is_larger and rows <= n), TILE_COLUMNS[-1])
+    return requires, parameters.replace("<weight>", weight).replace("<n>", str(tile))
 
 
-def _has_rows(graph: Graph, call: Call, turns: Mapping[str, str]) -> bool:
-    """Whether sums run along rows of both operands, as the copy engine reads these."""
-    x_turned, weight_turned = _turned_operands(call, turns)
-    return not (x_turned or weight_turned) and graph.value(call.reads[0]).shape[-1] % 4 == 0
+def weights_converted(products: Products, graph: Graph, calls: Sequence[Call]) -> list[str]:
+    """Return how weights lie that a product's own kernel can convert: in "rows", in "columns".
+
+    Args:
+        products: that make the products.
+        graph: that the calls are of.
+        calls: all of a forward.
+    """
+    return sorted({lies for _, lies in _convertible(products, graph, calls)}, reverse=True)
 
 
-def _turned_operands(call: Call, turns: Mapping[str, str]) -> tuple[bool, bool]:
+def _convertible(
+    products: Products, graph: Graph, calls: Sequence[Call]
+) -> list[tuple[Call, str]]:
+    """Return the products whose weight can be converted as it is loaded, and how it lies.
+
+    The copy engine reads rows that begin at multiples of 16 bytes.
+    """
+    turns = turned(calls)
+    found: list[tuple[Call, str]] = []
+    for call in calls:
+        if not takes_halves(graph, call, products=products):
+            continue
+        x_turned, weight_turned = _turned_operands(graph, call, turns)
+        _, columns, depth = _sizes_of(graph, call)
+        is_one = _is_of_matrices(graph, call)
+        is_shared = math.prod(graph.value(call.reads[1]).shape[:-2]) == 1
+        if weight_turned and columns % 4 == 0 and (is_shared or depth % _STAGE == 0):
+            found.append((call, "columns"))
+        elif not (weight_turned or x_turned) and is_one and depth % 4 == 0 and depth <= LONGEST:
+            found.append((call, "rows"))
+    return found
+
+
+def _turned_operands(graph: Graph, call: Call, turns: Mapping[str, str]) -> tuple[bool, bool]:
     """Return whether x and the weight of a product lie the other way in memory."""
-    return call.reads[0] in turns, (call.function == "matmul") != (call.reads[1] in turns)
+    x, weight = (name in read_turned(graph, call, turns) for name in call.reads[:2])
+    return x, (call.function != "linear") != weight
+
+
+def read_turned(graph: Graph, call: Call, turns: Mapping[str, str]) -> set[str]:
+    """Return what of `turned` a product turns back: matrices, or batches of these.
+
+    Args:
+        graph: that the call is of.
+        call: a product that halves make.
+        turns: of `turned`.
+    """
+    is_batched = _is_batched(graph, call)
+    return {
+        name
+        for name in call.reads[:2]
+        if name in turns and (is_batched or math.prod(graph.value(name).shape[:-2]) == 1)
+    }
 
 
 def turned(calls: Iterable[Call]) -> dict[str, str]:
-    """Return the matrices that some calls transpose, by the names of what these give."""
-    return {c.name: c.reads[0] for c in calls if c.function == "permute" and c.args[1] == "[1, 0]"}
+    """Return the values of which some calls transpose the last two dimensions, by what these give.
+
+    Args:
+        calls: of a forward.
+    """
+    found = {}
+    for call in calls:
+        if call.function != "permute" or len(call.shape) < 2:
+            continue
+        *others, last, first = range(len(call.shape))
+        if call.args[1] == str([*others, first, last]):
+            found[call.name] = call.reads[0]
+    return found
 
 
 def given_to(
@@ -194,7 +286,8 @@ def given_to(
         out: where it writes, if not to the call's value.
         more: what its epilogue is given.
     """
-    reads = [turns.get(name, name) for name in call.reads]
+    back = read_turned(graph, call, turns) if not products.convolves else set()
+    reads = [turns[name] if name in back else name for name in call.reads]
     operands = [*(*map(named, reads), "null")[:3], out or named(call.name)]
     if products.convolves:
         how = geometry_of(call)
@@ -202,9 +295,7 @@ def given_to(
         turn = [int(how.is_transposed)] if products.of == "images" else []
         told = map(str, (*products.more, *turn, *geometry))
         return [*operands, *more, *products.parameters, *told]
-    depth = graph.value(call.reads[0]).shape[-1]
-    rows, columns = math.prod(call.shape[:-1]), call.shape[-1]
-    numbers = [rows, columns, depth, *map(int, _turned_operands(call, turns))]
+    numbers = [*_sizes_of(graph, call), *map(int, _turned_operands(graph, call, turns))]
     return [*operands, *map(str, numbers), *more]
 
 

@@ -27,6 +27,8 @@ class Products:
         include: the functions' text.
         takes_epilogues: whether pointwise work behind a product can be part of its kernel.
         takes_steps: whether the products of a step of training are made so as well.
+        takes_batches: whether it makes products of several matrices, and those whose sums are
+            longer than one sum in float32 should be.
         of: what it makes: products of matrices, convolutions, or those of each channel by itself.
         more: numbers that its function is told behind its parameters.
     """
@@ -39,6 +41,7 @@ class Products:
     include: str
     takes_epilogues: bool = False
     takes_steps: bool = False
+    takes_batches: bool = False
     of: Literal["matrices", "images", "planes"] = "matrices"
     more: tuple[int, ...] = ()
 

@@ -10,7 +10,7 @@ over its rows or its columns alone: in an image over some of samples, channels a
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from tuner.capture.convolutions import is_convolution
 from tuner.capture.library import Call
@@ -131,9 +131,45 @@ def _statements(nest: Nest) -> list[Statement]:
     return [*nest.before, *nest.passes[0].statements]
 
 
-def _computed(nest: Nest, names: dict[str, str], language: Language) -> Iterator[tuple[str, str]]:
+def _half_plane(nest: Nest, call: Call) -> tuple[str, bool, list[Statement]] | None:
+    """Return the mask by which alone a product is read, where that is half of its places.
+
+    So for `triu` and `tril`. With the mask are the value at which the product is read, and the
+    statements that the mask needs. It compares a sum of multiples of row and column with a number:
+    where no corner of a rectangle of places is read, none of it is.
+    """
+    linear, masks = {*nest.indices}, set[str]()
+    found: list[Statement] = []
+    for statement in _statements(nest):
+        names = [o for o in statement.operands if isinstance(o, str)]
+        is_sum = statement.op in ("add", "sub")
+        is_multiple = statement.op == "mul" and len(names) == 1
+        if not linear.issuperset(names):
+            continue
+        if is_sum or is_multiple:
+            linear.add(statement.name)
+        elif statement.op in ("ge", "gt", "le", "lt"):
+            masks.add(statement.name)
+        else:
+            continue
+        found.append(statement)
+    readers = [s for s in _statements(nest) if call.name in s.operands]
+    if [s.op for s in readers] != ["where"] or nest.outputs[0].name == call.name:
+        return None
+    mask, *branches = readers[0].operands
+    if not isinstance(mask, str) or mask not in masks or branches.count(call.name) != 1:
+        return None
+    return mask, branches[0] == call.name, found
+
+
+def _computed(
+    nest: Nest,
+    names: dict[str, str],
+    language: Language,
+    statements: Sequence[Statement] | None = None,
+) -> Iterator[tuple[str, str]]:
     """Yield kind and text of each statement, whose value is then called `v0`, `v1`, ..."""
-    for i, statement in enumerate(_statements(nest)):
+    for i, statement in enumerate(_statements(nest) if statements is None else statements):
         operation = operation_of(statement.op)
         operands = [
             converted(names[o], nest.kinds.get(o, "float"), wanted, language)
@@ -152,15 +188,21 @@ _PLACE = ("row", "column", "columns")
 _PLACE_IN_IMAGE = ("sample", "column", "pixel", "columns", "made")
 # Functions that start a product with an epilogue: what is behind their names, what their arguments
 # are called, what starts it, and kinds and names of what they are given behind the epilogue's own.
-# The last is there where the weight is converted.
+# The last two are there where the weight is converted. Products of pieces have no epilogue, but
+# what adds them up has.
 _IMAGES = (
     ("", "IMAGE", "images::convolution", (("const int64_t*", "numbers"), ("int64_t", "count"))),
 )
 _MATRICES = (
     ("", "PRODUCT", "halves::product",
-     (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "padded"))),
+     (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "padded"),
+      ("int64_t", "x_batches"), ("int64_t", "w_batches"))),
+    ("_in_pieces", "PIECES", "halves::sum_of_pieces",
+     (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "pieces"))),
     ("_converted", "CONVERTED", "converted::product",
      (("int64_t", "rows"), ("int64_t", "columns"), ("int64_t", "depth"))),
+    ("_turned", "TURNED", "converted::turned_product",
+     (("const int64_t*", "numbers"), ("int64_t", "count"))),
 )  # fmt: skip
 
 
@@ -200,11 +242,10 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
     kinds = nest.kinds.get(output, "float")
     pointers = "".join(f", const float* g{i}" for i in range(len(given)))
     more = ", ".join(f"g{i}" for i in range(len(given)))
-    lines += [
-        f"    return {converted(names[output], kinds, 'float', 'cuda')};",
-        "  }",
-        "};",
-    ]
+    lines += [f"    return {converted(names[output], kinds, 'float', 'cuda')};", "  }"]
+    if not is_image:
+        lines += _reads_text(nest, call, placed)
+    lines.append("};")
     for behind, what, product, sizes in _IMAGES if is_image else _MATRICES:
         lines += [
             f"#ifdef {what}_ARGUMENTS",
@@ -218,6 +259,25 @@ def cuda_text(nest: Nest, call: Call, function: str) -> str:
             "#endif",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _reads_text(nest: Nest, call: Call, placed: Callable[[str], str | None]) -> list[str]:
+    """Return a method that tells whether the product's value at a place is read."""
+    half = _half_plane(nest, call)
+    names = {name: f"i{i}" for i, name in enumerate(nest.indices)}
+    where = _PLACE if half else ("", "", "")
+    lines = [
+        "  __device__ __forceinline__ bool reads(",
+        f"      {', '.join(f'int64_t {name}'.strip() for name in where)}) const {{",
+    ]
+    if half is None:
+        return [*lines, "    return true;", "  }"]
+    mask, value, statements = half
+    for name, own in names.copy().items():
+        lines.append(f"    const float {own} = static_cast<float>({placed(name)});")
+    for i, (kind, text) in enumerate(_computed(nest, names, "cuda", statements)):
+        lines.append(f"    const {kind} v{i} = {text};")
+    return [*lines, f"    return {'' if value else '!'}{names[mask]};", "  }"]
 
 
 def python_text(

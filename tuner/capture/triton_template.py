@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 
@@ -9,9 +10,11 @@ from tuner.capture.half_products import (
     SHORTEST,
     given_to,
     head_of,
+    read_turned,
     step_of,
     takes_halves,
     turned,
+    weights_converted,
 )
 from tuner.capture.indexing import is_split, is_split_by_blocks
 from tuner.capture.library import Call
@@ -20,7 +23,6 @@ from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, named, suffixes_of
 from tuner.capture.precision import in_float64
 from tuner.capture.product_epilogues import cuda_text, epilogue_of, python_text
-from tuner.capture.stages import Stages
 from tuner.capture.templates import (
     Part,
     arguments_of,
@@ -132,7 +134,7 @@ def _steps(
     stages, names = part.stages, part.names
     halves = _by_halves(part, products) if products else set()
     turns = turned(stages.calls) if products else {}
-    left_out = _left_out(stages, turns, halves)
+    left_out = _left_out(part, turns, halves)
     workspace = between_of(stages, names)
     results = {*stages.outputs, *stages.updates.values()}
     suffixes = {} if part.name else suffixes_of(stages.nests)
@@ -212,11 +214,13 @@ def _by_halves(part: Part, products: Products) -> set[str]:
     }
 
 
-def _left_out(stages: Stages, turns: Collection[str], halves: Collection[str]) -> set[str]:
+def _left_out(part: Part, turns: Mapping[str, str], halves: Collection[str]) -> set[str]:
     """Return the transpositions that products by halves alone read, which turn them back."""
-    others = [task for task in stages.tasks if task.name not in halves]
-    read = {n for task in others if isinstance(task, Call) for n in task.reads}
-    read |= {t.name for task in others if isinstance(task, Nest) for t in task.arguments}
+    stages = part.stages
+    read = {t.name for nest in stages.nests for t in nest.arguments}
+    for call in stages.calls:
+        back = read_turned(part.graph, call, turns) if call.name in halves else set()
+        read |= {*call.reads} - back
     return {*turns} - read - {*stages.outputs, *stages.updates.values()}
 
 
@@ -271,6 +275,8 @@ def triton_template(parts: Sequence[Part], op: str, *, products: Products | None
             epilogues
         )
         head += f"{{% set epilogues %}}{chosen_text}{{% endset %}}\n"
+        ways = weights_converted(products, parts[0].graph, stages.calls)
+        head += f"{{% set product_weights = {json.dumps(ways)} %}}\n"
     return head + (products.include if products else "") + divided + "".join(texts)
 
 
