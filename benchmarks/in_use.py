@@ -144,6 +144,13 @@ def main() -> int:
     if options.kernels:
         setattr(module, ROWS_NAME, None)
     found: list[dict[str, Any]] = []
+    about = {"file": options.file.name, "device": describe(device).name, "rows_taken": taken}
+
+    def keep() -> None:
+        """Write what is known, so that who ends this has it."""
+        if options.json:
+            options.json.write_text(json.dumps({**about, "records": found}, indent=1) + "\n")
+
     for mode in options.modes.split(","):
         problem = load_problem(options.reference, mode=mode)
         tuned = options.tuned or problem.num_rows() or 1
@@ -160,18 +167,16 @@ def main() -> int:
                         why = str(error).split("\n")[0] or "nothing has gradients"
                         found.append({**at, "failure": why})
                         print(f"{mode} {inputs} {way} {rows}: {why}", flush=True)
-                        continue
-                    found += records
-                    print(line_of(records), flush=True)
+                    else:
+                        found += records
+                        print(line_of(records), flush=True)
+                    keep()
     usable = [r for r in found if "speedup" in r]
     least = min(usable, key=lambda r: float(r["speedup"]), default=None)
     if least is not None:
         name = f"{least['mode']} {least['inputs']} {least['way']} {least['num_rows']}"
         slower = sum(map(is_slower, usable))
         print(f"least: {least['speedup']:.3f}x ({name} rows, {least['host']}); slower: {slower}")
-    if options.json:
-        about = {"file": options.file.name, "device": describe(device).name, "rows_taken": taken}
-        options.json.write_text(json.dumps({**about, "records": found}, indent=1) + "\n")
     return 0
 
 

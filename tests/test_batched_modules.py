@@ -169,14 +169,19 @@ def odd(x: torch.Tensor) -> torch.Tensor:
 
 
 def assert_as_exact(mine: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> None:
-    """At most twice the error of PyTorch's own, with its infinities and NaN."""
+    """At most twice the error of PyTorch's own in each row, with its infinities and NaN.
+
+    Not in rows of few numbers, as a triangle's last: a single sum may be as good as 0, and
+    PyTorch's own error of it by chance as well.
+    """
     assert torch.equal(mine.isnan(), own.isnan()) and torch.equal(mine.isinf(), own.isinf())
     is_finite = own.isfinite() & exact.isfinite()
     error, limit, scale = (
         torch.where(is_finite, y, 0).abs().amax(-1)
         for y in (mine.double() - exact, own.double() - exact, exact)
     )
-    assert (error <= 2 * limit + 2.0**-22 * scale).all()
+    is_enough = (exact != 0).sum(-1) >= 16
+    assert is_enough.any() and (error <= 2 * limit + 2.0**-22 * scale)[is_enough].all()
 
 
 @needs_triton
@@ -236,7 +241,8 @@ def check_on_gpu(folder: Path, name: str, tile, way: str) -> None:
     with torch.no_grad():
         given = odd(filled(x, "normal")) if x.shape[-2] > 100 else filled(x, "normal")
         for parameter in model.parameters():
-            parameter.view(-1, parameter.shape[-1])[5, 9] = float("inf")
+            if parameter.shape[-1] > 9:  # else it is an epilogue's, one for each row
+                parameter.view(-1, parameter.shape[-1])[5, 9] = float("inf")
         own.load_state_dict(model.state_dict())
         wide.load_state_dict(model.state_dict())
         assert_as_exact(model(given), own(given), wide(given.double()))
