@@ -469,7 +469,7 @@ def test_paper_is_black_on_white_with_every_figure_and_row(browser, finished):
     drawn = tab.page.locator(
         "figure:not([hidden]) .chart > svg, figure:not([hidden]) .svg-container"
     )
-    assert drawn.count() == 10  # all but progress by time
+    assert drawn.count() == 11  # all but progress by time
     assert len(tab.numbers()) == NUM_TRIALS
     assert tab.page.pdf().startswith(b"%PDF")
     assert html.unescape(tab.page.title()).startswith("gemm_scale_batchnorm on NVIDIA H200")
