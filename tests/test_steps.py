@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,29 @@ def test_gradients_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
     assert {size for shape in shapes for size in shape} <= known
 
 
+class Held:
+    """What a step keeps of a tensor for its backward; the tensor with what it holds itself."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def assert_nothing_is_held(taken: Taken) -> None:
+    """What is kept for a backward that nobody asks for goes with the result."""
+    kept: list[weakref.ref[Held]] = []
+
+    def pack(tensor: torch.Tensor) -> Held:
+        held = Held(tensor)
+        kept.append(weakref.ref(held))
+        return held
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held.tensor):
+        made = taken.mine(*leaves_of(taken.inputs(2)))
+    assert None not in [held() for held in kept]
+    del made
+    assert [held() for held in kept] == [None] * len(kept)
+
+
 def assert_gradients_are_as_exact(taken: Taken, name: str) -> None:
     batches = (None,) if name in FOR_ONE_BATCH else (None, 1, 6)
     for count, batch in enumerate(batches, 1):
@@ -132,6 +156,7 @@ def assert_gradients_are_as_exact(taken: Taken, name: str) -> None:
         assert taken.num_calls == count, "a step took the reference's way"
         buffers = [dict(m.named_buffers()).values() for m in (taken.mine, taken.own, taken.wide)]
         assert_as_exact(*buffers)
+    assert_nothing_is_held(taken)
 
 
 # Several rows a program, and several blocks a row; gradients have blocks of their own.

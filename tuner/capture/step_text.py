@@ -96,12 +96,8 @@ def step_text(
     names = ", ".join(known.values())
     forward, stages = (graph, own) if plan.forward is None else (joint.forward, plan.forward)
     made = _made(forward, stages)
-    results = [
-        f"        result_{i} = {result_of(forward.value(name), made[name])}\n"
-        for i, name in enumerate(forward.outputs)
-    ]
     returned = [made[name] for name in forward.outputs[: len(joint.incoming)]]
-    results += [
+    results = [
         f"        ctx.mark_non_differentiable({place})\n"
         for place, name in zip(returned, joint.incoming, strict=True)
         if not name
@@ -120,6 +116,11 @@ def step_text(
     }
     needed = given_of(joint.gradients, plan.gradients)
     read = [(known | kept)[t.name] for t in needed if t.name not in incoming]
+    for i, name in enumerate(forward.outputs):
+        if f"result_{i}" in read:
+            # A view of what is returned would hold this step, which holds the view: for ever.
+            source = f"{made[name]}.detach()" if made[name] in returned else made[name]
+            results.append(f"        result_{i} = {result_of(forward.value(name), source)}\n")
 
     def back(plan: StepPlan, call: str, indent: str) -> str:
         """Write the call of a backward, and what it returns."""
