@@ -88,6 +88,7 @@ CHEATS = {
     "range_of_float16": "a format of less range",
     "replaced_parameters": "an optimiser that was given the old one would train nothing",
     "replayed_first_output": "memoised, or replayed",
+    "result_holds_itself": "what a call returned stays in memory when nobody has it any more",
     "ring_of_outputs": "many calls: output of call 1 changed after the call had returned",
     "skipped_running_statistics": "the running statistics were not updated",
     "swallowed_nan": "NaN and Inf must come through",

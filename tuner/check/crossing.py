@@ -139,7 +139,8 @@ class Script:
     called and deleted before. `mild` are the modes in which the module serves usual inputs,
     `mild.*`, before. With `holds_grads` every `.grad` is there before gradients are taken.
     `mapped` is what `torch.func.vmap` maps over. `wanted` are bits for each call: which inputs
-    want gradients, all where it is empty. With `keeps_graphs` the graphs of `more_calls` live on
+    want gradients, all where it is empty. With `drops` one call more is made, whose result nobody
+    keeps. With `keeps_graphs` the graphs of `more_calls` live on
     as long as the others. `numbers` are the inputs that are no tensors, by
     "call.argument". With `keeps_gradients` all gradients are looked at again at the end, and what
     comes in is larger for each. With `spoils_outputs` each output is edited in place, once it was
@@ -176,6 +177,7 @@ class Script:
     holds_grads: bool = False
     mapped: Mapped = ""
     wanted: tuple[int, ...] = ()
+    drops: bool = False
     keeps_graphs: bool = False
     keeps_gradients: bool = False
     spoils_outputs: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ __all__ = [
     "CHUNK_ELEMENTS",
     "DRAWN",
     "NAMED",
+    "STAYS",
     "arguments_of",
     "asked_through",
     "called_with",
@@ -38,10 +40,12 @@ __all__ = [
     "recorded",
     "snapshot",
     "snapshots",
+    "stays",
     "tensors_under",
 ]
 
 NAMED = "in a named tuple"  # how what kinds say of a container of that type begins
+STAYS = "what a call returned stays in memory when nobody has it any more"
 DRAWN = "drawn by the constructor"  # the name of the checksum of what random numbers come next
 FLOPS_OF_A_NUMBER = 512  # a CPU's core does them in the 10 ns that it takes for each number
 _ROW_WORDS = 4096  # of 4 bytes, of a row in a checksum
@@ -181,6 +185,25 @@ def snapshots(outputs: Sequence[Any]) -> list[torch.Tensor | None]:
 def called_with(called: Callable[..., Any], values: Sequence[Any]) -> Any:
     """Make a call."""
     return called(*values)
+
+
+def stays(called: Callable[..., Any], values: Sequence[Any]) -> bool:
+    """Whether the memory of a call's results is still taken once nobody has them.
+
+    Gradients are recorded, as in a validation without `no_grad`: what a graph keeps of its own
+    result is beyond Python's collector.
+    """
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    with torch.enable_grad():
+        made = outputs_of(called_with(called, values))
+    tensors = [y for y in made if isinstance(y, torch.Tensor) and y.layout == torch.strided]
+    memory = [StorageWeakRef(y.untyped_storage()) for y in tensors]
+    del made, tensors
+    if not all(each.expired() for each in memory):
+        gc.collect()
+    return not all(each.expired() for each in memory)
 
 
 def asked_through(model: torch.nn.Module, script: Script, call: int) -> Callable[..., Any]:

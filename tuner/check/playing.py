@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.check.arguments import draw_output_gradients
 from tuner.check.crossing import Report, Script
 from tuner.check.exercise import (
+    STAYS,
     arguments_of,
     checksums_of,
     keys_of,
@@ -17,6 +18,7 @@ from tuner.check.exercise import (
     outputs_of,
     recorded,
     snapshot,
+    stays,
 )
 from tuner.check.gradients import (
     accumulated,
@@ -146,6 +148,8 @@ def played(
                 differentiate(k, call)
     except RuntimeError as error:
         return Report(error=str(error), stage="gradients", keys=keys), {}
+    if script.drops and not is_exact and stays(history.model, values):
+        said.append(STAYS)
     report = Report(
         keys=tuple(keys_of(history.model)),
         kinds=tuple(kinds),

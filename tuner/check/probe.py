@@ -108,7 +108,8 @@ class Probe:
     `has_predecessor` another module was there before, used and deleted. `mild` are the modes in
     which it has served usual inputs before. With `holds_grads` every `.grad` is there before
     gradients are taken, of all and of some. `mapped` is what `torch.func.vmap` maps over. `wanted`
-    are bits for each call: which inputs want gradients, by default all. With `keeps_graphs` those
+    are bits for each call: which inputs want gradients, by default all. With `drops` what
+    one call more returns is dropped, and must go. With `keeps_graphs` those
     of `more_calls` live on. With `mild_more` the usual inputs are NaN, in so many more rows. With
     `keeps_gradients` all gradients are looked at again at the end, and with `spoils_outputs` each
     output is edited once it was copied. `methods` are called in place of the module, `attributes`
@@ -166,6 +167,7 @@ class Probe:
     holds_grads: bool = False
     mapped: Mapped = ""
     wanted: tuple[int, ...] = ()
+    drops: bool = False
     keeps_graphs: bool = False
     keeps_gradients: bool = False
     spoils_outputs: bool = False

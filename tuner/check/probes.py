@@ -196,6 +196,7 @@ def _call_probes(
     return [
         probe("input overwritten", calls=2, inputs="overwritten", tells=TELLS["pointer"]),
         probe("three calls", calls=3, tells=TELLS["calls"]),
+        probe("dropped results", gradients="all", drops=True, tells=TELLS["dropped"]),
         probe("one element changed", calls=2, inputs="nudged", tells=TELLS["content"]),
         probe(
             "weights edited in place", calls=2, inputs="repeated", before=((), ("edit",)),

@@ -27,6 +27,7 @@ from tuner.check.circumstances import (
 from tuner.check.crossing import Answer, Question, Report
 from tuner.check.exercise import (
     DRAWN,
+    STAYS,
     arguments_of,
     called_with,
     checksum_of,
@@ -38,6 +39,7 @@ from tuner.check.exercise import (
     recorded,
     snapshot,
     snapshots,
+    stays,
     tensors_under,
 )
 from tuner.check.gradients import (
@@ -80,7 +82,7 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
     """
     session = _Session(question)
     try:
-        # A device reports some faults only at a later operation, which may be one of ours.
+        # A device reports some faults at a later operation alone, which may be one of ours.
         with stage("an operation after the call"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             session.build(make_candidate)
@@ -98,6 +100,8 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
                 for k, call in enumerate(question.script.backward):
                     session.differentiate(k, call)
             session.changes += session.kept.rewritten()
+            if question.script.drops:
+                session.changes += [STAYS] * stays(session.model, session.arguments[-1])
     except Halted as halt:
         return session.answer(halt.message, halt.stage)
     return session.answer()
@@ -230,8 +234,7 @@ class _Session:
         poison(self.script.output_bytes, self.device)
         before, own = settings(), flags(self.model, arguments)
         # One that raises with lent weights alone refuses those.
-        part = f"{BEFORE_CALL if self.history.is_lent else 'call'} {call + 1}"
-        with stage(part):
+        with stage(f"{BEFORE_CALL if self.history.is_lent else 'call'} {call + 1}"):
             with recorded(self.operations, self.script.traces), mode_of(self.script):
                 result = self._result_of(called, arguments, call)
             self._end_copies()
@@ -303,8 +306,7 @@ class _Session:
         """Return the arguments in memory of their own, with the strides that are asked."""
         import torch
 
-        script = self.script
-        source = arguments_of(script, self.given, call)
+        script, source = self.script, arguments_of(self.script, self.given, call)
         if call and script.is_repeated:
             arguments = self.arguments[0]
         elif call and script.is_overwritten:
@@ -379,10 +381,10 @@ class _Session:
         if not any(y.requires_grad for each in outputs for y in each):
             self.detached.append(0)
             return
-        first = self.script.first_place
+        how = self.given, self.script.first_place, self.changes
         with stage("gradients"), watched({}, self.model, self.changes):
-            grads = accumulated(self.leaves, outputs, self.given, first, self.changes)
-            self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
+            grads = accumulated(self.leaves, outputs, *how)
+        self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
 
     def answer(self, error: str = "", part: str = "") -> Answer:
         """Return what was seen up to here."""

@@ -200,6 +200,7 @@ def script_of(
         holds_grads=probe.holds_grads,
         mapped=probe.mapped,
         wanted=probe.wanted,
+        drops=probe.drops,
         keeps_graphs=probe.keeps_graphs,
         keeps_gradients=probe.keeps_gradients,
         spoils_outputs=probe.spoils_outputs,
