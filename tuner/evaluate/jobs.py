@@ -11,7 +11,8 @@ One child serves one role at a time, each with the jobs that belong to it:
                  time_baseline
     judge        prepare, ask,       holds the reference; draws inputs, gives the verdict
                  weights, judge,
-                 can_borrow, free
+                 withdraw, free,
+                 can_borrow
     baseline     prepare, repeat,    holds the reference; is timed, judges timed outputs
                  time_model,
                  time_steps,

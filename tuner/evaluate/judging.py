@@ -146,6 +146,11 @@ class Judge(Giver):
         lending.free_unused(self._oracle.device)
         return {"result": json.loads(to_json(result))}, ()
 
+    def withdraw(self, ticket: int) -> Answer:
+        """Give up a question that nobody will answer."""
+        self._asked.pop(ticket, None)
+        return {}, ()
+
     def free(self) -> Answer:
         """Give up what is kept for later contenders.
 

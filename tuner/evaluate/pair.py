@@ -159,6 +159,7 @@ class Pair:
         producer, most_s = self._producer, self._most_s
 
         def refused(reason: str) -> ProbeResult:
+            self._ask("withdraw", {"ticket": question.data["ticket"]})
             nothing = float("nan")
             numbers = (nothing, nothing, nothing, nothing)
             return ProbeResult(probe.name, *numbers, False, f"{probe.name}: {reason}")
@@ -174,8 +175,9 @@ class Pair:
                 refusal = hand_over(weights, producer, self._ask, most_s)
                 forgotten = self._known.difference(weights.data["held"])
                 received = {"question": weights.data["question"], "forget": sorted(forgotten)}
+                self._known -= forgotten
                 producer.call("receive", received, weights.blobs, timeout_s=most_s)
-                self._known = (self._known - forgotten).union(missing)
+                self._known.update(missing)
             refusal = refusal or hand_over(question, producer, self._ask, most_s)
             asks = {name: question.data[name] for name in ("question", "known")}
             asks["lends"] = self._lends

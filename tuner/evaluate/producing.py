@@ -124,7 +124,7 @@ class Producer:
     def receive(self, question: str, forget: list[str], blobs: list[memoryview]) -> Answer:
         """Keep weights that later questions refer to, where they are needed, but not others."""
         for token in forget:
-            del self._received[token]
+            self._received.pop(token, None)
         self._received |= self._unpacked(question, blobs, self._device)[1]
         return {}, ()
 
