@@ -1087,6 +1087,13 @@ def test_a_reference_that_draws_random_numbers_cannot_be_judged(tmp_path):
         expected(problem, Probe("as given", weights="initial"), FLOAT32)
 
 
+def test_a_reference_whose_result_is_rounding_alone_is_told_so(tmp_path):
+    text = FLAGSHIP.replace("x = self.bn(x)", "x = (x - x.mean(0)).mean(0)")
+    problem = load_reference(tmp_path, text)
+    with pytest.raises(ProblemError, match="is it 0 for all inputs"):
+        expected(problem, Probe("as given", weights="initial"), FLOAT32)
+
+
 def test_nothing_asked_is_nothing_proved():
     check = merge([], FLOAT32, is_thorough=True)
     assert not check.is_accepted

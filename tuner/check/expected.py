@@ -43,6 +43,7 @@ __all__ = ["Expected", "expected", "expected_of_call"]
 
 MULTIPLYING = frozenset({"aten.prod", "aten.cumprod"})  # many numbers, each with all others
 LONG_PRODUCT = 4096  # numbers
+NOTHING = 1e-12  # what float64 leaves of sums that cancel
 UNSTABLE_RMS = 0.1  # a reference with this error against itself in float64 cannot be judged
 
 
@@ -338,9 +339,14 @@ def _require_stable(problem: Problem, probe: Probe, errors: Mapping[str, Error])
     for name, error in errors.items():
         is_usual = probe.distribution == "as_given" and name.startswith("call")
         if is_usual and probe.batch is None and error.rms_rel > UNSTABLE_RMS:
+            why = "does it draw random numbers?\n"
+            why += "  next: if it has dropout, --mode eval, in which that does nothing"
+            if error.largest < NOTHING:  # as the mean of what a norm without weights gives
+                why = (
+                    f"in float64 it is at most {error.largest:.1g}: is it 0 for all inputs?\n"
+                    "  next: nothing of it can be computed faster than by not computing it"
+                )
             raise problem.error(
                 "the reference's own answer differs from its float64 answer by "
-                f"{error.rms_rel:.2g} (rms, relative), so nothing can be judged by it; "
-                "does it draw random numbers?\n"
-                "  next: if it has dropout, --mode eval, in which that does nothing"
+                f"{error.rms_rel:.2g} (rms, relative), so nothing can be judged by it; {why}"
             )
