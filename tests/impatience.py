@@ -18,6 +18,7 @@ from tuner import verification
 from tuner.evaluate import contender, evaluator, racing, runner, verifier
 from tuner.machine.forkserver import ALSO
 
+NAMED = {"own work, training"}  # asked among few probes, too
 __all__ = ["few_probes", "held_at_a_trial", "main", "no_rest", "soon_a_hang"]
 
 
@@ -46,7 +47,11 @@ def few_probes() -> None:
 
     def few(*args, **kwargs):
         probes = every(*args, **kwargs)
-        return probes[:15] + probes[15::6] if "FEW_PROBES" in os.environ else probes
+        if "FEW_PROBES" not in os.environ:
+            return probes
+        first, more = probes[:15], probes[15:]
+        named = [probe for probe in more if probe.name in NAMED and probe not in more[::6]]
+        return [*first, *more[::6], *named]
 
     verifier.thorough_probes = few
     looked_at = verification.profile_into
