@@ -33,7 +33,7 @@ from benchmarks.generated import host_ms
 from tuner.by_batch import WORST, AtBatch, batches_of
 from tuner.capture.rows_text import ROWS_NAME
 from tuner.errors import ProblemError
-from tuner.evaluate.batch_times import FEW_ROUNDS, BatchTimes, Turns
+from tuner.evaluate.batch_times import FEW_ROUNDS, BatchTimes, InTurns
 from tuner.evaluate.measure import interleave
 from tuner.evaluate.modules import constructed, imported
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
@@ -83,7 +83,7 @@ def timed(
     with times.arithmetic(way):
         for kind in ("exposed", "idle") if is_gpu else ("exposed",):
             is_idle = kind == "idle"
-            turns = Turns(calls, device, num_rows=rows, way=way, is_idle=is_idle)
+            turns = InTurns(calls, device, num_rows=rows, way=way, is_idle=is_idle)
             one = turns.take(FEW_ROUNDS)
             until_s = time.monotonic() + MOST_S
             while turns.may_learn and time.monotonic() < until_s:

@@ -33,7 +33,7 @@ from tuner.by_batch import (
 from tuner.capture.rows_text import ROWS_NAME, has_rows, ways_in, with_rows
 from tuner.capture.step_text import without_steps
 from tuner.evaluate import batch_times, exposed
-from tuner.evaluate.batch_times import BatchTimes, Turns
+from tuner.evaluate.batch_times import BatchTimes, InTurns
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.exposed import ExposedTimer
 from tuner.evaluate.modules import module_of
@@ -145,7 +145,7 @@ def clock(monkeypatch) -> Clock:
 
 
 def test_a_speed_up_is_of_the_calls_own_times(clock):
-    turns = Turns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
+    turns = InTurns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
     found = turns.take(5)
     assert (found.baseline_us, found.latency_us) == (30.0, 20.0)
     assert found.speedup == pytest.approx(1.5) and found.low == pytest.approx(1.5)
@@ -192,7 +192,7 @@ def test_what_decides_is_timed_further_and_nothing_beyond_it():
 def test_turns_that_other_programs_disturb_are_repeated_and_decide_nothing(clock, monkeypatch):
     counts = itertools.count(step=1000)
     monkeypatch.setattr(batch_times, "num_preempted", lambda: next(counts))
-    turns = Turns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
+    turns = InTurns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
     found = turns.take(5)
     assert found.is_disturbed and found.speedup == pytest.approx(1.5)
     assert not found.is_won and not found.is_lost and next(counts) >= 8000
@@ -205,11 +205,11 @@ def test_more_turns_are_taken_where_it_is_not_clear(clock):
     def scattered() -> None:
         clock.now_us += next(uneven)
 
-    turns = Turns([scattered, clock.call(20.0)], "cpu", num_rows=4, way="call")
+    turns = InTurns([scattered, clock.call(20.0)], "cpu", num_rows=4, way="call")
     turns.take(7)
     while turns.may_learn:
         turns.take(7)
-    clear = Turns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
+    clear = InTurns([clock.call(30.0), clock.call(20.0)], "cpu", num_rows=4, way="call")
     assert clear.take(7).is_won and not clear.may_learn
 
 

@@ -147,6 +147,14 @@ def assert_nothing_is_held(taken: Taken) -> None:
     assert [held() for held in kept] == [None] * len(kept)
 
 
+def assert_a_step_is_as_exact(taken: Taken) -> None:
+    """Of the module's own batch, once, as where kernels are interpreted."""
+    inputs = taken.inputs(3)
+    mine, own = gradients(taken.mine, inputs), gradients(taken.own, inputs)
+    assert_as_exact(mine, own, gradients(taken.wide, in_float64(inputs)))
+    assert taken.num_calls == 1, "a step took the reference's way"
+
+
 def assert_gradients_are_as_exact(taken: Taken, name: str) -> None:
     batches = (None,) if name in FOR_ONE_BATCH else (None, 1, 6)
     for count, batch in enumerate(batches, 1):

@@ -186,13 +186,12 @@ def _depends_on_order(
     """
     import torch
 
+    if not _multiplies(problem, model, values, known):  # as nearly all: no number is looked at
+        return False
     made = [y for answer in answers for y in answer.values() if y.is_floating_point()]
-    if all(bool(torch.isfinite(y).all()) for y in made):
-        return False
     given = [x for x in (*values, *model.parameters()) if isinstance(x, torch.Tensor)]
-    if any(bool(torch.isnan(x).any()) for x in given):
-        return False
-    return _multiplies(problem, model, values, known)
+    is_finite = all(bool(torch.isfinite(y).all()) for y in made)
+    return not is_finite and not any(bool(torch.isnan(x).any()) for x in given)
 
 
 def _is_squared(
@@ -204,10 +203,9 @@ def _is_squared(
     dozen such questions.
     """
     long = [x for x in values if hasattr(x, "shape") and max(x.shape, default=0) > LONG_PRODUCT]
-    with_zeros = (x for x in long if not bool(x.all()))
-    return (
-        bool(long) and _multiplies(problem, model, values, known) and any(True for _ in with_zeros)
-    )
+    if not long or not _multiplies(problem, model, values, known):
+        return False
+    return not all(bool(x.all()) for x in long)
 
 
 def _multiplies(

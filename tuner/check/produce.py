@@ -82,7 +82,7 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
     """
     session = _Session(question)
     try:
-        # A device reports some faults at a later operation alone, which may be one of ours.
+        # A device reports some faults only at a later operation, which may be one of ours.
         with stage("an operation after the call"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             session.build(make_candidate)
@@ -306,19 +306,19 @@ class _Session:
         """Return the arguments in memory of their own, with the strides that are asked."""
         import torch
 
-        script, source = self.script, arguments_of(self.script, self.given, call)
-        if call and script.is_repeated:
+        source = arguments_of(self.script, self.given, call)
+        if call and self.script.is_repeated:
             arguments = self.arguments[0]
-        elif call and script.is_overwritten:
+        elif call and self.script.is_overwritten:
             arguments = self.arguments[0]
             for old, new in zip(arguments, source, strict=True):
                 if isinstance(new, torch.Tensor):
                     overwrite(old, new, call)
         else:
-            arguments = laid_out_where(source, script)
+            arguments = laid_out_where(source, self.script)
             for i, value in enumerate(arguments):
                 is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
-                if is_number and script.wants(call, i):
+                if is_number and self.script.wants(call, i):
                     value.requires_grad_()
         self.arguments.append(arguments)
         return arguments
@@ -381,10 +381,10 @@ class _Session:
         if not any(y.requires_grad for each in outputs for y in each):
             self.detached.append(0)
             return
-        how = self.given, self.script.first_place, self.changes
+        first = self.script.first_place
         with stage("gradients"), watched({}, self.model, self.changes):
-            grads = accumulated(self.leaves, outputs, *how)
-        self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
+            grads = accumulated(self.leaves, outputs, self.given, first, self.changes)
+            self.tensors.update((f"grad0.{n}", g) for n, g in grads.items())
 
     def answer(self, error: str = "", part: str = "") -> Answer:
         """Return what was seen up to here."""

@@ -28,7 +28,7 @@ from tuner.wording import one_line
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FEW_ROUNDS", "BatchTimes", "Turns"]
+__all__ = ["FEW_ROUNDS", "BatchTimes", "InTurns"]
 
 ROW_S = 0.004  # of calls in a row: many clocks' ticks, and few interrupts of another program
 MOST_IN_A_ROW = {"cpu": 8, "cuda": 24}  # few where each is timed, many where they overlap
@@ -41,7 +41,7 @@ HELD_COPIES = 10  # of inputs and outputs: two modules' gradients and what lies 
 SHARE_OF_MEMORY = 0.3
 
 
-class Turns:
+class InTurns:
     """Two calls, the reference's first, that take turns at one number of rows.
 
     Both should have been called before: what is loaded or compiled then is none of their time.
@@ -108,7 +108,7 @@ class Turns:
         return not self.found.is_clear and len(self._pairs) < most
 
 
-def _deciding(known: Sequence[Turns]) -> Turns | None:
+def _deciding(known: Sequence[InTurns]) -> InTurns | None:
     """Return the turns of the most rows that are not clear, unless PyTorch wins above them."""
     for turns in sorted(known, key=lambda turns: -turns.num_rows):
         if turns.may_learn:
@@ -165,7 +165,7 @@ class BatchTimes:
         unspent_s = most_s
         for num_ways in range(len(ways), 0, -1):
             way = ways[-num_ways]
-            known: list[Turns] = []  # of fewer rows than the tuned size
+            known: list[InTurns] = []  # of fewer rows than the tuned size
             left_s, last_s = unspent_s / num_ways, 0.0  # and what a turn of one row took
             unspent_s -= left_s
             for rows in batches_of(tuned_rows):
@@ -228,14 +228,14 @@ class BatchTimes:
         calls: Sequence[Callable[[], object]],
         left_s: float,
         row_s: float,
-    ) -> list[Turns]:
+    ) -> list[InTurns]:
         """Return turns that were begun: a few, or the least where one takes long."""
         is_slow = 4 * FEW_ROUNDS * row_s * rows > left_s
         kinds = (False, True) if self._device.startswith("cuda") else (False,)
         found = []
         with self.arithmetic(way):
             for is_idle in kinds:
-                turns = Turns(calls, self._device, num_rows=rows, way=way, is_idle=is_idle)
+                turns = InTurns(calls, self._device, num_rows=rows, way=way, is_idle=is_idle)
                 turns.take(LEAST_ROUNDS if is_slow else FEW_ROUNDS)
                 found.append(turns)
         return found

@@ -57,9 +57,8 @@ class Oracle:
         import torch
 
         drawn = [n for n, m in self._models.items() if isinstance(m, torch.nn.Module)]
-        for name in drawn:
-            if name != "initial":
-                del self._models[name]
+        for name in set(drawn) - {"initial"}:
+            del self._models[name]
 
     def unpacked(self, answer: str, blobs: list[memoryview]) -> crossing.Answer:
         """Return a producer's answer, on the device."""
