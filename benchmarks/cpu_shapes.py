@@ -23,11 +23,11 @@ device: cpu
 accuracy: float32
 space:
   template: [cpu]
-  stats: [gram, shared_memory, two_pass, atomics]
+  stats: [gram, per_thread, two_pass, atomics]
   gemm: [library, own]
   width: [4, 8, 16]
-  rows_per_block: [32, 64, 128, 256]
-  col_tile: [32, 64, 128]
+  block_rows: [32, 64, 128, 256]
+  stats_columns: [32, 64, 128]
   tile_rows: [6, 8, 12, 14]
   tile_vectors: [1, 2, 3, 4]
   huge_pages: [true, false]

@@ -69,7 +69,7 @@ CONFIGURATIONS: Mapping[str, Sequence[Params]] = {
         {"template": "wgmma", "precision": "fp16_fp8x2", "promote_k": 64, "centre": True},
         {"template": "wgmma", "precision": "fp16", "promote_k": 0, "stats": "atomics"},
         {"template": "wgmma", "precision": "tf32", "prepare": "behind", "promote_k": 0},
-        {"template": "wgmma", "precision": "fp16x3", "finalise": "fused", "raster_rows": 0},
+        {"template": "wgmma", "precision": "fp16x3", "finalise": "fused", "group_m": 0},
         {
             "template": "wgmma",
             "precision": "fp16_fp8x2",
@@ -107,7 +107,7 @@ CONFIGURATIONS: Mapping[str, Sequence[Params]] = {
         {"template": "wgmma_convert", "precision": "fp16", "rescale": "row"},
         {"template": "triton", "precision": "fp16x3"},
         {"template": "triton", "precision": "tf32x3", "stats": "shared_memory"},
-        {"template": "triton", "precision": "fp16_fp8x2", "loads": "descriptors"},
+        {"template": "triton", "precision": "fp16_fp8x2", "load": "descriptors"},
         {"template": "triton", "precision": "ieee", "stats": "atomics", "persistent": True},
         {"template": "cpu"},
         {"template": "cpu", "stats": "gram", "gemm": "own"},

@@ -535,6 +535,7 @@ def test_unknown_names_are_reported_at_once_with_lines():
             sizes=["batch"],
             facts=["device.kind"],
             parameters=["block_m", "block_n", "block_k", "stages"],
+            renamed={},
         )
     known = "batch, block_m, blok_n, device.kind, stages, template"
     assert str(error.value) == (
@@ -556,7 +557,7 @@ def test_unknown_names_are_reported_at_once_with_lines():
 
 def test_known_names_are_no_problem():
     config = read("problem: {op: x}\nconstraints: [{expr: template == 'a' and n > 1, why: w}]")
-    check_names(config, sizes=["n"], facts=[], parameters=[])
+    check_names(config, sizes=["n"], facts=[], parameters=[], renamed={})
 
 
 def test_the_listed_facts_are_the_devices():

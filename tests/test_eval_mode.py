@@ -222,7 +222,7 @@ problem:
   op: gemm_scale_batchnorm
   sizes: {{batch: {batch}, in_features: 20, out_features: 30}}
 device: cpu
-space: {{template: [cpu], stats: [shared_memory]}}
+space: {{template: [cpu], stats: [per_thread]}}
 """
 
 

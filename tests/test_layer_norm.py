@@ -33,8 +33,8 @@ CPU_CONFIGS: list[Params] = [
     {"template": "cpu"},
     {"template": "cpu", "stats": "two_pass", "split": 4, "stream_output": True, "piece": 64},
     {"template": "cpu", "stats": "two_pass", "split": 3, "width": NARROW, "huge_pages": False},
-    {"template": "cpu", "stats": "shared_memory", "width": NARROW, "stream_output": True},
-    {"template": "cpu", "stats": "shared_memory", "max_threads": 1},
+    {"template": "cpu", "stats": "per_thread", "width": NARROW, "stream_output": True},
+    {"template": "cpu", "stats": "per_thread", "max_threads": 1},
     {"template": "cpu", "stats": "atomics"},
     {"template": "cpu", "stats": "atomics", "split": 5, "stream_output": True},
 ]
@@ -46,8 +46,8 @@ CUDA_CONFIGS: list[Params] = [
     {"template": "cuda", "stats": "atomics", "split": 1, "vector": 1, "threads": 32},
     {"template": "cuda", "stats": "shared_memory"},
     {"template": "cuda", "stats": "shared_memory", "threads": 1024, "held": 32, "unroll": 8},
-    {"template": "cuda", "stats": "shared_memory", "threads": 256, "rows_per_block": 8},
-    {"template": "cuda", "stats": "shared_memory", "threads": 128, "rows_per_block": 2,
+    {"template": "cuda", "stats": "shared_memory", "threads": 256, "block_rows": 8},
+    {"template": "cuda", "stats": "shared_memory", "threads": 128, "block_rows": 2,
      "held": 64, "vector": 2, "stream_output": False},
 ]  # fmt: skip
 SHAPES = [(1, 1), (7, 13), (40, 1024), (33, 770), (3, 100_000), (1000, 6)]

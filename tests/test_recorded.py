@@ -13,8 +13,9 @@ import pytest
 
 from tuner.config.run_config import parse_config
 from tuner.errors import InputError
+from tuner.kernel.family import load_family
 from tuner.planning import sources_of
-from tuner.run import create_run
+from tuner.run import create_run, open_run
 from tuner.search.recorded import read_recording
 from tuner.search.t4 import to_t4
 from tuner.trial import Measurement, Outcome, Params, Status, Trial
@@ -197,15 +198,26 @@ def test_a_run_becomes_a_recording_with_its_conditional_parameters(tmp_path):
 
 def test_a_search_that_starts_from_a_run_knows_which_of_its_times_are_bounds(tmp_path):
     text = f"problem: {{op: x}}\nsearch: {{warm_start: [{finished_run(tmp_path)}]}}\n"
-    (source,) = sources_of(parse_config(text, tmp_path / "c.yaml"))
+    config, family = parse_config(text, tmp_path / "c.yaml"), load_family("layer_norm")
+    (source,) = sources_of(config, family)
     assert source.known_us[0] == 10.0 and np.isnan(source.known_us[5])
+
+
+def test_a_run_of_an_earlier_release_is_read_under_todays_names(tmp_path):
+    def now(params: Params) -> Params:
+        return {("vector" if name == "width" else name): v for name, v in params.items()}
+
+    run = finished_run(tmp_path)
+    written = write(tmp_path / "t4.json", to_t4(run.name, open_run(run).trials(), {}))
+    for source in (run, written):
+        recording = read_recording(source, now)
+        assert [p.name for p in recording.space.parameters] == ["template", "vector", "stream"]
+        assert recording.space.feasible[4] == {"template": "plain", "vector": 8}
 
 
 def test_t4_results_hold_the_whole_run(tmp_path):
     path = finished_run(tmp_path)
     recording = read_recording(path)
-    from tuner.run import open_run
-
     run = open_run(path)
     text = to_t4(path.name, run.trials(), run.environment())
     written = write(tmp_path / "results.json", text)
@@ -219,8 +231,6 @@ def test_t4_results_hold_the_whole_run(tmp_path):
 
 
 def test_t4_results_have_the_fields_and_words_of_the_schema(tmp_path):
-    from tuner.run import open_run
-
     run = open_run(finished_run(tmp_path))
     data = json.loads(to_t4("a-run", run.trials(), run.environment()))
     assert data["schema_version"] == "1.0.0" and len(data["results"]) == 7

@@ -10,9 +10,10 @@ import gemm_cases as gemm
 import pytest
 
 from tuner.config.run_config import RunConfig, load_config, parse_config
-from tuner.errors import InputError
+from tuner.errors import ConfigError, InputError
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
+from tuner.planning import plan
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Value
 
@@ -100,9 +101,7 @@ def test_vectors_are_those_that_the_cpu_has(name, cpu):
     _, space = search_space(load_config(FOLDER / f"{name}.yaml"), facts)
     assert {params["width"] for params in space.feasible} == widths
     assert {params["template"] for params in space.feasible} == {"cpu"}
-    stats = {"two_pass", "atomics", "shared_memory"} | (
-        {"gram"} if name == "quickstart" else set()
-    )
+    stats = {"two_pass", "atomics", "per_thread"} | ({"gram"} if name == "quickstart" else set())
     assert {params["stats"] for params in space.feasible} == stats
     # The tile of our own GEMM, two more registers that feed it, and no more.
     tiles = [p for p in space.feasible if p.get("gemm") == "own"]
@@ -132,3 +131,45 @@ def test_a_config_that_lists_only_wider_vectors_is_told_why_nothing_is_feasible(
     text = "problem: {op: layer_norm}\ndevice: cpu\nspace: {template: [cpu], width: [16]}\n"
     with pytest.raises(InputError, match=r"(?s)wider than this machine's registers.*width"):
         search_space(parse_config(text, Path("x.yaml")), CPUS["AVX2"][0])
+
+
+OLD_NAMES = """
+problem: {op: gemm_scale_batchnorm, sizes: {batch: 64, in_features: 32, out_features: 64}}
+device: cpu
+space:
+  template: [cpu]
+  stats: [two_pass, shared_memory]
+  col_tile: [32, 64]
+constraints:
+  - {expr: "col_tile <= rows_per_block", why: "strips are not wider than blocks are high"}
+"""
+
+
+def test_a_config_with_names_of_an_earlier_release_is_told_todays():
+    with pytest.raises(ConfigError) as refused:
+        plan(parse_config(OLD_NAMES, Path("old.yaml")))
+    said = str(refused.value)
+    first = "old.yaml:7: space.col_tile: no template uses 'col_tile'"
+    assert f"{first}\n  hint: it is called stats_columns now" in said
+    assert "unknown name 'rows_per_block'\n  hint: it is called block_rows now" in said
+    text = OLD_NAMES.replace("col_tile", "stats_columns").replace("rows_per_block", "64")
+    (warning,) = plan(parse_config(text, Path("old.yaml"))).warnings
+    assert "no template in use knows stats = 'shared_memory'" in warning
+    assert "it is called per_thread now" in warning
+
+
+def test_a_configuration_of_an_earlier_release_has_todays_names():
+    family = load_family("gemm_scale_batchnorm")
+    old = {"template": "triton", "accumulate": "corrections_first", "num_stages": 3, "stats": "x"}
+    assert family.renamed(old) == {
+        "template": "triton", "order": "sweeps", "stages": 3, "stats": "x",
+    }  # fmt: skip
+    # What one template called raster_rows another has always called group_m.
+    assert family.renamed({"template": "wgmma", "raster_rows": 4}) == {
+        "template": "wgmma", "group_m": 4,
+    }  # fmt: skip
+    simt = {"template": "simt", "group_m": 4}
+    assert family.renamed(simt) == simt
+    assert family.renamed({"template": "gone", "raster_rows": 4}) == {
+        "template": "gone", "raster_rows": 4,
+    }  # fmt: skip

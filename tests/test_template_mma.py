@@ -32,8 +32,8 @@ PRODUCT_ERROR = {
 # Other shapes of the kernel than the default one: every loop and index map is used.
 OTHER_SHAPES = (
     {"precision": "fp16x3", "block_m": 64, "block_n": 32, "warp_m": 32, "warp_n": 8, "stages": 2},
-    {"precision": "tf32x3", "block_k": 64, "unroll_steps": 2, "stages": 3, "raster_rows": 2},
-    {"precision": "fp16x3", "block_k": 16, "promote_k": 64, "stages": 5, "raster_rows": 0},
+    {"precision": "tf32x3", "block_k": 64, "unroll_steps": 2, "stages": 3, "group_m": 2},
+    {"precision": "fp16x3", "block_k": 16, "promote_k": 64, "stages": 5, "group_m": 0},
     {"precision": "tf32x3", "block_k": 64, "promote_k": 32, "stages": 2, "warp_n": 32},
     {"precision": "fp16x3", "warp_n": 64, "min_blocks": 2, "stages": 3, "unroll_steps": 2},
     {"precision": "bf16x3", "block_m": 256, "block_n": 64, "warp_m": 64, "promote_k": 128},

@@ -20,18 +20,18 @@ from tuner.kernel.binding import BoundOp, bind
 from tuner.kernel.family import Family
 from tuner.trial import Params
 
-STATS = ("gram", "shared_memory", "two_pass", "atomics")
+STATS = ("gram", "per_thread", "two_pass", "atomics")
 CONFIGS: list[Params] = [
     *({"stats": stats} for stats in STATS),
     {"stats": "gram", "gemm": "own"},
     {"stats": "gram", "gemm": "own", "width": NARROW, "tile_rows": 6,
-     "tile_vectors": 4 if VECTORS.num_registers >= 32 else 2, "depth": 32, "rows_per_block": 16,
-     "slices": 3, "huge_pages": False},
-    {"stats": "gram", "width": NARROW, "max_threads": 1, "slices": 1},
-    {"stats": "shared_memory", "width": NARROW, "col_tile": 8, "max_threads": 1},
-    {"stats": "two_pass", "width": NARROW, "col_tile": 256, "rows_per_block": 7},
+     "tile_vectors": 4 if VECTORS.num_registers >= 32 else 2, "depth": 32, "block_rows": 16,
+     "gram_slices": 3, "huge_pages": False},
+    {"stats": "gram", "width": NARROW, "max_threads": 1, "gram_slices": 1},
+    {"stats": "per_thread", "width": NARROW, "stats_columns": 8, "max_threads": 1},
+    {"stats": "two_pass", "width": NARROW, "stats_columns": 256, "block_rows": 7},
     {"stats": "gram", "gemm": "own", "tile_rows": 12, "tile_vectors": 1, "depth": 100},
-    {"stats": "atomics", "col_tile": 32, "rows_per_block": 1024, "huge_pages": False},
+    {"stats": "atomics", "stats_columns": 32, "block_rows": 1024, "huge_pages": False},
 ]  # fmt: skip
 # batch, in_features, out_features: tiny, odd, whole vectors, more rows than a block, many features
 SHAPES = [(2, 1, 1), (3, 5, 7), (2, 64, 33), (130, 64, 128), (1000, 33, 129), (257, 300, 70)]
@@ -247,7 +247,7 @@ def test_same_input_gives_the_same_bits_unless_declared(params: Params, family: 
 
 
 @pytest.mark.parametrize(
-    "params", [p for p in CONFIGS if p.get("gemm") == "own" or p["stats"] == "shared_memory"]
+    "params", [p for p in CONFIGS if p.get("gemm") == "own" or p["stats"] == "per_thread"]
 )
 def test_number_of_threads_does_not_change_the_answer(params: Params) -> None:
     op = _op(params)
@@ -289,7 +289,7 @@ def test_random_feasible_configurations_compile_without_warnings(family: Family)
     rng = random.Random(7)
     head = family.template("cpu").parameters
     choices = {name: item.values for name, item in head.items() if item.values is not None}
-    choices |= {"rows_per_block": (1, 33, 512), "col_tile": (16, 48, 512), "slices": (1, 64)}
+    choices |= {"block_rows": (1, 33, 512), "stats_columns": (16, 48, 512), "gram_slices": (1, 64)}
     choices |= {"max_threads": (0, 3), "depth": (1, 512)}
     constraints = family.constraints(["cpu"], choices)
     tried = 0

@@ -44,28 +44,28 @@ GEMM: list[Params] = [
         for stats in ["atomics", "two_pass", "shared_memory"]
     ),
     *(
-        {"precision": precision, "accumulate": accumulate, "centre": centre}
+        {"precision": precision, "order": order, "centre": centre}
         for precision in SPLIT
-        for accumulate, centre in [
+        for order, centre in [
             ("separate", True),
-            ("promoted", False),
-            ("corrections_first", True),
+            ("chunks", False),
+            ("sweeps", True),
         ]
     ),
     {"precision": "tf32", "round_operands": False},
-    {"precision": "fp16_fp8x2", "accumulate": "promoted", "chunk_k": 256},
-    {"precision": "fp16_fp8x2", "accumulate": "corrections_first"},
-    {"precision": "fp16_fp8x2", "block_k": 32, "accumulate": "separate", "stats": "atomics"},
-    {"precision": "tf32x3", "loads": "descriptors", "persistent": True, "stats": "shared_memory"},
-    {"precision": "fp16x3", "loads": "descriptors", "persistent": True, "block_k": 32},
-    {"precision": "fp16x3", "loads": "descriptors", "centre": True, "stats": "shared_memory"},
+    {"precision": "fp16_fp8x2", "order": "chunks", "promote_k": 256},
+    {"precision": "fp16_fp8x2", "order": "sweeps"},
+    {"precision": "fp16_fp8x2", "block_k": 32, "order": "separate", "stats": "atomics"},
+    {"precision": "tf32x3", "load": "descriptors", "persistent": True, "stats": "shared_memory"},
+    {"precision": "fp16x3", "load": "descriptors", "persistent": True, "block_k": 32},
+    {"precision": "fp16x3", "load": "descriptors", "centre": True, "stats": "shared_memory"},
 ]
 LAYER_NORM: list[Params] = [
     {},
     {"block_columns": 64},
     {"block_columns": 64, "block_rows": 4},
-    {"splits": 4, "block_columns": 64, "normalise_columns": 128},
-    {"splits": 64, "block_columns": 64, "normalise_columns": 128, "reverse": True},
+    {"split": 4, "block_columns": 64, "norm_columns": 128},
+    {"split": 64, "block_columns": 64, "norm_columns": 128, "reverse": True},
 ]
 CASES = [("gemm_scale_batchnorm", p) for p in GEMM] + [("layer_norm", p) for p in LAYER_NORM]
 
@@ -325,15 +325,15 @@ def test_interpreted_gemm_kernels_are_right(tmp_path: Path) -> None:
     chosen = [
         {"precision": "ieee", "stats": "atomics"},
         {"precision": "tf32x3", "stats": "shared_memory", "persistent": True},
-        {"precision": "tf32x3", "loads": "descriptors"},
+        {"precision": "tf32x3", "load": "descriptors"},
         {"precision": "fp16", "split_programs": 4},
         {"precision": "fp16x3", "stats": "two_pass", "split_block": 64, "split_programs": 4},
-        {"precision": "fp16x3", "centre": False, "stats": "atomics", "chunk_k": 128},
-        {"precision": "fp16x3", "accumulate": "corrections_first", "persistent": True},
-        {"precision": "fp16x3", "accumulate": "separate", "loads": "descriptors", "block_k": 64},
-        {"precision": "fp16_fp8x2", "block_k": 32, "chunk_k": 128},
-        {"precision": "fp16_fp8x2", "block_k": 64, "accumulate": "corrections_first"},
-        {"precision": "fp16_fp8x2", "block_k": 32, "accumulate": "separate"},
+        {"precision": "fp16x3", "centre": False, "stats": "atomics", "promote_k": 128},
+        {"precision": "fp16x3", "order": "sweeps", "persistent": True},
+        {"precision": "fp16x3", "order": "separate", "load": "descriptors", "block_k": 64},
+        {"precision": "fp16_fp8x2", "block_k": 32, "promote_k": 128},
+        {"precision": "fp16_fp8x2", "block_k": 64, "order": "sweeps"},
+        {"precision": "fp16_fp8x2", "block_k": 32, "order": "separate"},
     ]  # bf16x3 is left to the GPU: the interpreter multiplies bfloat16's bits as integers
     jobs = [
         job_of(
@@ -416,7 +416,7 @@ def test_second_build_finds_every_kernel_in_the_cache(tmp_path: Path) -> None:
 
 @needs_triton
 def test_too_much_shared_memory_is_a_compile_error_with_numbers(tmp_path: Path) -> None:
-    params: Params = {"precision": "fp16x3", "block_k": 128, "num_stages": 5}
+    params: Params = {"precision": "fp16x3", "block_k": 128, "stages": 5}
     job = job_of(tmp_path, "gemm_scale_batchnorm", params, "cpu")
     report = ahead(tmp_path, job, [{"in_features": 8192}], tmp_path / "cache")
     assert re.search(
@@ -470,7 +470,7 @@ def test_kernels_are_right_and_the_worker_compiles_nothing(tmp_path: Path, gpu_a
     jobs, sizes = [], []
     for op, params in CASES:
         gemm = op == "gemm_scale_batchnorm"
-        if gpu_arch < 90 and (params.get("loads") == "descriptors" or "fp8" in str(params)):
+        if gpu_arch < 90 and (params.get("load") == "descriptors" or "fp8" in str(params)):
             continue
         shapes = GEMM_SHAPES if gemm else NORM_SHAPES
         kinds = ["plain", "offset", "constant", "large", "tiny"]

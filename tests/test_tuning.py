@@ -488,7 +488,7 @@ problem:
 device: cpu
 space:
   template: [cpu]
-  stats: [two_pass, shared_memory]
+  stats: [two_pass, per_thread]
 search: {trials: 2, seed: 3}
 measure: {screen: 5ms, finalists: 20ms, num_finalists: 1, num_processes: 2}
 """

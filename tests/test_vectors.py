@@ -176,7 +176,7 @@ GEMM: list[Params] = [
     {"template": "cpu", "stats": "two_pass"},
 ]
 NORM: list[Params] = [
-    {"template": "cpu", "stats": "shared_memory", "stream_output": True},
+    {"template": "cpu", "stats": "per_thread", "stream_output": True},
     {"template": "cpu", "stats": "two_pass", "split": 3, "huge_pages": False},
 ]
 

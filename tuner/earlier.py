@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +113,8 @@ class _Match:
     """The tasks of a search, beside those that runs had."""
 
     def __init__(self, planned: Planned, versions: str, known: Sequence[KnownRun]) -> None:
-        self._space = planned.space
+        self._space, self._now = planned.space, planned.family.renamed
+        known = [replace(run, params=self._now(run.params)) for run in known]
         self._device, self._versions = planned.device.name, versions
         config = planned.config
         own: Sequence[KernelTask] = (
@@ -249,7 +250,7 @@ class _Match:
         for trial in trials:
             wanted: Params = {}
             for task, there in pairs:
-                wanted = {**self._here(task, _own(there, trial.params)), **wanted}
+                wanted = {**self._here(task, _own(there, self._now(trial.params))), **wanted}
             is_known = all(v in self._values[n] for n, v in wanted.items() if n in self._values)
             template = self._template(trial.params)
             params = self._feasible(template, wanted) if is_known else None

@@ -148,22 +148,24 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     _require_kernels(family, names, device)
     sizes = screening[0]
     facts: dict[str, Value] = dict(device.facts())
-    used = {name for t in names for name in family.templates[t].parameters}
-    check_names(config, sizes=list(sizes), facts=list(facts), parameters=sorted(used))
+    heads = [item for t in names for item in family.templates[t].parameters.items()]
+    used = {name for name, _ in heads}
+    check_names(
+        config,
+        sizes=list(sizes),
+        facts=list(facts),
+        parameters=sorted(used),
+        renamed={head.was: name for name, head in heads if head.was},
+    )
     space = SearchSpace.build(
         family.parameters(names, varied, {p.name: p.when for p in config.space if p.when}),
         [*family.constraints(names, varied), *config.constraints],
         {**facts, **sizes},
     )
-    lists = {
-        p: [
-            family.templates[t].parameters[p].values
-            for t in names
-            if p in family.templates[t].parameters
-        ]
-        for p in used
-    }
-    warnings = [*unknown_values(config, lists), *_checked_texts(space, family, facts)]
+    lists = {p: [head.values for name, head in heads if name == p] for p in used}
+    values_were = {(p, was): now for p, head in heads for was, now in head.values_were.items()}
+    warnings = unknown_values(config, lists, values_were)
+    warnings += _checked_texts(space, family, facts)
     return Planned(
         config, family, device, is_assumed, sizes, facts, machine, space, reference, screening,
         warnings, _outline(config, family),
@@ -231,9 +233,9 @@ def stop_rule_of(config: RunConfig) -> StopRule | None:
     return None if stop is None else StopRule(stop.within, stop.confidence)
 
 
-def sources_of(config: RunConfig) -> list[Source]:
-    """Read the runs and recordings that the config starts from."""
-    recordings = [read_recording(path) for path in config.search.warm_start]
+def sources_of(config: RunConfig, family: Family) -> list[Source]:
+    """Read the runs and recordings that the config starts from, under the family's own names."""
+    recordings = [read_recording(path, family.renamed) for path in config.search.warm_start]
     return [Source(r.name, r.space, r.latency_us, r.is_bound) for r in recordings]
 
 

@@ -333,7 +333,7 @@ class Session:
                     self.observer.on_remaining(remaining.improvement, remaining.within)
 
             earlier = sources_from(planned, self._earlier.runs, self.run.path.parent)
-            sources, stop = sources_of(config) + earlier, stop_rule_of(config)
+            sources, stop = sources_of(config, planned.family) + earlier, stop_rule_of(config)
             budget = SearchBudget(most, self._search_s(), stop, planned.least_trials)
             self.observer.on_budget(most, budget.timeout_s)
             with storage_errors(self.run.journal_path):  # Optuna's own file

@@ -6,7 +6,7 @@
 // Expects column_stats.cuh, launch.cuh, mma_range.cuh, wgmma_operands.cuh, wgmma_tensor_map.cuh,
 // wgmma_pipeline.cuh and wgmma_tickets.cuh before it, and the parameters
 // run ("only", "first", "second"), precision, order, promote_k, promote_into, stats, block_m, block_n, block_k,
-// stages, consumers, min_blocks, cluster_m, cluster_n, raster_rows, centre, prepare, ahead.
+// stages, consumers, min_blocks, cluster_m, cluster_n, group_m, centre, prepare, ahead.
 {% include "_lib/wgmma_products.cuh" %}
 
 constexpr int kBlockM = {{ block_m }};
@@ -17,7 +17,7 @@ constexpr int kConsumers = {{ consumers }};
 constexpr int kMinBlocks = {{ min_blocks }};
 constexpr int kClusterM = {{ cluster_m }};
 constexpr int kClusterN = {{ cluster_n }};
-constexpr int kRasterRows = {{ raster_rows }};
+constexpr int kRasterRows = {{ group_m }};
 constexpr bool kCentres = {{ centre | lower }};
 constexpr int kAhead = {{ ahead }};
 constexpr bool kPreparesBehind = {{ (prepare == "behind") | lower }};

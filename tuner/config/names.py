@@ -38,6 +38,7 @@ def check_names(
     sizes: Sequence[str],
     facts: Sequence[str],
     parameters: Sequence[str],
+    renamed: Mapping[str, str],
 ) -> None:
     """Check every name of the config.
 
@@ -46,6 +47,7 @@ def check_names(
         sizes: names of the problem's sizes.
         facts: names of the device's facts; those of another kind of device are known as well.
         parameters: names that the templates in use have as parameters.
+        renamed: what parameters were called by earlier releases, and are called now.
 
     Raises:
         ConfigError: with every unknown size, parameter, and name in a `when` or constraint.
@@ -55,13 +57,18 @@ def check_names(
     def report(place: str, message: str) -> None:
         problems.append((config.places.line(place), config.problem_at(place, message)))
 
+    def unknown(name: str, known: Sequence[str]) -> str:
+        if name not in renamed:
+            return unknown_name(name, known)
+        return f"unknown name {name!r}\n  hint: it is called {renamed[name]} now"
+
     for name in config.problem.sizes:
         if name not in sizes:
             report(f"problem.sizes.{name}", unknown_name(name, sizes))
     declared = [parameter.name for parameter in config.space]
     for name in declared:
         if name not in parameters and name != "template":
-            message = unknown_name(name, parameters)
+            message = unknown(name, parameters)
             report(f"space.{name}", message.replace("unknown name", "no template uses", 1))
     known = [*declared, *(["template"] if "template" not in declared else []), *sizes, *facts]
     rules = [(f"space.{p.name}.when", p.when) for p in config.space if p.when is not None]
@@ -74,20 +81,23 @@ def check_names(
                 hint = f"give {name} values under space"
                 report(place, f"{name!r} is not among the parameters of space\n  hint: {hint}")
             else:
-                report(place, unknown_name(name, known))
+                report(place, unknown(name, known))
     if problems:
         in_order = sorted(problems, key=lambda problem: problem[0])
         raise ConfigError([text for _, text in in_order])
 
 
 def unknown_values(
-    config: RunConfig, known: Mapping[str, Sequence[Sequence[Value] | None]]
+    config: RunConfig,
+    known: Mapping[str, Sequence[Sequence[Value] | None]],
+    renamed: Mapping[tuple[str, str], str],
 ) -> list[str]:
     """Name the values of the space that no template knows: no configuration will have them.
 
     Args:
         config: as read.
         known: by parameter, the values that each template in use lists; None where it takes any.
+        renamed: what a parameter's values were called by earlier releases, and are called now.
     """
     found = []
     for parameter in config.space:
@@ -98,6 +108,8 @@ def unknown_values(
         for value in parameter.values:
             if value not in values:
                 near = did_you_mean(str(value), [str(one) for one in values])
+                if now := renamed.get((parameter.name, str(value))):
+                    near = f"it is called {now} now"
                 found.append(
                     config.problem_at(
                         f"space.{parameter.name}",

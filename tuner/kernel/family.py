@@ -84,6 +84,11 @@ class Family:
             is_deterministic=template.holds(str(head.deterministic), constants),
         )
 
+    def renamed(self, params: Params) -> Params:
+        """Return a configuration under today's names; the same where its template is unknown."""
+        template = self.templates.get(str(params.get("template")))
+        return params if template is None else template.renamed(params)
+
     def places(self, candidate: Candidate, facts: Mapping[str, Value] | None = None) -> list[str]:
         """Return the template's `file:line` for each line of a candidate's source.
 

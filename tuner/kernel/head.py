@@ -29,9 +29,6 @@ _FILE_NAME = {"cuda": ".cu.j2", "cpp": ".cpp.j2", "triton": ".triton.py.j2"}
 _M = TypeVar("_M", bound=BaseModel)
 
 
-# ---- the records ----------------------------------------------------------------------------
-
-
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -87,12 +84,14 @@ class DefaultHead(_Strict):
 
 
 class ParameterHead(_Strict):
-    """What a template says of one of its parameters."""
+    """What a template says of one of its parameters; `was`, `values_were`: earlier names."""
 
     about: str
     default: Value | DefaultHead
     values: tuple[Value, ...] | None = None
     when: str | None = None
+    was: str | None = None
+    values_were: dict[str, str] = {}
 
 
 class _WorkspaceHead(_Strict):

@@ -86,6 +86,13 @@ class Template:
             for name in self.parameters
         }
 
+    def renamed(self, params: Params) -> Params:
+        """Return parameters under today's names, as an earlier release may have recorded them."""
+        names = {head.was: name for name, head in self.parameters.items() if head.was}
+        now = {names.get(name, name): value for name, value in params.items()}
+        values_were = {name: head.values_were for name, head in self.parameters.items()}
+        return {n: values_were.get(n, {}).get(str(v), v) for n, v in now.items()}
+
     def _default(self, name: str, facts: Mapping[str, Value]) -> Value:
         head = self.parameters[name]
         if not isinstance(head.default, DefaultHead):

@@ -11,7 +11,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from tuner.search.t4 import LOWER_BOUND, MS
 from tuner.space.constraints import Parameter
 from tuner.space.expression import Expression
 from tuner.space.search_space import SearchSpace
-from tuner.trial import Status, Value
+from tuner.trial import Params, Status, Value
 
 __all__ = ["Recording", "read_recording"]
 
 MAX_BYTES = 2**30  # of JSON text; the largest published space has 150 MB
 # A time from here on stands for "failed" in older Kernel Tuner caches, which wrote 1e20.
 MAX_MS = 1e19
+_Naming = Callable[[Params], Params]
 _UNITS_US = {"s": 1e6, "seconds": 1e6, "ms": 1e3, "milliseconds": 1e3, "us": 1.0, "ns": 1e-3}
 _FAILURES = {
     "InvalidConfig": Status.CONSTRAINTS,
@@ -75,20 +76,24 @@ class Recording:
         return np.where(self.is_bound, np.nan, self.latency_us)
 
 
-def read_recording(path: Path) -> Recording:
+def read_recording(path: Path, now: _Naming = dict) -> Recording:
     """Read a Kernel Tuner cache or T4 file (`.json`, `.json.gz`), or a run directory.
+
+    Args:
+        path: of the file or folder.
+        now: gives a configuration under today's names, which may differ from the recorded ones.
 
     Raises:
         InputError: `path` is none of these, is damaged, or holds no configuration that ran.
         StorageError: it is a run directory that cannot be read.
     """
     if path.is_dir():
-        return _read_run(path)
+        return _read_run(path, now)
     data = _load(path)
     if isinstance(data, dict) and isinstance(data.get("cache"), dict):
-        return _read_cache(path, data)
+        return _read_cache(path, data, now)
     if isinstance(data, dict) and isinstance(data.get("results"), list):
-        return _read_t4(path, data)
+        return _read_t4(path, data, now)
     raise InputError(
         f"{path}: no recorded space\n"
         "  expected a JSON object with `cache` (Kernel Tuner) or `results` (T4), or a run folder"
@@ -144,7 +149,7 @@ class _Entry:
     is_bound: bool = False
 
 
-def _read_cache(path: Path, data: Mapping[str, Any]) -> Recording:
+def _read_cache(path: Path, data: Mapping[str, Any], now: _Naming) -> Recording:
     declared = data.get("tune_params")
     declared = declared if isinstance(declared, dict) else {}
     names = data.get("tune_params_keys", list(declared))
@@ -155,7 +160,7 @@ def _read_cache(path: Path, data: Mapping[str, Any]) -> Recording:
         place = f"{path}: cache[{key!r}]"
         if not isinstance(row, dict):
             raise InputError(f"{place}: expected an object, got {type(row).__name__}")
-        params = _params({name: row.get(name) for name in names}, place)
+        params = now(_params({name: row.get(name) for name in names}, place))
         if "time" not in row:
             raise InputError(f"{place}: no `time`; only recordings of time can be searched")
         latency_us = _latency_us(row["time"], MS)
@@ -169,13 +174,13 @@ def _read_cache(path: Path, data: Mapping[str, Any]) -> Recording:
     return _recording(path, _stem(path), kernel, device, entries, declared)
 
 
-def _read_t4(path: Path, data: Mapping[str, Any]) -> Recording:
+def _read_t4(path: Path, data: Mapping[str, Any], now: _Naming) -> Recording:
     entries = []
     for number, row in enumerate(data["results"]):
         place = f"{path}: results[{number}]"
         if not isinstance(row, dict) or not isinstance(row.get("configuration"), dict):
             raise InputError(f"{place}: expected an object with `configuration`")
-        params = _params(row["configuration"], place)
+        params = now(_params(row["configuration"], place))
         try:
             status = Status(row.get("invalidity", "correct"))
         except ValueError:
@@ -202,7 +207,7 @@ def _read_t4(path: Path, data: Mapping[str, Any]) -> Recording:
     return _recording(path, name or _stem(path), kernel, device, entries, {})
 
 
-def _read_run(path: Path) -> Recording:
+def _read_run(path: Path, now: _Naming) -> Recording:
     run = open_run(path)
     trials = run.trials()
     environment = run.environment()
@@ -213,7 +218,7 @@ def _read_run(path: Path) -> Recording:
         entries.append(
             _Entry(
                 "",
-                trial.params,
+                now(trial.params),
                 trial.outcome.status,
                 math.nan if latency_us is None else latency_us,
                 seconds.get("build", 0.0) + seconds.get("device", 0.0),
