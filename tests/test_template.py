@@ -229,6 +229,98 @@ def test_every_error_of_a_head_is_told_at_once(folder):
     assert "unrol'" in refusal(folder) and "tiel" in refusal(folder)
 
 
+# ---- what heads share -----------------------------------------------------------------------
+
+SUMS_HEAD = """\
+# What sums.hpp asks of a template.
+requires:
+  - {expr: "slices <= rows", why: "a slice has a row"}
+parameters:
+  slices: {about: "how many partial sums", default: 5, when: "stats == 'two_pass'"}
+  depth: {about: "of the tree", default: 2}
+workspace:
+  sums: {shape: [cols], dtype: float64, zero: true, when: "stats == 'atomics'"}
+deterministic: "stats != 'atomics'"
+"""
+SHARING = edited(TILED, "language: cpp\n", "language: cpp\nuses: [sums]\n")
+SHARING = edited(
+    SHARING,
+    "  sums: {shape: [cols], dtype: float64, zero: true, when: \"stats == 'atomics'\"}\n",
+    "",
+)
+SHARING = edited(SHARING, "deterministic: \"stats != 'atomics'\"\n", "")
+
+
+def test_a_template_has_what_its_parts_declare_and_its_own_words_win(folder):
+    write(folder, "_lib/sums.yaml", SUMS_HEAD)
+    write(folder, "tiny/tiled.cpp.j2", SHARING)
+    template = load_family("tiny", [folder]).templates["tiled"]
+    assert template.filled({})["slices"] == 3  # its own; the part's is 5
+    assert list(template.parameters) == ["tile", "unroll", "stats", "slices", "depth"]
+    assert [rule.why for rule in template.head.requires][-1] == "a slice has a row"
+    assert template.head.workspace["sums"].zero
+    assert template.head.deterministic == "stats != 'atomics'"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("slices <= rows", "slics <= rows", "sums.yaml:3: requires.0: 'slics <= rows': unknown"),
+        ("default: 2}", "default: 2, values: [1]}", "sums.yaml:6: parameters.depth: its default"),
+        ("  depth: {", "  rows: {", "sums.yaml:6: parameters.rows: this name is taken"),
+        ("zero: true", "zeroed: true", "sums.yaml:8: workspace.sums.zeroed: Extra inputs"),
+        ("requires:", "steps:", "sums.yaml:2: steps: Extra inputs are not permitted"),
+    ],
+)
+def test_what_is_wrong_with_a_part_is_told_with_its_own_file_and_line(folder, old, new, expected):
+    write(folder, "_lib/sums.yaml", edited(SUMS_HEAD, old, new))
+    write(folder, "tiny/tiled.cpp.j2", SHARING)
+    assert expected in refusal(folder)
+
+
+def test_a_part_that_is_not_there_is_told_with_those_that_are(folder):
+    write(folder, "_lib/sums.yaml", SUMS_HEAD)
+    write(folder, "tiny/tiled.cpp.j2", edited(SHARING, "uses: [sums]", "uses: [sum]"))
+    message = refusal(folder)
+    assert "tiled.cpp.j2:4: uses.0: there is no _lib/sum.yaml" in message
+    assert "did you mean 'sums'?" in message
+
+
+WHERE = """\
+where:
+  is_exact: "stats == 'two_pass'"
+  is_wide: "is_exact and tile >= 16"
+"""
+NAMED = edited(TILED, "requires:\n", WHERE + "requires:\n")
+NAMED = edited(NAMED, "default: 3, when: \"stats == 'two_pass'\"", 'default: 3, when: "is_exact"')
+NAMED = edited(NAMED, "{{ op }} in", "{% if is_wide %}wide{% endif %} {{ op }} in")
+
+
+def test_a_named_condition_is_meant_by_its_name_in_head_and_text(folder):
+    write(folder, "tiny/tiled.cpp.j2", NAMED)
+    family = load_family("tiny", [folder])
+    assert family.templates["tiled"].head.parameters["slices"].when == "stats == 'two_pass'"
+    wide = family.render({"template": "tiled", "tile": 16, "unroll": 1})
+    narrow = family.render({"template": "tiled", "tile": 8, "unroll": 1})
+    assert "wide" in wide.source and "wide" not in narrow.source
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "reason"),
+    [
+        ("tile >= 16", "tiel >= 16", "j2:6: where.is_wide: ", "mean 'tile'?"),
+        ("tile >= 16", "rows >= 16", "j2:6: where.is_wide: ", "unknown name 'rows'"),
+        ("tile >= 16", "tile >=", "j2:6: where.is_wide: expression", ""),
+        ("is_wide:", "unroll:", "j2:6: where.unroll: this name is taken", ""),
+        ('when: "is_exact"', 'when: "is_exat"', "parameters.slices", "unknown name 'is_exat'"),
+    ],
+)
+def test_a_wrong_condition_is_refused_with_its_line(folder, old, new, place, reason):
+    write(folder, "tiny/tiled.cpp.j2", edited(NAMED, old, new))
+    message = refusal(folder)
+    assert place in message and reason in message
+
+
 def test_errors_in_an_included_file_name_that_file_and_line(folder):
     path = write(folder, "_lib/sums.hpp", "\n// {{ slcies }}\n")
     message = refusal(folder)

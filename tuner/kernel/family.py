@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import TemplateError, did_you_mean
-from tuner.kernel.head import CallHead, OpFile, read_op, read_text
+from tuner.kernel.declared import CallHead, OpFile
+from tuner.kernel.head import read_op, read_text
 from tuner.kernel.places import in_template
 from tuner.kernel.template import Signature, Template, load_template
 from tuner.plans import Argument, Tensor

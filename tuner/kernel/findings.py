@@ -49,17 +49,20 @@ class Findings:
 
     Attributes:
         lines: the messages until now; a reader of the text below the head adds its own.
+        parts: other texts, by file, whose entries were joined to those of this one.
     """
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
         self.text = text
         self.lines: list[str] = []
+        self.parts: list[tuple[Path, str]] = []
 
     def add(self, place: Place, reason: str, hint: str = "") -> None:
         """Add what is wrong with the entry at `place`."""
+        path, text, place = self._home(place)
         name = ".".join(map(str, place))
-        self.lines.append(f"{self.path}:{line_of(self.text, place)}: {name}: {reason}")
+        self.lines.append(f"{path}:{line_of(text, place)}: {name}: {reason}")
         self.lines += [f"  {hint}"] if hint else []
 
     def judge(self, place: Place, text: str | None, known: Collection[str]) -> None:
@@ -74,6 +77,19 @@ class Findings:
         for name in sorted(expression.names - set(known)):
             if not name.startswith("device."):
                 self.add(place, f"{text!r}: {unknown_name(name, sorted(known))}")
+
+    def _home(self, place: Place) -> tuple[Path, str, Place]:
+        """Return the text that holds the entry, its file, and the place there."""
+        kind, *rest = place
+        for path, text in [(self.path, self.text), *self.parts] if rest else []:
+            entries = (data_of(text) or {}).get(kind)
+            if isinstance(entries, list) and isinstance(rest[0], int):
+                if rest[0] < len(entries):
+                    return path, text, [kind, *rest]
+                rest[0] -= len(entries)
+            elif isinstance(entries, dict) and rest[0] in entries:
+                return path, text, [kind, *rest]
+        return self.path, self.text, place
 
     def report(self) -> None:
         """Raise a TemplateError with all of it, if there is any."""

@@ -5,137 +5,25 @@ Read as records, or refused with every error of a file at once, each with its li
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from tuner.errors import TemplateError, did_you_mean
+from tuner.kernel.declared import CallHead, DefaultHead, Head, OpFile, PartHead, StepHead
 from tuner.kernel.findings import Findings, Place, data_of, line_of
 from tuner.kernel.naming import refusal_of
 from tuner.kernel.operands import names_in, problem_with
-from tuner.plans import DType
-from tuner.trial import Language, Value
+from tuner.kernel.shared_heads import joined, part_files, with_conditions
 
-__all__ = [
-    "FLOAT_ARGUMENTS", "CallHead", "DefaultHead", "Head", "OpFile",
-    "ParameterHead", "StepHead", "read_head", "read_op", "read_text",
-]  # fmt: skip
+__all__ = ["FLOAT_ARGUMENTS", "read_head", "read_op", "read_text"]
 
 FLOAT_ARGUMENTS = {"num_threads"}  # passed by name, known only when the call is made
 _FILE_NAME = {"cuda": ".cu.j2", "cpp": ".cpp.j2", "triton": ".triton.py.j2"}
 _M = TypeVar("_M", bound=BaseModel)
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _ArgumentHead(_Strict):
-    name: str
-    dtype: DType | Literal["float", "int"] = "float32"
-    shape: tuple[str, ...] | None = None
-
-
-class _OutputHead(_Strict):
-    name: str
-    shape: tuple[str | int, ...]
-    dtype: DType = "float32"
-
-
-class CallHead(_Strict):
-    """What `op.yaml` says of a further call.
-
-    `rows` is a batch at which `model_new.py` makes it in eval mode, for the proof to ask with.
-    """
-
-    arguments: tuple[_ArgumentHead, ...]
-    outputs: tuple[_OutputHead, ...]
-    rows: str | None = None
-
-
-class OpFile(_Strict):
-    """`op.yaml`: shapes name sizes; `also_sizes` are those that only further calls name."""
-
-    name: str
-    title: str
-    function: str
-    replaces: tuple[str, ...]
-    sizes: dict[str, int]
-    arguments: tuple[_ArgumentHead, ...]
-    outputs: tuple[_OutputHead, ...]
-    flops: str
-    bytes: str
-    also: dict[str, CallHead] = {}
-    also_sizes: dict[str, int] = {}
-
-
-class _RequirementHead(_Strict):
-    expr: str
-    why: str
-
-
-class DefaultHead(_Strict):
-    """A default that follows from the device: an expression over its facts."""
-
-    expr: str
-
-
-class ParameterHead(_Strict):
-    """What a template says of one of its parameters; `was`, `values_were`: earlier names."""
-
-    about: str
-    default: Value | DefaultHead
-    values: tuple[Value, ...] | None = None
-    when: str | None = None
-    was: str | None = None
-    values_were: dict[str, str] = {}
-
-
-class _WorkspaceHead(_Strict):
-    shape: tuple[str | int, ...]
-    dtype: DType = "float32"
-    zero: bool = False
-    when: str | None = None
-
-
-class StepHead(_Strict):
-    """One step of a call, where `when` holds."""
-
-    call: str | None = None
-    aten: str | None = None
-    args: tuple[str | int | float | None, ...]
-    out: str | None = None
-    gives: str | None = None
-    pick: int | None = None
-    layout: Literal["channels_last"] | None = None
-    when: str | None = None
-
-
-class _OfferHead(_Strict):
-    when: str | None = None
-    steps: tuple[StepHead, ...]
-
-
-class _OptimisationHead(_Strict):
-    text: str
-    when: str | None = None
-
-
-class Head(_Strict):
-    """All that the tuner knows of a template beside its text."""
-
-    title: str
-    language: Language
-    requires: tuple[_RequirementHead, ...] = ()
-    parameters: dict[str, ParameterHead] = {}
-    workspace: dict[str, _WorkspaceHead] = {}
-    steps: tuple[StepHead, ...]
-    also: dict[str, _OfferHead] = {}
-    optimisations: tuple[_OptimisationHead, ...] = ()
-    deterministic: str | bool = True
 
 
 # ---- reading --------------------------------------------------------------------------------
@@ -160,19 +48,20 @@ def read_op(path: Path, name: str) -> OpFile:
         TemplateError: with every error of the file.
     """
     text = read_text(path)
-    op = _validated(OpFile, path, text)
+    op = _validated(OpFile, path, text, _data(OpFile, path, text))
     findings = Findings(path, text)
     _check_op(op, name, findings)
     findings.report()
     return op
 
 
-def read_head(path: Path, op: OpFile) -> tuple[str, Head, str, Findings]:
+def read_head(path: Path, op: OpFile, roots: Sequence[Path]) -> tuple[str, Head, str, Findings]:
     """Read a template's file.
 
     Args:
         path: of the file, whose ending goes with the head's language.
         op: the call that the template makes.
+        roots: the folders in which the heads of its parts are looked up, in order.
 
     Returns:
         The template's name, its head, its Jinja2 text with the file's line numbers, and what is
@@ -188,7 +77,16 @@ def read_head(path: Path, op: OpFile) -> tuple[str, Head, str, Findings]:
             f"{path}: no head\n  expected: YAML between two lines of '---', then the text"
         )
     head_text = parts[0][3:]  # begins with a newline in place of the '---': lines are the file's
-    head = _validated(Head, path, head_text)
+    findings = Findings(path, head_text)
+    data = _data(Head, path, head_text)
+    _validated(Head, path, head_text, data)
+    for file in part_files(data.get("uses", ()), roots, findings):
+        part_text = read_text(file)
+        part = _data(PartHead, file, part_text)
+        _validated(PartHead, file, part_text, part)
+        findings.parts.append((file, part_text))
+        data = joined(data, part)
+    head = Head.model_validate(with_conditions(data, findings))
     ending = _FILE_NAME[head.language]
     if not path.name.endswith(ending):
         raise TemplateError(
@@ -197,12 +95,11 @@ def read_head(path: Path, op: OpFile) -> tuple[str, Head, str, Findings]:
         )
     # Blank lines in place of the head keep Jinja's line numbers those of the file.
     body = "\n" * (parts[0].count("\n") + 2) + parts[1]
-    findings = Findings(path, head_text)
     _check_head(findings, head, op)
     return path.name.removesuffix(ending), head, body, findings
 
 
-def _validated(model: type[_M], path: Path, text: str) -> _M:
+def _data(model: type[BaseModel], path: Path, text: str) -> dict[str, Any]:
     try:
         data = data_of(text)
     except yaml.YAMLError as error:
@@ -215,6 +112,10 @@ def _validated(model: type[_M], path: Path, text: str) -> _M:
     if not isinstance(data, dict):
         known = ", ".join(model.model_fields)
         raise TemplateError(f"{path}: no `key: value` lines\n  known: {known}")
+    return data
+
+
+def _validated(model: type[_M], path: Path, text: str, data: Mapping[str, Any]) -> _M:
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -319,6 +220,10 @@ def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
             if refused := refusal_of(name, others, is_parameter=is_parameter):
                 findings.add([kind, name], *refused)
     tuned = set(head.parameters)
+    for name, condition in head.where.items():
+        if refused := refusal_of(name, {**own, **dict.fromkeys(tuned, "a parameter")}):
+            findings.add(["where", name], *refused)
+        findings.judge(["where", name], condition, tuned)
     for number, requirement in enumerate(head.requires):
         findings.judge(["requires", number], requirement.expr, {*tuned, *sizes, *op.sizes})
     for name, parameter in head.parameters.items():

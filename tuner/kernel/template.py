@@ -12,16 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import ExpressionError, TemplateError, did_you_mean
+from tuner.kernel.declared import DefaultHead, Head, OpFile, ParameterHead, StepHead
 from tuner.kernel.findings import Findings
-from tuner.kernel.head import (
-    FLOAT_ARGUMENTS,
-    DefaultHead,
-    Head,
-    OpFile,
-    ParameterHead,
-    StepHead,
-    read_head,
-)
+from tuner.kernel.head import FLOAT_ARGUMENTS, read_head
 from tuner.kernel.naming import FREE_NAMES
 from tuner.kernel.operands import names_in
 from tuner.kernel.places import places_of
@@ -124,14 +117,18 @@ class Template:
         Raises:
             TemplateError: it does not render; names the file and line.
         """
-        return rendered(self.path, self.body, roots, _variables(filled, op))
+        return rendered(self.path, self.body, roots, self._variables(filled, op))
 
     def places(self, text: str, filled: Params, op: str, roots: Sequence[Path]) -> list[str]:
         """Return the template's `file:line` for each line of `text`, which it rendered.
 
         Empty where that cannot be told. The other arguments are those of `text`.
         """
-        return places_of(self.path, self.body, roots, _variables(filled, op), text)
+        return places_of(self.path, self.body, roots, self._variables(filled, op), text)
+
+    def _variables(self, filled: Params, op: str) -> dict[str, object]:
+        where = {name: self.holds(text, filled) for name, text in self.head.where.items()}
+        return {**filled, **where, "params": dict(filled), "op": op}
 
     def plan(
         self, call: Signature, also: Mapping[str, Signature], constants: Mapping[str, Value]
@@ -245,10 +242,6 @@ class Template:
         return ast.unparse(_Constants(values).visit(ast.parse(text, mode="eval")))
 
 
-def _variables(filled: Params, op: str) -> dict[str, object]:
-    return {**filled, "params": dict(filled), "op": op}
-
-
 class _Constants(ast.NodeTransformer):
     """Replace names (and dotted `device.x`) that have a value by what they stand for."""
 
@@ -283,7 +276,7 @@ def load_template(path: Path, roots: Sequence[Path], op: OpFile) -> Template:
     Raises:
         TemplateError: with every error of the file that can be told at once.
     """
-    name, head, body, findings = read_head(path, op)
+    name, head, body, findings = read_head(path, op, roots)
     template = Template(name, path, head, body)
     _check_names(findings, template, roots)
     findings.report()
@@ -291,7 +284,7 @@ def load_template(path: Path, roots: Sequence[Path], op: OpFile) -> Template:
 
 
 def _check_names(findings: Findings, template: Template, roots: Sequence[Path]) -> None:
-    known = set(template.parameters) | FREE_NAMES
+    known = {*template.parameters, *template.head.where} | FREE_NAMES
     used = free_variables(template.path, template.body, roots)
     for name in sorted(used.keys() - known):
         hint = did_you_mean(name, sorted(known)) or f"next: declare {name} under `parameters:`"

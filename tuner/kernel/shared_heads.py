@@ -1,0 +1,89 @@
+"""What heads share: parts that several templates include, and conditions that have a name.
+
+`uses: [scale_batchnorm]` adds what `_lib/scale_batchnorm.yaml`, the head of that part, declares;
+what the template declares itself comes first and wins. `where: {is_split: "precision in [...]"}`
+names a condition once: expressions of the head mean it by its name, and so does the text.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import ExpressionError, did_you_mean
+from tuner.kernel.findings import Findings
+from tuner.space.expression import Expression
+
+__all__ = ["joined", "part_files", "with_conditions"]
+
+_EXPRESSIONS = {"expr", "when", "deterministic", "shape", "args"}  # keys of a head
+
+
+def part_files(names: Iterable[str], roots: Sequence[Path], findings: Findings) -> list[Path]:
+    """Return the files of the parts that a head uses; one that is not there is a finding."""
+    files = []
+    for number, name in enumerate(names):
+        homes = [root / "_lib" / f"{name}.yaml" for root in roots]
+        found = next((file for file in homes if file.is_file()), None)
+        if found is None:
+            known = sorted({f.stem for root in roots for f in (root / "_lib").glob("*.yaml")})
+            hint = did_you_mean(name, known) or f"known: {', '.join(known) or 'none'}"
+            findings.add(["uses", number], f"there is no _lib/{name}.yaml", hint)
+        else:
+            files.append(found)
+    return files
+
+
+def joined(own: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a head's data with that of a part: lists one after the other, own entries first."""
+    result = dict(own)
+    for key, value in part.items():
+        if isinstance(value, dict):
+            result[key] = {**value, **(own.get(key) or {})}
+            order = [*(own.get(key) or {}), *value]
+            result[key] = {name: result[key][name] for name in dict.fromkeys(order)}
+        elif isinstance(value, list):
+            result[key] = [*(own.get(key) or []), *value]
+        else:
+            result.setdefault(key, value)
+    return result
+
+
+def with_conditions(data: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+    """Return a head's data with every condition of `where` written out in its expressions.
+
+    What is wrong with a condition itself is added to the findings, and it is left out.
+    """
+    trees: dict[str, ast.expr] = {}
+    for name, text in data.get("where", {}).items():  # one may use those before it
+        try:
+            Expression.parse(text)
+        except ExpressionError as error:
+            findings.add(["where", name], str(error))
+            continue
+        trees[name] = _Named(trees).visit(ast.parse(text, mode="eval")).body
+    written = {key: _written_out(value, trees, key in _EXPRESSIONS) for key, value in data.items()}
+    return {**written, "where": {name: ast.unparse(tree) for name, tree in trees.items()}}
+
+
+def _written_out(data: Any, trees: Mapping[str, ast.expr], is_expression: bool) -> Any:
+    if isinstance(data, dict):
+        return {k: _written_out(value, trees, k in _EXPRESSIONS) for k, value in data.items()}
+    if isinstance(data, list):
+        return [_written_out(value, trees, is_expression) for value in data]
+    if not (is_expression and isinstance(data, str) and any(name in data for name in trees)):
+        return data
+    try:
+        return ast.unparse(_Named(trees).visit(ast.parse(data, mode="eval")))
+    except SyntaxError:  # refused where it is judged
+        return data
+
+
+class _Named(ast.NodeTransformer):
+    def __init__(self, trees: Mapping[str, ast.expr]) -> None:
+        self.trees = trees
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self.trees.get(node.id, node)
