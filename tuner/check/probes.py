@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+from tuner.check.asker import Asker
 from tuner.check.batches import Extent, batch_probes, odd_batch
 from tuner.check.combined import combined_probes
 from tuner.check.crossing import Action, Dtype, Mode
@@ -110,9 +111,8 @@ def thorough_probes(
         probes += batch_probes(reduced, modes, extent, secret)
     probes += unusual_probes(reduced, modes, secret, has_cuda)
     probes += shortcut_probes(reduced, modes, secret)
-    probes += combined_probes(reduced, modes, extent, traits, secret)
-    probes += handling_probes(reduced, modes, extent, traits, secret)
-    probes += paired_probes(reduced, modes, extent, traits, secret)
+    ask = Asker(reduced, modes, extent, traits, secret)
+    probes += [*combined_probes(ask), *handling_probes(ask), *paired_probes(ask)]
     more = large_batch + secret.randrange(1, 33)
     if extent.num_rows is not None and large_batch > extent.num_rows and extent.holds(more):
         probes.append(
