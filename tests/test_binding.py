@@ -20,10 +20,11 @@ import torch
 
 from tuner.evaluate.modules import fused
 from tuner.export.module import export_text
-from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
+from tuner.export.registration import cpp_binding, python_binding, schema
 from tuner.kernel.binding import bind, match_sizes
 from tuner.kernel.builder import Builder, Toolchain
 from tuner.kernel.family import Family, load_family
+from tuner.kernel.python_calls import size_lines
 from tuner.plans import Argument, Plan, Step, Tensor
 from tuner.trial import Candidate, Status, from_json, to_json
 

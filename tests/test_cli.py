@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
     "an empty config": (
         lambda d: d.yaml("c", ""),
         2,
-        ["c.yaml:1: the file is empty", "expected: problem"],
+        ["c.yaml:1: nothing is written here", "known: problem"],
     ),
     "neither config nor run": (
         lambda d: ["--dry-run"],

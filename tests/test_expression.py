@@ -1,4 +1,4 @@
-"""Expressions are a closed grammar; the same in Python, in NumPy and in C++."""
+"""Expressions are a closed grammar; the same in Python, compiled and in C++."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import subprocess
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from tuner.errors import ExpressionError
+from tuner.space.compiled import ABSENT, condition_of
 from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
-from tuner.space.vectorised import Columns, Unsure, column_of, compile_columns
 from tuner.trial import Value
 
 ENV: dict[str, Value] = {
@@ -218,7 +217,7 @@ def test_whole_number_arithmetic_is_pythons(text, a, b, c):
         assert Expression.parse(text).evaluate({"a": a, "b": b, "c": c}) == expected
 
 
-# ---- NumPy ----------------------------------------------------------------------------------
+# ---- compiled, for many configurations ------------------------------------------------------
 
 NUMBERS = [0, 1, 2, 3, 7, 64, 2**40, -3, 0.5, 2.25, True, False]
 
@@ -249,56 +248,55 @@ def conditions() -> st.SearchStrategy[str]:
 @settings(max_examples=400, deadline=None)
 @given(
     text=conditions(),
+    guard=st.none() | conditions(),
     values=st.lists(
         st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=4), min_size=3, max_size=3
     ),
 )
-def test_numpy_computes_what_python_computes_or_says_that_it_is_not_sure(text, values):
+def test_what_is_compiled_finds_what_the_expression_does_or_raises(text, guard, values):
     facts: dict[str, Value] = {"n": 3}
-    expression = Expression.parse(text)
+    rule, ask = Expression.parse(text), None if guard is None else Expression.parse(guard)
     tables = {**dict(zip("abc", values, strict=True)), "word": ["w", "v"]}
-    points = list(itertools.product(*tables.values()))
-    values = {
-        name: column_of(table)[[table.index(point[i]) for point in points]]
-        for i, (name, table) in enumerate(tables.items())
-    }
-    # Every other one lacks b, every third the word.
-    lacks = {"b": np.arange(len(points)) % 2 == 1, "word": np.arange(len(points)) % 3 == 2}
-    columns = Columns.of(len(points), values, lacks)
-    try:
-        with np.errstate(all="ignore"):
-            computed = compile_columns(expression.tree, facts)(columns)
-    except Unsure:
-        return
-    computed = np.broadcast_to(computed, len(points)).tolist()
-    for row, (point, result) in enumerate(zip(points, computed, strict=True)):
-        whole = dict(zip(tables, point, strict=True))
-        env = {n: v for n, v in whole.items() if n not in lacks or not lacks[n][row]}
-        if columns.asked[row]:
-            with pytest.raises(ExpressionError, match="unknown name"):
-                expression.evaluate({**facts, **env})
+    compiled = condition_of(rule.tree, ask.tree if ask else None, True, list(tables), facts)
+    for row, point in enumerate(itertools.product(*tables.values())):
+        env = {**facts, **dict(zip(tables, point, strict=True))}
+        given = list(point)
+        if row % 2:
+            given[1] = ABSENT
+            del env["b"]
+        if row % 3 == 2:
+            given[3] = ABSENT
+            del env["word"]
+        try:
+            found = compiled(*given)
+        except Exception:  # the expression itself raises, or says that it is not known
+            with contextlib.suppress(ExpressionError):
+                known = ask is None or ask.holds_where_known(env)
+                assert known is None or (known and rule.holds_where_known(env) is None)
         else:
-            assert result == expression.evaluate({**facts, **env})
+            holds = ask is None or ask.holds(env)
+            assert found is (rule.holds(env) if holds else True)
 
 
-def test_numpy_is_sure_of_what_constraints_are_made_of():
-    values = {"m": column_of([64, 128, 0]), "k": column_of([2.5, 8, 16])}
-    words = Columns.of(3, {"template": column_of(["mma", "simt", "mma"]), **values}, {})
+def test_constraints_as_they_are_written_are_compiled_without_an_exception():
+    names, rows = ["m", "k", "template"], [(64, 2.5, "mma"), (128, 8, "simt"), (0, 16, "mma")]
     for text, expected in [
         ("m * 4 <= 2 ** 8 and k > 1", [True, False, True]),
         ("m == 0 or 256 % m == 0", [True, True, True]),  # never divides by zero
         ("template != 'simt' or m in [128, 0]", [True, True, True]),
-        ("cdiv(m, 48) * (2 if template == 'mma' else 1)", [4, 3, 0]),
+        ("cdiv(m, 48) * (2 if template == 'mma' else 1)", [True, True, False]),
         ("log2(m + 64) == 7 and k / 2 < n", [True, False, False]),
         ("1 < k < m", [True, True, False]),
         ("m ** 0.5 == 8 or 2 ** -k < 0.1", [True, True, True]),
     ]:
-        computed = compile_columns(Expression.parse(text).tree, {"n": 3})(words)
-        assert computed.tolist() == expected
-    with pytest.raises(Unsure):
-        compile_columns(Expression.parse("m * m * m > 1").tree, {})(
-            Columns.of(1, {"m": column_of([2**40])}, {})
-        )
+        compiled = condition_of(Expression.parse(text).tree, None, True, names, {"n": 3})
+        assert [compiled(*row) for row in rows] == expected
+    guard = Expression.parse("template == 'mma'").tree
+    guarded = condition_of(Expression.parse("m > 64").tree, guard, True, names, {})
+    assert [guarded(*row) for row in rows] == [False, True, False]
+    assert guarded(ABSENT, 1, "simt") is True
+    with pytest.raises(TypeError):
+        guarded(ABSENT, 1, "mma")
 
 
 # ---- C++ ------------------------------------------------------------------------------------

@@ -137,10 +137,6 @@ def test_warming_up_is_bounded_for_a_call_that_never_settles():
     assert len(result.samples_us) == 5
 
 
-def test_the_latest_baseline_is_kept_in_the_record():
-    assert quick(lambda _: 1.0, anchor_us=12.5).anchor_us == 12.5
-
-
 def test_what_the_call_raises_passes_through():
     def fails(number: int) -> float:
         raise RuntimeError("launch failed")

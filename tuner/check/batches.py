@@ -80,15 +80,12 @@ def batch_probes(
     probe: Callable[..., Probe],
     modes: Modes,
     extent: Extent,
-    may_refuse: bool,
     secret: random.Random,
 ) -> list[Probe]:
     """Return what is asked at other batches, as far as there is room for so many rows."""
     assert extent.num_rows is not None
     num_rows = extent.num_rows
-    fields: dict[str, Any] = {
-        "may_refuse": may_refuse, "is_reduced": False, "tells": TELLS["batch"],
-    }  # fmt: skip
+    fields: dict[str, Any] = {"is_reduced": False, "tells": TELLS["batch"]}
     # Two rows that happen to be close have a difference with few right bits in any float32
     # arithmetic, so there the products and sums are made exact.
     exact = {"distribution": "dyadic", "weights": "dyadic", **fields}
@@ -134,7 +131,7 @@ def batch_probes(
         ]
     # More than the blocks that a grid of CUDA has in its second dimension.
     tall = 65536 + secret.randrange(1, 64)
-    if num_rows < tall and not may_refuse:
+    if num_rows < tall:
         probes.append(
             probe(
                 "very many rows", batch=tall, is_tall=True, **(usual | {"tells": TELLS["count"]})

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Action",
     "Answer",
+    "Asked",
     "AtOnce",
     "Dtype",
     "Edits",
@@ -122,36 +123,34 @@ Action = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """What the producer does with the question's tensors; it names no probe and no seed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is done to a module, as a probe asks it and as the producer does it.
 
-    `own_seed` seeds the candidate's constructor when it keeps its own weights, else None and the
-    question's `state.*` is loaded; `options` are further arguments of its constructor. `before` is
-    what is done before each call, `backward` which calls are differentiated after the last one, in
-    that order; with `backward_at_once` each is as soon as it was made. `first_place` is that of
-    the parameter which the first "freeze" or "replace one" takes. With `accumulates` gradients are
-    added up in `.grad`, one of which is scaled between two backwards. `edits` is what is edited in
-    place between a call and its backward. `default_dtype` is PyTorch's during the calls. `names`
-    are those of the arguments where they are passed by keyword. `other_options` are of "another".
-    `layout_at` is the one input that has the layout, None for all. `num_threads` 0 is as many as
-    usual. `has_predecessor`: a module with `other_options` and the weights `other.*` is made,
-    called and deleted before. `mild` are the modes in which the module serves usual inputs,
-    `mild.*`, before. With `holds_grads` every `.grad` is there before gradients are taken.
-    `mapped` is what `torch.func.vmap` maps over. `wanted` are bits for each call: which inputs
-    want gradients, all where it is empty. With `drops` one call more is made, whose result nobody
-    keeps. With `keeps_graphs` the graphs of `more_calls` live on
-    as long as the others. `numbers` are the inputs that are no tensors, by
-    "call.argument". With `keeps_gradients` all gradients are looked at again at the end, and what
-    comes in is larger for each. With `spoils_outputs` each output is edited in place, once it was
-    copied. `methods` are called in turn in place of the module; `attributes` are read after each
-    call, as further outputs. `output_bytes` are the sizes of memory to poison before each call.
+    `before` is what is done before each call, `backward` which calls are differentiated after the
+    last one, in that order; with `backward_at_once` each is as soon as it was made. Before the
+    second call `more_calls` are made that nobody looks at. `at_once`: each call is made by a
+    thread of its own, on a GPU on a stream of its own, again and again. `mode` "frozen" is
+    training with every submodule in eval mode, "thawed" the reverse, "cumulative" is training with
+    momentum None. Of `gradients`, "plain_inputs" asks for the parameters' alone. `first_place` is
+    that of the parameter which the first "freeze" or "replace one" takes. With `accumulates`
+    gradients are added up in `.grad`, one of which is scaled between two backwards. `edits` is
+    what is edited in place between a call and its backward. `default_dtype` is PyTorch's during
+    the calls; `dtype` is what "convert" converts to. `layout_at` is the one input that has the
+    layout, None for all. `num_threads` are PyTorch's, 0 for as many as usual. With
+    `has_predecessor` another module was there before, called and deleted. `mild` are the modes in
+    which the module serves usual inputs before. With `holds_grads` every `.grad` is there before
+    gradients are taken, of all and of some. `mapped` is what `torch.func.vmap` maps over. `wanted`
+    are bits for each call: which inputs want gradients, all where it is empty. With `drops` one
+    call more is made, whose result nobody keeps, and which must go. With `keeps_graphs` the graphs
+    of `more_calls` live on as long as the others. With `keeps_gradients` all gradients are looked
+    at again at the end, and what comes in is larger for each. With `spoils_outputs` each output is
+    edited in place, once it was copied. `methods` are called in turn in place of the module;
+    `attributes` are read after each call, as further outputs; `paths` are what "resize" is of.
+    `traces` lists PyTorch's operations that ran.
     """
 
     calls: int = 1
-    num_inputs: int = 1
-    is_overwritten: bool = False
-    is_repeated: bool = False
     before: tuple[tuple[Action, ...], ...] = ()
     more_calls: int = 0
     at_once: AtOnce = ""
@@ -166,11 +165,8 @@ class Script:
     is_inference: bool = False
     num_threads: int = 0
     default_dtype: Dtype = ""
-    names: tuple[str, ...] = ()
-    other_options: dict[str, float] = field(default_factory=dict)
     layout_at: int | None = None
     dtype: Dtype = ""
-    options: dict[str, bool | int | float] = field(default_factory=dict)
     layout: Layout = "contiguous"
     has_predecessor: bool = False
     mild: tuple[Mode, ...] = ()
@@ -184,10 +180,30 @@ class Script:
     methods: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
-    others: dict[str, bool | int | float] = field(default_factory=dict)
     has_nan_memory: bool = False
     has_side_stream: bool = False
     traces: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script(Asked):
+    """What the producer does with the question's tensors; it names no probe and no seed.
+
+    `own_seed` seeds the candidate's constructor when it keeps its own weights, else None and the
+    question's `state.*` is loaded; `options` are further arguments of its constructor, and
+    `other_options` those of "another" and of a predecessor, which has the weights `other.*`.
+    `names` are those of the arguments where they are passed by keyword. `mild.*` are the usual
+    inputs. `numbers` are the inputs that are no tensors, by "call.argument". `output_bytes` are
+    the sizes of memory to poison before each call.
+    """
+
+    num_inputs: int = 1
+    is_overwritten: bool = False
+    is_repeated: bool = False
+    names: tuple[str, ...] = ()
+    other_options: dict[str, float] = field(default_factory=dict)
+    options: dict[str, bool | int | float] = field(default_factory=dict)
+    others: dict[str, bool | int | float] = field(default_factory=dict)
     own_seed: int | None = None
     numbers: dict[str, bool | int | float | str | None] = field(default_factory=dict)
     output_bytes: tuple[int, ...] = ()

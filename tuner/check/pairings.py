@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from tuner.check.batches import Extent
+from tuner.check.asker import Asker
 from tuner.check.crossing import Action, GradientLayout, Gradients, Layout
 from tuner.check.probe import Modes, Probe
-from tuner.check.tells import TELLS
-from tuner.check.traits import Traits
 from tuner.problem.draws import Distribution
 
 __all__ = ["NUM_DRAWN", "ORDERS", "paired_probes"]
@@ -42,59 +39,43 @@ LIVES: tuple[Action, ...] = ("copy", "pickle", "infer", "another")
 T = TypeVar("T")
 
 
-def paired_probes(
-    reduced: Callable[..., Probe],
-    modes: Modes,
-    extent: Extent,
-    traits: Traits,
-    secret: random.Random,
-) -> list[Probe]:
+def paired_probes(ask: Asker) -> list[Probe]:
     """Return probes whose rows, values, views, gradients and histories are drawn.
 
     Each draw fits together: no question is among them to which an honest answer in float32 could
     be far from the reference's. Half of them ask for gradients.
     """
-    return [
-        _drawn(number, reduced, modes, extent, traits, secret)
-        for number in range(1, NUM_DRAWN + 1)
-    ]
+    return [_drawn(number, ask) for number in range(1, NUM_DRAWN + 1)]
 
 
-def _drawn(
-    number: int,
-    reduced: Callable[..., Probe],
-    modes: Modes,
-    extent: Extent,
-    traits: Traits,
-    secret: random.Random,
-) -> Probe:
+def _drawn(number: int, ask: Asker) -> Probe:
     def one(things: Sequence[T]) -> T:
-        return things[secret.randrange(len(things))]
+        return things[ask.secret.randrange(len(things))]
 
     has_gradients = number % 2 == 0
-    all_modes = (modes.own, modes.own, modes.other, "frozen", "thawed")
+    all_modes = (ask.modes.own, ask.modes.own, ask.modes.other, "frozen", "thawed")
     # In a mode whose numbers are chance, what was drawn would say little.
-    fields: dict[str, Any] = {"mode": one([m for m in all_modes if m not in modes.random])}
-    rows = _rows(extent, one, secret)
+    fields: dict[str, Any] = {"mode": one([m for m in all_modes if m not in ask.modes.random])}
+    rows = _rows(ask, one)
     if rows is not None:
         fields |= {"batch": rows, "is_reduced": False}
     is_few = rows is not None and rows < FEW[1]
     values: Distribution = one(VALUES if has_gradients else (*VALUES, *POISON))
-    views = (*VIEWS, *ORDERS * (traits.dimensions > 2))
+    views = (*VIEWS, *ORDERS * (ask.traits.dimensions > 2))
     layout: Layout = one(("contiguous", *views))
-    if traits.num_alike > 1 and secret.random() < 0.2:
+    if ask.traits.num_alike > 1 and ask.secret.random() < 0.2:
         layout, values = one(SHARED), "normal"
         fields |= {"inputs": "repeated"}  # of another call they would not be alike
     if is_few:  # else two rows may be close, and a difference of them has few right bits
         fields |= {"weights": "dyadic"}
         values = "dyadic"
-    if layout != "contiguous" and secret.random() < 0.3:
-        fields |= {"layout_at": secret.randrange(64)}
-    history = _history(one, modes, str(fields["mode"]), is_few)
+    if layout != "contiguous" and ask.secret.random() < 0.3:
+        fields |= {"layout_at": ask.secret.randrange(64)}
+    history = _history(one, ask.modes, str(fields["mode"]), is_few)
     fields |= {
         "distribution": values, "layout": layout, "calls": len(history) + 1,
-        "before": ((), *history), "first_place": secret.randrange(64),
-        "mild": one(((), (), modes.both)),
+        "before": ((), *history), "first_place": ask.secret.randrange(64),
+        "mild": one(((), (), ask.modes.both)),
     }  # fmt: skip
     asked: Gradients = one(("all", "all", "plain_inputs")) if has_gradients else ""
     if asked and layout in ORDERS:
@@ -104,23 +85,21 @@ def _drawn(
         # some honest modules, and not by others.
         fields |= {"gradients": asked, "backward_at_once": True, "gradient_layout": one(INCOMING)}
     else:
-        fields |= {"is_inference": secret.random() < 0.25}
+        fields |= {"is_inference": ask.secret.random() < 0.25}
     met = [
         str(fields["mode"]), "" if rows is None else f"{rows} rows", values, layout,
         *(action for actions in history for action in actions), "gradients" * has_gradients,
     ]  # fmt: skip
     told = ", ".join(what for what in met if what and what != "contiguous")
     may_refuse = layout != "contiguous" or any(a in (*TENSORS, "pickle") for (a,) in history)
-    return reduced(f"drawn {number}: {told}", is_extra=may_refuse, tells=TELLS["drawn"], **fields)
+    return ask.probe(f"drawn {number}: {told}", "drawn", is_extra=may_refuse, **fields)
 
 
-def _rows(
-    extent: Extent, one: Callable[[Sequence[Any]], Any], secret: random.Random
-) -> int | None:
+def _rows(ask: Asker, one: Callable[[Sequence[Any]], Any]) -> int | None:
     """Return a number of rows; None leaves that of the other probes on few rows."""
-    kinds = [kind for kind in (FEW, SOME, MORE) if extent.holds(kind[1])]
-    kind = one((None, *kinds)) if extent.num_rows is not None else None
-    return None if kind is None else secret.randrange(*kind)
+    kinds = [kind for kind in (FEW, SOME, MORE) if ask.extent.holds(kind[1])]
+    kind = one((None, *kinds)) if ask.extent.num_rows is not None else None
+    return None if kind is None else ask.secret.randrange(*kind)
 
 
 def _history(

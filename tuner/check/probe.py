@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from tuner.check.crossing import (
-    Action,
-    AtOnce,
-    Dtype,
-    Edits,
-    GradientLayout,
-    Gradients,
-    Layout,
-    Mapped,
-    Mode,
-)
+from tuner.check.crossing import Asked, Dtype, Mode
 from tuner.problem.draws import Distribution, WeightKind
 from tuner.problem.reference import Options
 
@@ -78,7 +68,7 @@ TOUCHED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Asked):
     """One thing that is asked of a candidate.
 
     `batch` None is as given. `weights`: "own" are those that the candidate's constructor draws,
@@ -87,36 +77,19 @@ class Probe:
     "overwritten" (new content in the same memory, same version counter), "nudged" (one element
     changed), "reordered" (the same rows, last first), "exchanged" (two neighbours among them
     exchanged), "edited" (in the same memory: such changes in turn), "ranges" (whole numbers, each
-    call to the ends of another type of integers). `before` is what is done to the module before
-    each call; `other_weights` are those that it then gives it: "random", "nudged", one element of
-    each parameter changed, "stepped", one of each by a two-thousandth of itself, "reordered", the
-    same rows, last first, "mirrored", the same numbers in each row, last first, "negated", one row
-    of each, or "shifted", one element up and another as much down; the last three change buffers
-    as well. Before the second call `more_calls` are made that nobody looks at. `at_once`: each
-    call is made by a thread of its own, on a GPU on a stream of its own, again and again. `mode`
-    "frozen" is training with every submodule in eval mode, "thawed" the reverse, "cumulative" is
-    training with momentum None. With `gradients` the calls that `backward` names (by default the
-    last) are differentiated in that order, after all calls, or with `backward_at_once` each at
-    once; "plain_inputs" asks for the parameters' alone; `gradient_values` are of the incoming
-    ones: times 2^40, times 2^-40, one element NaN, or "cancelling" (each has its negative, and the
-    ends of rows and columns are 0). `dtype` is what "convert" converts to. With `has_options` the
-    constructor gets other values where it has defaults. With `accumulates` gradients are added up
-    in `.grad`; `edits` is what is edited between a call and its backward. `num_threads` are
-    PyTorch's; `layout_at` is the one input that has the layout. `is_reduced`: the batch is smaller
-    only to be quick, and as given where the reference refuses it. `is_drawn`: each call's inputs
-    are a draw of the reference's own. `is_tall`: fewer rows where so many would cost much. With
-    `has_predecessor` another module was there before, used and deleted. `mild` are the modes in
-    which it has served usual inputs before. With `holds_grads` every `.grad` is there before
-    gradients are taken, of all and of some. `mapped` is what `torch.func.vmap` maps over. `wanted`
-    are bits for each call: which inputs want gradients, by default all. With `drops` what
-    one call more returns is dropped, and must go. With `keeps_graphs` those
-    of `more_calls` live on. With `mild_more` the usual inputs are NaN, in so many more rows. With
-    `keeps_gradients` all gradients are looked at again at the end, and with `spoils_outputs` each
-    output is edited once it was copied. `methods` are called in place of the module, `attributes`
-    read after each call; `paths` are what "resize" is of. With
+    call to the ends of another type of integers). `other_weights` are those that the module is
+    given: "random", "nudged", one element of each parameter changed, "stepped", one of each by a
+    two-thousandth of itself, "reordered", the same rows, last first, "mirrored", the same numbers
+    in each row, last first, "negated", one row of each, or "shifted", one element up and another
+    as much down; the last three change buffers as well. By default the last call alone is
+    differentiated; `gradient_values` are of the incoming ones: times 2^40, times 2^-40, one
+    element NaN, or "cancelling" (each has its negative, and the ends of rows and columns are 0).
+    With `has_options` the constructor gets other values where it has defaults. `is_reduced`: the
+    batch is smaller only to be quick, and as given where the reference refuses it. `is_drawn`:
+    each call's inputs are a draw of the reference's own. `is_tall`: fewer rows where so many would
+    cost much. With `mild_more` the usual inputs are NaN, in so many more rows. With
     `other_arguments` numbers are others, or 0, and what has a default is given, or floats are
-    tensors; `by_keyword`
-    passes all by their names. `traces` lists PyTorch's operations that ran.
+    tensors; `by_keyword` passes all by their names.
 
     `is_random`: the reference draws random numbers there, so what is no number is judged alone.
     `is_extra` asks what the reference's class could also be asked, beyond how it is configured:
@@ -131,53 +104,20 @@ class Probe:
     seed_inputs: int = 0
     seed_weights: int = 0
     weights: Literal["own", "initial"] | WeightKind = "random"
-    calls: int = 1
     inputs: Literal[
         "fresh", "repeated", "overwritten", "nudged", "reordered", "exchanged", "edited", "ranges"
     ] = "fresh"
-    before: tuple[tuple[Action, ...], ...] = ()
     other_weights: Literal[
         "random", "nudged", "stepped", "reordered", "mirrored", "negated", "shifted"
     ] = "random"
-    more_calls: int = 0
-    at_once: AtOnce = ""
-    mode: Mode = "train"
-    gradients: Gradients = ""
-    gradient_layout: GradientLayout = "contiguous"
     gradient_values: Literal["", "large", "small", "nan", "cancelling"] = ""
-    backward: tuple[int, ...] = ()
-    backward_at_once: bool = False
-    first_place: int = 0
-    accumulates: bool = False
-    edits: Edits = ""
-    is_inference: bool = False
-    num_threads: int = 0
-    default_dtype: Dtype = ""
-    layout_at: int | None = None
-    dtype: Dtype = ""
     has_options: Options = ""
     is_reduced: bool = False
     is_drawn: bool = False
     is_tall: bool = False
     other_arguments: Literal["", "others", "zeros", "tensors"] = ""
     by_keyword: bool = False
-    layout: Layout = "contiguous"
-    has_predecessor: bool = False
-    mild: tuple[Mode, ...] = ()
-    holds_grads: bool = False
-    mapped: Mapped = ""
-    wanted: tuple[int, ...] = ()
-    drops: bool = False
-    keeps_graphs: bool = False
-    keeps_gradients: bool = False
-    spoils_outputs: bool = False
     mild_more: int = 0
-    methods: tuple[str, ...] = ()
-    attributes: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
-    has_nan_memory: bool = False
-    has_side_stream: bool = False
-    traces: bool = False
     wants_same_bits: bool = False
     is_random: bool = False
     is_extra: bool = False

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+from tuner.check.asker import Asker
 from tuner.check.batches import Extent, batch_probes, odd_batch
 from tuner.check.combined import combined_probes
 from tuner.check.crossing import Action, Dtype, Mode
@@ -66,7 +67,6 @@ def thorough_probes(
     modes: Modes = TRAINING,
     is_deterministic: bool = True,
     has_cuda: bool = False,
-    may_refuse_batches: bool = False,
     large_batch: int = 0,
     row_elements: float = 0.0,
     traits: Traits = EVERYTHING,
@@ -75,16 +75,14 @@ def thorough_probes(
 
     Few probes run at full size, since one tensor of the flagship is 256 MB. What names no mode is
     asked in the problem's own of `modes`.
-    `is_deterministic` asks for the same bits from the same input. `may_refuse_batches` accepts
-    an exception (never a wrong answer) at batches other than `num_rows`. From `large_batch` rows
-    on the module is known to take another way in eval mode. `row_elements` are as of `Extent`;
-    what says nothing with such `traits` is left out.
+    `is_deterministic` asks for the same bits from the same input. From `large_batch` rows on the
+    module is known to take another way in eval mode. `row_elements` are as of `Extent`; what says
+    nothing with such `traits` is left out.
     """
     secret = random.Random(seed)
     seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
     seed_weights = secret.getrandbits(31)
-    rows = Extent(num_rows, row_elements, "gpu" if has_cuda else "cpu")
-    extent = replace(rows, num_rows=None) if may_refuse_batches else rows
+    extent = Extent(num_rows, row_elements, "gpu" if has_cuda else "cpu")
     whole = _seeded(seed_full, seed_weights, mode=modes.own)
     is_less = extent.full is not None
     full = _seeded(seed_full, seed_weights, mode=modes.own, batch=extent.full, is_reduced=is_less)
@@ -110,12 +108,11 @@ def thorough_probes(
         *_traced_probes(full, reduced, modes),
     ]  # fmt: skip
     if num_rows is not None:
-        probes += batch_probes(reduced, modes, rows, may_refuse_batches, secret)
+        probes += batch_probes(reduced, modes, extent, secret)
     probes += unusual_probes(reduced, modes, secret, has_cuda)
     probes += shortcut_probes(reduced, modes, secret)
-    probes += combined_probes(reduced, modes, extent, traits, secret)
-    probes += handling_probes(reduced, modes, extent, traits, secret)
-    probes += paired_probes(reduced, modes, extent, traits, secret)
+    ask = Asker(reduced, modes, extent, traits, secret)
+    probes += [*combined_probes(ask), *handling_probes(ask), *paired_probes(ask)]
     more = large_batch + secret.randrange(1, 33)
     if extent.num_rows is not None and large_batch > extent.num_rows and extent.holds(more):
         probes.append(

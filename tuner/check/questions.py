@@ -6,10 +6,11 @@ import contextlib
 import inspect
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from tuner.check.alterations import WEIGHTS
-from tuner.check.crossing import Script
+from tuner.check.crossing import Asked, Script
 from tuner.check.exercise import checksum_of
 from tuner.check.history import set_mode
 from tuner.check.parts import copied
@@ -169,47 +170,17 @@ def script_of(
                     "expected tensors and numbers"
                 )
     is_last = probe.gradients in ("all", "plain_inputs") and not probe.backward_at_once
+    asked = {field.name: getattr(probe, field.name) for field in fields(Asked)}
+    asked["backward"] = probe.backward or (probe.calls - 1,) * is_last
     return Script(
-        calls=probe.calls,
+        **asked,
         num_inputs=len(arguments[0]),
         is_overwritten=probe.inputs in ("overwritten", "edited"),
         is_repeated=probe.inputs == "repeated",
-        before=probe.before,
-        more_calls=probe.more_calls,
-        at_once=probe.at_once,
-        mode=probe.mode,
-        gradients=probe.gradients,
-        gradient_layout=probe.gradient_layout,
-        backward=probe.backward or (probe.calls - 1,) * is_last,
-        backward_at_once=probe.backward_at_once,
-        first_place=probe.first_place,
-        dtype=probe.dtype,
-        accumulates=probe.accumulates,
-        edits=probe.edits,
-        is_inference=probe.is_inference,
-        num_threads=probe.num_threads,
-        default_dtype=probe.default_dtype,
         names=_names_of(problem, len(arguments[0])) if probe.by_keyword else (),
-        layout_at=probe.layout_at,
         options=_options_of(problem, probe.has_options, models),
         other_options=_options_of(problem, "numbers" if _makes_another(probe) else "", models),
-        layout=probe.layout,
-        has_nan_memory=probe.has_nan_memory,
-        has_predecessor=probe.has_predecessor,
-        mild=probe.mild,
-        holds_grads=probe.holds_grads,
-        mapped=probe.mapped,
-        wanted=probe.wanted,
-        drops=probe.drops,
-        keeps_graphs=probe.keeps_graphs,
-        keeps_gradients=probe.keeps_gradients,
-        spoils_outputs=probe.spoils_outputs,
-        methods=probe.methods,
-        attributes=probe.attributes,
-        paths=probe.paths,
         others=_options_of(problem, "all" if _makes_others(probe) else "", models),
-        has_side_stream=probe.has_side_stream,
-        traces=probe.traces,
         own_seed=_own_seed(probe) if probe.weights == "own" else None,
         numbers=numbers,
     )

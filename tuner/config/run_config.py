@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from tuner.config.document import Document, Places, read_document, shown
+from tuner.config.document import Document, Places, read_document, require_keys, validated
 from tuner.config.schema import (
     Effort,
     File,
@@ -22,8 +22,6 @@ from tuner.config.schema import (
     ProblemSection,
     SearchSection,
     Section,
-    keys_of,
-    validated,
 )
 from tuner.config.space_section import read_parameters
 from tuner.errors import ConfigError, did_you_mean
@@ -153,15 +151,10 @@ def parse_config(
     """Read a config from its text; `path` names it in messages. Otherwise as `load_config`."""
     base = path.parent if base is None else base
     document = read_document(path, text)
-    data = document.data
-    if not isinstance(data, dict):
-        if not document.problems:
-            known = ", ".join(keys_of(File))
-            got = "the file is empty" if data is None else f"expected keys, got {shown(data)}"
-            document.report("", f"{got}\n  known: {known}")
+    if not require_keys(document, File):
         raise document.error()
     _override(document, overrides or {})
-    file = validated(document)
+    file = validated(document, File)
     space = read_parameters(document)
     problem = _resolved(document, file.problem, base) if file is not None else None
     search = _warm_started(document, file.search, base) if file is not None else None

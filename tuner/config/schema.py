@@ -1,4 +1,4 @@
-"""The sections and keys of a config, and what is said where a value does not fit."""
+"""The sections and keys of a config."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
-    ValidationError,
 )
 
-from tuner.config.document import Document, shown, with_known
+from tuner.config.document import shown
 from tuner.config.quantities import (
     parse_accuracy,
     parse_device,
@@ -34,7 +33,6 @@ from tuner.problem.modes import TuneMode
 from tuner.space.expression import Expression
 
 __all__ = [
-    "SECTIONS",
     "Effort",
     "File",
     "MeasureSection",
@@ -42,8 +40,6 @@ __all__ = [
     "SearchSection",
     "Section",
     "StopSection",
-    "keys_of",
-    "validated",
 ]
 
 # ---- what a value must be -------------------------------------------------------------------
@@ -188,65 +184,3 @@ class File(Section):
     effort: Effort = "normal"
     search: SearchSection = SearchSection()
     measure: MeasureSection = MeasureSection()
-
-
-# ---- what does not fit, in our words --------------------------------------------------------
-
-SECTIONS: dict[str, type[Section]] = {
-    "": File,
-    "problem": ProblemSection,
-    "constraints[]": _ConstraintEntry,
-    "search": SearchSection,
-    "search.stop": StopSection,
-    "measure": MeasureSection,
-}
-_EXPECTED = {
-    "bool_type": "true or false",
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "string_type": "text",
-    "dict_type": "a mapping",
-    "model_type": "a mapping",
-    "tuple_type": "a list",
-    "path_type": "a path",
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "a number of at least {ge}",
-    "less_than": "a number below {lt}",
-    "less_than_equal": "a number of at most {le}",
-}
-
-
-def validated(document: Document) -> File | None:
-    """Return the document's data as sections; None where a problem was reported instead."""
-    try:
-        return File.model_validate(document.data)
-    except ValidationError as error:
-        for item in error.errors():
-            _report_item(document, item)
-    return None
-
-
-def keys_of(section: type[Section]) -> list[str]:
-    """Return the keys of a section, as the file has them."""
-    return [info.alias or name for name, info in section.model_fields.items()]
-
-
-def _report_item(document: Document, item: Any) -> None:
-    parts = [part for part in item["loc"] if part != "[key]"]
-    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in parts).lstrip(".")
-    kind, context = item["type"], item.get("ctx", {})
-    if kind == "missing":
-        document.report(place, "missing")
-    elif kind == "extra_forbidden":
-        names = "".join("[]" if isinstance(part, int) else f".{part}" for part in parts[:-1])
-        parent = names.removeprefix(".")
-        known = keys_of(SECTIONS[parent])
-        key = str(parts[-1])
-        document.report(place, with_known(f"unknown key {key!r}", key, known))
-    elif kind == "value_error":
-        document.report(place, str(context["error"]))
-    elif kind in _EXPECTED:
-        expected = _EXPECTED[kind].format(**context)
-        document.report(place, f"expected {expected}, got {shown(item['input'])}")
-    else:
-        document.report(place, f"{item['msg']}, got {shown(item['input'])}")

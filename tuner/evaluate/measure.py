@@ -50,7 +50,6 @@ def measure(
     min_samples: int = 5,
     max_samples: int = 1000,
     stop_above_us: float | None = None,
-    anchor_us: float | None = None,
 ) -> Measurement:
     """Time a call until its median is known to `max_noise`, or the budget is used up.
 
@@ -68,7 +67,6 @@ def measure(
         min_samples: fewest samples, unless the overrun ends it.
         max_samples: most samples.
         stop_above_us: time that a candidate must beat to matter, None to measure in full.
-        anchor_us: the baseline's latest time, kept in the record.
 
     Returns:
         Every sample, their median, their robust relative dispersion (`noise`: of one sample, not
@@ -99,7 +97,6 @@ def measure(
         is_cold=timer.is_cold,
         is_censored=is_censored,
         num_throttled=timer.num_throttled - num_throttled,
-        anchor_us=anchor_us,
         wall_us=None if hidden_us is None else latency_us + hidden_us,
     )
 

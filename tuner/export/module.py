@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 from tuner.capture.from_module import made_from
 from tuner.capture.rows_text import with_rows
 from tuner.errors import TemplateError
-from tuner.export.registration import cpp_binding, python_binding, schema, size_lines
+from tuner.export.registration import cpp_binding, python_binding, schema
 from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
+from tuner.kernel.python_calls import size_lines
 from tuner.plans import Plan
 from tuner.trial import Candidate, content_key
 

@@ -2,20 +2,21 @@
 
 The text keeps the promises that kernels rely on: contiguous, 16-byte aligned arguments on
 one device, fresh outputs and workspace from PyTorch's allocator, everything on the current stream.
-`binding` keeps the same ones while searching.
+`binding` keeps the same ones while searching, in Python that `python_calls` writes for both.
 """
 
 from __future__ import annotations
 
 import inspect
 
-from tuner.kernel.operands import as_cpp, as_python, channels_last
+from tuner.kernel.operands import as_cpp, channels_last
+from tuner.kernel.python_calls import call_lines, given, tensor_names
 from tuner.plans import Argument, Plan, Step
 from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
 from tuner.trial import Language
 
-__all__ = ["cpp_binding", "python_binding", "schema", "size_lines"]
+__all__ = ["cpp_binding", "python_binding", "schema"]
 
 _AT_TYPE = {
     "float32": "at::kFloat",
@@ -142,26 +143,14 @@ def _has_channels_last(plan: Plan) -> bool:
     return is_argument or any(step.layout for step in steps)
 
 
-def _given(step: Step, made: str, dense: set[str], prefix: str) -> str:
-    """Write what a step gives as functions read it."""
-    if step.gives in dense:
-        return f"{prefix}dense({made})"
-    return made if step.layout is None else f"channels_last({made})"
-
-
 def _cpp_number(argument: Argument) -> str:
     return "double" if argument.dtype == "float" else "int64_t"
-
-
-def _tensor_names(plan: Plan) -> set[str]:
-    made = {tensor.name for tensor in (*plan.outputs, *plan.workspace)} | plan.given
-    return made | {a.name for a in plan.arguments if a.shape is not None}
 
 
 def _declarations(plan: Plan) -> list[str]:
     """Declare the source's functions; C linkage takes every pointer as void*."""
     numbers = {a.name: _cpp_number(a) for a in plan.arguments if a.shape is None}
-    named = _tensor_names(plan)
+    named = tensor_names(plan)
     declared = {}
     for step in plan.steps:
         if step.kind != "call":
@@ -246,7 +235,7 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
     if is_cuda:
         lines.append("void* stream = c10::cuda::getCurrentCUDAStream().stream();")
     numbers = {a.name for a in plan.arguments if a.shape is None} | {"num_threads"}
-    named = _tensor_names(plan)
+    named = tensor_names(plan)
     lines += [_step(step, named, numbers, plan.dense, is_cuda) for step in plan.steps]
     names = ", ".join(output.name for output in plan.outputs)
     is_tuple = len(plan.outputs) > 1
@@ -257,7 +246,7 @@ def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_
     if step.gives:
         made = f"at::{step.function}({', '.join(as_cpp(a) for a in step.args)})"
         made = made if step.pick is None else f"std::get<{step.pick}>({made})"
-        return f"const at::Tensor {step.gives} = {_given(step, made, dense, '')};"
+        return f"const at::Tensor {step.gives} = {given(step, made, dense, '')};"
     if step.kind == "aten":
         words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
         return f"at::{step.function}_out({', '.join([str(step.out), *words])});"
@@ -292,40 +281,7 @@ def _python_function(plan: Plan, namespace: str) -> str:
     arguments = ", ".join(f"{a.name}: {_python_type(a)}" for a in plan.arguments)
     outputs = ", ".join("torch.Tensor" for _ in plan.outputs)
     result = f"tuple[{outputs}]" if len(plan.outputs) > 1 else outputs
-    tensors = [a for a in plan.arguments if a.shape is not None]
-    device = f"{tensors[0].name}.device"
-    lines = []
-    for argument in tensors:
-        name, num_dims = argument.name, len(argument.shape or ())
-        lines.append(
-            f'{name} = _prepared({name}, "{name}", {num_dims}, {device}, torch.{argument.dtype})'
-        )
-    lines += size_lines(plan)
-    for argument in tensors:
-        shape = ", ".join(argument.shape or ())
-        lines.append(f'_expect({argument.name}, "{argument.name}", ({shape},))')
-    for tensor in plan.made:
-        make = "zeros" if tensor.zero else "empty"
-        lines.append(
-            f"{tensor.name} = torch.{make}(({', '.join(tensor.shape)},), "
-            f"dtype=torch.{tensor.dtype}, device={device})"
-        )
-    lines.append(f"with torch.cuda.device({device}):  # kernels start on the current device")
-    for step in plan.steps:
-        if step.gives:
-            words = [as_python(a) for a in step.args]
-            call = f"torch.ops.aten.{step.function}({', '.join(words)})"
-            call += "" if step.pick is None else f"[{step.pick}]"
-            call = f"{step.gives} = {_given(step, call, plan.dense, '_')}"
-        elif step.kind == "aten":
-            words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
-            call = f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})"
-        else:
-            words = ["None" if a == "null" else a.removesuffix(".t") for a in step.args]
-            call = f"{step.function}({', '.join(words)})"
-        lines.append(f"    {call}")
-    lines.append(f"return {', '.join(output.name for output in plan.outputs)}")
-    body = "\n".join(f"    {line}" for line in lines)
+    body = "\n".join(f"    {line}" for line in call_lines(plan))
     return (
         f'@torch.library.custom_op("{namespace}::{plan.function}", mutates_args=())\n'
         f"def _call_{plan.function}({arguments}) -> {result}:\n{body}"
@@ -360,17 +316,6 @@ def _dense(tensor):
 def _expect(tensor, name, shape):
     if tuple(tensor.shape) != shape:
         raise RuntimeError(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")"""
-
-
-def size_lines(plan: Plan) -> list[str]:
-    """Return Python lines that bind every named size from the tensors' shapes."""
-    lines, seen = [], set()
-    for argument in plan.arguments:
-        for dim, size in enumerate(argument.shape or ()):
-            if size not in seen:
-                seen.add(size)
-                lines.append(f"{size} = {argument.name}.shape[{dim}]")
-    return lines
 
 
 def _python_type(argument: Argument) -> str:

@@ -13,12 +13,14 @@ import functools
 import importlib.util
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.kernel.operands import channels_last, getter
-from tuner.plans import Argument, Plan, Step, Tensor
-from tuner.space.expression import Expression
+from tuner.kernel.operands import channels_last
+from tuner.kernel.python_calls import call_lines
+from tuner.plans import Argument, Plan
+from tuner.space.grammar import FUNCTIONS
 from tuner.trial import Language
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ def bind(plan: Plan, language: Language, artefact: Path) -> BoundOp:
 class BoundOp:
     """A candidate's operator: tensors and numbers in, a tuple of fresh outputs out.
 
-    What depends on the shapes alone is worked out once per set of shapes.
+    An argument that does not fit, and a step that returns a message, raise a RuntimeError.
 
     Attributes:
         device: the kind of device that it runs on, "cpu" or "cuda".
@@ -111,46 +113,25 @@ class BoundOp:
         library: ctypes.CDLL | None,
         names: dict[str, Any] | None = None,
     ) -> None:
+        import torch
+
         self.globals = {} if names is None else names
         self.device = "cpu" if language == "cpp" else "cuda"
-        self._plan = plan
-        self._language = language
-        self._functions = {
-            s.function: function_of(s.function) for s in plan.steps if s.kind == "call"
-        }
+        called = {s.function: function_of(s.function) for s in plan.steps if s.kind == "call"}
+        space: dict[str, Any] = {**_HELPERS, "torch": torch, **called}
+        parameters = ", ".join(argument.name for argument in plan.arguments)
+        body = "\n".join(f"    {line}" for line in call_lines(plan, language))
+        exec(f"def call({parameters}):\n{body}", space)
+        self._call: Callable[..., tuple[torch.Tensor, ...]] = space["call"]
         self.also: dict[str, BoundOp | None] = {
             name: None if more is None else BoundOp(more, language, function_of, None)
             for name, more in plan.also.items()
         }
         self._library = library
-        self._by_shapes: dict[tuple[object, ...], _Prepared] = {}
 
     def __call__(self, *args: Any) -> tuple[torch.Tensor, ...]:
-        """Run the plan on the operator's arguments, in their order; return its outputs.
-
-        Raises:
-            RuntimeError: an argument does not fit, or a step returned a message.
-        """
-        import torch
-
-        values = self._checked(args)
-        tensors = [values[a.name] for a in self._plan.arguments if a.shape is not None]
-        device = tensors[0].device
-        shapes = tuple(tensor.shape for tensor in tensors)
-        prepared = self._by_shapes.get(shapes)
-        if prepared is None:
-            prepared = self._by_shapes[shapes] = _Prepared(self._plan, values)
-        for tensor, shape in prepared.allocations:
-            make = torch.zeros if tensor.zero else torch.empty
-            values[tensor.name] = make(shape, dtype=getattr(torch, tensor.dtype), device=device)
-        values["num_threads"] = torch.get_num_threads()
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                stream = torch.cuda.current_stream().cuda_stream
-                self._run(prepared, values, (ctypes.c_void_p(stream),))
-        else:
-            self._run(prepared, values, ())
-        return tuple(values[output.name] for output in self._plan.outputs)
+        """Run the plan on the operator's arguments, in their order; return its outputs."""
+        return self._call(*args)
 
     @property
     def calls(self) -> tuple[BoundOp, ...]:
@@ -163,101 +144,28 @@ class BoundOp:
             ctypes.CDLL(None).dlclose(ctypes.c_void_p(self._library._handle))
             self._library = None
 
-    def _checked(self, args: Sequence[Any]) -> dict[str, Any]:
-        import torch
 
-        plan = self._plan
-        if len(args) != len(plan.arguments):
-            raise RuntimeError(
-                f"{plan.function} takes {len(plan.arguments)} arguments, got {len(args)}"
-            )
-        values: dict[str, Any] = {}
-        first: torch.Tensor | None = None
-        for argument, value in zip(plan.arguments, args, strict=True):
-            if argument.shape is None:
-                # As PyTorch's schema does: an int is a float, but no float is an int.
-                to_number = float if argument.dtype == "float" else operator.index
-                values[argument.name] = to_number(value)
-                continue
-            if not isinstance(value, torch.Tensor):
-                kind = type(value).__name__
-                raise RuntimeError(
-                    f"{plan.function}: {argument.name} is {kind}, expected a tensor"
-                )
-            first = value if first is None else first
-            wanted = getattr(torch, argument.dtype)
-            if value.dtype is not wanted or value.device != first.device:
-                raise RuntimeError(
-                    f"{plan.function}: {argument.name} is {value.dtype} on {value.device}, "
-                    f"expected {wanted} on {first.device}"
-                )
-            values[argument.name] = _dense(value.detach())
-        return values
+def _prepared(
+    tensor: Any, name: str, num_dims: int, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    import torch
 
-    def _run(self, prepared: _Prepared, values: dict[str, Any], tail: tuple[Any, ...]) -> None:
-        import torch
-
-        for step, args in prepared.steps:
-            if step.gives:
-                values[step.gives] = self._given(step, prepared, values)
-            elif step.kind == "aten":
-                tensors = [_tensor(values, arg) for arg in args]
-                getattr(torch.ops.aten, step.function).out(*tensors, out=values[str(step.out)])
-            elif self._language == "triton":
-                self._functions[step.function](*(_python(values, arg) for arg in args))
-            else:
-                message = self._functions[step.function](
-                    *(_native(values, arg) for arg in args), *tail
-                )
-                if message is not None:
-                    raise RuntimeError(f"{step.function}: {message.decode(errors='replace')}")
-
-    def _given(self, step: Step, prepared: _Prepared, values: Mapping[str, Any]) -> torch.Tensor:
-        """Return what PyTorch's own operation makes."""
-        import torch
-
-        operands = [(keyword, take(values)) for keyword, take in prepared.operands[step]]
-        plain = [value for keyword, value in operands if not keyword]
-        named = {keyword: value for keyword, value in operands if keyword}
-        made = getattr(torch.ops.aten, step.function)(*plain, **named)
-        made = made if step.pick is None else made[step.pick]
-        if step.gives in prepared.dense:
-            return _dense(made)
-        return made if step.layout is None else channels_last(made)
+    if not isinstance(tensor, torch.Tensor):
+        raise RuntimeError(f"{name} is {type(tensor).__name__}, expected a tensor")
+    if tensor.dtype is not dtype or tensor.device != device:
+        raise RuntimeError(
+            f"{name} is {tensor.dtype} on {tensor.device}, expected {dtype} on {device}"
+        )
+    if tensor.dim() != num_dims:
+        raise RuntimeError(
+            f"{name} has shape {list(tensor.shape)}, expected {num_dims} dimensions"
+        )
+    return _dense(tensor.detach())
 
 
-class _Prepared:
-    """A plan at given shapes: what to allocate, and each step's arguments.
-
-    An argument is an int already, or the name of a value of the call, or None.
-    """
-
-    def __init__(self, plan: Plan, values: Mapping[str, Any]) -> None:
-        shapes = {a.name: values[a.name].shape for a in plan.arguments if a.shape is not None}
-        try:
-            sizes = match_sizes(plan.arguments, shapes)
-        except ValueError as error:
-            raise RuntimeError(f"{plan.function}: {error}") from error
-        self.allocations: list[tuple[Tensor, tuple[int, ...]]] = [
-            (tensor, tuple(int(Expression.parse(d).evaluate(sizes)) for d in tensor.shape))
-            for tensor in plan.made
-        ]
-        named = set(values) | {tensor.name for tensor, _ in self.allocations} | {"num_threads"}
-        named |= plan.given
-        self.dense = plan.dense
-        self.operands = {s: [getter(arg) for arg in s.args] for s in plan.steps if s.gives}
-
-        def argument(text: str) -> str | int | None:
-            if text == "null":
-                return None
-            if text.removesuffix(".t") in named:
-                return text
-            return int(Expression.parse(text).evaluate(sizes))
-
-        self.steps = [
-            (step, () if step.gives else tuple(argument(a) for a in step.args))
-            for step in plan.steps
-        ]
+def _expect(tensor: torch.Tensor, name: str, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise RuntimeError(f"{name} has shape {list(tensor.shape)}, expected {list(shape)}")
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -265,24 +173,32 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return made.clone() if made.data_ptr() % ALIGNMENT_BYTES else made
 
 
-def _tensor(values: Mapping[str, Any], arg: str | int | None) -> Any:
-    if not isinstance(arg, str):
-        return arg
-    return values[arg[:-2]].t() if arg.endswith(".t") else values[arg]
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    import torch
+
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _python(values: Mapping[str, Any], arg: str | int | None) -> Any:
-    return values[arg] if isinstance(arg, str) else arg
+def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
 
 
-def _native(values: Mapping[str, Any], arg: str | int | None) -> Any:
-    if arg is None:
-        return ctypes.c_void_p(None)
-    if isinstance(arg, int):
-        return ctypes.c_int64(arg)
-    value = values[arg]
-    if isinstance(value, float):
-        return ctypes.c_double(value)
-    if isinstance(value, int):
-        return ctypes.c_int64(value)
-    return ctypes.c_void_p(value.data_ptr())
+def _stream() -> ctypes.c_void_p:
+    import torch
+
+    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+
+
+def _finished(step: str, message: bytes | None) -> None:
+    if message is not None:
+        raise RuntimeError(f"{step}: {message.decode(errors='replace')}")
+
+
+_HELPERS: dict[str, Any] = {
+    **{name: entry[0] for name, entry in FUNCTIONS.items()},
+    **{f.__name__: f for f in (_prepared, _expect, _dense, _on, _pointer, _stream, _finished)},
+    "channels_last": channels_last,
+    "_index": operator.index,
+    "_integer": ctypes.c_int64,
+    "_double": ctypes.c_double,
+}

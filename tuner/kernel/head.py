@@ -5,21 +5,21 @@ Read as records, or refused with every error of a file at once, each with its li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar
 
-import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from tuner.errors import TemplateError, did_you_mean
+from tuner.config.document import Document, read_document, require_keys, validated, with_known
+from tuner.errors import ExpressionError, TemplateError
 from tuner.kernel.declared import CallHead, DefaultHead, Head, OpFile, PartHead, StepHead
-from tuner.kernel.findings import Findings, Place, data_of, line_of
 from tuner.kernel.naming import refusal_of
 from tuner.kernel.operands import names_in, problem_with
 from tuner.kernel.shared_heads import joined, part_files, with_conditions
+from tuner.space.expression import Expression, unknown_name
 
-__all__ = ["FLOAT_ARGUMENTS", "read_head", "read_op", "read_text"]
+__all__ = ["FLOAT_ARGUMENTS", "read_head", "read_op", "read_text", "refuse"]
 
 FLOAT_ARGUMENTS = {"num_threads"}  # passed by name, known only when the call is made
 _FILE_NAME = {"cuda": ".cu.j2", "cpp": ".cpp.j2", "triton": ".triton.py.j2"}
@@ -47,15 +47,13 @@ def read_op(path: Path, name: str) -> OpFile:
     Raises:
         TemplateError: with every error of the file.
     """
-    text = read_text(path)
-    op = _validated(OpFile, path, text, _data(OpFile, path, text))
-    findings = Findings(path, text)
-    _check_op(op, name, findings)
-    findings.report()
+    document, op = _read(OpFile, path, read_text(path))
+    _check_op(op, name, document)
+    refuse(document)
     return op
 
 
-def read_head(path: Path, op: OpFile, roots: Sequence[Path]) -> tuple[str, Head, str, Findings]:
+def read_head(path: Path, op: OpFile, roots: Sequence[Path]) -> tuple[str, Head, str, Document]:
     """Read a template's file.
 
     Args:
@@ -65,7 +63,7 @@ def read_head(path: Path, op: OpFile, roots: Sequence[Path]) -> tuple[str, Head,
 
     Returns:
         The template's name, its head, its Jinja2 text with the file's line numbers, and what is
-        wrong with the head: the caller adds what is wrong with the text, and reports.
+        wrong with the head: the caller adds what is wrong with the text, and refuses it.
 
     Raises:
         TemplateError: there is no head, or it cannot be read as one.
@@ -76,123 +74,85 @@ def read_head(path: Path, op: OpFile, roots: Sequence[Path]) -> tuple[str, Head,
         raise TemplateError(
             f"{path}: no head\n  expected: YAML between two lines of '---', then the text"
         )
-    head_text = parts[0][3:]  # begins with a newline in place of the '---': lines are the file's
-    findings = Findings(path, head_text)
-    data = _data(Head, path, head_text)
-    _validated(Head, path, head_text, data)
-    for file in part_files(data.get("uses", ()), roots, findings):
-        part_text = read_text(file)
-        part = _data(PartHead, file, part_text)
-        _validated(PartHead, file, part_text, part)
-        findings.parts.append((file, part_text))
-        data = joined(data, part)
-    head = Head.model_validate(with_conditions(data, findings))
+    # It begins with a newline in place of the '---': lines are the file's.
+    document, own = _read(Head, path, parts[0][3:])
+    for file in part_files(own.uses, roots, document):
+        joined(document, _read(PartHead, file, read_text(file))[0])
+    head = Head.model_validate(with_conditions(document))
     ending = _FILE_NAME[head.language]
     if not path.name.endswith(ending):
-        raise TemplateError(
-            f"{path}:{line_of(head_text, ['language'])}: language: {head.language}\n"
-            f"  expected: a file name that ends in {ending}"
-        )
+        expected = f"{head.language}\n  expected: a file name that ends in {ending}"
+        raise TemplateError(document.places.located("language", expected))
     # Blank lines in place of the head keep Jinja's line numbers those of the file.
     body = "\n" * (parts[0].count("\n") + 2) + parts[1]
-    _check_head(findings, head, op)
-    return path.name.removesuffix(ending), head, body, findings
+    _check_head(document, head, op)
+    return path.name.removesuffix(ending), head, body, document
 
 
-def _data(model: type[BaseModel], path: Path, text: str) -> dict[str, Any]:
-    try:
-        data = data_of(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        reason = getattr(error, "problem", None) or str(error)
-        raise TemplateError(
-            f"{place}: not YAML: {reason}\n  hint: quote texts that hold ': ', '#' or a bracket"
-        ) from error
-    if not isinstance(data, dict):
-        known = ", ".join(model.model_fields)
-        raise TemplateError(f"{path}: no `key: value` lines\n  known: {known}")
-    return data
+def refuse(document: Document) -> None:
+    """Raise a TemplateError with all that is wrong with a document, if there is anything."""
+    if document.problems:
+        raise TemplateError(str(document.error()))
 
 
-def _validated(model: type[_M], path: Path, text: str, data: Mapping[str, Any]) -> _M:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        lines = []
-        for item in error.errors():
-            place = ".".join(map(str, item["loc"]))
-            lines.append(f"{path}:{line_of(text, item['loc'])}: {place}: {item['msg']}")
-            if item["type"] in ("extra_forbidden", "missing"):
-                known_here = sorted(_model_at(model, item["loc"]).model_fields)
-                hint = did_you_mean(str(item["loc"][-1]), known_here)
-                is_missing = item["type"] == "missing"
-                lines.append(f"  known: {', '.join(known_here)}")
-                lines += [f"  {hint}"] if hint and not is_missing else []
-        raise TemplateError("\n".join(lines)) from error
-
-
-def _model_at(model: type[BaseModel], place: Place) -> type[BaseModel]:
-    """Return the model of the mapping that holds the entry at `place`."""
-    for key in place[:-1]:
-        field = model.model_fields.get(str(key))
-        for kind in get_args(field.annotation) if field is not None else ():
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                model = kind
-    return model
+def _read(model: type[_M], path: Path, text: str) -> tuple[Document, _M]:
+    document = read_document(path, text)
+    found = validated(document, model) if require_keys(document, model) else None
+    refuse(document)
+    assert found is not None  # or something was reported
+    return document, found
 
 
 # ---- checking what was read -----------------------------------------------------------------
 
 
-def _check_op(op: OpFile, name: str, findings: Findings) -> None:
+def _check_op(op: OpFile, name: str, document: Document) -> None:
     if op.name != name:
-        findings.add(["name"], f"{op.name!r} is not the folder's name {name!r}")
+        document.report("name", f"{op.name!r} is not the folder's name {name!r}")
     own = _run_time_sizes(op)
     for key in ("flops", "bytes"):
-        findings.judge([key], getattr(op, key), own | set(op.sizes))
-    _check_call(findings, [], op)
+        _judge(document, key, getattr(op, key), own | set(op.sizes))
+    _check_call(document, "", op)
     for number, argument in enumerate(op.arguments):
         for size in argument.shape or ():
-            place: Place = ["arguments", number, "shape"]
+            place = f"arguments[{number}].shape"
             if refused := refusal_of(size, {}):
-                findings.add(place, f"{size}: {refused[0]}", refused[1])
+                document.report(place, f"{size}: {refused[0]}\n  {refused[1]}")
             elif size not in op.sizes:
-                findings.add(
+                document.report(
                     place,
-                    f"{size!r} is not among `sizes:`",
-                    did_you_mean(size, list(op.sizes)) or f"known: {', '.join(op.sizes)}",
+                    with_known(f"{size!r} is not among `sizes:`", size, list(op.sizes)),
                 )
     for call, head in op.also.items():
         if not call.isidentifier() or call in ("op", "device"):  # `fused_op`, `fused_device`
-            findings.add(
-                ["also", call],
-                "this name is taken, or is no name",
-                "reserved: op and device, since fused_op and fused_device are there already",
+            document.report(
+                f"also.{call}",
+                "this name is taken, or is no name\n"
+                "  reserved: op and device, since fused_op and fused_device are there already",
             )
-        _check_call(findings, ["also", call], head)
-        findings.judge(["also", call, "rows"], head.rows, own)
+        _check_call(document, f"also.{call}.", head)
+        _judge(document, f"also.{call}.rows", head.rows, own)
 
 
-def _check_call(findings: Findings, place: Place, call: OpFile | CallHead) -> None:
+def _check_call(document: Document, place: str, call: OpFile | CallHead) -> None:
     taken = dict.fromkeys(_run_time_sizes(call), "a size")
     names = [("arguments", i, a.name) for i, a in enumerate(call.arguments)]
     names += [("outputs", i, o.name) for i, o in enumerate(call.outputs)]
     for kind, number, name in names:
         if refused := refusal_of(name, taken):
-            findings.add([*place, kind, number], f"{name}: {refused[0]}", refused[1])
+            document.report(f"{place}{kind}[{number}]", f"{name}: {refused[0]}\n  {refused[1]}")
         taken[name] = f"another of the {kind}"
     for number, argument in enumerate(call.arguments):
         if (argument.dtype in ("float", "int")) is not (argument.shape is None):
-            findings.add(
-                [*place, "arguments", number],
+            document.report(
+                f"{place}arguments[{number}]",
                 f"{argument.name}: a tensor has a shape, and only it",
             )
     if not any(argument.shape for argument in call.arguments):
-        findings.add([*place, "arguments"], "at least one of them is a tensor")
+        document.report(f"{place}arguments", "at least one of them is a tensor")
     for number, output in enumerate(call.outputs):
         for dim in output.shape:
-            findings.judge([*place, "outputs", number, "shape"], str(dim), _run_time_sizes(call))
+            _judge(document, f"{place}outputs[{number}].shape", str(dim), _run_time_sizes(call))
 
 
 def _run_time_sizes(call: OpFile | CallHead) -> set[str]:
@@ -204,7 +164,7 @@ def _tensors(call: OpFile | CallHead) -> set[str]:
     return tensors | {output.name for output in call.outputs}
 
 
-def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
+def _check_head(document: Document, head: Head, op: OpFile) -> None:
     sizes = _run_time_sizes(op)
     calls: list[OpFile | CallHead] = [op, *op.also.values()]
     outside = {argument.name for call in calls for argument in call.arguments}
@@ -218,42 +178,41 @@ def _check_head(findings: Findings, head: Head, op: OpFile) -> None:
     ):
         for name in names:
             if refused := refusal_of(name, others, is_parameter=is_parameter):
-                findings.add([kind, name], *refused)
+                document.report(f"{kind}.{name}", "\n  ".join(refused))
     tuned = set(head.parameters)
     for name, condition in head.where.items():
         if refused := refusal_of(name, {**own, **dict.fromkeys(tuned, "a parameter")}):
-            findings.add(["where", name], *refused)
-        findings.judge(["where", name], condition, tuned)
+            document.report(f"where.{name}", "\n  ".join(refused))
+        _judge(document, f"where.{name}", condition, tuned)
     for number, requirement in enumerate(head.requires):
-        findings.judge(["requires", number], requirement.expr, {*tuned, *sizes, *op.sizes})
+        _judge(document, f"requires[{number}]", requirement.expr, {*tuned, *sizes, *op.sizes})
     for name, parameter in head.parameters.items():
-        findings.judge(["parameters", name], parameter.when, {*tuned, *sizes, *op.sizes})
+        _judge(document, f"parameters.{name}", parameter.when, {*tuned, *sizes, *op.sizes})
         if isinstance(parameter.default, DefaultHead):
-            findings.judge(["parameters", name], parameter.default.expr, ())
+            _judge(document, f"parameters.{name}", parameter.default.expr, ())
         elif parameter.values is not None and parameter.default not in parameter.values:
-            findings.add(["parameters", name], "its default is not one of its values")
+            document.report(f"parameters.{name}", "its default is not one of its values")
     for name, item in head.workspace.items():
-        findings.judge(["workspace", name], item.when, tuned)
+        _judge(document, f"workspace.{name}", item.when, tuned)
         for dim in item.shape:
-            findings.judge(["workspace", name], str(dim), tuned | _sizes_for(name, head, op))
+            _judge(document, f"workspace.{name}", str(dim), tuned | _sizes_for(name, head, op))
     for number, line in enumerate(head.optimisations):
-        findings.judge(["optimisations", number], line.when, tuned)
-    findings.judge(["deterministic"], str(head.deterministic), tuned)
+        _judge(document, f"optimisations[{number}]", line.when, tuned)
+    _judge(document, "deterministic", str(head.deterministic), tuned)
     for number, step in enumerate(head.steps):
-        _check_step(findings, ["steps", number], step, head, op, head.steps)
+        _check_step(document, f"steps[{number}]", step, head, op, head.steps)
     for name, offer in head.also.items():
         if name not in op.also:
-            known = ", ".join(op.also) or "none (`also:` of op.yaml declares them)"
-            findings.add(
-                ["also", name],
-                "the operator has no such further call",
-                did_you_mean(name, sorted(op.also)) or f"known: {known}",
+            known = sorted(op.also) or ["none (`also:` of op.yaml declares them)"]
+            document.report(
+                f"also.{name}",
+                with_known("the operator has no such further call", name, known),
             )
             continue
-        findings.judge(["also", name], offer.when, tuned)
+        _judge(document, f"also.{name}", offer.when, tuned)
         for number, step in enumerate(offer.steps):
-            step_place: Place = ["also", name, "steps", number]
-            _check_step(findings, step_place, step, head, op.also[name], offer.steps)
+            step_place = f"also.{name}.steps[{number}]"
+            _check_step(document, step_place, step, head, op.also[name], offer.steps)
 
 
 def _sizes_for(workspace: str, head: Head, op: OpFile) -> set[str]:
@@ -269,36 +228,50 @@ def _sizes_for(workspace: str, head: Head, op: OpFile) -> set[str]:
 
 
 def _check_step(
-    findings: Findings,
-    place: Place,
+    document: Document,
+    place: str,
     step: StepHead,
     head: Head,
     call: OpFile | CallHead,
     steps: Iterable[StepHead],
 ) -> None:
-    findings.judge(place, step.when, set(head.parameters))
+    _judge(document, place, step.when, set(head.parameters))
     tensors = _tensors(call) | set(head.workspace) | {s.gives for s in steps if s.gives}
     words = {a.name for a in call.arguments if a.shape is None} | FLOAT_ARGUMENTS | {"null"}
     if (step.call is None) == (step.aten is None):
-        findings.add(place, "a step has either `call:` or `aten:`")
+        document.report(place, "a step has either `call:` or `aten:`")
     elif not str(step.call or step.aten).isidentifier():
-        findings.add(place, f"{step.call or step.aten!r} is no function's name")
+        document.report(place, f"{step.call or step.aten!r} is no function's name")
     if step.gives is None and (step.pick, step.layout) != (None, None):
-        findings.add(place, "`pick:` and `layout:` are of what a step `gives:`")
+        document.report(place, "`pick:` and `layout:` are of what a step `gives:`")
     if step.aten is not None and step.gives is None and step.out not in tensors:
-        findings.add(place, "an `aten:` step needs `out:`, the tensor that it writes")
+        document.report(place, "an `aten:` step needs `out:`, the tensor that it writes")
     if step.call is not None and (step.out or step.gives) is not None:
-        findings.add(place, "a `call:` step has no `out:`; its outputs are among `args:`")
+        document.report(place, "a `call:` step has no `out:`; its outputs are among `args:`")
     if step.aten is not None and step.gives is not None:
         for word in map(str, step.args):
             if wrong := problem_with(word):
-                findings.add(place, wrong)
+                document.report(place, wrong)
             elif unknown := names_in(word) - tensors:
-                findings.add(place, f"{sorted(unknown)[0]!r} is no tensor of the call")
+                document.report(place, f"{sorted(unknown)[0]!r} is no tensor of the call")
         return
     for argument in step.args:
         word = str(argument)
         if word.endswith(".t") and word[:-2] in tensors and step.aten is None:
-            findings.add(place, f"{word!r}: only an `aten:` step takes a transpose")
+            document.report(place, f"{word!r}: only an `aten:` step takes a transpose")
         elif argument is not None and word.removesuffix(".t") not in tensors | words:
-            findings.judge(place, word, set(head.parameters) | _run_time_sizes(call))
+            _judge(document, place, word, set(head.parameters) | _run_time_sizes(call))
+
+
+def _judge(document: Document, place: str, text: str | None, known: Collection[str]) -> None:
+    """Refuse an expression outside the grammar, or one with a name that is not known."""
+    if text is None:
+        return
+    try:
+        expression = Expression.parse(text)
+    except ExpressionError as error:
+        document.report(place, str(error))
+        return
+    for name in sorted(expression.names - set(known)):
+        if not name.startswith("device."):
+            document.report(place, f"{text!r}: {unknown_name(name, sorted(known))}")

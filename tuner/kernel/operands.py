@@ -9,14 +9,13 @@ takes by its name alone.
 from __future__ import annotations
 
 import ast
-import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_cpp", "as_python", "channels_last", "getter", "names_in", "problem_with"]
+__all__ = ["as_cpp", "as_python", "channels_last", "names_in", "problem_with"]
 
 
 def names_in(text: str) -> set[str]:
@@ -33,15 +32,6 @@ def problem_with(text: str) -> str:
     except (SyntaxError, ValueError):
         return f"{text!r} is no tensor, number or list of them"
     return ""
-
-
-def getter(text: str) -> tuple[str, Callable[[Mapping[str, Any]], Any]]:
-    """Return an argument's keyword, empty where it has none, and what takes its value.
-
-    That is called with the values of a call by name.
-    """
-    keyword, tree = _parsed(text)
-    return keyword, _taken(tree)
 
 
 def as_python(text: str) -> str:
@@ -74,27 +64,6 @@ def _parsed(text: str) -> tuple[str, ast.expr]:
     if equals and not keyword.isidentifier():
         raise ValueError(text)
     return keyword, ast.parse(rest, mode="eval").body
-
-
-def _taken(tree: ast.expr) -> Callable[[Mapping[str, Any]], Any]:
-    match tree:
-        case ast.Name(id="null"):
-            return lambda values: None
-        case ast.Name(id="inf"):
-            return lambda values: math.inf
-        case ast.Name(id=name):
-            return lambda values: values[name]
-        case ast.Attribute(value=ast.Name(id=name), attr="t"):
-            return lambda values: values[name].t()
-        case ast.Attribute(value=ast.Name(id=name), attr="channels_last"):
-            return lambda values: channels_last(values[name])
-        case ast.Attribute(value=ast.Name(id=name), attr="channels_first"):
-            return lambda values: values[name].movedim(-1, 1)
-        case ast.List(elts=items) if names_in(ast.unparse(tree)):
-            parts = [_taken(item) for item in items]
-            return lambda values: [part(values) for part in parts]
-    constant = ast.literal_eval(tree)
-    return lambda values: constant
 
 
 def _written(tree: ast.expr, words: Mapping[str, str], bracket: str, infinity: str) -> str:

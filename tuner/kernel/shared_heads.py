@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import ExpressionError, did_you_mean
-from tuner.kernel.findings import Findings
+from tuner.config.document import Document, with_known
+from tuner.errors import ExpressionError
 from tuner.space.expression import Expression
 
 __all__ = ["joined", "part_files", "with_conditions"]
@@ -21,47 +21,52 @@ __all__ = ["joined", "part_files", "with_conditions"]
 _EXPRESSIONS = {"expr", "when", "deterministic", "shape", "args"}  # keys of a head
 
 
-def part_files(names: Iterable[str], roots: Sequence[Path], findings: Findings) -> list[Path]:
-    """Return the files of the parts that a head uses; one that is not there is a finding."""
+def part_files(names: Iterable[str], roots: Sequence[Path], document: Document) -> list[Path]:
+    """Return the files of the parts that a head uses; one that is not there is reported."""
     files = []
     for number, name in enumerate(names):
         homes = [root / "_lib" / f"{name}.yaml" for root in roots]
         found = next((file for file in homes if file.is_file()), None)
         if found is None:
             known = sorted({f.stem for root in roots for f in (root / "_lib").glob("*.yaml")})
-            hint = did_you_mean(name, known) or f"known: {', '.join(known) or 'none'}"
-            findings.add(["uses", number], f"there is no _lib/{name}.yaml", hint)
+            message = with_known(f"there is no _lib/{name}.yaml", name, known or ["none"])
+            document.report(f"uses[{number}]", message)
         else:
             files.append(found)
     return files
 
 
-def joined(own: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a head's data with that of a part: lists one after the other, own entries first."""
-    result = dict(own)
-    for key, value in part.items():
+def joined(document: Document, part: Document) -> None:
+    """Add a part's data to a head's: lists one after the other, of entries the head's own win."""
+    data = document.data
+    for key, value in part.data.items():
         if isinstance(value, dict):
-            result[key] = {**value, **(own.get(key) or {})}
-            order = [*(own.get(key) or {}), *value]
-            result[key] = {name: result[key][name] for name in dict.fromkeys(order)}
+            own = data.setdefault(key, {})
+            added = [name for name in value if name not in own]
+            data[key] = {**own, **{name: value[name] for name in added}}
+            places = {f"{key}.{name}": f"{key}.{name}" for name in added}
         elif isinstance(value, list):
-            result[key] = [*(own.get(key) or []), *value]
+            own = data.setdefault(key, [])
+            places = {f"{key}[{len(own) + i}]": f"{key}[{i}]" for i in range(len(value))}
+            data[key] = [*own, *value]
         else:
-            result.setdefault(key, value)
-    return result
+            places = {} if key in data else {key: key}
+            data.setdefault(key, value)
+        document.places.elsewhere |= {at: (part.places, there) for at, there in places.items()}
 
 
-def with_conditions(data: Mapping[str, Any], findings: Findings) -> dict[str, Any]:
+def with_conditions(document: Document) -> dict[str, Any]:
     """Return a head's data with every condition of `where` written out in its expressions.
 
-    What is wrong with a condition itself is added to the findings, and it is left out.
+    What is wrong with a condition itself is reported, and it is left out.
     """
     trees: dict[str, ast.expr] = {}
+    data = document.data
     for name, text in data.get("where", {}).items():  # one may use those before it
         try:
             Expression.parse(text)
         except ExpressionError as error:
-            findings.add(["where", name], str(error))
+            document.report(f"where.{name}", str(error))
             continue
         trees[name] = _Named(trees).visit(ast.parse(text, mode="eval")).body
     written = {key: _written_out(value, trees, key in _EXPRESSIONS) for key, value in data.items()}

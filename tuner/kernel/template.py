@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tuner.config.document import Document
 from tuner.errors import ExpressionError, TemplateError, did_you_mean
 from tuner.kernel.declared import DefaultHead, Head, OpFile, ParameterHead, StepHead
-from tuner.kernel.findings import Findings
-from tuner.kernel.head import FLOAT_ARGUMENTS, read_head
+from tuner.kernel.head import FLOAT_ARGUMENTS, read_head, refuse
 from tuner.kernel.naming import FREE_NAMES
 from tuner.kernel.operands import names_in
 from tuner.kernel.places import places_of
@@ -25,6 +25,8 @@ from tuner.space.expression import Expression
 from tuner.trial import Language, Params, Value
 
 __all__ = ["Signature", "Template", "load_template"]
+
+_BELOW = 10**9  # a line of the text, after all of the head
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,18 +278,20 @@ def load_template(path: Path, roots: Sequence[Path], op: OpFile) -> Template:
     Raises:
         TemplateError: with every error of the file that can be told at once.
     """
-    name, head, body, findings = read_head(path, op, roots)
+    name, head, body, document = read_head(path, op, roots)
     template = Template(name, path, head, body)
-    _check_names(findings, template, roots)
-    findings.report()
+    _check_names(document, template, roots)
+    refuse(document)
     return template
 
 
-def _check_names(findings: Findings, template: Template, roots: Sequence[Path]) -> None:
+def _check_names(document: Document, template: Template, roots: Sequence[Path]) -> None:
     known = {*template.parameters, *template.head.where} | FREE_NAMES
     used = free_variables(template.path, template.body, roots)
     for name in sorted(used.keys() - known):
         hint = did_you_mean(name, sorted(known)) or f"next: declare {name} under `parameters:`"
-        findings.lines.append(f"{used[name]}: undefined variable {name!r}")
-        findings.lines.append(f"  known: {', '.join(sorted(known))}")
-        findings.lines.append(f"  {hint}")
+        lines = [
+            f"{used[name]}: undefined variable {name!r}",
+            f"  known: {', '.join(sorted(known))}",
+        ]
+        document.problems.append((_BELOW, "\n".join([*lines, f"  {hint}"])))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import ExpressionError, InputError
+from tuner.space.compiled import ABSENT, condition_of
 from tuner.space.expression import Expression, unknown_name
 from tuner.space.grammar import Env
-from tuner.space.vectorised import Array, Bools, Columns, Unsure, column_of, compile_columns
 from tuner.trial import Value
 
 __all__ = [
@@ -31,9 +31,10 @@ __all__ = [
 ]
 
 MAX_TABLE = 2**22  # remembered verdicts of one rule; 4 MiB
-MAX_SLOW = 2_000_000  # configurations judged one by one; about 5 s
+MAX_JUDGED = 30_000_000  # configurations that one rule is judged for; about 10 s
 MAX_PACKED = 2**62  # so that packed digits stay within int64
 
+Bools = NDArray[np.bool_]
 Digits = NDArray[np.signedinteger]  # positions of values; after the last one: absent
 
 
@@ -163,22 +164,23 @@ class Judge:
         self._rule, self._guard, self._facts = rule, guard, facts
         self._where_absent = where_absent
         names = rule.names | (guard.names if guard else frozenset())
-        self._num_slow = 0
-        self._nowhere = names - parameters.keys() - facts.keys()  # no row has these
         self.tuned = sorted(names & parameters.keys())
-        self._values = {name: column_of(parameters[name].values) for name in self.tuned}
+        listed = [[*parameters[name].values, ABSENT] for name in self.tuned]
+        self._values = [np.array(values, dtype=object) for values in listed]
         self._bases = [base_of(parameters[name]) for name in self.tuned]
         size = math.prod(self._bases)
         self._memo = np.full(size, -1, dtype=np.int8) if size <= MAX_TABLE else None
-        self._compute = compile_columns(rule.tree, facts)
-        self._ask = compile_columns(guard.tree, facts) if guard else None
+        self._num_judged = 0
+        self._compiled = condition_of(
+            rule.tree, guard.tree if guard else None, where_absent, self.tuned, facts
+        )
 
     def verdicts(self, digits: Mapping[str, Digits], num: int) -> Bools:
         """Return the verdict for each of `num` rows; `digits` has at least the names of `tuned`.
 
         Raises:
             ExpressionError: the rule cannot be computed; the message says for which values.
-            InputError: it has to be judged one by one for too many rows.
+            InputError: there are too many rows.
         """
         columns = [digits[name] for name in self.tuned]
         if self._memo is None:
@@ -194,56 +196,27 @@ class Judge:
         return verdicts
 
     def _judged(self, columns: Sequence[Digits], num: int) -> Bools:
-        values = {name: np.ones(num, dtype=np.int64) for name in self._nowhere}
-        lacks = {name: np.ones(num, dtype=bool) for name in self._nowhere}
-        for (name, listed), digits in zip(self._values.items(), columns, strict=True):
-            values[name] = listed[np.minimum(digits, len(listed) - 1)]
-            lacks[name] = digits == len(listed)
-        named = Columns.of(num, values, lacks)
-        verdicts = np.full(num, self._where_absent)
-        is_open = np.ones(num, dtype=bool)
-        if self._guard is not None and self._ask is not None:
-            applies, is_known = self._holds(self._guard, self._ask, named)
-            is_open = applies & is_known
-            named = named.some(is_open)
-        if is_open.any():
-            found, is_known = self._holds(self._rule, self._compute, named)
-            verdicts[is_open] = np.where(is_known, found, self._where_absent)
-        return verdicts
-
-    def _holds(
-        self, rule: Expression, compute: Callable[[Columns], Array], named: Columns
-    ) -> tuple[Bools, Bools]:
-        """Compute a condition; return its verdicts, and for which rows they are known.
-
-        All rows at once, or where NumPy is not sure, row by row.
-        """
-        try:
-            with np.errstate(all="ignore"):
-                result = compute(named)
-            if result.dtype != object:
-                return np.broadcast_to(result.astype(bool), named.num), ~named.asked[named.rows]
-        except Unsure:
-            pass
-        self._num_slow += named.num
-        if self._num_slow > MAX_SLOW:
+        self._num_judged += num
+        if self._num_judged > MAX_JUDGED:
             raise InputError(
-                f"{rule.text!r} cannot be judged for many configurations at once, and there are "
-                f"more than {MAX_SLOW:,}\n  hint: add a constraint over fewer parameters, or "
-                "write it with whole numbers below 2^63"
+                f"{self._rule.text!r} would have to be judged for more than {MAX_JUDGED:,} "
+                "configurations\n  hint: add a constraint over fewer of its parameters"
             )
-        lists = {name: column.tolist() for name, column in named.values.items()}
-        verdicts, is_known = np.empty((2, named.num), dtype=bool)
-        for row in range(named.num):
-            at = {
-                name: column[row]
-                for name, column in lists.items()
-                if name not in named.lacks or not named.lacks[name][row]
-            }
-            try:
-                verdict = rule.holds_where_known({**self._facts, **at})
-            except ExpressionError as error:
-                where = ", ".join(f"{name} = {value}" for name, value in at.items())
-                raise ExpressionError(f"{error}\n  where: {where}") from None
-            verdicts[row], is_known[row] = bool(verdict), verdict is not None
-        return verdicts, is_known
+        values = [known[digits] for known, digits in zip(self._values, columns, strict=True)]
+        rows = zip(*(column.tolist() for column in values), strict=True) if values else [()] * num
+        return np.fromiter(map(self._verdict, rows), dtype=bool, count=num)
+
+    def _verdict(self, row: tuple[Value, ...]) -> bool:
+        try:
+            return self._compiled(*row)
+        except Exception:  # for any reason: the expressions themselves say which
+            pairs = zip(self.tuned, row, strict=True)
+            at = {name: value for name, value in pairs if value is not ABSENT}
+        try:
+            if not condition_holds(self._guard, {**self._facts, **at}):
+                return self._where_absent
+            verdict = self._rule.holds_where_known({**self._facts, **at})
+        except ExpressionError as error:
+            where = ", ".join(f"{name} = {value}" for name, value in at.items())
+            raise ExpressionError(f"{error}\n  where: {where}") from None
+        return self._where_absent if verdict is None else verdict

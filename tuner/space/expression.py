@@ -1,8 +1,8 @@
 """The one small grammar that constraints, `when`, shapes and step arguments are written in.
 
-It is parsed with Python's own parser and interpreted node by node (`grammar`): nothing that a
-config says is ever evaluated as Python. `vectorised` computes the same for many configurations at
-once, `cpp` writes it as C++.
+It is parsed with Python's own parser and interpreted node by node (`grammar`). `compiled` makes a
+Python function of the tree for the many configurations of a space, `cpp` writes it as C++: what is
+outside the grammar reaches neither.
 """
 
 from __future__ import annotations

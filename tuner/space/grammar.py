@@ -12,17 +12,19 @@ from typing import Any
 from tuner.trial import Value
 
 __all__ = [
-    "MAX_EXPONENT",
+    "FUNCTIONS",
     "MAX_NUMBER",
     "WORD",
     "Code",
     "Env",
     "Refused",
+    "bounded",
     "compile_tree",
     "describe",
     "members",
     "name_of",
     "place_of",
+    "power",
     "truth",
 ]
 
@@ -84,7 +86,7 @@ def compile_tree(node: ast.expr, names: set[str], depth: int) -> Code:
         case ast.Call():
             function, arguments = _call(node)
             codes = [inner(argument) for argument in arguments]
-            return lambda env: _bounded(function(*[_number(code(env)) for code in codes]))
+            return lambda env: bounded(function(*[_number(code(env)) for code in codes]))
     raise Refused(f"{place_of(node)}{describe(node)} is not part of the grammar")
 
 
@@ -140,13 +142,23 @@ def truth(value: Value) -> bool:
     return bool(value)
 
 
-def _bounded(number: int | float) -> int | float:
+def bounded(number: int | float) -> int | float:
+    """Return a number that 64 bits hold.
+
+    Raises:
+        Refused: they do not.
+    """
     if -MAX_NUMBER <= number <= MAX_NUMBER:  # false for NaN too
         return number
     raise Refused("the result is a number beyond 64 bits")
 
 
-def _power(base: int | float, exponent: int | float) -> int | float:
+def power(base: int | float, exponent: int | float) -> int | float:
+    """Return a power.
+
+    Raises:
+        Refused: the exponent could make it too long, or it is a complex number.
+    """
     if not -MAX_EXPONENT <= exponent <= MAX_EXPONENT:
         raise Refused(f"an exponent beyond {MAX_EXPONENT}")
     power = base**exponent
@@ -162,7 +174,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int | float, int | float], int |
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: _power,
+    ast.Pow: power,
 }
 
 
@@ -174,7 +186,7 @@ def _arithmetic(kind: type[ast.operator], left: Code, right: Code) -> Code:
         if first.__class__ is str or second.__class__ is str:  # faster than calling _number
             _number(first), _number(second)
         number = compute(first, second)  # type: ignore[arg-type]
-        return number if -MAX_NUMBER <= number <= MAX_NUMBER else _bounded(number)
+        return number if -MAX_NUMBER <= number <= MAX_NUMBER else bounded(number)
 
     return run
 
@@ -262,7 +274,7 @@ def _log2(number: int | float) -> int | float:
     return int(exponent) if exponent.is_integer() else exponent
 
 
-_FUNCTIONS: dict[str, tuple[Callable[..., int | float], int, int]] = {
+FUNCTIONS: dict[str, tuple[Callable[..., int | float], int, int]] = {
     "min": (min, 2, 8),  # the function, least and most arguments
     "max": (max, 2, 8),
     "abs": (abs, 1, 1),
@@ -273,10 +285,10 @@ _FUNCTIONS: dict[str, tuple[Callable[..., int | float], int, int]] = {
 
 def _call(node: ast.Call) -> tuple[Callable[..., int | float], list[ast.expr]]:
     name = node.func.id if isinstance(node.func, ast.Name) else None
-    if name not in _FUNCTIONS:
-        known = ", ".join(_FUNCTIONS)
+    if name not in FUNCTIONS:
+        known = ", ".join(FUNCTIONS)
         raise Refused(f"{place_of(node)}{name or 'this'} cannot be called; only {known} can")
-    function, least, most = _FUNCTIONS[name]
+    function, least, most = FUNCTIONS[name]
     if node.keywords or any(isinstance(argument, ast.Starred) for argument in node.args):
         raise Refused(f"{place_of(node)}{name} takes plain arguments only")
     if not least <= len(node.args) <= most:

@@ -26,13 +26,10 @@ from tuner.space.constraints import (
     Parameter,
     base_of,
     check_declared,
-    condition_holds,
     digit_type,
-    is_obeyed,
 )
 from tuner.space.emptiness import explain_nothing
 from tuner.space.enumeration import Diagram, Walk
-from tuner.space.expression import unknown_name
 from tuner.space.listed import Listed
 from tuner.trial import Params, Value
 
@@ -287,48 +284,6 @@ class SearchSpace:
             return None  # it has names that are no parameters
         position = int(self._set.positions(np.array([digits]))[0])
         return None if position < 0 else position
-
-    def reject(self, params: Mapping[str, Value]) -> str | None:
-        """Say why `params` is no configuration of this space; None when it is feasible.
-
-        The reason is the `why` of the first constraint that it violates, or which parameter
-        is missing, unknown, absent by its condition, or has a value that is not declared.
-        """
-        env: dict[str, Value] = {**self.facts, **params}
-        known = {parameter.name: parameter for parameter in self.parameters}
-        for name in params:
-            if name not in known:
-                return unknown_name(name, known)
-        for parameter in self.parameters:
-            exists = condition_holds(parameter.when, env)
-            if parameter.name not in params:
-                if exists:
-                    return f"{parameter.name} has no value"
-            elif not exists and parameter.when is not None:
-                return f"{parameter.name} exists only when {parameter.when.text}"
-            elif params[parameter.name] not in parameter.values:
-                values = ", ".join(str(value) for value in parameter.values)
-                return f"{parameter.name} = {params[parameter.name]} is not one of {values}"
-        for constraint in self.constraints:
-            if not is_obeyed(constraint, env):
-                return constraint.why
-        return None if self.index(params) is not None else "it is not among those listed"
-
-    def neighbours(self, params: Mapping[str, Value]) -> list[Params]:
-        """Return the feasible configurations that differ from `params` in one parameter.
-
-        Where that change makes other parameters vanish they are dropped; where it makes some
-        appear they take the first values, in the order of declaration, that are feasible.
-        """
-        found = []
-        for parameter in self.parameters:
-            if parameter.name not in params:
-                continue
-            for value in parameter.values:
-                if value != params[parameter.name]:
-                    changed = self.complete({**params, parameter.name: value})
-                    found.extend([] if changed is None else [changed])
-        return found
 
     def complete(self, wanted: Mapping[str, Value]) -> Params | None:
         """Return the feasible configuration that `wanted` describes, None when there is none.

@@ -1,0 +1,38 @@
+"""What the probes of one problem are made with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.check.batches import Extent
+from tuner.check.probe import Modes, Probe
+from tuner.check.tells import TELLS
+from tuner.check.traits import Traits
+
+__all__ = ["Asker"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Makes probes on few rows of one problem.
+
+    `reduced` makes one from its name and fields; what cannot say anything with such `traits` is
+    left out. What is drawn from `secret` no candidate knows before.
+    """
+
+    reduced: Callable[..., Probe]
+    modes: Modes
+    extent: Extent
+    traits: Traits
+    secret: random.Random
+
+    def probe(self, name: str, tells: str, **fields: Any) -> Probe:
+        """Return a probe; `tells` is a key of `TELLS`."""
+        return self.reduced(name, tells=TELLS[tells], **fields)
+
+    def graded(self, name: str, tells: str, **fields: Any) -> Probe:
+        """Return one that asks for gradients."""
+        return self.probe(name, tells, **{"distribution": "normal", "gradients": "all", **fields})

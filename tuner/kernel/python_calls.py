@@ -1,0 +1,96 @@
+"""The calls of a plan as lines of Python: of an exported file, and of what runs in a search.
+
+They expect `torch`, `cdiv`, the functions that steps call, and helpers around them: `_prepared`
+and `_expect` for arguments, `_dense` and `channels_last` for what steps give. Those of a search
+also need `_on`, and of C functions `_pointer`, `_integer`, `_double`, `_stream` and `_finished`.
+"""
+
+from __future__ import annotations
+
+from tuner.kernel.operands import as_python
+from tuner.plans import Plan, Step
+from tuner.trial import Language
+
+__all__ = ["call_lines", "given", "size_lines", "tensor_names"]
+
+
+def call_lines(plan: Plan, language: Language | None = None) -> list[str]:
+    """Return the lines of a function whose parameters are the plan's arguments.
+
+    Args:
+        plan: of one call.
+        language: of the functions that a search calls. None: an exported file's, in Triton; that
+            returns a single output as it is, and no tuple.
+    """
+    tensors = [a for a in plan.arguments if a.shape is not None]
+    device = f"{tensors[0].name}.device"
+    lines = []
+    for argument in tensors:
+        name, num_dims = argument.name, len(argument.shape or ())
+        lines.append(
+            f'{name} = _prepared({name}, "{name}", {num_dims}, {device}, torch.{argument.dtype})'
+        )
+    lines += size_lines(plan)
+    for argument in tensors:
+        shape = ", ".join(argument.shape or ())
+        lines.append(f'_expect({argument.name}, "{argument.name}", ({shape},))')
+    for tensor in plan.made:
+        make = "zeros" if tensor.zero else "empty"
+        lines.append(
+            f"{tensor.name} = torch.{make}(({', '.join(tensor.shape)},), "
+            f"dtype=torch.{tensor.dtype}, device={device})"
+        )
+    names = ", ".join(output.name for output in plan.outputs)
+    if language is None:
+        lines.append(f"with torch.cuda.device({device}):  # kernels start on the current device")
+        return [*lines, *(f"    {_step(step, plan)}" for step in plan.steps), f"return {names}"]
+    # As PyTorch's schema does: an int is a float, but no float is an int.
+    numbers = {a.name: "float" if a.dtype == "float" else "_index" for a in plan.arguments}
+    lines += [f"{a.name} = {numbers[a.name]}({a.name})" for a in plan.arguments if a.shape is None]
+    lines += ["num_threads = torch.get_num_threads()", f"with _on({device}):"]
+    lines += ["    stream = _stream()"] if language == "cuda" else []
+    lines += [f"    {_step(step, plan, language)}" for step in plan.steps]
+    return [*lines, f"return ({names},)"]
+
+
+def _step(step: Step, plan: Plan, language: Language = "triton") -> str:
+    if step.gives:
+        words = [as_python(a) for a in step.args]
+        call = f"torch.ops.aten.{step.function}({', '.join(words)})"
+        call += "" if step.pick is None else f"[{step.pick}]"
+        return f"{step.gives} = {given(step, call, plan.dense, '_')}"
+    if step.kind == "aten":
+        words = [f"{a[:-2]}.t()" if a.endswith(".t") else a for a in step.args]
+        return f"torch.ops.aten.{step.function}.out({', '.join(words)}, out={step.out})"
+    if language == "triton":
+        words = ["None" if a == "null" else a.removesuffix(".t") for a in step.args]
+        return f"{step.function}({', '.join(words)})"
+    kinds = dict.fromkeys(tensor_names(plan), "_pointer")
+    kinds |= {a.name: "_double" for a in plan.arguments if a.dtype == "float"}
+    words = ["None" if a == "null" else f"{kinds.get(a, '_integer')}({a})" for a in step.args]
+    words += ["stream"] if language == "cuda" else []
+    return f'_finished("{step.function}", {step.function}({", ".join(words)}))'
+
+
+def given(step: Step, made: str, dense: set[str], prefix: str) -> str:
+    """Write what a step gives as functions read it; the same in C++, without the prefix."""
+    if step.gives in dense:
+        return f"{prefix}dense({made})"
+    return made if step.layout is None else f"channels_last({made})"
+
+
+def tensor_names(plan: Plan) -> set[str]:
+    """Return the names of all tensors of a call."""
+    made = {tensor.name for tensor in (*plan.outputs, *plan.workspace)} | plan.given
+    return made | {a.name for a in plan.arguments if a.shape is not None}
+
+
+def size_lines(plan: Plan) -> list[str]:
+    """Return lines that bind every named size from the tensors' shapes."""
+    lines, seen = [], set()
+    for argument in plan.arguments:
+        for dim, size in enumerate(argument.shape or ()):
+            if size not in seen:
+                seen.add(size)
+                lines.append(f"{size} = {argument.name}.shape[{dim}]")
+    return lines
