@@ -595,7 +595,7 @@ def test_cpu_toolchain_names_compiler_flags_and_processor(gcc):
     ],
 )
 def test_code_is_made_for_exactly_the_gpu(capability, flag):
-    assert flag in Toolchain.find("cuda", capability).cuda_flags
+    assert flag in Toolchain.find("cuda", capability).device_flags
 
 
 @needs_nvcc

@@ -84,7 +84,7 @@ def case(request, tmp_path_factory) -> Case:
         candidate,
         reference=family.reference.read_text(),
         sizes=SIZES[kind, op],
-        flags={"cpp": toolchain.cpp_flags, "cuda": toolchain.cuda_flags, "triton": ()}[language],
+        flags=toolchain.flags(language),
         provenance=[],
     )
     path = tmp_path_factory.mktemp("drop_in") / f"{op}_{template}.py"

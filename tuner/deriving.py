@@ -24,8 +24,8 @@ from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import load_family
-from tuner.kernel.toolchain import SOURCE_NAMES
 from tuner.machine.host import cache_folder
+from tuner.machine.platforms import SOURCE_NAMES
 from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
 from tuner.planning import Planned, first_of_each

@@ -232,7 +232,6 @@ def export_of(
     ways = ways_in(model_new)
     if candidate.plan.also.get("gradients", True) is None:  # this template has none
         ways = tuple(way for way in ways if way != "step")
-    flags = {"cuda": toolchain.cuda_flags, "cpp": toolchain.cpp_flags, "triton": ()}
     reference = planned.reference.read_text(encoding="utf-8")
 
     def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
@@ -241,7 +240,7 @@ def export_of(
             candidate,
             reference=reference,
             sizes=planned.config.problem.sizes,
-            flags=flags[candidate.language],
+            flags=toolchain.flags(candidate.language),
             provenance=[
                 *_provenance(planned, toolchain, trial.number, entry, run_path),
                 *(f"  {line}" for line in (by_batch.lines if by_batch else ())),

@@ -18,6 +18,7 @@ from tuner.evaluate.asking import with_memory
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import PREPARE_TIMEOUT_S, asked, new_worker
 from tuner.machine.ceilings import bound_us
+from tuner.machine.platforms import is_gpu
 from tuner.machine.turns import turns_of
 from tuner.observing import Observer
 from tuner.planning import Planned
@@ -58,7 +59,7 @@ def bound_of(planned: Planned, outline: Outline) -> Gain:
     precision = OF_HALVES if has_halves else PRECISION
     return Gain(
         device=planned.device.name,
-        is_gpu=planned.device.kind == "cuda",
+        is_gpu=is_gpu(planned.device.kind),
         read_bytes=outline.read_bytes,
         written_bytes=outline.written_bytes,
         flops=outline.flops,

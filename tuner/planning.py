@@ -40,6 +40,7 @@ from tuner.kernel.signatures import mismatches
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
+from tuner.machine.platforms import is_gpu
 from tuner.run import Run
 from tuner.search.recorded import read_recording
 from tuner.search.samplers import SAMPLERS
@@ -183,7 +184,7 @@ def _require_sampler(config: RunConfig) -> None:
 def _require_kernels(family: Family, names: Sequence[str], device: Device) -> None:
     """Refuse a module of PyTorch's own products where these are not made on a GPU."""
     is_derived = (family.model_file.parent / GRAPH_FILE).is_file()
-    if is_derived and set(names) <= set(PRODUCTS) and device.kind != "cuda":
+    if is_derived and set(names) <= set(PRODUCTS) and not is_gpu(device.kind):
         raise NothingToGainError(
             "nothing to generate: the forward is PyTorch's own operations; products have kernels "
             "of ours on a GPU alone",
@@ -335,7 +336,7 @@ def toolchain_of(planned: Planned) -> Toolchain:
 def num_workers(planned: Planned) -> int:
     """One compiler a core; on a GPU one core stays free for the process that feeds it."""
     cores = len(os.sched_getaffinity(0))
-    return cores if planned.device.kind == "cpu" else max(1, cores - 1)
+    return max(1, cores - 1) if is_gpu(planned.device.kind) else cores
 
 
 def environment_of(

@@ -30,8 +30,9 @@ from tuner.fleet.dispatch import QUEUED
 from tuner.fleets import OneDevice, Source
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir
-from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
+from tuner.kernel.toolchain import Toolchain
 from tuner.machine.host import busy_words, has_many_cores
+from tuner.machine.platforms import SOURCE_NAMES, is_gpu
 from tuner.observing import Observer, Recorder
 from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop_rule_of
 from tuner.ranking import ranked_trials, why_nothing_correct
@@ -152,7 +153,7 @@ class Session:
             self._learn(check_s=verifier.seconds)
         compiler = ExportCompiler(planned.task.device, num_workers(planned))
         stack.callback(compiler.close)
-        is_parallel = planned.device.kind == "cuda" and has_many_cores() and planned.is_small
+        is_parallel = is_gpu(planned.device.kind) and has_many_cores() and planned.is_small
         checks_ahead = ThreadPoolExecutor(self.asked.num_finalists) if is_parallel else None
         if checks_ahead is not None:
             stack.callback(checks_ahead.shutdown, wait=False, cancel_futures=True)
@@ -310,7 +311,7 @@ class Session:
             if busy := busy_words(self._load, baseline.noise):
                 self.observer.on_stage(f"warning: {busy}")
                 self.notes.append(busy)
-            cold_s = FLUSH_S if planned.device.kind == "cpu" else 0.0
+            cold_s = 0.0 if is_gpu(planned.device.kind) else FLUSH_S
             self._learn(call_s=baseline.latency_us * 1e-6 + cold_s)
             if verification is not None:
                 self._fit(is_searched=False)

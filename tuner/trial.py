@@ -45,7 +45,7 @@ __all__ = [
 SAME_SPEED = 0.05  # relative difference of speed-ups that nobody need be told of
 Value = bool | int | float | str
 Params = dict[str, Value]
-Language = Literal["cuda", "cpp", "triton"]
+Language = Literal["cuda", "cpp", "triton", "hip"]
 
 
 class Status(StrEnum):

@@ -9,6 +9,7 @@ from tuner.check.crossing import Mode
 from tuner.check.history import set_mode
 from tuner.check.probe import Modes
 from tuner.errors import ProblemError
+from tuner.machine.platforms import is_gpu
 from tuner.problem.draws import seed_everything
 from tuner.problem.reference import Problem
 
@@ -52,9 +53,9 @@ def _is_random(problem: Problem, model: torch.nn.Module, mode: Mode, device: str
     import torch
 
     set_mode(model, mode)
-    is_cuda = device.startswith("cuda")
+    has_own_state = is_gpu(device)
     start = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[device] if is_cuda else []), torch.no_grad():
+    with torch.random.fork_rng(devices=[device] if has_own_state else []), torch.no_grad():
         inputs = _inputs(problem, model, device)
         answers: list[tuple[torch.Tensor, ...]] = []
         for draw in range(NUM_DRAWS):
@@ -86,7 +87,7 @@ def _state(device: str) -> torch.Tensor:
     import torch
 
     own = torch.get_rng_state()
-    return torch.cat([own, torch.cuda.get_rng_state(device)]) if device[:4] == "cuda" else own
+    return torch.cat([own, torch.cuda.get_rng_state(device)]) if is_gpu(device) else own
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -32,6 +32,7 @@ from tuner.check.questions import script_of, weighted_model
 from tuner.check.refusals import fewer_rows, is_odd, refuses_layout, says_no_memory, tamer
 from tuner.check.wide_convolutions import exact_convolutions
 from tuner.errors import ProblemError
+from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import widened
 from tuner.problem.reference import Problem
@@ -234,7 +235,7 @@ def _other_ways(
     ways: list[tuple[Script, contextlib.AbstractContextManager[Any]]] = []
     if is_noisy(probe):
         ways.append((script, noise(probe.distribution == "far")))
-    if str(device).startswith("cuda") and any("rebind" in actions for actions in script.before):
+    if is_gpu(device) and any("rebind" in actions for actions in script.before):
         before = tuple(
             tuple[Action, ...]("assign" if action == "rebind" else action for action in actions)
             for actions in script.before

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.machine.platforms import is_gpu
+
 if TYPE_CHECKING:
     import torch
 
@@ -133,7 +135,7 @@ def free_unused(device: str | torch.device) -> None:
     """Give a GPU's memory that this process no longer uses to the others, where it is much."""
     import torch
 
-    if torch.device(device).type != "cuda":
+    if not is_gpu(device):
         return
     if torch.cuda.memory_allocated(device) > MOST_HELD_BYTES:
         gc.collect()  # what refers to itself goes when objects are many, not when they are large
@@ -148,7 +150,7 @@ def free_all_unused(device: str | torch.device) -> int:
     import torch
 
     gc.collect()
-    if torch.device(device).type != "cuda":
+    if not is_gpu(device):
         resident = int(Path("/proc/self/statm").read_text().split()[1])
         return resident * mmap.PAGESIZE
     torch.cuda.empty_cache()
@@ -159,7 +161,7 @@ def most_held_bytes(device: str | torch.device) -> int:
     """Return the most of a GPU's memory that was held since this was asked; 0 of a CPU's."""
     import torch
 
-    if torch.device(device).type != "cuda":
+    if not is_gpu(device):
         return 0
     most = int(torch.cuda.max_memory_reserved(device))
     torch.cuda.reset_peak_memory_stats(device)
@@ -170,8 +172,7 @@ def total_bytes(device: str | torch.device) -> int:
     """Return the memory that a GPU has; 0 of a CPU."""
     import torch
 
-    is_gpu = torch.device(device).type == "cuda"
-    return int(torch.cuda.mem_get_info(device)[1]) if is_gpu else 0
+    return int(torch.cuda.mem_get_info(device)[1]) if is_gpu(device) else 0
 
 
 def sample(device: str | torch.device) -> torch.Tensor:

@@ -59,6 +59,7 @@ from tuner.check.registries import successor, tables_of, use
 from tuner.check.sharing import aliases_of
 from tuner.check.surroundings import changed, is_pytorchs, settings
 from tuner.check.threads import called_at_once
+from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.draws import seed_everything
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ class _Session:
                 torch.set_num_threads(self.script.num_threads)
             if self.script.has_nan_memory:
                 stack.enter_context(nan_filled_memory())
-            if self.script.has_side_stream and self.device.type == "cuda":
+            if self.script.has_side_stream and is_gpu(self.device):
                 stack.enter_context(busy_side_stream(self.device))
             yield
 
@@ -279,11 +280,9 @@ class _Session:
             self.tensors.update((f"grad{call}.{n}", g) for n, g in each.gradients.items())
 
     def _synchronize(self) -> None:
-        import torch
-
-        if self.device.type == "cuda":
+        if is_gpu(self.device):
             with stage("synchronise"):
-                torch.cuda.synchronize(self.device)
+                platform_of(self.device).synchronize(self.device)
 
     def _keep(self, call: int, result: Any, copies: list[torch.Tensor | None]) -> None:
         """Note what a call returned."""

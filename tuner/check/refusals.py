@@ -14,6 +14,7 @@ from tuner.check.layouts import laid_out_where
 from tuner.check.parts import copied
 from tuner.check.probe import ROWS, Probe
 from tuner.errors import ProblemError
+from tuner.machine.platforms import is_gpu
 from tuner.problem.reference import Problem
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def row_elements(
 def extent_of(problem: Problem, model: torch.nn.Module, device: Any) -> Extent:
     """Measure how large a problem is; its rows have no numbers where these are not known."""
     row = row_elements(problem, model, device, FEW_ROWS)
-    kind: Literal["gpu", "cpu"] = "gpu" if str(device).startswith("cuda") else "cpu"
+    kind: Literal["gpu", "cpu"] = "gpu" if is_gpu(device) else "cpu"
     return Extent(problem.num_rows(), row if math.isfinite(row) else 0.0, kind)
 
 

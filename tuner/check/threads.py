@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check.exercise import checksum_of, outputs_of, snapshots
 from tuner.check.gradients import dense, gradients_of, leaves_of
+from tuner.machine.platforms import is_gpu, platform_of
 
 if TYPE_CHECKING:
     import torch
@@ -63,10 +64,7 @@ def called_at_once(
     Returns:
         What each thread got most seldom.
     """
-    import torch
-
-    if device.type == "cuda":  # what was made until now is of another stream
-        torch.cuda.synchronize(device)
+    platform_of(device).synchronize(device)  # what was made until now is of another stream
     together = threading.Barrier(len(arguments))
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # a call of a small module is over in 50 us
@@ -100,7 +98,7 @@ def _repeated(
     import torch
 
     start: dict[str, torch.Tensor] = {}
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    stream = torch.cuda.Stream(device) if is_gpu(device) else None
     num_seen: Counter[int] = Counter()
     kept: dict[int, Made] = {}
 

@@ -19,6 +19,7 @@ from tuner.evaluate.timed import WEIGHT_SEED
 from tuner.evaluate.timers import Call
 from tuner.intervals import median_interval
 from tuner.machine.host import usable_memory_bytes
+from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import Distribution
 from tuner.problem.modes import put_into
@@ -71,7 +72,7 @@ class InTurns:
         num_calls = max(1, min(most, round(ROW_S / max(call_s, 1e-7))))
         self._num_calls = 1 if is_idle else num_calls
         self._timer = ExposedTimer(device, self._num_calls)
-        self._is_gpu = device.startswith("cuda")  # whose own work no other program stretches
+        self._is_gpu = is_gpu(device)  # whose own work no other program stretches
         self._is_disturbed, self._num_repeated = False, 0
         self._pairs: list[tuple[float, float]] = []
 
@@ -231,7 +232,7 @@ class BatchTimes:
     ) -> list[InTurns]:
         """Return turns that were begun: a few, or the least where one takes long."""
         is_slow = 4 * FEW_ROUNDS * row_s * rows > left_s
-        kinds = (False, True) if self._device.startswith("cuda") else (False,)
+        kinds = (False, True) if is_gpu(self._device) else (False,)
         found = []
         with self.arithmetic(way):
             for is_idle in kinds:
@@ -264,9 +265,6 @@ class BatchTimes:
         with torch.no_grad():
             made = outputs_of(self._reference(*given))
         num_bytes = sum(getattr(x, "nbytes", 0) for x in (*given, *made))
-        room = (
-            torch.cuda.mem_get_info(self._device)[0]
-            if self._device.startswith("cuda")
-            else usable_memory_bytes()
-        )
+        room = platform_of(self._device).free_bytes(self._device)
+        room = usable_memory_bytes() if room is None else room
         return HELD_COPIES * times * num_bytes < SHARE_OF_MEMORY * room

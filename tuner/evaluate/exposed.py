@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from tuner.evaluate.timers import Call, Keep, no_garbage_collection
+from tuner.machine.platforms import is_gpu
 
 __all__ = ["ExposedTimer", "num_preempted"]
 
@@ -36,7 +37,7 @@ class ExposedTimer:
         self.renew: Call | None = None
         self.keep: Keep | None = None
         self._num_calls = num_calls
-        self._is_gpu = device.startswith("cuda")
+        self._is_gpu = is_gpu(device)
         self._wait = waiting_for(device)
         self._next = 0
 
@@ -74,7 +75,7 @@ class ExposedTimer:
 
 def waiting_for(device: str) -> Callable[[], object]:
     """Return what waits until a device has done all its work; a CPU has, when a call returns."""
-    if not device.startswith("cuda"):
+    if not is_gpu(device):
         return lambda: None
     import torch
 

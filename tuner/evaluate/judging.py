@@ -16,6 +16,7 @@ from tuner.evaluate.child import Answer
 from tuner.evaluate.giving import Giver
 from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.process import RESERVE_BYTES, available_bytes
+from tuner.machine.platforms import platform_of
 from tuner.problem.accuracy import math_mode
 from tuner.trial import from_json, to_json
 
@@ -169,8 +170,5 @@ class Judge(Giver):
 
 def _free_bytes(device: str) -> int:
     """Return the memory that is free where the tensors of that device live."""
-    if device.startswith("cuda"):
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[0])
-    return available_bytes()
+    free_bytes = platform_of(device).free_bytes(device)
+    return available_bytes() if free_bytes is None else free_bytes

@@ -18,6 +18,7 @@ from tuner.check.exercise import kinds_of, outputs_of
 from tuner.check.expected import Expected
 from tuner.evaluate.child import Answer
 from tuner.evaluate.inputs import REPEATED_FROM
+from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Keeper:
         import numpy as np
         import torch
 
-        self._is_cuda = device.startswith("cuda")
+        self._is_cuda = is_gpu(device)
         self._urandom, self._numpy = os.urandom, np
         self._tensor, self._from_numpy = torch.Tensor, torch.from_numpy
         self._as_strided, self._index_select = torch.as_strided, torch.index_select

@@ -39,12 +39,12 @@ def profiled(task: Task, contender: Contender, trial: int) -> Profiles:
         racer.give_timing_set(workers)
         with turns.alone():
             found = [asked(worker, "profile", {}).data["events"] for worker in workers]
-    is_gpu = task.device.startswith("cuda")
+    has_gpu = task.is_gpu
     baseline, winner = (
-        call_of(events, number, is_gpu=is_gpu)
+        call_of(events, number, is_gpu=has_gpu)
         for events, number in zip(found, (None, trial), strict=True)
     )
-    return Profiles(is_gpu, baseline, winner)
+    return Profiles(has_gpu, baseline, winner)
 
 
 def profile_into(folder: Path, task: Task, result: Result) -> str:

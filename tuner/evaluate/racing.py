@@ -1,6 +1,6 @@
-"""Finalists, exports and strangers' files: raced against the baseline, in fresh processes.
+"""Files raced against the baseline in fresh processes, which take turns.
 
-The processes take turns; this one holds a second clock against what each reports.
+This process holds a second clock against what each reports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tuner.evaluate.contender import (
     get_ready,
     loaded,
     started,
-)
+)  # fmt: skip
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.measure import contradicted
 from tuner.evaluate.race import Race
@@ -49,7 +49,7 @@ CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
 CROSS_CHECKS = 8  # times that the clocks must disagree before a contender is refused
 CLOCK_US = 100.0  # of a call on a CPU that its own clock need not see: Python, what is kept
 SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
-SHARE_ELSEWHERE = 0.25  # of the samples, for a race on other values
+SHARE_ELSEWHERE = 0.25  # of the samples, then
 SLOW_STEP_S = 0.2  # of training, of which few are timed
 STEADY = 0.05  # relative difference of two medians that agree
 
@@ -59,7 +59,7 @@ class Racer:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._is_gpu = task.device.startswith("cuda")
+        self._is_gpu = task.is_gpu
         self._files = Unedited(task)
         self._turns = turns_of(task.device)
         self._calls = TimedCalls()

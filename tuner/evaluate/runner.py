@@ -82,7 +82,7 @@ class Runner:
         self._paused = paused
         # On a CPU the builders pause while a candidate is timed. On a GPU they only do where the
         # launches came too late for it, which shows as noise.
-        self._is_cpu = task.device == "cpu"
+        self._is_cpu = not task.is_gpu
         self._quiet = paused if self._is_cpu else nullcontext
         payload = {**task.payload(), "screening_seed": terms.seed}
         on_start: list[tuple[str, dict[str, Any]]] = [("prepare", payload)]

@@ -18,6 +18,7 @@ from tuner.kernel.family import Family
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import Device
 from tuner.machine.forkserver import SERVER
+from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 from tuner.trial import Value, to_json
@@ -54,6 +55,11 @@ class Task:
     model_file: str = ""  # where `model_new` stands, for messages
     outputs: str = "[]"
     mode: TuneMode = "as_given"  # in which the reference is timed, and mostly asked
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether its device works beside the host."""
+        return is_gpu(self.device)
 
     @classmethod
     def of(

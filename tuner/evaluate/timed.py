@@ -21,6 +21,7 @@ from tuner.evaluate.own_path import is_compiled
 from tuner.evaluate.steps import step_of
 from tuner.evaluate.timers import CpuTimer, CudaTimer, Timer
 from tuner.machine.device import describe
+from tuner.machine.platforms import is_gpu, platform_of
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem
 from tuner.trial import Measurement
@@ -190,19 +191,20 @@ class Timed:
         from torch.profiler import ProfilerActivity, profile, record_function
 
         kinds = [ProfilerActivity.CPU]
-        if self._device.startswith("cuda"):
+        if is_gpu(self._device):
             kinds.append(ProfilerActivity.CUDA)
         model, inputs = self.model, self.inputs
+        synchronize = platform_of(self._device).synchronize
         with torch.no_grad(), math_mode(self._accuracy), spoilt_by_cuda_errors(self._device):
             for _ in range(NUM_UNTIMED):
                 model(*inputs.of_call(inputs.fresh_call()))
             with profile(activities=kinds) as found:
                 for _ in range(NUM_PROFILED):
                     given = inputs.of_call(inputs.fresh_call())
-                    _synchronize(self._device)
+                    synchronize(self._device)
                     with record_function("call"):
                         model(*given)
-                        _synchronize(self._device)
+                        synchronize(self._device)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
             found.export_chrome_trace(str(path))
@@ -217,23 +219,16 @@ def spoilt_by_cuda_errors(device: str) -> Iterator[None]:
     """Raise Fault when the device no longer answers: the context is lost with all in it."""
     try:
         yield
-        _synchronize(device)
+        platform_of(device).synchronize(device)
     except Exception as error:
         try:
-            _synchronize(device)
+            platform_of(device).synchronize(device)
         except Exception as sticky:
             raise Fault(f"{type(error).__name__}: {error}") from sticky
         raise
 
 
-def _synchronize(device: str) -> None:
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.synchronize(device)
-
-
 def _timer(device: str) -> Timer:
-    if device.startswith("cuda"):
+    if is_gpu(device):
         return CudaTimer(int(device.partition(":")[2] or 0))
     return CpuTimer(l3_bytes=describe(device).l3_bytes)

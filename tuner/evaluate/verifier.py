@@ -82,7 +82,7 @@ class Verifier:
         self._accuracy = Accuracy.parse(task.accuracy)
         self._files = Unedited(task)
         self._turns = turns_of(task.device)
-        self._is_gpu = task.device.startswith("cuda")
+        self._is_gpu = task.is_gpu
         if num_pairs is None:
             num_pairs = PAIRS if self._is_gpu and has_many_cores() else 1
         self._judges = [

@@ -18,6 +18,7 @@ from tuner.export.registration import cpp_binding, python_binding, schema
 from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
 from tuner.kernel.python_calls import size_lines
+from tuner.machine.platforms import platform_of
 from tuner.plans import Plan
 from tuner.trial import Candidate, content_key
 
@@ -134,18 +135,13 @@ def _header(family: Family, candidate: Candidate, provenance: Sequence[str], sta
     return "\n".join(f"# {escape(line)}".rstrip() for line in lines)
 
 
-_NEEDS = {
-    "cuda": "nvcc, a C++ compiler and ninja (compiled at the first import)",
-    "cpp": "a C++ compiler with OpenMP and ninja (compiled at the first import)",
-    "triton": "Triton (compiled at the first call)",
-}
-
-
 def _needs(candidate: Candidate) -> str:
     """Name what the file is compiled with, and when."""
     if candidate.language == "triton" and f"\n{CUDA_CODE} = " in candidate.source:
         return "Triton (compiled at the first call), nvcc and a C++ compiler (at the first import)"
-    return _NEEDS[candidate.language]
+    if candidate.language == "triton":
+        return "Triton (compiled at the first call)"
+    return platform_of(candidate.language).needs
 
 
 def escape(text: str) -> str:
@@ -158,19 +154,19 @@ def escape(text: str) -> str:
 
 
 def _compiled(candidate: Candidate, namespace: str, flags: Sequence[str]) -> str:
-    is_cuda = candidate.language == "cuda"
+    is_gpu = platform_of(candidate.language).is_gpu
     binding = cpp_binding(candidate.plan, candidate.language, namespace)
     for text in (candidate.source, binding):
         if '"""' in text or text.endswith("\\"):
             raise TemplateError(f'{candidate.template}: the text may not contain """')
     sources = (
         "cpp_sources=[BINDING],\n        cuda_sources=[SOURCE],"
-        if is_cuda
+        if is_gpu
         else "cpp_sources=[SOURCE, BINDING],"
     )
-    kind = "extra_cuda_cflags" if is_cuda else "extra_cflags"
+    kind = "extra_cuda_cflags" if is_gpu else "extra_cflags"
     extra = f"{kind}={list(flags)!r},"
-    if is_cuda:
+    if is_gpu:
         extra += '\n        extra_cflags=["-O2"],'
     else:
         extra += '\n        extra_ldflags=["-fopenmp"],'
@@ -237,7 +233,7 @@ def _fake(plan: Plan, namespace: str) -> str:
 
 def _fused(candidate: Candidate, namespace: str) -> str:
     """Name what the family's module uses: operator and further calls (each gives a tuple)."""
-    parts = [f'fused_device = "{"cpu" if candidate.language == "cpp" else "cuda"}"']
+    parts = [f'fused_device = "{platform_of(candidate.language).torch_type}"']
     for name, call in {"op": candidate.plan, **candidate.plan.also}.items():
         if call is None:
             parts.append(f"fused_{name} = None")

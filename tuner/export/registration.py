@@ -11,6 +11,7 @@ import inspect
 
 from tuner.kernel.operands import as_cpp, channels_last
 from tuner.kernel.python_calls import call_lines, given, tensor_names
+from tuner.machine.platforms import platform_of
 from tuner.plans import Argument, Plan, Step
 from tuner.space.cpp import to_cpp
 from tuner.space.expression import Expression
@@ -45,47 +46,46 @@ def cpp_binding(plan: Plan, language: Language, namespace: str) -> str:
 
     Args:
         plan: the candidate's plan.
-        language: "cuda" or "cpp".
+        language: of its functions, C++ or its dialect for a GPU.
         namespace: their namespace in `torch.ops`; one a file.
     """
-    is_cuda = language == "cuda"
+    platform = platform_of(language)
+    is_gpu = platform.is_gpu
     # Not <ATen/ATen.h>, which declares every operation there is: that takes longer to compile
     # than all the rest.
     steps = [step for call in plan.calls for step in call.steps]
     made = [tensor for call in plan.calls for tensor in call.made]
     operations = {step.function for step in steps if step.kind == "aten"}
-    if is_cuda:
+    if is_gpu:
         operations |= {"zeros" if tensor.zero else "empty" for tensor in made}
-    registers = "torch/library.h" if is_cuda else "torch/csrc/stable/library.h"
+    registers = "torch/library.h" if is_gpu else "torch/csrc/stable/library.h"
     lines = [
         "#include <tuple>",
         "#include <algorithm>",
         "#include <limits>",
-        *(() if is_cuda else ("#include <cstring>", "#include <memory>")),
+        *(() if is_gpu else ("#include <cstring>", "#include <memory>")),
         "#include <ATen/Parallel.h>",
         "#include <ATen/core/Tensor.h>",
         *(f"#include <ATen/ops/{operation}.h>" for operation in sorted(operations)),
         f"#include <{registers}>",
     ]
-    if is_cuda:
+    if is_gpu:
         lines += ["#include <c10/cuda/CUDAGuard.h>", "#include <c10/cuda/CUDAStream.h>"]
     # C++ source stands in the same file as its binding; CUDA source is compiled on its own.
     declarations = dict.fromkeys(d for call in plan.calls for d in _declarations(call))
-    lines += ["", *(declarations if is_cuda else ()), "", "namespace {", "", _PREPARED, ""]
+    lines += ["", *(declarations if is_gpu else ()), "", "namespace {", "", _PREPARED, ""]
     lines += [_CHANNELS_LAST, ""] if _has_channels_last(plan) else []
     for call in plan.calls:
-        lines += [*_function(call, is_cuda), ""]
-        lines += [] if is_cuda else [*_boxed(call), ""]
+        lines += [*_function(call, is_gpu), ""]
+        lines += [] if is_gpu else [*_boxed(call), ""]
     lines += ["}  // namespace", ""]
-    key, macro, prefix = (
-        ("CUDA", "TORCH_LIBRARY", "call") if is_cuda else ("CPU", "STABLE_TORCH_LIBRARY", "boxed")
-    )
+    macro, prefix = ("TORCH_LIBRARY", "call") if is_gpu else ("STABLE_TORCH_LIBRARY", "boxed")
     defined = " ".join(f'm.def("{schema(call)}");' for call in plan.calls)
     names = [call.function for call in plan.calls]
     implemented = " ".join(f'm.impl("{name}", &{prefix}_{name});' for name in names)
     lines += [
         f"{macro}({namespace}, m) {{ {defined} }}",
-        f"{macro}_IMPL({namespace}, {key}, m) {{ {implemented} }}",
+        f"{macro}_IMPL({namespace}, {platform.dispatch_key}, m) {{ {implemented} }}",
         "",
     ]
     return "\n".join(lines)
@@ -163,14 +163,14 @@ def _declarations(plan: Plan) -> list[str]:
     return list(declared.values())
 
 
-def _function(plan: Plan, is_cuda: bool) -> list[str]:
+def _function(plan: Plan, is_gpu: bool) -> list[str]:
     outputs = ", ".join("at::Tensor" for _ in plan.outputs)
     result = f"std::tuple<{outputs}>" if len(plan.outputs) > 1 else outputs
     arguments = ", ".join(
         f"const at::Tensor& {a.name}_" if a.shape is not None else f"{_cpp_number(a)} {a.name}"
         for a in plan.arguments
     )
-    body = [f"  {line}" for line in _body(plan, is_cuda)]
+    body = [f"  {line}" for line in _body(plan, is_gpu)]
     # A step may bear the plain name.
     return [f"{result} call_{plan.function}({arguments}) {{", *body, "}"]
 
@@ -205,10 +205,10 @@ def _boxed(plan: Plan) -> list[str]:
     return [head, *(f"  {line}" for line in lines), "}"]
 
 
-def _body(plan: Plan, is_cuda: bool) -> list[str]:
+def _body(plan: Plan, is_gpu: bool) -> list[str]:
     tensors = [a for a in plan.arguments if a.shape is not None]
     first = f"{tensors[0].name}_"
-    lines = [f"const c10::cuda::CUDAGuard guard({first}.device());"] if is_cuda else []
+    lines = [f"const c10::cuda::CUDAGuard guard({first}.device());"] if is_gpu else []
     sizes: set[str] = set()
     for argument in tensors:
         name, shape = argument.name, argument.shape or ()
@@ -225,24 +225,24 @@ def _body(plan: Plan, is_cuda: bool) -> list[str]:
         make = "zeros" if tensor.zero else "empty"
         dims = ", ".join(to_cpp(Expression.parse(d), {}) for d in tensor.shape)
         # The method needs no further header.
-        maker = f"at::{make}" if is_cuda else f"{first}.new_{make}"
+        maker = f"at::{make}" if is_gpu else f"{first}.new_{make}"
         lines.append(
             f"at::Tensor {tensor.name} = {maker}({{{dims}}}, "
             f"{first}.options().dtype({_AT_TYPE[tensor.dtype]}).requires_grad(false));"
         )
     if any("num_threads" in step.args for step in plan.steps):
         lines.append("const int64_t num_threads = at::get_num_threads();")
-    if is_cuda:
+    if is_gpu:
         lines.append("void* stream = c10::cuda::getCurrentCUDAStream().stream();")
     numbers = {a.name for a in plan.arguments if a.shape is None} | {"num_threads"}
     named = tensor_names(plan)
-    lines += [_step(step, named, numbers, plan.dense, is_cuda) for step in plan.steps]
+    lines += [_step(step, named, numbers, plan.dense, is_gpu) for step in plan.steps]
     names = ", ".join(output.name for output in plan.outputs)
     is_tuple = len(plan.outputs) > 1
     return [*lines, f"return std::make_tuple({names});" if is_tuple else f"return {names};"]
 
 
-def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_cuda: bool) -> str:
+def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_gpu: bool) -> str:
     if step.gives:
         made = f"at::{step.function}({', '.join(as_cpp(a) for a in step.args)})"
         made = made if step.pick is None else f"std::get<{step.pick}>({made})"
@@ -260,7 +260,7 @@ def _step(step: Step, tensors: set[str], numbers: set[str], dense: set[str], is_
             words.append(argument)
         else:
             words.append(f"int64_t({to_cpp(Expression.parse(argument), {})})")
-    words += ["stream"] if is_cuda else []
+    words += ["stream"] if is_gpu else []
     return f'finished("{step.function}", {step.function}({", ".join(words)}));'
 
 

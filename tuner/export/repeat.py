@@ -28,6 +28,7 @@ from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256
 from tuner.kernel.family import builtin_folder
 from tuner.machine.host import has_many_cores
+from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors
@@ -153,7 +154,7 @@ def repeat(
             return verifier.check(contender, on_probe)
 
     with ThreadPoolExecutor(1) as pool:
-        is_side_by_side = device.startswith("cuda") and has_many_cores()
+        is_side_by_side = is_gpu(device) and has_many_cores()
         secret = secrets.randbits(31)
         ahead = pool.submit(checked, secret) if is_side_by_side else None
         on_stage(f"the probes of the certificate, seed {certificate.seed}")
@@ -300,7 +301,7 @@ def clocks_of(device: str) -> dict[str, str]:
     Args:
         device: as PyTorch names it. Asks nvidia-smi; initialises no CUDA.
     """
-    if device == "cpu":
+    if not is_gpu(device):
         with contextlib.suppress(OSError, NotImplementedError):
             found = psutil.cpu_freq()
             if found is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tuner.errors import DeviceError, InputError
 from tuner.evaluate.task import asked, new_worker
 from tuner.machine.forkserver import CORES
+from tuner.machine.platforms import is_gpu
 
 __all__ = ["Chosen", "chosen_devices", "kept_to"]
 
@@ -56,7 +57,7 @@ def chosen_devices(text: str, device: str, env: Mapping[str, str]) -> Chosen:
     if device != "cpu":
         with new_worker("cpu", name="devices", env=env, is_ours=True) as worker:
             num_gpus = int(asked(worker, "num_gpus", {}).data["num_gpus"])
-    if num_gpus or device.startswith("cuda"):
+    if num_gpus or is_gpu(device):
         return _gpus(numbers or list(range(num_gpus)), num_gpus)
     return _parts(numbers or [0])
 

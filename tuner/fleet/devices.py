@@ -16,6 +16,7 @@ from tuner.evaluate.task import Task
 from tuner.fleet.dispatch import QUEUED, Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet
 from tuner.machine.device import Device
+from tuner.machine.platforms import is_gpu
 from tuner.trial import Build, Candidate, Measurement, Outcome, Status, from_json, to_json
 from tuner.wording import percent
 
@@ -59,7 +60,7 @@ class FleetDevices:
     ) -> None:
         self.at_once = QUEUED * most
         self.overlaps = True
-        self.is_apart = device.kind != "cpu"
+        self.is_apart = is_gpu(device.kind)
         self.baselines_us: dict[str, float] = {}  # each device's own, at its start
         self._device = device
         self._num_devices = num_devices
@@ -111,7 +112,7 @@ class FleetDevices:
         for name, measured in others:
             off = measured.latency_us / lead.latency_us - 1
             words = f"PyTorch's time is {percent(off)} off that on {first}"
-            if abs(off) > max(TOO_FAR, 3 * lead.noise) and self._device.kind == "cuda":
+            if abs(off) > max(TOO_FAR, 3 * lead.noise) and is_gpu(self._device.kind):
                 self._dispatch.leave_out(name, f"{words}: their times cannot be compared")
                 del self.baselines_us[name]
             elif abs(off) > max(FAR, lead.noise):

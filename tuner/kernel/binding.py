@@ -13,12 +13,12 @@ import functools
 import importlib.util
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.kernel.operands import channels_last
 from tuner.kernel.python_calls import call_lines
+from tuner.machine.platforms import platform_of
 from tuner.plans import Argument, Plan
 from tuner.space.grammar import FUNCTIONS
 from tuner.trial import Language
@@ -116,9 +116,11 @@ class BoundOp:
         import torch
 
         self.globals = {} if names is None else names
-        self.device = "cpu" if language == "cpp" else "cuda"
+        platform = platform_of(language)
+        self.device = platform.torch_type
         called = {s.function: function_of(s.function) for s in plan.steps if s.kind == "call"}
-        space: dict[str, Any] = {**_HELPERS, "torch": torch, **called}
+        space: dict[str, Any] = {**_HELPERS, "torch": torch, "_on": platform.chosen, **called}
+        space["_stream"] = lambda: ctypes.c_void_p(platform.stream())
         parameters = ", ".join(argument.name for argument in plan.arguments)
         body = "\n".join(f"    {line}" for line in call_lines(plan, language))
         exec(f"def call({parameters}):\n{body}", space)
@@ -173,20 +175,8 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return made.clone() if made.data_ptr() % ALIGNMENT_BYTES else made
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    import torch
-
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _stream() -> ctypes.c_void_p:
-    import torch
-
-    return ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
 
 
 def _finished(step: str, message: bytes | None) -> None:
@@ -196,7 +186,7 @@ def _finished(step: str, message: bytes | None) -> None:
 
 _HELPERS: dict[str, Any] = {
     **{name: entry[0] for name, entry in FUNCTIONS.items()},
-    **{f.__name__: f for f in (_prepared, _expect, _dense, _on, _pointer, _stream, _finished)},
+    **{f.__name__: f for f in (_prepared, _expect, _dense, _pointer, _finished)},
     "channels_last": channels_last,
     "_index": operator.index,
     "_integer": ctypes.c_int64,

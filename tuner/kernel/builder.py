@@ -47,8 +47,9 @@ from tuner.kernel.compilers import (
     restrain,
     spawned,
 )
-from tuner.kernel.toolchain import SOURCE_NAMES, Toolchain
+from tuner.kernel.toolchain import Toolchain
 from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
+from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES
 from tuner.trial import Build, Candidate, Status, content_key, from_json, to_json
 
 __all__ = ["Builder"]
@@ -93,7 +94,7 @@ class Builder:
         self.toolchain = toolchain
         self.cache_dir = cache_dir.absolute()
         self._timeout_s = timeout_s
-        is_ahead = toolchain.kind == "cuda" and toolchain.triton is not None
+        is_ahead = PLATFORMS[toolchain.kind].is_gpu and toolchain.triton is not None
         self._triton_sizes = [dict(sizes) for sizes in triton_sizes] if is_ahead else []
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="build")
         self._change = threading.Condition()  # guards all below

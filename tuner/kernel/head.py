@@ -17,12 +17,12 @@ from tuner.kernel.declared import CallHead, DefaultHead, Head, OpFile, PartHead,
 from tuner.kernel.naming import refusal_of
 from tuner.kernel.operands import names_in, problem_with
 from tuner.kernel.shared_heads import joined, part_files, with_conditions
+from tuner.machine.platforms import FILE_ENDINGS
 from tuner.space.expression import Expression, unknown_name
 
 __all__ = ["FLOAT_ARGUMENTS", "read_head", "read_op", "read_text", "refuse"]
 
 FLOAT_ARGUMENTS = {"num_threads"}  # passed by name, known only when the call is made
-_FILE_NAME = {"cuda": ".cu.j2", "cpp": ".cpp.j2", "triton": ".triton.py.j2"}
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -79,7 +79,7 @@ def read_head(path: Path, op: OpFile, roots: Sequence[Path]) -> tuple[str, Head,
     for file in part_files(own.uses, roots, document):
         joined(document, _read(PartHead, file, read_text(file))[0])
     head = Head.model_validate(with_conditions(document))
-    ending = _FILE_NAME[head.language]
+    ending = FILE_ENDINGS[head.language]
     if not path.name.endswith(ending):
         expected = f"{head.language}\n  expected: a file name that ends in {ending}"
         raise TemplateError(document.places.located("language", expected))

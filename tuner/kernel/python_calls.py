@@ -8,6 +8,7 @@ also need `_on`, and of C functions `_pointer`, `_integer`, `_double`, `_stream`
 from __future__ import annotations
 
 from tuner.kernel.operands import as_python
+from tuner.machine.platforms import platform_of
 from tuner.plans import Plan, Step
 from tuner.trial import Language
 
@@ -48,9 +49,13 @@ def call_lines(plan: Plan, language: Language | None = None) -> list[str]:
     numbers = {a.name: "float" if a.dtype == "float" else "_index" for a in plan.arguments}
     lines += [f"{a.name} = {numbers[a.name]}({a.name})" for a in plan.arguments if a.shape is None]
     lines += ["num_threads = torch.get_num_threads()", f"with _on({device}):"]
-    lines += ["    stream = _stream()"] if language == "cuda" else []
+    lines += ["    stream = _stream()"] if _has_stream(language) else []
     lines += [f"    {_step(step, plan, language)}" for step in plan.steps]
     return [*lines, f"return ({names},)"]
+
+
+def _has_stream(language: Language) -> bool:
+    return language != "triton" and platform_of(language).is_gpu
 
 
 def _step(step: Step, plan: Plan, language: Language = "triton") -> str:
@@ -68,7 +73,7 @@ def _step(step: Step, plan: Plan, language: Language = "triton") -> str:
     kinds = dict.fromkeys(tensor_names(plan), "_pointer")
     kinds |= {a.name: "_double" for a in plan.arguments if a.dtype == "float"}
     words = ["None" if a == "null" else f"{kinds.get(a, '_integer')}({a})" for a in step.args]
-    words += ["stream"] if language == "cuda" else []
+    words += ["stream"] if _has_stream(language) else []
     return f'_finished("{step.function}", {step.function}({", ".join(words)}))'
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tuner.errors import did_you_mean
+from tuner.machine.platforms import platform_of
 from tuner.plans import Plan, Step
 from tuner.trial import Candidate
 
@@ -72,7 +73,7 @@ def mismatches(candidate: Candidate, places: Callable[[], Sequence[str]]) -> Mis
             line, why = text.error
             return Mismatches((f"{place(line)}: not valid Python: {why}",))
     else:
-        text = _CText(candidate.source, candidate.language == "cuda")
+        text = _CText(candidate.source, platform_of(candidate.language).is_gpu)
     for plan in candidate.plan.calls:
         passed = _kinds_of(plan)
         for step in plan.steps:
@@ -111,7 +112,7 @@ def _compare(
 ) -> None:
     pairs = zip(step.args, kinds, strict=True)
     expected = f"{step.function}({', '.join(text.wanted(*pair) for pair in pairs)}"
-    if isinstance(text, _CText) and text.is_cuda:
+    if isinstance(text, _CText) and text.has_stream:
         expected += f"{', ' if kinds else ''}void* stream"
     expected = f"  expected: {expected}), as the step passes them"
     found = text.function(step.function)
@@ -179,8 +180,8 @@ _TYPE = re.compile(r"^(?:[\w:\s*]|<[\w:\s,*]*>)+$")
 class _CText:
     """A text of C++ or CUDA with its comments blanked."""
 
-    def __init__(self, source: str, is_cuda: bool) -> None:
-        self.is_cuda = is_cuda
+    def __init__(self, source: str, has_stream: bool) -> None:
+        self.has_stream = has_stream
         self.whole = _COMMENT.sub(_blanked, source)
         self.text = _DIRECTIVE.sub(_blanked, self.whole)
 
@@ -247,16 +248,16 @@ class _CText:
         returns = found.returns.replace("const", "").replace("static", "").replace("inline", "")
         if returns.strip() in _SCALARS:
             return [f"it returns {returns.strip()}, not const char* (nullptr, or a message)"]
-        num = len(kinds) + self.is_cuda
+        num = len(kinds) + self.has_stream
         if len(found.parameters) != num:
-            stream = ", the stream included" if self.is_cuda else ""
+            stream = ", the stream included" if self.has_stream else ""
             return [f"it takes {len(found.parameters)} arguments; the step passes {num}{stream}"]
         reasons = [
             reason
             for parameter, kind, arg in zip(found.parameters, kinds, args, strict=False)
             if (reason := _unfit(parameter, kind, arg))
         ]
-        if self.is_cuda:
+        if self.has_stream:
             last = found.parameters[-1]
             if not last.is_pointer and last.base in _SCALARS:
                 reasons.append(f"{last.words!r} is last, where the stream comes (void*)")

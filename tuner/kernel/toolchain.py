@@ -13,18 +13,18 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from tuner.errors import ToolchainError
-from tuner.machine.host import ask_program, find_host_compiler, find_nvcc
+from tuner.machine.host import ask_program, find_hipcc, find_host_compiler, find_nvcc
+from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES, Kind, platform_of
 from tuner.machine.vectors import NATIVE, vectors
 from tuner.trial import Language, content_key
 
-__all__ = ["CPP_FLAGS", "CUDA_FLAGS", "SOURCE_NAMES", "Toolchain"]
+__all__ = ["CPP_FLAGS", "CUDA_FLAGS", "Toolchain"]
 
 CPP_FLAGS = (
     "-std=c++17",
@@ -44,11 +44,7 @@ CUDA_FLAGS = (
     "-D__CUDA_NO_HALF2_OPERATORS__",
     "--expt-relaxed-constexpr",
 )
-SOURCE_NAMES: dict[Language, str] = {
-    "cuda": "source.cu",
-    "cpp": "source.cpp",
-    "triton": "source.py",
-}
+HIP_FLAGS = ("-std=c++17", "-O3", "-x", "hip")
 LAYOUT_VERSION = 1  # of a cache folder and of the commands below; part of every key
 
 
@@ -57,10 +53,13 @@ class Toolchain:
     """The compilers found on this machine, and the flags they get.
 
     Attributes:
-        capability: of the GPU, 90 for 9.0; None for kind "cpu".
+        kind: of the device.
+        host_compiler: for C++; None where there is none.
+        device_compiler: nvcc or hipcc; None where there is none, or the device is a CPU.
+        capability: of an NVIDIA GPU, 90 for 9.0.
         cpp_flags: what shapes the code of `.cpp` text (an export's `extra_cflags`); its
             `-march` follows $TUNER_MARCH.
-        cuda_flags: what shapes the code of `.cu` text (an export's `extra_cuda_cflags`).
+        device_flags: what shapes the code of GPU texts (an export's `extra_cuda_cflags`).
         link_flags: for both, as the host compiler spells them.
         versions: (compiler, version text) pairs, for the record and for cache keys.
         variables: environment variables that these compilers obey, and their values.
@@ -69,12 +68,12 @@ class Toolchain:
         triton: version of the Triton that is installed; None where there is none.
     """
 
-    kind: Literal["cpu", "cuda"]
+    kind: Kind
     host_compiler: str | None
-    nvcc: str | None = None
+    device_compiler: str | None = None
     capability: int | None = None
     cpp_flags: tuple[str, ...] = CPP_FLAGS
-    cuda_flags: tuple[str, ...] = CUDA_FLAGS
+    device_flags: tuple[str, ...] = CUDA_FLAGS
     link_flags: tuple[str, ...] = ("-Wl,-z,defs", "-Wl,-s")  # a missing symbol is a build error
     versions: tuple[tuple[str, str], ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
@@ -85,46 +84,54 @@ class Toolchain:
     @classmethod
     def find(
         cls,
-        kind: Literal["cpu", "cuda"],
+        kind: Kind,
         capability: int | None = None,
         languages: Collection[Language] | None = None,
+        architecture: str = "",
     ) -> Toolchain:
         """Find the compilers for a device.
 
         Args:
             kind: of the device.
             capability: 90 for compute capability 9.0; needed for kind "cuda".
-            languages: what must be compilable; by default "cuda" or "cpp", as `kind` says.
+            languages: what must be compilable; by default that of the device's own compiler.
+            architecture: "gfx90a", say; needed for kind "hip".
 
         Raises:
             ToolchainError: a compiler is missing, does not run, or is too old for the GPU; the
                 message says what to install.
             InputError: $TUNER_MARCH names no level that this processor has.
         """
+        own = PLATFORMS[kind].language
+        wanted = [own] if languages is None else languages
         host = find_host_compiler()
-        nvcc = find_nvcc() if kind == "cuda" else None
+        own_compiler = _OWN_COMPILERS[kind]() if kind in _OWN_COMPILERS else None
         flags: tuple[str, ...] = CUDA_FLAGS
         if kind == "cuda":
             if capability is None:
                 raise ToolchainError("the GPU's compute capability is needed to compile for it")
             flags = (*CUDA_FLAGS, _gencode(capability))
+        elif kind == "hip":
+            if not architecture:
+                raise ToolchainError("the GPU's architecture is needed to compile for it")
+            flags = (*HIP_FLAGS, f"--offload-arch={architecture}")
         toolchain = cls(
             kind=kind,
             host_compiler=host,
-            nvcc=nvcc,
+            device_compiler=own_compiler,
             capability=capability,
             cpp_flags=_cpp_flags(host),
-            cuda_flags=flags,
-            versions=tuple((path, _version(path)) for path in (host, nvcc) if path),
+            device_flags=flags,
+            versions=tuple((path, _version(path)) for path in (host, own_compiler) if path),
             variables=tuple((v, os.environ[v]) for v in _OBEYED if v in os.environ),
             cpu=_describe_cpu(),
             demangler=shutil.which("c++filt") or shutil.which("cu++filt"),
             triton=_triton_version(),
         )
-        for language in languages if languages is not None else [_NATIVE[kind]]:
+        for language in wanted:
             toolchain.require(language)
-        if nvcc is not None and "cuda" in (languages if languages is not None else ["cuda"]):
-            _check_architecture(nvcc, capability or 0)
+        if own_compiler is not None and kind == "cuda" and own in wanted:
+            _check_architecture(own_compiler, capability or 0)
         return toolchain
 
     def require(self, language: Language) -> None:
@@ -138,13 +145,8 @@ class Toolchain:
                 "no C++ compiler found: looked for $CXX, g++, c++ and clang++ on PATH\n"
                 "  hint: install g++ (apt install g++, dnf install gcc-c++)"
             )
-        if language == "cuda" and self.nvcc is None:
-            raise ToolchainError(
-                "nvcc not found: looked in $CUDA_HOME/bin, $CUDA_PATH/bin, on PATH and in "
-                "/usr/local/cuda/bin\n"
-                "  hint: install the CUDA toolkit (its version should be your PyTorch's "
-                "torch.version.cuda), or set CUDA_HOME"
-            )
+        if language in _MISSING and self.device_compiler is None:
+            raise ToolchainError(_MISSING[language])
 
     def signature(self, language: Language) -> str:
         """Key of all that shapes the machine code of `language` besides the text."""
@@ -152,7 +154,7 @@ class Toolchain:
             return content_key(LAYOUT_VERSION, "triton", self.triton, self.capability)
         is_native = any(flag.endswith(f"={NATIVE}") for flag in self.cpp_flags)
         cpu = self.cpu if is_native and language == "cpp" else ""
-        flags = self.cpp_flags if language == "cpp" else self.cuda_flags
+        flags = self.flags(language)
         versions = [version for path, version in self.versions if self._uses(path, language)]
         machine = (platform.machine(), cpu, self.variables)
         return content_key(LAYOUT_VERSION, language, flags, self.link_flags, versions, machine)
@@ -164,8 +166,14 @@ class Toolchain:
         narrowed = [named] if named and not named.endswith(f"={NATIVE}") else []
         return "; ".join([*(text for _, text in self.versions), *narrowed])
 
+    def flags(self, language: Language) -> tuple[str, ...]:
+        """What shapes the code of texts in a language; Triton takes nothing."""
+        if language == "triton":
+            return ()
+        return self.device_flags if platform_of(language).is_gpu else self.cpp_flags
+
     def _uses(self, path: str, language: Language) -> bool:
-        return path == self.host_compiler or language == "cuda"
+        return path == self.host_compiler or platform_of(language).is_gpu
 
     def command(self, language: Language) -> list[str]:
         """Compose the command that turns SOURCE_NAMES[language] of its folder into artefact.so."""
@@ -176,12 +184,15 @@ class Toolchain:
         output = ["-shared", "-o", "artefact.so", SOURCE_NAMES[language]]
         if language == "cpp":
             return [self.host_compiler, *self.cpp_flags, "-fPIC", *self.link_flags, *output]
-        assert self.nvcc is not None
+        assert self.device_compiler is not None
+        if language == "hip":
+            ours = ["-fPIC", "-Rpass-analysis=kernel-resource-usage"]
+            return [self.device_compiler, *self.device_flags, *ours, *output]
         linker = [flag.removeprefix("-Wl,") for flag in self.link_flags]
         ours = ["-ccbin", self.host_compiler, "-Xcompiler", "-fPIC", "-Xptxas", "-v"]
         # Uncompressed, so that `_hash_code` sees the symbols of the device code.
         ours += ["-no-compress", *(part for flag in linker for part in ("-Xlinker", flag))]
-        return [self.nvcc, *self.cuda_flags, *ours, *output]
+        return [self.device_compiler, *self.device_flags, *ours, *output]
 
 
 _OBEYED = (
@@ -192,7 +203,15 @@ _OBEYED = (
     "LIBRARY_PATH",
     "COMPILER_PATH",
 )
-_NATIVE: dict[str, Language] = {"cpu": "cpp", "cuda": "cuda"}
+_OWN_COMPILERS: dict[Kind, Callable[[], str | None]] = {"cuda": find_nvcc, "hip": find_hipcc}
+_MISSING: dict[Language, str] = {
+    "cuda": "nvcc not found: looked in $CUDA_HOME/bin, $CUDA_PATH/bin, on PATH and in "
+    "/usr/local/cuda/bin\n"
+    "  hint: install the CUDA toolkit (its version should be your PyTorch's "
+    "torch.version.cuda), or set CUDA_HOME",
+    "hip": "hipcc not found: looked in $ROCM_PATH/bin, on PATH and in /opt/rocm/bin\n"
+    "  hint: install ROCm, or set ROCM_PATH",
+}
 
 # Prints a syntax error in the form of a C++ compiler's. Nothing of the text is run.
 _CHECK_PYTHON = """

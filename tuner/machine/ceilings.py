@@ -10,6 +10,7 @@ import re
 from tuner.errors import DeviceError
 from tuner.machine.datasheets import bandwidth_gbps, peak_tflops
 from tuner.machine.device import Device
+from tuner.machine.platforms import is_gpu
 
 __all__ = ["bound_us", "floor_us", "impossible_us", "occupancy", "roofline_tflops"]
 
@@ -74,7 +75,7 @@ def impossible_us(flops: float, num_bytes: float, device: Device, precision: str
     has, in 16-bit matrix units where they may have some; so far below an honest time that only
     work that was not done lies below it.
     """
-    if device.kind != "cpu":
+    if is_gpu(device.kind):
         return floor_us(flops, num_bytes, device, precision)
     # PyTorch's operations, which a candidate may call, use all that the processor has.
     simd_bits = device.machine_simd_bits or device.simd_bits or 0

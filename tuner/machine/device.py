@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 from tuner.errors import DeviceError, InputError, did_you_mean
 from tuner.machine.host import (
@@ -16,6 +16,7 @@ from tuner.machine.host import (
     usable_cores,
     usable_memory_bytes,
 )
+from tuner.machine.platforms import Kind
 from tuner.machine.vectors import vectors
 
 __all__ = ["Device", "describe"]
@@ -33,7 +34,7 @@ class Device:
     CPU.
     """
 
-    kind: Literal["cpu", "cuda"]
+    kind: Kind
     index: int
     name: str
     memory_bytes: int

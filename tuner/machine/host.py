@@ -26,6 +26,7 @@ __all__ = [
     "cpu_cache_bytes",
     "cpu_name",
     "driver_version",
+    "find_hipcc",
     "find_host_compiler",
     "find_nvcc",
     "has_many_cores",
@@ -87,6 +88,13 @@ def find_nvcc() -> str | None:
     roots = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
     at_roots = (str(Path(root, "bin", "nvcc")) for root in roots if root)
     return _first_program(*at_roots, "nvcc", "/usr/local/cuda/bin/nvcc")
+
+
+def find_hipcc() -> str | None:
+    """Return the path of hipcc: of $ROCM_PATH, on PATH, or where it usually is."""
+    root = os.environ.get("ROCM_PATH")
+    at_root = [str(Path(root, "bin", "hipcc"))] if root else []
+    return _first_program(*at_root, "hipcc", "/opt/rocm/bin/hipcc")
 
 
 def driver_version() -> str:

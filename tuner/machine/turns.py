@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from tuner.machine.host import cache_folder
+from tuner.machine.platforms import is_gpu
 
 __all__ = ["Turns", "turns_of"]
 
@@ -216,7 +217,7 @@ def _is_held(file: Path) -> bool:
 @functools.cache
 def turns_of(device: str) -> Turns:
     """Return this process's turns on a device, `cpu` or `cuda:0`."""
-    if not device.startswith("cuda"):
+    if not is_gpu(device):
         return Turns(None)
     index = int(device.partition(":")[2] or 0)
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
