@@ -25,6 +25,7 @@ from tuner.evaluate.runner import Terms
 from tuner.evaluate.task import Task
 from tuner.fleet import certificates
 from tuner.fleet.agent import Agent
+from tuner.fleet.builders import FleetBuilders
 from tuner.fleet.chosen import chosen_devices
 from tuner.fleet.cluster import dask_fleet
 from tuner.fleet.devices import FleetDevices
@@ -32,8 +33,11 @@ from tuner.fleet.dispatch import Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet, Job, Joined, Lost, Reply
 from tuner.fleet.local import local_fleet
 from tuner.fleet.wire import Blobs, Garbled, digest_of
+from tuner.kernel.builder import Builder
+from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
-from tuner.trial import Measurement, Trial, to_json
+from tuner.plans import Plan
+from tuner.trial import Candidate, Measurement, Status, Trial, to_json
 
 NUM_DEVICES = 3
 LONG_S = 60.0  # that no job takes, however busy the machine is
@@ -329,10 +333,9 @@ def test_what_is_not_encrypted_is_refused(cluster):
             assert not answer or answer[0] == 21, "at most TLS's own alert"
 
 
-@HALVES
 def test_a_host_joins_by_the_line_that_the_cluster_printed_and_leaves_at_ctrl_c(cluster):
     assert cluster.joining[:2] == ["tune", "worker"]
-    options = ["--device", "cpu", "--devices", "0,1", "--name", "here"]
+    options = ["--device", "cpu", "--devices", "0", "--builders", "2", "--name", "here"]
     command = [sys.executable, "-m", "tuner", *cluster.joining[1:3], *options]
     process = subprocess.Popen(
         [*command, "--certificate", cluster.certificate(cluster.joining[-1])],
@@ -342,7 +345,7 @@ def test_a_host_joins_by_the_line_that_the_cluster_printed_and_leaves_at_ctrl_c(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     joined = {said_by(process, "joined").split("#")[0] for _ in range(2)}
-    assert joined == {"here/cpu:0", "here/cpu:1"}
+    assert joined == {"here/cpu:0", "here/builders"}
     agents = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGINT)
     assert process.wait(LONG_S) == 130
@@ -370,6 +373,161 @@ def test_blobs_are_what_their_names_say(tmp_path):
     (tmp_path / digest).write_bytes(b"damaged")
     with pytest.raises(Garbled, match="is damaged"):
         blobs.placed({"b.so": digest})
+
+
+# ---- builders of other hosts --------------------------------------------------------------------
+
+CPP = 'extern "C" const char* add(float* y) { y[0] += %s; return nullptr; }\n'
+# A compiler that says when it began, and takes its time; what it says of itself is c++'s.
+SLOW_COMPILER = """#!/bin/sh
+case "$1" in --version|-E|-march*-E) exec c++ "$@";; esac
+echo begun >> {journal}
+sleep {seconds}
+c++ "$@" || exit
+echo done >> {journal}
+"""
+
+
+class Hosts:
+    """Two hosts with caches of their own that lend builders, and a parent with none of its own."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.said: list[tuple[str, str]] = []
+        self.pids: dict[str, int] = {}
+
+    def lend(self, name: str, num_builders: int = 2, seconds: float = 0.0, **env: str) -> None:
+        folder = self.folder / name
+        folder.mkdir()
+        compiler = folder / "slow-g++"
+        journal = self.journal(name)
+        compiler.write_text(SLOW_COMPILER.format(journal=journal, seconds=seconds))
+        compiler.chmod(0o755)
+        self.pids[name], ready = self.cluster.agent(
+            self.full(name),
+            serves="compiling",
+            cache=str(folder / "cache"),
+            blobs=str(folder / "blobs"),
+            num_builders=num_builders,
+            env={"CXX": str(compiler), **env},
+        )
+        assert self.cluster.said(ready) == "ready"
+
+    def full(self, name: str) -> str:
+        return f"{self.folder.name}/{name}"
+
+    def journal(self, name: str) -> Path:
+        return self.folder / name / "journal"
+
+    def count(self, name: str, what: str) -> int:
+        journal = self.journal(name)
+        return journal.read_text().split().count(what) if journal.exists() else 0
+
+    @contextlib.contextmanager
+    def parent(self, cache: str, names: Sequence[str]) -> Iterator[Builder]:
+        """Yield a builder whose own compilers are busy, once the hosts are known."""
+        toolchain = Toolchain.find("cpu")
+        fleet = dask_fleet(
+            self.cluster.address, self.cluster.certificate(certificates.TUNER), of_builders=True
+        )
+        builders = FleetBuilders(
+            fleet, "a-run", toolchain, ["cpp"], timeout_s=LONG_S,
+            on_change=lambda name, words: self.said.append((name, words)),
+        )  # fmt: skip
+        with Builder(toolchain, self.folder / cache, num_workers=1, elsewhere=builders) as builder:
+            told = {self.full(name) for name in names}
+            wait_for(lambda: told <= {name for name, _ in self.said})
+            builder._here.acquire()
+            yield builder
+
+
+@pytest.fixture
+def hosts(cluster: Cluster, tmp_path: Path) -> Iterator[Hosts]:
+    hosts = Hosts(cluster, tmp_path)
+    yield hosts
+    cluster.end(list(hosts.pids.values()))
+
+
+def added(number: int) -> Candidate:
+    return Candidate("op", "t", {}, "cpp", CPP % number, Plan("op", (), (), (), ()))
+
+
+def test_a_second_host_compiles_nothing_that_the_first_one_has(hosts):
+    hosts.lend("a")
+    candidates = [added(n) for n in range(3)]
+    with hosts.parent("parent-1", ["a"]) as builder:
+        builds = [builder.submit(c).result(LONG_S) for c in candidates]
+        assert builder.at_once == 3
+    assert {build.host for build in builds} == {hosts.full("a")}
+    assert hosts.count("a", "done") == 3
+    hosts.lend("b", num_builders=8)
+    with hosts.parent("parent-2", ["a", "b"]) as builder:
+        again = [builder.submit(c).result(LONG_S) for c in candidates]
+        other = builder.submit(added(9)).result(LONG_S)
+    assert hosts.count("a", "done") + hosts.count("b", "done") == 4, "the other one alone"
+    assert other.status is Status.CORRECT
+    for build, found in zip(builds, again, strict=True):
+        assert (found.key, found.binary_key) == (build.key, build.binary_key)
+        assert Path(found.artefact).read_bytes() == Path(build.artefact).read_bytes()
+        assert Path(found.artefact).is_relative_to(hosts.folder / "parent-2")
+    with Builder(Toolchain.find("cpu"), hosts.folder / "parent-2", num_workers=1) as builder:
+        assert builder.submit(candidates[0]).result(LONG_S).is_cached, "it is in the cache, whole"
+
+
+def test_a_host_of_builders_that_is_killed_while_compiling_costs_nothing_but_time(hosts):
+    hosts.lend("a", seconds=0.3)
+    hosts.lend("b")
+    with hosts.parent("parent", ["a", "b"]) as builder:
+        futures = [builder.submit(added(n)) for n in range(4)]
+        wait_for(lambda: hosts.count("a", "begun") > 0)
+        os.kill(hosts.pids["a"], signal.SIGKILL)
+        builds = [future.result(LONG_S) for future in futures]
+        assert {build.status for build in builds} == {Status.CORRECT}
+        assert {build.host for build in builds} == {hosts.full("b")}
+        os.kill(hosts.pids["b"], signal.SIGKILL)
+        wait_for(lambda: builder.at_once == 1)
+        builder._here.release()
+        alone = builder.submit(added(7)).result(LONG_S)
+        assert alone.status is Status.CORRECT and not alone.host, "this host does the rest"
+        builder._here.acquire()
+
+
+def test_what_does_not_compile_elsewhere_says_why_here(hosts):
+    hosts.lend("a")
+    candidate = Candidate("op", "t", {}, "cpp", "no_such_thing;", Plan("op", (), (), (), ()))
+    with hosts.parent("parent", ["a"]) as builder:
+        build = builder.submit(candidate).result(LONG_S)
+    assert build.status is Status.COMPILE and "no_such_thing" in build.error
+    assert "no_such_thing" in Path(build.log).read_text() and build.host == hosts.full("a")
+
+
+def test_a_host_that_compiles_otherwise_is_left_out_with_the_difference(hosts):
+    hosts.lend("a", CPATH="/elsewhere")
+    with hosts.parent("parent", ["a"]) as builder:
+        assert builder.at_once == 1
+    assert hosts.said == [
+        (
+            hosts.full("a"),
+            "left out: it compiles otherwise than this host: "
+            "variables CPATH, /elsewhere instead of none",
+        )
+    ]
+
+
+def test_files_that_are_others_than_their_digests_are_not_taken(hosts):
+    hosts.lend("a")
+    with hosts.parent("parent-1", ["a"]) as builder:
+        build = builder.submit(added(1)).result(LONG_S)
+    blobs = hosts.folder / "a" / "blobs"
+    (blobs / digest_of(Path(build.artefact).read_bytes())).write_bytes(b"other code")
+    fleet = dask_fleet(
+        hosts.cluster.address, hosts.cluster.certificate(certificates.TUNER), of_builders=True
+    )
+    digest = digest_of(Path(build.artefact).read_bytes())
+    wait_for(lambda: isinstance(fleet.event(0.1), Joined))
+    with pytest.raises(AttemptLost, match="is damaged"):
+        fleet.fetch(hosts.full("a"), digest, LONG_S)
+    fleet.close()
 
 
 # ---- the parent and the agent, alone ------------------------------------------------------------

@@ -107,7 +107,8 @@ class Build:
     `artefact` is the path of the shared object (for Triton: of the Python module), None when
     it failed; then `error` says why in one line and `log` is the path of the whole log.
     `binary_key` is equal for two builds with the same machine code. `started_at` and `ended_at`
-    (UTC, ISO 8601) include the pauses of a builder, `seconds` does not; `builder` numbers it.
+    (UTC, ISO 8601) include the pauses of a builder, `seconds` does not; `builder` numbers it, and
+    `host` names the builders of another host that made it.
     """
 
     key: str
@@ -122,6 +123,7 @@ class Build:
     started_at: str = ""
     ended_at: str = ""
     builder: int | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
