@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,7 @@ from tuner.evaluate.runner import Terms
 from tuner.evaluate.task import Task
 from tuner.fleet import certificates
 from tuner.fleet.agent import Agent
+from tuner.fleet.anchors import Anchors
 from tuner.fleet.builders import FleetBuilders
 from tuner.fleet.chosen import chosen_devices
 from tuner.fleet.cluster import dask_fleet
@@ -36,8 +37,9 @@ from tuner.fleet.wire import Blobs, Garbled, digest_of
 from tuner.kernel.builder import Builder
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
+from tuner.machine.limits import limits_of
 from tuner.plans import Plan
-from tuner.trial import Candidate, Measurement, Status, Trial, to_json
+from tuner.trial import Build, Candidate, Measurement, Outcome, Status, Trial, to_json
 
 NUM_DEVICES = 3
 LONG_S = 60.0  # that no job takes, however busy the machine is
@@ -618,11 +620,22 @@ class Timed:
     def __init__(self, device: str) -> None:
         us = 100.0 + int(device.partition(":")[2])
         self.baseline = json.loads(to_json(Measurement(us, 0.001, (us,), is_cold=True)))
-        self.facts = json.loads(to_json(known_device("NVIDIA H200")))
+        self.facts = json.loads(to_json(known_device("NVIDIA H200"))) | {"power_limit_w": 700.0}
         if device == "cuda:3":
             self.facts["name"] = "NVIDIA H100"
+        if device == "cuda:4":
+            self.facts["power_limit_w"] = 500.0
+        if device == "cuda:6":  # a limit that nobody tells is none
+            del self.facts["power_limit_w"]
 
     def run(self, job, payload, files):
+        if job == "screen":  # a candidate of half PyTorch's time, whatever the device
+            time.sleep(0.05)  # so that others are asked meanwhile
+            us = self.baseline["latency_us"]
+            measured = Measurement(us / 2, 0.001, (us / 2,), is_cold=True, anchor_us=us)
+            outcome = Outcome(Status.CORRECT, measurement=measured)
+            assert payload["best_share"] == 0.25
+            return {"outcome": json.loads(to_json(outcome)), "waited_s": 0.0}
         return {"baseline": self.baseline, "device": self.facts}
 
     def close(self) -> None:
@@ -633,19 +646,85 @@ def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
     (tmp_path / "reference.py").touch()
     task = Task(str(tmp_path / "reference.py"), {}, "cuda:0", "float32", "f", "[]", "")
     told: dict[str, list[str]] = {}
-    names = ["cuda:0", "cuda:2", "cuda:3", "cuda:5", "cuda:20"]
+    names = ["cuda:0", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:20"]
     devices = FleetDevices(
         local_fleet(names, Timed), "a-run", task, Terms(0.02, 0.01, True, 0), env={},
         device=known_device("NVIDIA H200"), num_devices=len(names), most=len(names),
         patience_s=0.0, on_change=lambda name, words: told.setdefault(name, []).append(words),
     )  # fmt: skip
     assert devices.start().latency_us == 100.0
-    assert devices.names == ["cuda:0", "cuda:2", "cuda:5"] == list(devices.baselines_us)
+    assert devices.names == ["cuda:0", "cuda:2", "cuda:5", "cuda:6"] == list(devices.baselines_us)
+    assert dict(devices.together_us) == dict(devices.baselines_us)
     assert told["cuda:0"] == told["cuda:2"] == ["ready"]
     assert "name NVIDIA H100 instead of NVIDIA H200" in told["cuda:3"][0]
     assert told["cuda:5"] == ["ready", "warning: PyTorch's time is 5 % off that on cuda:0"]
     assert "20 % off that on cuda:0: their times cannot be compared" in told["cuda:20"][1]
+    limited = "lost: it is limited otherwise than cuda:0: power_limit_w 500.0 instead of 700.0"
+    assert told["cuda:4"] == ["ready", limited]
+    artefact = tmp_path / "artefact.so"
+    artefact.touch()
+    build = Build("key", Status.CORRECT, str(artefact), "log.txt")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(devices.screen, added(1), build, 25.0) for _ in range(8)]
+        outcomes = [future.result(LONG_S) for future in asked]
+    raw_us = {outcome.measurement.latency_us for outcome in outcomes}
+    assert len(raw_us) > 1, "several devices did it"
+    assert {outcome.latency_us for outcome in outcomes} == {50.0}, "told as cuda:0 would take it"
     devices.close()
+
+
+def timed_at(us: float) -> Measurement:
+    return Measurement(us, 0.001, (us,), is_cold=True)
+
+
+def anchors_of(*us: float, leaves_out: bool = True) -> Anchors:
+    alone = {f"cuda:{n}": timed_at(one) for n, one in enumerate(us)}
+    anchors = Anchors(alone, leaves_out=leaves_out)
+    assert anchors.worked_together(alone) == []
+    return anchors
+
+
+def test_a_device_that_slows_down_is_named_once_and_then_left_out():
+    anchors = anchors_of(100.0, 102.0)
+    assert anchors.noted("cuda:1", 104.0) is None
+    off = anchors.noted("cuda:1", 102.0 * 1.05)
+    assert off is not None and not off.is_too_far
+    assert off.words.startswith("PyTorch's time has moved by 5 % from that on the others")
+    assert anchors.noted("cuda:1", 102.0 * 1.06) is None, "it is named already"
+    assert anchors.noted("cuda:1", 102.0) is None
+    assert anchors.noted("cuda:1", 102.0 * 1.05) is not None, "it was back meanwhile"
+    off = anchors.noted("cuda:1", 102.0 * 1.15)
+    assert off is not None and off.is_too_far
+    other = anchors.noted("cuda:0", 100.0)
+    assert other is None or not other.is_too_far, "the other one did not move"
+    anchors.leave("cuda:1")
+    assert anchors.noted("cuda:0", 300.0) is None, "there is nothing to compare with"
+
+
+def test_what_changes_on_all_devices_alike_is_no_difference():
+    anchors = anchors_of(100.0, 101.0, 102.0)
+    told = [anchors.noted(f"cuda:{n}", 1.08 * (100.0 + n)) for n in range(3)]
+    assert not any(off and off.is_too_far for off in told) and told[-1] is None
+    assert anchors.noted("cuda:0", 108.0) is None
+
+
+def test_parts_of_a_processor_are_named_and_never_left_out():
+    alone = {"cpu:0": timed_at(100.0), "cpu:1": timed_at(150.0)}
+    anchors = Anchors(alone, leaves_out=False)
+    (off,) = anchors.off_at_start()
+    assert off.device == "cpu:1" and not off.is_too_far
+    (slower,) = anchors.worked_together({"cpu:0": timed_at(130.0), "cpu:1": timed_at(150.0)})
+    assert slower.words == "PyTorch takes 30 % longer while the other devices work"
+
+
+def test_the_limits_of_a_gpu_are_what_nvidias_program_tells(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\n[ "$2" = GPU-1234 ] && echo "700.00, 1980, 3201, [N/A]"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = {"power_limit_w": 700.0, "max_clock_mhz": 1980.0, "max_memory_clock_mhz": 3201.0}
+    assert limits_of("1234") == found == limits_of("GPU-1234")
+    assert limits_of("5678") == {}
 
 
 # ---- a run on several devices -------------------------------------------------------------------
@@ -678,9 +757,12 @@ def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, c
     first, environment = run.trials(), run.environment()
     assert len(first) >= 3 and [t.number for t in first] == list(range(len(first)))
     (sitting,) = environment["sittings"]
-    assert set(sitting["devices"]) == {"cpu:0", "cpu:1"}
+    assert set(sitting["devices"]) == {"cpu:0", "cpu:1"} == set(sitting["devices_together"])
     timed = [t.outcome for t in first if t.outcome.latency_us]
     assert {outcome.device for outcome in timed} <= {"cpu:0", "cpu:1"}
+    for outcome in timed:
+        measured, lead_us = outcome.measurement, sitting["baseline_us"]
+        assert outcome.latency_us == measured.latency_us * lead_us / measured.anchor_us
 
     pid, ready = cluster.agent("screens", serves="screening")
     assert cluster.said(ready) == "ready"

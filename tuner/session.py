@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import time
@@ -39,6 +40,7 @@ from tuner.planning import (
 )
 from tuner.ranking import ranked_trials, why_nothing_correct
 from tuner.records import SET_ASIDE
+from tuner.referee import refereed
 from tuner.review.report import write_report
 from tuner.run import FAILURE_NAME, Outlook, Run, RunWriter
 from tuner.schedule import COMPILE_S, START_S, Costs, scheduled
@@ -174,11 +176,17 @@ class Session:
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
         self._search(writer, builder, environment, verification)
         was_stopped = self.should_stop()
+        trials = self.trials
+        if not was_stopped and not self._is_late:
+            trials = refereed(
+                planned, self._terms, builder, trials, num_finalists=self.asked.num_finalists,
+                lead_us=environment["baseline_us"], writer=writer, observer=self.observer,
+            )  # fmt: skip
         self._fit(is_searched=True)
         verification.schedule = self.schedule
         verification.is_hurried = lambda: not was_stopped and self.should_stop()
         with builder.paused():  # what was asked for ahead may still compile
-            result, entries = verification.result(self.trials)
+            result, entries = verification.result(trials)
         if result is None:
             raise NothingCorrectError(why_nothing_correct(self.trials, entries))
         writer.write_result(replace(result, notes=(*self.notes, *result.notes)))
@@ -188,6 +196,18 @@ class Session:
         """Correct what the parts of the verification are expected to take."""
         costs = replace(self.asked.costs, **seconds)  # type: ignore[arg-type]
         self.asked = replace(self.asked, costs=costs)
+
+    @property
+    def _terms(self) -> Terms:
+        config = self.planned.config
+        how = config.measure
+        return Terms(how.screen_s, how.max_noise, how.stop_slow, config.search.seed)
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether the time that is left is less than what the verification takes."""
+        left_s = math.inf if self._deadline_s is None else self._deadline_s - time.monotonic()
+        return left_s < self.schedule.verification_s
 
     @property
     def _deadline_s(self) -> float | None:
@@ -222,9 +242,9 @@ class Session:
     ) -> None:
         planned, config = self.planned, self.planned.config
         self.observer.on_stage("preparing the probes and timing the baseline")
-        how, run = config.measure, self.run.path.name
-        terms = Terms(how.screen_s, how.max_noise, how.stop_slow, config.search.seed)
-        devices = self._source.devices(planned, run, terms, builder, self._tell_of)
+        devices = self._source.devices(
+            planned, self.run.path.name, self._terms, builder, self._tell_of
+        )
         evaluator = DeviceEvaluator(
             planned.family, devices, facts=planned.facts, builder=builder, keep=self._keep
         )
@@ -243,7 +263,8 @@ class Session:
                 "from_trial": len(self.trials),
                 "baseline_us": baseline.latency_us,
                 "baseline_noise": baseline.noise,
-                "devices": dict(devices.baselines_us),
+                "devices": dict(devices.baselines_us),  # each of them alone
+                "devices_together": dict(devices.together_us),
             }
             environment |= {
                 "baseline_us": baseline.latency_us,

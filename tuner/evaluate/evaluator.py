@@ -37,7 +37,11 @@ class Devices(Protocol):
 
     @property
     def baselines_us(self) -> Mapping[str, float]:
-        """The baseline's time on each device that is ready, once they are started."""
+        """The baseline's time on each device, alone, once they are started."""
+
+    @property
+    def together_us(self) -> Mapping[str, float]:
+        """The same while all of several devices worked; empty for one."""
 
     @property
     def waited_s(self) -> float:

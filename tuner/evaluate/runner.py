@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from tuner.check.refusals import says_no_memory
@@ -68,6 +69,7 @@ class Runner:
     """
 
     at_once = 1
+    together_us: Mapping[str, float] = MappingProxyType({})  # it is one device
 
     def __init__(
         self,
@@ -143,9 +145,11 @@ class Runner:
         return self.time_baseline()
 
     def described(self) -> dict[str, Any]:
-        """Return the facts of the device, as its worker finds them, JSON-able."""
-        found = self._worker.call("describe", {"device": self._device}, timeout_s=SCREEN_TIMEOUT_S)
-        facts: dict[str, Any] = found.data["device"]
+        """Return the facts and limits of the device, as its worker finds them, JSON-able."""
+        facts: dict[str, Any] = {}
+        for job, what in (("describe", "device"), ("limits", "limits")):
+            reply = self._worker.call(job, {"device": self._device}, timeout_s=SCREEN_TIMEOUT_S)
+            facts |= reply.data[what]
         return facts
 
     def close(self) -> None:
