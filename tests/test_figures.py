@@ -288,11 +288,11 @@ def timed(number: int, asked_s: float, elapsed_s: float, built: tuple[float, flo
 def test_spans_lie_where_the_records_say():
     spans = spans_of([timed(0, 0.0, 10.0, (0.5, 2.5))])
     assert [dataclasses.astuple(span) for span in spans] == [
-        ("builder 0", "build", 0.5, 2.5, 0),
-        ("device", "wait", 5.5, 6.0, 0),
-        ("device", "around", 6.0, 7.0, 0),
-        ("device", "check", 7.0, 8.0, 0),
-        ("device", "measure", 8.0, 10.0, 0),
+        ("builder 0", "build", 0.5, 2.5, 0, "builders"),
+        ("device", "wait", 5.5, 6.0, 0, ""),
+        ("device", "around", 6.0, 7.0, 0, ""),
+        ("device", "check", 7.0, 8.0, 0, ""),
+        ("device", "measure", 8.0, 10.0, 0, ""),
     ]
 
 

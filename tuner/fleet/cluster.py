@@ -51,7 +51,7 @@ def _dask() -> Iterator[Any]:
             f"a cluster needs packages that are not installed: {error}\n"
             "  next: pip install 'tuner[cluster]'"
         ) from error
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said by us
+    logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters we say
     with dask.config.set(
         {
             "distributed.scheduler.http.routes": [],

@@ -110,6 +110,7 @@ class Builder:
         self._change = threading.Condition()  # guards all below
         self._futures: dict[str, Future[Build]] = {}
         self._groups: set[int] = set()  # process groups of the running compilers
+        self._begun_at: dict[str, str] = {}  # of builds that are made now
         self._num_pauses = 0
         self._pause_began = 0.0
         self._paused_s = 0.0  # all pauses that are over
@@ -199,6 +200,7 @@ class Builder:
         started_at, thread = _now(), threading.current_thread().name  # build_0, build_1, ...
         build = self._looked_up(candidate, key)
         number = int(thread.rpartition("_")[2])
+        started_at = self._begun_at.pop(key, started_at)
         return replace(build, started_at=started_at, ended_at=_now(), builder=number)
 
     def _looked_up(self, candidate: Candidate, key: str) -> Build:
@@ -218,7 +220,9 @@ class Builder:
 
     def _made(self, candidate: Candidate, key: str, folder: Path) -> tuple[Build, bool]:
         """Fill `folder`, here or elsewhere; as `_compile`."""
-        if self._goes_elsewhere(candidate, key):
+        is_elsewhere = self._goes_elsewhere(candidate, key)
+        self._begun_at[key] = _now()  # of many threads most wait for room until then
+        if is_elsewhere:
             made = self._elsewhere.make(candidate, key, folder)
             if made is not None:
                 return made
