@@ -104,7 +104,7 @@ def worker(
             commands.append((["worker", address, *rest], None))
         raise typer.Exit(_side_by_side(commands))
     if builders is not None:
-        _lend(address, file, f"{called}/builders", builders, "")
+        _lend(address, file, called, builders, "")
     else:
         lent = chosen.names[0]
         _lend(address, file, name or f"{called}/{lent}", 0, chosen.torch_name(lent))

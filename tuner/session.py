@@ -288,6 +288,8 @@ class Session:
             def record(trial: Trial) -> None:
                 writer.append(trial)
                 self.trials.append(trial)
+                if devices.at_once > 1:
+                    self.observer.on_work([*devices.at_work(), *builder.at_work()])
                 self.observer.on_trial(trial, evaluator.num_building)
                 self._say_of_devices()
                 if verification is not None and devices.is_apart:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from tuner.at_work import AtWork
 from tuner.check.refusals import says_no_memory
 from tuner.evaluate.measure import unseen_work
 from tuner.evaluate.task import Task, explained, new_worker, too_fast
@@ -119,6 +120,10 @@ class Runner:
     def waited_s(self) -> float:
         """Seconds for which other tuners had the device when a candidate was to be timed."""
         return self._turns.waited_s
+
+    def at_work(self) -> Sequence[AtWork]:
+        """Return nothing: whoever waits sees what one device is at."""
+        return ()
 
     def start(self) -> Measurement:
         """Start the worker and time the baseline.

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.at_work import AtWork
 from tuner.errors import DeviceError
 from tuner.fleet.compiling import told_of
 from tuner.fleet.dispatch import Dispatch, JobRaised, Opening
@@ -55,6 +56,7 @@ class FleetBuilders:
         self._limit_s = timeout_s + MARGIN_S
         self._ours = told_of(toolchain, [str(name) for name in languages])
         self._held: dict[str, str] = {}  # who has a build, by its key
+        self._known: set[str] = set()  # hosts that were opened
         self._num_begun = 0
         self._change = threading.Lock()
         payload = {
@@ -70,6 +72,12 @@ class FleetBuilders:
     def num_slots(self) -> int:
         """How many builds they do at a time, at present."""
         return self._dispatch.num_slots
+
+    def at_work(self) -> list[AtWork]:
+        """Return how many of each host's builders are busy; a host that is lost has none."""
+        now = self._dispatch.at_work()
+        gone = dict.fromkeys(self._known - set(now), (0, 0))
+        return [AtWork(name, "builders", *n) for name, n in sorted({**now, **gone}.items())]
 
     def begin(self, candidate: Candidate, key: str, *, is_held: bool) -> bool:
         """Take a slot for a build; whether there is one. With `is_held` only where one has it."""
@@ -134,6 +142,7 @@ class FleetBuilders:
             ]
             return f"it compiles otherwise than this host: {'; '.join(other) or 'another tuner'}"
         self._held |= dict.fromkeys(reply["keys"], name)
+        self._known.add(name)
         return ""
 
 

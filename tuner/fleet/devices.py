@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner import errors
+from tuner.at_work import AtWork
 from tuner.errors import DeviceError, TunerError, WorkerError
 from tuner.evaluate.runner import Terms
 from tuner.evaluate.task import Task
@@ -97,6 +98,12 @@ class FleetDevices:
     def together_us(self) -> Mapping[str, float]:
         """The same while all of them worked."""
         return {} if self._anchors is None else self._anchors.together_us
+
+    def at_work(self) -> list[AtWork]:
+        """Return what each device is at; one that is lost has no slots."""
+        now = self._dispatch.at_work()
+        gone = dict.fromkeys(set(self._facts) - set(now), (0, 0))
+        return [AtWork(name, "device", *slots) for name, slots in sorted({**now, **gone}.items())]
 
     def start(self) -> Measurement:
         """Wait for the devices; time the baseline on each, alone, and then on all together.

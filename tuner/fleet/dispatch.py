@@ -140,6 +140,12 @@ class Dispatch:
         with self._change:
             return sum(device.num_slots for device in self._devices.values() if device.is_open)
 
+    def at_work(self) -> dict[str, tuple[int, int]]:
+        """Return of each device that works for the run its slots, and how many are busy."""
+        with self._change:
+            known = [(name, device) for name, device in self._devices.items() if device.is_open]
+            return {name: (device.num_slots, len(device.running)) for name, device in known}
+
     def wait_for_devices(self, num: int, timeout_s: float) -> None:
         """Wait until that many devices, and all that are there, are ready or refused.
 

@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tuner.at_work import AtWork
 from tuner.errors import ToolchainError
 from tuner.kernel.cache import cache_errors, filling, install, load, placed, prepare, seal
 from tuner.kernel.compiler_words import (
@@ -150,6 +151,12 @@ class Builder:
     def at_once(self) -> int:
         """How many builds are done at a time, those of other hosts with them."""
         return self._num_workers + self._elsewhere.num_slots
+
+    def at_work(self) -> list[AtWork]:
+        """Return how many builders of this host, and of each other one, are busy."""
+        with self._change:
+            num_busy = len(self._groups)
+        return [AtWork("", "builders", self._num_workers, num_busy), *self._elsewhere.at_work()]
 
     @property
     def pending(self) -> int:

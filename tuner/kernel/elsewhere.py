@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from tuner.at_work import AtWork
 from tuner.trial import Build, Candidate
 
 __all__ = ["Elsewhere", "Nowhere"]
@@ -16,6 +17,9 @@ class Elsewhere(Protocol):
     @property
     def num_slots(self) -> int:
         """How many builds they do at a time, at present."""
+
+    def at_work(self) -> list[AtWork]:
+        """Return how many of each host's are busy."""
 
     def begin(self, candidate: Candidate, key: str, *, is_held: bool) -> bool:
         """Take a slot for a build; whether there is one, and they do builds of this kind.
@@ -37,6 +41,10 @@ class Nowhere:
     """There are none."""
 
     num_slots = 0
+
+    def at_work(self) -> list[AtWork]:
+        """Return nobody."""
+        return []
 
     def begin(self, candidate: Candidate, key: str, *, is_held: bool) -> bool:
         """Take no slot."""
