@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -732,7 +734,7 @@ def test_the_limits_of_a_gpu_are_what_nvidias_program_tells(tmp_path, monkeypatc
 
 @HALVES
 def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, cluster):
-    """One sitting on two halves of this processor, the next one on all of it, by an agent."""
+    """One sitting on two halves of this processor, the next by two agents, one of which dies."""
     space = {"mode": ["ok", "segfault", "wrong", "raise"], "salt": [0, 1]}
     text = config_text(
         write_family(tmp_path / "families"), space=space, search={"sampler": "random"}
@@ -764,15 +766,22 @@ def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, c
         measured, lead_us = outcome.measurement, sitting["baseline_us"]
         assert outcome.latency_us == measured.latency_us * lead_us / measured.anchor_us
 
-    pid, ready = cluster.agent("screens", serves="screening")
-    assert cluster.said(ready) == "ready"
+    agents = {name: cluster.agent(name, serves="screening") for name in ("screens", "dies")}
+    assert {cluster.said(ready) for _, ready in agents.values()} == {"ready"}
+
+    class Killing(tuner.Observer):
+        def on_run(self, *_: object) -> None:  # both are ready, and have nothing yet
+            moment_s = random.uniform(0.0, 2.0)
+            threading.Timer(moment_s, os.kill, (agents["dies"][0], signal.SIGKILL)).start()
+
     tuner.resume(
         run.path,
         verifies=False,
+        observer=Killing(),
         cluster=cluster.address,
         certificate=cluster.certificate(certificates.TUNER),
     )
-    cluster.end([pid])
+    cluster.end([pid for pid, _ in agents.values()])
     trials = run.trials()
     assert trials[: len(first)] == first, "what is recorded stays"
     assert len({tuple(t.params.items()) for t in trials}) == len(trials) == 8
@@ -780,7 +789,7 @@ def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, c
     assert run.environment()["in_flight"] == environment["in_flight"]
     found = {t.params["mode"]: t.outcome for t in trials}
     assert found["ok"].latency_us and not found["wrong"].latency_us
-    assert all(t.outcome.device == "screens" for t in trials[len(first) :])
+    assert {t.outcome.device for t in trials[len(first) :]} <= {"screens", "dies"}
 
 
 @pytest.mark.parametrize(
