@@ -688,26 +688,30 @@ def anchors_of(*us: float, leaves_out: bool = True) -> Anchors:
 
 def test_a_device_that_slows_down_is_named_once_and_then_left_out():
     anchors = anchors_of(100.0, 102.0)
-    assert anchors.noted("cuda:1", 104.0) is None
-    off = anchors.noted("cuda:1", 102.0 * 1.05)
+    assert anchors.noted("cuda:1", 104.0, anchors.alone_us) is None
+    off = anchors.noted("cuda:1", 102.0 * 1.05, anchors.alone_us)
     assert off is not None and not off.is_too_far
     assert off.words.startswith("PyTorch's time has moved by 5 % from that on the others")
-    assert anchors.noted("cuda:1", 102.0 * 1.06) is None, "it is named already"
-    assert anchors.noted("cuda:1", 102.0) is None
-    assert anchors.noted("cuda:1", 102.0 * 1.05) is not None, "it was back meanwhile"
-    off = anchors.noted("cuda:1", 102.0 * 1.15)
+    assert anchors.noted("cuda:1", 102.0 * 1.06, anchors.alone_us) is None, "it is named already"
+    assert anchors.noted("cuda:1", 102.0, anchors.alone_us) is None
+    assert anchors.noted("cuda:1", 102.0 * 1.05, anchors.alone_us) is not None, (
+        "it was back meanwhile"
+    )
+    off = anchors.noted("cuda:1", 102.0 * 1.15, anchors.alone_us)
     assert off is not None and off.is_too_far
-    other = anchors.noted("cuda:0", 100.0)
+    other = anchors.noted("cuda:0", 100.0, anchors.alone_us)
     assert other is None or not other.is_too_far, "the other one did not move"
     anchors.leave("cuda:1")
-    assert anchors.noted("cuda:0", 300.0) is None, "there is nothing to compare with"
+    assert anchors.noted("cuda:0", 300.0, anchors.alone_us) is None, (
+        "there is nothing to compare with"
+    )
 
 
 def test_what_changes_on_all_devices_alike_is_no_difference():
     anchors = anchors_of(100.0, 101.0, 102.0)
-    told = [anchors.noted(f"cuda:{n}", 1.08 * (100.0 + n)) for n in range(3)]
+    told = [anchors.noted(f"cuda:{n}", 1.08 * (100.0 + n), anchors.alone_us) for n in range(3)]
     assert not any(off and off.is_too_far for off in told) and told[-1] is None
-    assert anchors.noted("cuda:0", 108.0) is None
+    assert anchors.noted("cuda:0", 108.0, anchors.alone_us) is None
 
 
 def test_parts_of_a_processor_are_named_and_never_left_out():

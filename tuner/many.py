@@ -53,6 +53,7 @@ def start(
             f"a cluster at {address}",
             f"  on each host, with a copy of {folder / AGENTS} that only you can read:",
             f"    tune worker {address} --devices all --certificate {AGENTS}",
+            "    (--builders 32 in place of --devices all lends compilers)",
             "  then:",
             f"    tune --config X.yaml --cluster {address} --certificate {folder / TUNER}",
             "Ctrl-C ends it, and all workers with it",

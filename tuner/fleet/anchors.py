@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tuner.trial import Measurement
@@ -45,7 +45,7 @@ class Anchors:
         self._noise = {name: measured.noise for name, measured in alone.items()}
         self._leaves_out = leaves_out
         self._latest_us = dict(self.alone_us)
-        self._named: set[str] = set()  # that were told to have changed
+        self._named: dict[str, bool] = {}  # that were told to have changed; whether too far
         self._lock = threading.Lock()
 
     def off_at_start(self) -> list[Off]:
@@ -71,27 +71,32 @@ class Anchors:
                 found.append(Off(name, words, is_too_far=False))
         return found
 
-    def noted(self, name: str, anchor_us: float) -> Off | None:
+    def noted(self, name: str, anchor_us: float, among: Collection[str]) -> Off | None:
         """Take what was timed between candidates; return how a device has changed, once.
 
         A change of all devices is none. Of two that move apart the one is too far off that moved.
+
+        Args:
+            name: of the device.
+            anchor_us: the baseline's time on it.
+            among: the devices that work now.
         """
         with self._lock:
             if name not in self.alone_us:
                 return None
             self._latest_us[name] = anchor_us
-            others = [self._change(other) for other in self.alone_us if other != name]
+            others = [self._change(o) for o in self.alone_us if o != name and o in among]
             if not others:
                 return None
             change, usual = self._change(name), statistics.median(others)
             off = abs(change / usual - 1)
             if off <= max(FAR, MANY_NOISES * self._noise[name]):
-                self._named.discard(name)
+                self._named.pop(name, None)
                 return None
             is_too_far = self._is_too_far(name, off) and abs(change - 1) >= abs(usual - 1)
-            if name in self._named and not is_too_far:
+            if self._named.get(name) == is_too_far:
                 return None
-            self._named.add(name)
+            self._named[name] = is_too_far
         words = (
             f"PyTorch's time has moved by {percent(off)} from that on the others since the start"
         )

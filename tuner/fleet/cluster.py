@@ -31,6 +31,7 @@ from tuner.fleet.wire import Blobs, Garbled, digest_of, event_from, event_text, 
 __all__ = ["dask_fleet", "serve_agent", "serve_scheduler"]
 
 BUILDERS = "tuner-builders"  # a resource of Dask's workers: those that lend builders have it
+LOOK_EVERY_S = 0.2  # whether a fleet was closed, while a file is fetched
 LEAVE_S = 2.0  # for agents that are told that the work is over
 LOCAL = "127.0.0.1:0"  # of the HTTP servers that Dask insists on; nothing is served there
 NUM_EVENTS_KEPT = 100  # of each topic on the scheduler: they were sent when they came
@@ -216,6 +217,7 @@ class _ClusterFleet:
         self._digests: dict[tuple[Path, int], str] = {}
         self._is_heard = threading.Event()
         self._epoch = ""  # of the jobs
+        self._is_closed = False
         with _dask() as distributed:
             try:
                 self._client = distributed.Client(
@@ -324,8 +326,11 @@ class _ClusterFleet:
 
     def fetch(self, device: str, digest: str, timeout_s: float) -> bytes:
         asked = self._run(self._ask(device, "fetch", digest=digest))
+        end_s = time.monotonic() + timeout_s
         try:
-            data = bytes(asked.result(timeout_s))
+            while not asked.done() and time.monotonic() < end_s and not self._is_closed:
+                concurrent.futures.wait([asked], LOOK_EVERY_S)
+            data = bytes(asked.result(0.0))
         except Exception as error:  # whatever an agent, or Dask, raises
             asked.cancel()
             raise AttemptLost(f"{device} does not give {digest[:12]}...: {error}") from error
@@ -334,6 +339,7 @@ class _ClusterFleet:
         return data
 
     def close(self) -> None:
+        self._is_closed = True  # who waits for a file need not
         if self._client.status == "running":
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._run(self._leave()).result(LEAVE_S)

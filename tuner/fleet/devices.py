@@ -174,9 +174,9 @@ class FleetDevices:
         self._waited_s[reply["on"]] = reply["waited_s"]
         outcome = from_json(Outcome, json.dumps(reply["outcome"]))
         measured = outcome.measurement
-        if measured is not None and measured.anchor_us is not None:
+        if measured is not None and (anchor_us := measured.anchor_us) is not None:
             measured = replace(measured, lead_us=self._anchors.lead_us)
-            if off := self._anchors.noted(reply["on"], measured.anchor_us or 0.0):
+            if off := self._anchors.noted(reply["on"], anchor_us, self.names):
                 self._tell(off)
         return replace(outcome, build=build, measurement=measured, device=reply["on"])
 
