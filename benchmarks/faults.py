@@ -3,8 +3,10 @@
 python -m benchmarks.faults                     50 kills of a search, 50 of whole tunings: 15 min
 python -m benchmarks.faults --kills 5           fewer of each
 python -m benchmarks.faults --only search       the first half alone: a minute
+python -m benchmarks.faults --devices 4         searches that several devices answer, out of order
 
-A search has a deterministic evaluator, so its sequence must be that of an uninterrupted run. A
+A search has a deterministic evaluator, so its sequence must be that of an uninterrupted run; of
+several devices, which answer in an order of chance, that of one in which they answer so. A
 tuning is `tune` itself on the CPU: real compilers, workers and timings. Each is killed with
 SIGKILL at a random moment, its start and its replay of earlier trials included, and resumed.
 Exit code 0 when nothing was lost, doubled or left behind.
@@ -26,10 +28,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
+from unittest.mock import patch
 
 import psutil
 
+from tuner.fleet.dispatch import QUEUED
 from tuner.run import Run, create_run, open_run
+from tuner.search import study
 from tuner.search.samplers import SAMPLERS
 from tuner.search.study import SearchBudget, search
 from tuner.space.constraints import Constraint, Parameter
@@ -93,8 +98,9 @@ class Deterministic:
 
     overlaps = True
 
-    def __init__(self, *, ahead: int = 3, step_s: float = 0.0) -> None:
-        self.ahead = ahead
+    def __init__(self, *, ahead: int = 3, step_s: float = 0.0, devices: int = 1) -> None:
+        self.ahead = ahead if devices == 1 else QUEUED * devices
+        self.devices = devices
         self._step_s = step_s
 
     def submit(self, params: Params) -> Flying:
@@ -107,7 +113,8 @@ class Deterministic:
 
     def finish(self, pending: Flying, number: int, best_us: float | None) -> Outcome:
         """Answer it."""
-        time.sleep(self._step_s)
+        is_one = self.devices == 1
+        time.sleep(self._step_s * (1.0 if is_one else random.expovariate(1.0 / self.devices)))
         digest = bytes.fromhex(pending.candidate_key)
         kinds = [status for status in Status if status is not Status.CORRECT]
         if digest[0] < 80:
@@ -130,7 +137,35 @@ def searched(run: Run, evaluator: Deterministic, sampler: str, *, seed: int, tri
             journal=run.journal_path,
             previous=run.trials(),
             record=writer.append,
+            at_once=evaluator.devices,
         )
+
+
+def is_one_search(trials: Sequence[Trial], sampler: str, *, seed: int, devices: int) -> bool:
+    """Whether one uninterrupted search asks all of these, where it is answered in their order."""
+
+    class OtherQuestions(Exception):
+        pass
+
+    def diverged(*_: object) -> None:
+        raise OtherQuestions
+
+    try:
+        with patch.object(study, "add_previous", diverged):
+            search(
+                small_space(),
+                Deterministic(devices=devices),
+                sampler=sampler,
+                seed=seed,
+                budget=SearchBudget(len(trials), 1e9),
+                journal=None,
+                previous=trials,
+                record=diverged,
+                at_once=devices,
+            )
+    except OtherQuestions:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -142,13 +177,20 @@ class Seen:
 
 
 def killed_search(
-    path: Path, sampler: str, *, seed: int, trials: int, kills: int, draw: random.Random
+    path: Path,
+    sampler: str,
+    *,
+    seed: int,
+    trials: int,
+    kills: int,
+    draw: random.Random,
+    devices: int = 1,
 ) -> Seen:
     """Search in a process of its own that is killed `kills` times, then let it end."""
     program = [sys.executable, "-m", "benchmarks.faults", "search", str(path), sampler]
     done = 0
     while True:
-        command = [*program, str(seed), str(trials)]
+        command = [*program, str(seed), str(trials), str(devices)]
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
         assert process.stdout is not None
         with process, process.stdout as pipe:
@@ -170,19 +212,24 @@ def compared(trials: list[Trial]) -> list[object]:
     return [(t.number, t.params, t.candidate_key, replace(t.outcome, seconds={})) for t in trials]
 
 
-def kill_searches(folder: Path, kills: int, draw: random.Random) -> bool:
+def kill_searches(folder: Path, kills: int, draw: random.Random, devices: int) -> bool:
     """Kill searches of every sampler; return whether each was as if nothing had happened."""
     names = list(SAMPLERS)
     is_right = True
     for place, sampler in enumerate(names):
         share = kills // len(names) + (place < kills % len(names))
-        whole = create_run(folder, f"whole-{sampler}", "cpu", "x", {})
-        searched(whole, Deterministic(), sampler, seed=3, trials=SEARCH_TRIALS)
         run = create_run(folder, f"killed-{sampler}", "cpu", "x", {})
         seen = killed_search(
-            run.path, sampler, seed=3, trials=SEARCH_TRIALS, kills=share, draw=draw
-        )
-        is_same = compared(run.trials()) == compared(whole.trials())
+            run.path, sampler, seed=3, trials=SEARCH_TRIALS, kills=share, draw=draw,
+            devices=devices,
+        )  # fmt: skip
+        trials = run.trials()
+        is_same = is_one_search(trials, sampler, seed=3, devices=devices)
+        is_same &= sorted(t.question for t in trials) == list(range(SEARCH_TRIALS))
+        if devices == 1:
+            whole = create_run(folder, f"whole-{sampler}", "cpu", "x", {})
+            searched(whole, Deterministic(), sampler, seed=3, trials=SEARCH_TRIALS)
+            is_same &= compared(trials) == compared(whole.trials())
         is_right &= is_same and seen.kills == share
         print(
             f"search, sampler {sampler}: {seen.kills} kills, {seen.num_trials} trials, "
@@ -195,7 +242,7 @@ def kill_searches(folder: Path, kills: int, draw: random.Random) -> bool:
 # ---- whole tunings --------------------------------------------------------------------------
 
 
-def kill_tunings(folder: Path, kills: int, draw: random.Random) -> bool:
+def kill_tunings(folder: Path, kills: int, draw: random.Random, devices: int) -> bool:
     """Kill `tune` and resume it; return whether nothing was lost, doubled or left behind."""
     (folder / "tuning.yaml").write_text(TUNING)
     runs = folder / "runs"
@@ -204,6 +251,8 @@ def kill_tunings(folder: Path, kills: int, draw: random.Random) -> bool:
     while done < kills:
         made = sorted(runs.iterdir()) if runs.is_dir() else []
         given = ["--resume", str(made[0])] if made else ["--config", "tuning.yaml"]
+        if devices > 1:
+            given += ["--devices", ",".join(map(str, range(devices)))]
         with (folder / "out.txt").open("w") as out:
             process = _tuner([*given], folder, out)
             # Never before the run exists: there would be nothing to resume.
@@ -262,15 +311,18 @@ def _tuner(given: list[str], folder: Path, out: IO[str]) -> subprocess.Popen[byt
 
 def main() -> None:
     if sys.argv[1:2] == ["search"]:  # the program that is killed
-        path, sampler, seed, trials = sys.argv[2:]
+        path, sampler, seed, trials, devices = sys.argv[2:]
         print("here", flush=True)
-        evaluator = Deterministic(step_s=STEP_S)
+        evaluator = Deterministic(step_s=STEP_S, devices=int(devices))
         searched(open_run(Path(path)), evaluator, sampler, seed=int(seed), trials=int(trials))
         return
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--only", choices=["search", "tuning"])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--devices", type=int, default=1, help="of a tuning: parts of the processor"
+    )
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tuner-faults-"))
     is_right = True
@@ -279,7 +331,8 @@ def main() -> None:
             if options.only in (None, name):
                 place = folder / name
                 place.mkdir()
-                is_right &= kill(place, options.kills, random.Random(options.seed))
+                draw = random.Random(options.seed)
+                is_right &= kill(place, options.kills, draw, options.devices)
     finally:
         shutil.rmtree(folder)
     sys.exit(0 if is_right else 1)

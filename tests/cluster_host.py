@@ -17,8 +17,11 @@ import distributed  # noqa: F401  # before the forks
 from fleet_service import Doubling
 
 from tuner.errors import TunerError
+from tuner.fleet.agent import Service
 from tuner.fleet.cluster import serve_agent
+from tuner.fleet.compiling import Compiling
 from tuner.fleet.screener import Screener
+from tuner.fleet.wire import Blobs
 
 
 def serve(what: dict) -> None:
@@ -28,15 +31,23 @@ def serve(what: dict) -> None:
         ready.with_suffix(".new").write_text(text)
         ready.with_suffix(".new").rename(ready)
 
+    def service(name: str) -> Service:
+        if what["serves"] == "compiling":
+            return Compiling(Path(what["cache"]), Blobs(Path(what["blobs"])), num_builders)
+        return Doubling(name) if what["serves"] == "doubling" else Screener("cpu")
+
     certificate = Path(what["certificate"])
+    num_builders = int(what.get("num_builders", 0))
+    os.environ.update(what.get("env", {}))
     try:
         serve_agent(
             what["address"],
             certificate,
             what["name"],
-            Doubling if what["serves"] == "doubling" else lambda name: Screener("cpu"),
+            service,
             Path(what["blobs"]),
             lambda: write("ready"),
+            num_builders,
         )
         write("the scheduler is gone")
     except TunerError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from tuner.machine.datasheets import known_device
 from tuner.problem.accuracy import Accuracy
 from tuner.ranking import ranked_trials, remarks_on
 from tuner.records import recomputed
+from tuner.referee import refereed
+from tuner.run import create_run
 from tuner.trial import (
     Build,
     Candidate,
@@ -106,6 +108,49 @@ def bench(planned: Planned, builder: Builder) -> Iterator[Bench]:
     finally:
         bench.runner.close()
         room.SCREEN_TIMEOUT_S = before
+
+
+class Telling:
+    """What a run's observer is told."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+
+    def on_stage(self, words: str) -> None:
+        self.stages.append(words)
+
+
+def test_the_best_of_several_devices_are_timed_again_on_one(planned, builder, tmp_path):
+    """Where the second device only seemed to be faster, the order of the finalists changes."""
+    steps, names = (1, 2, 4), ("cpu:0", "cpu:1", "cpu:0")
+    trials = []
+    for number, (step, name) in enumerate(zip(steps, names, strict=True)):
+        us = 10.0 + 0.1 * number
+        measured = Measurement(us, 0.001, (us,), is_cold=True, anchor_us=90.0, lead_us=100.0)
+        params = {"template": "sweep", "mode": "ok", "salt": 0, "step": step}
+        outcome = Outcome(Status.CORRECT, measurement=measured, device=name)
+        trials.append(Trial(number, "sweep", params, "", outcome))
+    run, told = create_run(tmp_path, "op", "cpu", "", {}), Telling()
+    terms = Terms(screen_s=0.02, max_noise=0.05, stop_slow=True, seed=SEED)
+
+    def again(num_finalists: int, among: Sequence[Trial]) -> list[Trial]:
+        with run.locked() as writer:
+            return refereed(
+                planned, terms, builder, among, num_finalists=num_finalists, lead_us=100.0,
+                writer=writer, observer=told,
+            )  # fmt: skip
+
+    assert again(3, trials) == trials, "all of them are raced anyway"
+    one_device = [t for t in trials if t.outcome.device == "cpu:0"]
+    assert again(1, one_device) == one_device and not told.stages
+    found = again(1, trials)
+    assert told.stages == ["timing the best 3 of all devices again on cpu"]
+    assert [entry.trial for entry in run.refereed()] == [0, 1, 2]
+    for trial, entry in zip(found, run.refereed(), strict=True):
+        raw = entry.measurement
+        assert raw.samples_us and raw.lead_us is None, "raw times are recorded"
+        assert trial.outcome.latency_us == raw.latency_us * 100.0 / raw.anchor_us
+    assert again(1, trials) == found and len(told.stages) == 1, "a later sitting takes these"
 
 
 # ---- screening ------------------------------------------------------------------------------

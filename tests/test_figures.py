@@ -288,11 +288,11 @@ def timed(number: int, asked_s: float, elapsed_s: float, built: tuple[float, flo
 def test_spans_lie_where_the_records_say():
     spans = spans_of([timed(0, 0.0, 10.0, (0.5, 2.5))])
     assert [dataclasses.astuple(span) for span in spans] == [
-        ("builder 0", "build", 0.5, 2.5, 0),
-        ("device", "wait", 5.5, 6.0, 0),
-        ("device", "around", 6.0, 7.0, 0),
-        ("device", "check", 7.0, 8.0, 0),
-        ("device", "measure", 8.0, 10.0, 0),
+        ("builder 0", "build", 0.5, 2.5, 0, "builders"),
+        ("device", "wait", 5.5, 6.0, 0, ""),
+        ("device", "around", 6.0, 7.0, 0, ""),
+        ("device", "check", 7.0, 8.0, 0, ""),
+        ("device", "measure", 8.0, 10.0, 0, ""),
     ]
 
 
@@ -387,6 +387,27 @@ def test_many_builders_are_one_band_of_thin_lines():
     assert (own.name, band.name) == ("device", "31 builders")
     assert band.busy_s == pytest.approx(62.0)
     assert band.busy_s / band.total_s == pytest.approx(62 / (31 * 40))
+
+
+def test_several_devices_and_hosts_have_lanes_and_bands_of_their_own():
+    trials = [timed(n, 0.0, 10.0 + n, (0.5, 2.5)) for n in range(12)]
+    for number, trial in enumerate(trials):
+        host = "cpu3" if number >= 4 else ""
+        build = replace(trial.outcome.build, builder=17 * number, host=host)
+        name = ("cuda:10", "cuda:2")[number % 2]
+        trials[number] = replace(trial, outcome=replace(trial.outcome, build=build, device=name))
+    spans = spans_of(trials)
+    figure = timeline_figure(spans)
+    own = [f"builder {n}" for n in range(4)]  # as many as ran at once, not threads that waited
+    assert list(figure.layout.yaxis.ticktext) == ["cuda:2", "cuda:10", *own, "8 builders of cpu3"]
+    assert [worker.name for worker in workers_of(trials)] == list(figure.layout.yaxis.ticktext)
+    assert workers_of(trials)[-1].busy_s == pytest.approx(16.0)
+    assert {span.stage for span in spans} == {"build", "around", "check", "measure"}
+    legend = [trace.name for trace in figure.data if trace.showlegend]
+    assert sorted(legend) == sorted(set(legend)), "a stage is told once, however wide its lines"
+    for name in ("cuda:2", "cuda:10"):
+        lane = [span for span in spans if span.worker == name]
+        assert all(one.end_s <= other.start_s for one, other in itertools.pairwise(lane))
 
 
 def test_the_winner_is_starred_once_a_panel_and_explained_by_its_own_point():

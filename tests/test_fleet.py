@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import psutil
@@ -25,6 +27,8 @@ from tuner.evaluate.runner import Terms
 from tuner.evaluate.task import Task
 from tuner.fleet import certificates
 from tuner.fleet.agent import Agent
+from tuner.fleet.anchors import Anchors
+from tuner.fleet.builders import FleetBuilders
 from tuner.fleet.chosen import chosen_devices
 from tuner.fleet.cluster import dask_fleet
 from tuner.fleet.devices import FleetDevices
@@ -32,8 +36,12 @@ from tuner.fleet.dispatch import Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet, Job, Joined, Lost, Reply
 from tuner.fleet.local import local_fleet
 from tuner.fleet.wire import Blobs, Garbled, digest_of
+from tuner.kernel.builder import Builder
+from tuner.kernel.toolchain import Toolchain
 from tuner.machine.datasheets import known_device
-from tuner.trial import Measurement, Trial, to_json
+from tuner.machine.limits import limits_of
+from tuner.plans import Plan
+from tuner.trial import Build, Candidate, Measurement, Outcome, Status, Trial, to_json
 
 NUM_DEVICES = 3
 LONG_S = 60.0  # that no job takes, however busy the machine is
@@ -329,10 +337,9 @@ def test_what_is_not_encrypted_is_refused(cluster):
             assert not answer or answer[0] == 21, "at most TLS's own alert"
 
 
-@HALVES
 def test_a_host_joins_by_the_line_that_the_cluster_printed_and_leaves_at_ctrl_c(cluster):
     assert cluster.joining[:2] == ["tune", "worker"]
-    options = ["--device", "cpu", "--devices", "0,1", "--name", "here"]
+    options = ["--device", "cpu", "--devices", "0", "--builders", "2", "--name", "here"]
     command = [sys.executable, "-m", "tuner", *cluster.joining[1:3], *options]
     process = subprocess.Popen(
         [*command, "--certificate", cluster.certificate(cluster.joining[-1])],
@@ -342,7 +349,7 @@ def test_a_host_joins_by_the_line_that_the_cluster_printed_and_leaves_at_ctrl_c(
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     joined = {said_by(process, "joined").split("#")[0] for _ in range(2)}
-    assert joined == {"here/cpu:0", "here/cpu:1"}
+    assert joined == {"here/cpu:0", "here"}
     agents = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGINT)
     assert process.wait(LONG_S) == 130
@@ -370,6 +377,161 @@ def test_blobs_are_what_their_names_say(tmp_path):
     (tmp_path / digest).write_bytes(b"damaged")
     with pytest.raises(Garbled, match="is damaged"):
         blobs.placed({"b.so": digest})
+
+
+# ---- builders of other hosts --------------------------------------------------------------------
+
+CPP = 'extern "C" const char* add(float* y) { y[0] += %s; return nullptr; }\n'
+# A compiler that says when it began, and takes its time; what it says of itself is c++'s.
+SLOW_COMPILER = """#!/bin/sh
+case "$1" in --version|-E|-march*-E) exec c++ "$@";; esac
+echo begun >> {journal}
+sleep {seconds}
+c++ "$@" || exit
+echo done >> {journal}
+"""
+
+
+class Hosts:
+    """Two hosts with caches of their own that lend builders, and a parent with none of its own."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.said: list[tuple[str, str]] = []
+        self.pids: dict[str, int] = {}
+
+    def lend(self, name: str, num_builders: int = 2, seconds: float = 0.0, **env: str) -> None:
+        folder = self.folder / name
+        folder.mkdir()
+        compiler = folder / "slow-g++"
+        journal = self.journal(name)
+        compiler.write_text(SLOW_COMPILER.format(journal=journal, seconds=seconds))
+        compiler.chmod(0o755)
+        self.pids[name], ready = self.cluster.agent(
+            self.full(name),
+            serves="compiling",
+            cache=str(folder / "cache"),
+            blobs=str(folder / "blobs"),
+            num_builders=num_builders,
+            env={"CXX": str(compiler), **env},
+        )
+        assert self.cluster.said(ready) == "ready"
+
+    def full(self, name: str) -> str:
+        return f"{self.folder.name}/{name}"
+
+    def journal(self, name: str) -> Path:
+        return self.folder / name / "journal"
+
+    def count(self, name: str, what: str) -> int:
+        journal = self.journal(name)
+        return journal.read_text().split().count(what) if journal.exists() else 0
+
+    @contextlib.contextmanager
+    def parent(self, cache: str, names: Sequence[str]) -> Iterator[Builder]:
+        """Yield a builder whose own compilers are busy, once the hosts are known."""
+        toolchain = Toolchain.find("cpu")
+        fleet = dask_fleet(
+            self.cluster.address, self.cluster.certificate(certificates.TUNER), of_builders=True
+        )
+        builders = FleetBuilders(
+            fleet, "a-run", toolchain, ["cpp"], timeout_s=LONG_S,
+            on_change=lambda name, words: self.said.append((name, words)),
+        )  # fmt: skip
+        with Builder(toolchain, self.folder / cache, num_workers=1, elsewhere=builders) as builder:
+            told = {self.full(name) for name in names}
+            wait_for(lambda: told <= {name for name, _ in self.said})
+            builder._here.acquire()
+            yield builder
+
+
+@pytest.fixture
+def hosts(cluster: Cluster, tmp_path: Path) -> Iterator[Hosts]:
+    hosts = Hosts(cluster, tmp_path)
+    yield hosts
+    cluster.end(list(hosts.pids.values()))
+
+
+def added(number: int) -> Candidate:
+    return Candidate("op", "t", {}, "cpp", CPP % number, Plan("op", (), (), (), ()))
+
+
+def test_a_second_host_compiles_nothing_that_the_first_one_has(hosts):
+    hosts.lend("a")
+    candidates = [added(n) for n in range(3)]
+    with hosts.parent("parent-1", ["a"]) as builder:
+        builds = [builder.submit(c).result(LONG_S) for c in candidates]
+        assert builder.at_once == 3
+    assert {build.host for build in builds} == {hosts.full("a")}
+    assert hosts.count("a", "done") == 3
+    hosts.lend("b", num_builders=8)
+    with hosts.parent("parent-2", ["a", "b"]) as builder:
+        again = [builder.submit(c).result(LONG_S) for c in candidates]
+        other = builder.submit(added(9)).result(LONG_S)
+    assert hosts.count("a", "done") + hosts.count("b", "done") == 4, "the other one alone"
+    assert other.status is Status.CORRECT
+    for build, found in zip(builds, again, strict=True):
+        assert (found.key, found.binary_key) == (build.key, build.binary_key)
+        assert Path(found.artefact).read_bytes() == Path(build.artefact).read_bytes()
+        assert Path(found.artefact).is_relative_to(hosts.folder / "parent-2")
+    with Builder(Toolchain.find("cpu"), hosts.folder / "parent-2", num_workers=1) as builder:
+        assert builder.submit(candidates[0]).result(LONG_S).is_cached, "it is in the cache, whole"
+
+
+def test_a_host_of_builders_that_is_killed_while_compiling_costs_nothing_but_time(hosts):
+    hosts.lend("a", seconds=0.3)
+    hosts.lend("b")
+    with hosts.parent("parent", ["a", "b"]) as builder:
+        futures = [builder.submit(added(n)) for n in range(4)]
+        wait_for(lambda: hosts.count("a", "begun") > 0)
+        os.kill(hosts.pids["a"], signal.SIGKILL)
+        builds = [future.result(LONG_S) for future in futures]
+        assert {build.status for build in builds} == {Status.CORRECT}
+        assert {build.host for build in builds} == {hosts.full("b")}
+        os.kill(hosts.pids["b"], signal.SIGKILL)
+        wait_for(lambda: builder.at_once == 1)
+        builder._here.release()
+        alone = builder.submit(added(7)).result(LONG_S)
+        assert alone.status is Status.CORRECT and not alone.host, "this host does the rest"
+        builder._here.acquire()
+
+
+def test_what_does_not_compile_elsewhere_says_why_here(hosts):
+    hosts.lend("a")
+    candidate = Candidate("op", "t", {}, "cpp", "no_such_thing;", Plan("op", (), (), (), ()))
+    with hosts.parent("parent", ["a"]) as builder:
+        build = builder.submit(candidate).result(LONG_S)
+    assert build.status is Status.COMPILE and "no_such_thing" in build.error
+    assert "no_such_thing" in Path(build.log).read_text() and build.host == hosts.full("a")
+
+
+def test_a_host_that_compiles_otherwise_is_left_out_with_the_difference(hosts):
+    hosts.lend("a", CPATH="/elsewhere")
+    with hosts.parent("parent", ["a"]) as builder:
+        assert builder.at_once == 1
+    assert hosts.said == [
+        (
+            hosts.full("a"),
+            "left out: it compiles otherwise than this host: "
+            "variables CPATH, /elsewhere instead of none",
+        )
+    ]
+
+
+def test_files_that_are_others_than_their_digests_are_not_taken(hosts):
+    hosts.lend("a")
+    with hosts.parent("parent-1", ["a"]) as builder:
+        build = builder.submit(added(1)).result(LONG_S)
+    blobs = hosts.folder / "a" / "blobs"
+    (blobs / digest_of(Path(build.artefact).read_bytes())).write_bytes(b"other code")
+    fleet = dask_fleet(
+        hosts.cluster.address, hosts.cluster.certificate(certificates.TUNER), of_builders=True
+    )
+    digest = digest_of(Path(build.artefact).read_bytes())
+    wait_for(lambda: isinstance(fleet.event(0.1), Joined))
+    with pytest.raises(AttemptLost, match="is damaged"):
+        fleet.fetch(hosts.full("a"), digest, LONG_S)
+    fleet.close()
 
 
 # ---- the parent and the agent, alone ------------------------------------------------------------
@@ -460,11 +622,22 @@ class Timed:
     def __init__(self, device: str) -> None:
         us = 100.0 + int(device.partition(":")[2])
         self.baseline = json.loads(to_json(Measurement(us, 0.001, (us,), is_cold=True)))
-        self.facts = json.loads(to_json(known_device("NVIDIA H200")))
+        self.facts = json.loads(to_json(known_device("NVIDIA H200"))) | {"power_limit_w": 700.0}
         if device == "cuda:3":
             self.facts["name"] = "NVIDIA H100"
+        if device == "cuda:4":
+            self.facts["power_limit_w"] = 500.0
+        if device == "cuda:6":  # a limit that nobody tells is none
+            del self.facts["power_limit_w"]
 
     def run(self, job, payload, files):
+        if job == "screen":  # a candidate of half PyTorch's time, whatever the device
+            time.sleep(0.05)  # so that others are asked meanwhile
+            us = self.baseline["latency_us"]
+            measured = Measurement(us / 2, 0.001, (us / 2,), is_cold=True, anchor_us=us)
+            outcome = Outcome(Status.CORRECT, measurement=measured)
+            assert payload["best_share"] == 0.25
+            return {"outcome": json.loads(to_json(outcome)), "waited_s": 0.0}
         return {"baseline": self.baseline, "device": self.facts}
 
     def close(self) -> None:
@@ -475,19 +648,89 @@ def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
     (tmp_path / "reference.py").touch()
     task = Task(str(tmp_path / "reference.py"), {}, "cuda:0", "float32", "f", "[]", "")
     told: dict[str, list[str]] = {}
-    names = ["cuda:0", "cuda:2", "cuda:3", "cuda:5", "cuda:20"]
+    names = ["cuda:0", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:20"]
     devices = FleetDevices(
         local_fleet(names, Timed), "a-run", task, Terms(0.02, 0.01, True, 0), env={},
         device=known_device("NVIDIA H200"), num_devices=len(names), most=len(names),
         patience_s=0.0, on_change=lambda name, words: told.setdefault(name, []).append(words),
     )  # fmt: skip
     assert devices.start().latency_us == 100.0
-    assert devices.names == ["cuda:0", "cuda:2", "cuda:5"] == list(devices.baselines_us)
+    assert devices.names == ["cuda:0", "cuda:2", "cuda:5", "cuda:6"] == list(devices.baselines_us)
+    assert dict(devices.together_us) == dict(devices.baselines_us)
     assert told["cuda:0"] == told["cuda:2"] == ["ready"]
     assert "name NVIDIA H100 instead of NVIDIA H200" in told["cuda:3"][0]
     assert told["cuda:5"] == ["ready", "warning: PyTorch's time is 5 % off that on cuda:0"]
     assert "20 % off that on cuda:0: their times cannot be compared" in told["cuda:20"][1]
+    limited = "lost: it is limited otherwise than cuda:0: power_limit_w 500.0 instead of 700.0"
+    assert told["cuda:4"] == ["ready", limited]
+    artefact = tmp_path / "artefact.so"
+    artefact.touch()
+    build = Build("key", Status.CORRECT, str(artefact), "log.txt")
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(devices.screen, added(1), build, 25.0) for _ in range(8)]
+        outcomes = [future.result(LONG_S) for future in asked]
+    raw_us = {outcome.measurement.latency_us for outcome in outcomes}
+    assert len(raw_us) > 1, "several devices did it"
+    assert {outcome.latency_us for outcome in outcomes} == {50.0}, "told as cuda:0 would take it"
     devices.close()
+
+
+def timed_at(us: float) -> Measurement:
+    return Measurement(us, 0.001, (us,), is_cold=True)
+
+
+def anchors_of(*us: float, leaves_out: bool = True) -> Anchors:
+    alone = {f"cuda:{n}": timed_at(one) for n, one in enumerate(us)}
+    anchors = Anchors(alone, leaves_out=leaves_out)
+    assert anchors.worked_together(alone) == []
+    return anchors
+
+
+def test_a_device_that_slows_down_is_named_once_and_then_left_out():
+    anchors = anchors_of(100.0, 102.0)
+    assert anchors.noted("cuda:1", 104.0, anchors.alone_us) is None
+    off = anchors.noted("cuda:1", 102.0 * 1.05, anchors.alone_us)
+    assert off is not None and not off.is_too_far
+    assert off.words.startswith("PyTorch's time has moved by 5 % from that on the others")
+    assert anchors.noted("cuda:1", 102.0 * 1.06, anchors.alone_us) is None, "it is named already"
+    assert anchors.noted("cuda:1", 102.0, anchors.alone_us) is None
+    assert anchors.noted("cuda:1", 102.0 * 1.05, anchors.alone_us) is not None, (
+        "it was back meanwhile"
+    )
+    off = anchors.noted("cuda:1", 102.0 * 1.15, anchors.alone_us)
+    assert off is not None and off.is_too_far
+    other = anchors.noted("cuda:0", 100.0, anchors.alone_us)
+    assert other is None or not other.is_too_far, "the other one did not move"
+    anchors.leave("cuda:1")
+    assert anchors.noted("cuda:0", 300.0, anchors.alone_us) is None, (
+        "there is nothing to compare with"
+    )
+
+
+def test_what_changes_on_all_devices_alike_is_no_difference():
+    anchors = anchors_of(100.0, 101.0, 102.0)
+    told = [anchors.noted(f"cuda:{n}", 1.08 * (100.0 + n), anchors.alone_us) for n in range(3)]
+    assert not any(off and off.is_too_far for off in told) and told[-1] is None
+    assert anchors.noted("cuda:0", 108.0, anchors.alone_us) is None
+
+
+def test_parts_of_a_processor_are_named_and_never_left_out():
+    alone = {"cpu:0": timed_at(100.0), "cpu:1": timed_at(150.0)}
+    anchors = Anchors(alone, leaves_out=False)
+    (off,) = anchors.off_at_start()
+    assert off.device == "cpu:1" and not off.is_too_far
+    (slower,) = anchors.worked_together({"cpu:0": timed_at(130.0), "cpu:1": timed_at(150.0)})
+    assert slower.words == "PyTorch takes 30 % longer while the other devices work"
+
+
+def test_the_limits_of_a_gpu_are_what_nvidias_program_tells(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\n[ "$2" = GPU-1234 ] && echo "700.00, 1980, 3201, [N/A]"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = {"power_limit_w": 700.0, "max_clock_mhz": 1980.0, "max_memory_clock_mhz": 3201.0}
+    assert limits_of("1234") == found == limits_of("GPU-1234")
+    assert limits_of("5678") == {}
 
 
 # ---- a run on several devices -------------------------------------------------------------------
@@ -495,7 +738,7 @@ def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
 
 @HALVES
 def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, cluster):
-    """One sitting on two halves of this processor, the next one on all of it, by an agent."""
+    """One sitting on two halves of this processor, the next by two agents, one of which dies."""
     space = {"mode": ["ok", "segfault", "wrong", "raise"], "salt": [0, 1]}
     text = config_text(
         write_family(tmp_path / "families"), space=space, search={"sampler": "random"}
@@ -520,19 +763,29 @@ def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, c
     first, environment = run.trials(), run.environment()
     assert len(first) >= 3 and [t.number for t in first] == list(range(len(first)))
     (sitting,) = environment["sittings"]
-    assert set(sitting["devices"]) == {"cpu:0", "cpu:1"}
+    assert set(sitting["devices"]) == {"cpu:0", "cpu:1"} == set(sitting["devices_together"])
     timed = [t.outcome for t in first if t.outcome.latency_us]
     assert {outcome.device for outcome in timed} <= {"cpu:0", "cpu:1"}
+    for outcome in timed:
+        measured, lead_us = outcome.measurement, sitting["baseline_us"]
+        assert outcome.latency_us == measured.latency_us * lead_us / measured.anchor_us
 
-    pid, ready = cluster.agent("screens", serves="screening")
-    assert cluster.said(ready) == "ready"
+    agents = {name: cluster.agent(name, serves="screening") for name in ("screens", "dies")}
+    assert {cluster.said(ready) for _, ready in agents.values()} == {"ready"}
+
+    class Killing(tuner.Observer):
+        def on_run(self, *_: object) -> None:  # both are ready, and have nothing yet
+            moment_s = random.uniform(0.0, 2.0)
+            threading.Timer(moment_s, os.kill, (agents["dies"][0], signal.SIGKILL)).start()
+
     tuner.resume(
         run.path,
         verifies=False,
+        observer=Killing(),
         cluster=cluster.address,
         certificate=cluster.certificate(certificates.TUNER),
     )
-    cluster.end([pid])
+    cluster.end([pid for pid, _ in agents.values()])
     trials = run.trials()
     assert trials[: len(first)] == first, "what is recorded stays"
     assert len({tuple(t.params.items()) for t in trials}) == len(trials) == 8
@@ -540,7 +793,7 @@ def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, c
     assert run.environment()["in_flight"] == environment["in_flight"]
     found = {t.params["mode"]: t.outcome for t in trials}
     assert found["ok"].latency_us and not found["wrong"].latency_us
-    assert all(t.outcome.device == "screens" for t in trials[len(first) :])
+    assert {t.outcome.device for t in trials[len(first) :]} <= {"screens", "dies"}
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from command_line import tune
 from made_runs import CONFIG, accepted, made_run, probe, result, trials
 from test_dashboard import Server, cells, serious_faults, serving
 
+from tuner.at_work import AtWork
 from tuner.errors import RunLockedError
 from tuner.evaluate.verifier import Answered
 from tuner.observing import Observer, Progress, Recorder
 from tuner.review.launch import Launcher
-from tuner.review.live import LivePages
+from tuner.review.live import LivePages, bands_of
 from tuner.review.shelf import Shelf
 from tuner.run import Run
 from tuner.schedule import Costs, Schedule
@@ -52,6 +53,22 @@ def clock() -> Clock:
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     return made_run(tmp_path / "runs", trials(30))
+
+
+AT_WORK = [
+    AtWork("cuda:0", "device", 1, 1),
+    AtWork("cuda:1", "device", 1, 0),
+    AtWork("gpu7/cuda:0#91ab", "device", 0, 0),
+    AtWork("", "builders", 31, 20),
+    AtWork("cpu3#2c4e", "builders", 0, 0),
+]
+BANDS = [
+    "cuda:0 busy",
+    "cuda:1 waiting",
+    "gpu7/cuda:0#91ab lost",
+    "31 builders 20 busy, 11 waiting",
+    "builders of cpu3#2c4e lost",
+]
 
 
 def answered(number: int, total: int, left_s: float) -> Answered:
@@ -94,6 +111,13 @@ def test_a_search_counts_trials_or_seconds_by_what_will_end_it(run, clock):
         recorder.on_trial(trials(20)[19], 0)
         found = waiting_of(run)
         assert (found["counted"], found["left_s"]) == ("10 of 60 s", 49.5)
+
+
+def test_many_devices_are_one_band():
+    many = [AtWork(f"gpu{n}", "device", int(n > 3), int(n % 2 and n > 3)) for n in range(40)]
+    (band,) = bands_of(many)
+    assert band["name"] == "40 devices" and band["words"] == "18 busy, 18 waiting, 4 lost"
+    assert (band["busy"], band["lost"]) == (18 / 40, 4 / 40)
 
 
 def test_a_verification_counts_probes_seconds_shares_and_finalists(run, clock):
@@ -266,12 +290,33 @@ def test_a_page_follows_a_verification_with_a_bar_until_it_is_over(run, server, 
             )
             assert bar.get_attribute("aria-valuetext").startswith("20 of 50 trials, about 1")
             assert page.inner_text("#plan") == PLAN.words
-            assert not page.is_visible("#finalists")
+            assert not page.is_visible("#finalists") and not page.is_visible("#bands")
+
+            recorder.on_work(AT_WORK)
+            clock.wait()
+            recorder.on_trial(made[20], 0)
+            page.wait_for_selector("#bands li")
+            told = page.locator("#bands li").all_inner_texts()
+            assert [" ".join(text.split()) for text in told] == BANDS
+            assert page.inner_text("#rate") == "40 trials a minute"
+            page.wait_for_function(
+                "() => { const bar = document.querySelectorAll('#bands .band')[3];"
+                " const share = bar.firstChild.offsetWidth / bar.clientWidth;"
+                " return Math.abs(share - 20 / 31) < 0.02; }"
+            )
+            lost = page.locator("#bands .band").nth(2).locator(".lost")
+            assert lost.bounding_box()["width"] > 50
+            assert serious_faults(page, "header") == []
+            recorder.on_work(AT_WORK[:1])
+            clock.wait()
+            recorder.on_trial(made[21], 0)
+            page.wait_for_function("() => document.querySelectorAll('#bands li').length === 1")
 
             recorder.on_schedule(VERIFYING)
             recorder.on_stage(STAGE)
             page.wait_for_selector("#state.verifying")
             page.wait_for_selector(f"#stage:has-text('{STAGE}')")
+            page.wait_for_selector("#bands", state="hidden")
             assert page.inner_text("#phase") == "Verifying"
             assert page.get_attribute("#bar", "aria-valuenow") is None  # nothing is counted yet
             page.wait_for_function(

@@ -16,7 +16,14 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from benchmarks.faults import Deterministic, compared, killed_search, searched, small_space
+from benchmarks.faults import (
+    Deterministic,
+    compared,
+    is_one_search,
+    killed_search,
+    searched,
+    small_space,
+)
 from tuner.run import Run, create_run, open_run
 from tuner.search.journal import STUDY_NAME
 from tuner.search.samplers import SAMPLERS
@@ -131,10 +138,24 @@ def test_kill_9_at_random_moments_changes_nothing(whole, tmp_path):
     assert compared(open_run(run.path).trials()) == whole["tpe"]
 
 
+def test_kill_9_at_random_moments_changes_no_question_of_several_devices(tmp_path):
+    """They answer in an order of chance, which is recorded: asked again in it, all is the same."""
+    run = new_run(tmp_path)
+    seen = killed_search(
+        run.path, "surrogate", seed=3, trials=40, kills=4, draw=random.Random(5), devices=4
+    )
+    trials = open_run(run.path).trials()
+    assert seen.kills == 4 and sorted(t.question for t in trials) == list(range(40))
+    assert [t.number for t in trials] == list(range(40)), "none is lost, none is there twice"
+    assert any(t.asked is not None for t in trials), "they did not end in the order of asking"
+    assert is_one_search(trials, "surrogate", seed=3, devices=4)
+    assert not is_one_search(trials, "surrogate", seed=4, devices=4), "another seed asks others"
+
+
 def test_the_same_program_is_what_is_killed(tmp_path):
     """`benchmarks.faults search` ends by itself where nobody kills it."""
     run = new_run(tmp_path)
     command = [sys.executable, "-m", "benchmarks.faults", "search", str(run.path), "grid", "1"]
-    done = subprocess.run([*command, "5"], cwd=Path(__file__).parent.parent, timeout=120)
+    done = subprocess.run([*command, "5", "1"], cwd=Path(__file__).parent.parent, timeout=120)
     assert done.returncode == 0 != -signal.SIGKILL and len(run.trials()) == 5
     assert small_space().num_feasible > TRIALS

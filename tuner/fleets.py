@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +11,19 @@ from typing import Protocol
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.evaluator import Devices
 from tuner.evaluate.runner import Runner, Terms
+from tuner.fleet.builders import FleetBuilders
 from tuner.fleet.certificates import TUNER, checked_certificate
 from tuner.fleet.chosen import Chosen, chosen_devices, kept_to
-from tuner.fleet.cluster import dask_fleet, knock
+from tuner.fleet.cluster import dask_fleet
 from tuner.fleet.devices import FleetDevices
+from tuner.fleet.handshake import knock
 from tuner.fleet.local import local_fleet
 from tuner.fleet.screener import Screener
-from tuner.kernel.builder import Builder
+from tuner.kernel.builder import BUILD_TIMEOUT_S, Builder
+from tuner.kernel.elsewhere import Elsewhere
+from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned
+from tuner.trial import Language
 
 __all__ = ["Cluster", "Host", "OneDevice", "Source", "source_of"]
 
@@ -39,6 +44,15 @@ class Source(Protocol):
     ) -> Devices:
         """Return what screens the candidates of a run; it is not started yet."""
 
+    def builders(
+        self,
+        run: str,
+        toolchain: Toolchain,
+        languages: Sequence[Language],
+        on_change: Callable[[str, str], None],
+    ) -> Elsewhere | None:
+        """Return what compiles candidates besides this host, if anything does."""
+
 
 class OneDevice:
     """The device that the run is planned for."""
@@ -54,6 +68,16 @@ class OneDevice:
         """Return what screens the candidates of a run."""
         env = builder.environment
         return Runner(planned.task, terms, env=env, paused=builder.paused)
+
+    def builders(
+        self,
+        run: str,
+        toolchain: Toolchain,
+        languages: Sequence[Language],
+        on_change: Callable[[str, str], None],
+    ) -> Elsewhere | None:
+        """Return nothing: this host compiles."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +116,16 @@ class Host:
             on_change=on_change,
         )
 
+    def builders(
+        self,
+        run: str,
+        toolchain: Toolchain,
+        languages: Sequence[Language],
+        on_change: Callable[[str, str], None],
+    ) -> Elsewhere | None:
+        """Return nothing: this host compiles."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -119,6 +153,26 @@ class Cluster:
             num_devices=1,
             most=MOST_DEVICES,
             patience_s=PATIENCE_S,
+            on_change=on_change,
+        )
+
+    def builders(
+        self,
+        run: str,
+        toolchain: Toolchain,
+        languages: Sequence[Language],
+        on_change: Callable[[str, str], None],
+    ) -> Elsewhere | None:
+        """Return the cluster's builders. Triton's kernels are compiled on each host instead."""
+        native = [name for name in languages if name != "triton"]
+        if not native:
+            return None
+        return FleetBuilders(
+            dask_fleet(self.address, self.certificate, of_builders=True),
+            run,
+            toolchain,
+            native,
+            timeout_s=BUILD_TIMEOUT_S,
             on_change=on_change,
         )
 

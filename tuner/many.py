@@ -10,13 +10,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tuner import options
 from tuner.errors import InputError
 from tuner.terminal import Interrupted, err, out, print_json
+
+if TYPE_CHECKING:
+    from tuner.fleet.agent import Service
 
 __all__ = ["campaign", "cluster", "worker"]
 
@@ -50,6 +53,7 @@ def start(
             f"a cluster at {address}",
             f"  on each host, with a copy of {folder / AGENTS} that only you can read:",
             f"    tune worker {address} --devices all --certificate {AGENTS}",
+            "    (--builders 32 in place of --devices all lends compilers)",
             "  then:",
             f"    tune --config X.yaml --cluster {address} --certificate {folder / TUNER}",
             "Ctrl-C ends it, and all workers with it",
@@ -61,61 +65,86 @@ def start(
 
 def worker(
     address: Annotated[str, typer.Argument(help="tls://HOST:PORT, as `cluster start` prints it.")],
-    devices: options.DevicesOption = "all",
+    devices: options.DevicesOption = None,
+    builders: Annotated[
+        int | None, typer.Option(help="Lend so many compilers; no devices, unless they are named.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     certificate: options.CertificateOption = None,
     name: Annotated[
         str | None, typer.Option(help="How the run names this device; by host if none.")
     ] = None,
 ) -> None:
-    """Lend devices of this host to a cluster, a process each, until its scheduler is gone."""
+    """Lend devices of this host to a cluster, or builders, until its scheduler is gone.
+
+    All devices, a process each, if neither is named. Builders compile what the runs of others
+    need; they want the compilers and, for C++, the processor that the run has.
+    """
     from tuner.config.quantities import parse_device
-    from tuner.fleet.certificates import AGENTS, checked_certificate, cluster_folder
-    from tuner.fleet.chosen import chosen_devices
-    from tuner.fleet.cluster import serve_agent
-    from tuner.fleet.screener import Screener
+    from tuner.fleet.certificates import AGENTS, checked_certificate
+    from tuner.fleet.chosen import Chosen, chosen_devices
 
     file = checked_certificate(certificate, AGENTS)
-    try:
-        chosen = chosen_devices(devices or "all", parse_device(device), {})
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    if builders is not None and builders < 1:
+        raise InputError(f"--builders: got {builders}\n  expected: how many compile at a time")
+    chosen = Chosen(())
+    if devices is not None or builders is None:
+        try:
+            chosen = chosen_devices(devices or "all", parse_device(device), {})
+        except ValueError as error:
+            raise InputError(str(error)) from error
     called = name or socket.gethostname()
-    if len(chosen.names) > 1:
-        commands = []
+    if len(chosen.names) + (builders is not None) > 1:
+        commands: list[tuple[list[str], Sequence[int] | None]] = []
         for one in chosen.names:
             which = ["--device", "cpu"] if chosen.cores else ["--devices", one.partition(":")[2]]
             rest = ["--certificate", str(file), "--name", f"{called}/{one}"]
             commands.append((["worker", address, *which, *rest], chosen.cores.get(one)))
+        if builders is not None:
+            rest = ["--builders", str(builders), "--certificate", str(file), "--name", called]
+            commands.append((["worker", address, *rest], None))
         raise typer.Exit(_side_by_side(commands))
-    lent = chosen.names[0]
-    full = f"{name or f'{called}/{lent}'}#{secrets.token_hex(2)}"  # unlike that of an earlier one
-    blobs = cluster_folder() / "blobs"
-    env = {"TRITON_CACHE_DIR": str(blobs / "triton")}
+    if builders is not None:
+        _lend(address, file, called, builders, "")
+    else:
+        lent = chosen.names[0]
+        _lend(address, file, name or f"{called}/{lent}", 0, chosen.torch_name(lent))
+
+
+def _lend(address: str, file: Path, name: str, num_builders: int, device: str) -> None:
+    """Be the agent of one device, or of builders."""
+    from tuner.fleet.certificates import cluster_folder
+    from tuner.fleet.cluster import serve_agent
+    from tuner.fleet.compiling import Compiling
+    from tuner.fleet.screener import Screener
+    from tuner.fleet.wire import Blobs
+    from tuner.kernel.cache import default_cache_dir
+
+    full = f"{name}#{secrets.token_hex(2)}"  # unlike that of an earlier one
+    folder = cluster_folder() / "blobs"
+    env = {"TRITON_CACHE_DIR": str(folder / "triton")}
 
     def ready() -> None:
         out.print(f"{full}: joined {address}", markup=False, soft_wrap=True)
 
-    serve_agent(
-        address,
-        file,
-        full,
-        lambda _: Screener(chosen.torch_name(lent), env=env),
-        blobs,
-        ready,
-    )
+    def serve(_: str) -> Service:
+        if num_builders:
+            return Compiling(default_cache_dir(), Blobs(folder), num_builders)
+        return Screener(device, env=env)
+
+    serve_agent(address, file, full, serve, folder, ready, num_builders)
     out.print(f"{full}: the scheduler is gone", markup=False, soft_wrap=True)
 
 
 def _side_by_side(commands: Sequence[tuple[list[str], Sequence[int] | None]]) -> int:
     """Run `tune` several times, each on cores of its own; return the worst exit code."""
-    running = []
+    running, usable = [], os.sched_getaffinity(0)
     try:
         for command, cores in commands:
             env = dict(os.environ)
+            os.sched_setaffinity(0, usable if cores is None else cores)  # which it takes over
             if cores is not None:
                 env["OMP_NUM_THREADS"] = str(len(cores))
-                os.sched_setaffinity(0, cores)  # which the process takes over
             running.append(subprocess.Popen([sys.executable, "-m", "tuner", *command], env=env))
         return max(process.wait() for process in running)
     finally:

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from tuner.at_work import AtWork
 from tuner.evaluate.verifier import Answered
 from tuner.planning import Planned
 from tuner.run import LOG_NAME, Run
@@ -22,6 +24,7 @@ from tuner.underway import Phase, Underway, write_underway
 __all__ = ["Observer", "Progress", "Recorder"]
 
 WRITE_EVERY_S = 1.0
+RATE_S = 60.0  # of which trials a minute are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class Recorder(Observer):
         self._now = Underway("", datetime.now(UTC))
         self._budget = (0, 0.0)
         self._written_s = 0.0
+        self._ends_s: deque[float] = deque()  # of the last trials
 
     def on_plan(self, planned: Planned) -> None:
         """Pass it on."""
@@ -111,6 +115,7 @@ class Recorder(Observer):
     def on_trial(self, trial: Trial, num_building: int) -> None:
         """Pass it on, and note how far the search is: by what will end it, trials or time."""
         self._observer.on_trial(trial, num_building)
+        self._count()
         (num_trials, search_s), done = self._budget, trial.number + 1
         time_left_s = max(0.0, search_s - trial.elapsed_s)
         trials_left_s = max(0, num_trials - done) * trial.elapsed_s / done
@@ -118,6 +123,13 @@ class Recorder(Observer):
             self._note(done, num_trials, "trials", trials_left_s)
         else:
             self._note(round(trial.elapsed_s), round(search_s), "s", time_left_s)
+
+    def on_work(self, at_work: Sequence[AtWork]) -> None:
+        """Note what devices and builders are at; it is written with the next count.
+
+        This one ends here, too.
+        """
+        self._now = replace(self._now, at_work=tuple(at_work))
 
     def on_remaining(self, improvement: float, within: Mapping[float, float]) -> None:
         """Pass it on."""
@@ -127,7 +139,9 @@ class Recorder(Observer):
         """Pass it on, and note the plan; one that has no search left is of the verification."""
         self._observer.on_schedule(schedule)
         phase: Phase = self._now.phase if schedule.search_s else "verifying"
-        told = {"plan": schedule.words, "wanted": schedule.num_finalists}
+        told: dict[str, Any] = {"plan": schedule.words, "wanted": schedule.num_finalists}
+        if phase == "verifying":
+            told |= {"at_work": (), "per_minute": None}
         self._begin(self._now.stage, phase=phase, **told)
 
     def on_stage(self, text: str) -> None:
@@ -157,6 +171,16 @@ class Recorder(Observer):
         self._observer.on_finalist(entry)
         had = dict.fromkeys([*self._now.finalists, entry.trial])
         self._now = replace(self._now, finalists=tuple(had))
+
+    def _count(self) -> None:
+        """Take the end of a trial into account."""
+        now_s, ends_s = self._clock(), self._ends_s
+        ends_s.append(now_s)
+        while ends_s[0] < now_s - RATE_S:
+            ends_s.popleft()
+        if now_s > ends_s[0]:
+            rate = 60.0 * (len(ends_s) - 1) / (now_s - ends_s[0])
+            self._now = replace(self._now, per_minute=round(rate, 1))
 
     def _begin(self, stage: str, **changes: Any) -> None:
         no_count: dict[str, Any] = {"done": None, "total": None, "unit": "", "left_s": None}

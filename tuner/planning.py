@@ -49,6 +49,7 @@ from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
 from tuner.trial import (
     Candidate,
+    Language,
     Params,
     Value,
     from_json,
@@ -61,6 +62,7 @@ __all__ = [
     "config_of",
     "environment_of",
     "first_of_each",
+    "languages_of",
     "num_workers",
     "plan",
     "sources_of",
@@ -325,12 +327,16 @@ def config_of(run: Run, overrides: Mapping[str, Value] | None = None) -> RunConf
 
 def toolchain_of(planned: Planned) -> Toolchain:
     """Find the compilers that the templates of a plan need."""
+    return Toolchain.find(planned.device.kind, planned.device.capability, languages_of(planned))
+
+
+def languages_of(planned: Planned) -> list[Language]:
+    """Return what the templates of a plan are written in."""
     names = {
         str(params["template"])
         for params in first_of_each(planned.space, planned.family, planned.facts)
     }
-    languages = {planned.family.templates[name].language for name in names}
-    return Toolchain.find(planned.device.kind, planned.device.capability, sorted(languages))
+    return sorted({planned.family.templates[name].language for name in names})
 
 
 def num_workers(planned: Planned) -> int:

@@ -26,13 +26,14 @@ from tuner.by_batch import ByBatch
 from tuner.errors import RunLockedError, StorageError
 from tuner.records import recomputed, recomputed_result, set_aside
 from tuner.storage import append_line, drop_half_line, storage_errors, write_whole
-from tuner.trial import Finalist, Result, Trial, from_json, to_json
+from tuner.trial import Finalist, Measurement, Result, Trial, from_json, to_json
 
 __all__ = [
     "FAILURE_NAME",
     "LOG_NAME",
     "PROGRESS_NAME",
     "Outlook",
+    "Refereed",
     "Run",
     "RunWriter",
     "create_run",
@@ -61,6 +62,14 @@ class Outlook:
     number: int
     improvement: float
     within: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refereed:
+    """A trial that was timed again, on the device where finalists are raced."""
+
+    trial: int
+    measurement: Measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,10 @@ class Run:
         A line that cannot be read is left out: what it said is done again.
         """
         return [recomputed(entry)[0] for entry in self._records("checks.jsonl", Finalist)]
+
+    def refereed(self) -> list[Refereed]:
+        """Return what was timed again after a search on several devices."""
+        return self._records("referee.jsonl", Refereed)
 
     def batches(self) -> list[ByBatch]:
         """Return what was measured of files at many numbers of rows; a later line counts."""
@@ -220,6 +233,10 @@ class RunWriter:
     def append_check(self, entry: Finalist) -> None:
         """Append a finalist that was checked or raced, to `checks.jsonl`, and see it on disk."""
         self._append_to("checks.jsonl", entry)
+
+    def append_refereed(self, found: Refereed) -> None:
+        """Append a time that was taken again, to `referee.jsonl`."""
+        self._append_to("referee.jsonl", found)
 
     def append_batches(self, found: ByBatch) -> None:
         """Append what was measured at many numbers of rows, to `batches.jsonl`."""

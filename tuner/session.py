@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
 import secrets
 import time
 from collections import deque
@@ -12,31 +12,36 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 from traceback import format_exception
 from typing import Any
 
-import numpy as np
-
 from tuner.batching import seconds_of
+from tuner.defaults import check_defaults
 from tuner.earlier import Earlier, sources_from
 from tuner.errors import InputError, NothingCorrectError, TunerError
-from tuner.evaluate.contender import Contender
 from tuner.evaluate.evaluator import DeviceEvaluator
-from tuner.evaluate.runner import SCREEN_TIMEOUT_S, Terms
+from tuner.evaluate.runner import Terms
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
 from tuner.fleet.dispatch import QUEUED
 from tuner.fleets import OneDevice, Source
 from tuner.kernel.builder import Builder
-from tuner.kernel.cache import default_cache_dir
+from tuner.kernel.cache import default_cache_dir, keep
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.host import busy_words, has_many_cores
-from tuner.machine.platforms import SOURCE_NAMES, is_gpu
+from tuner.machine.platforms import is_gpu
 from tuner.observing import Observer, Recorder
-from tuner.planning import Planned, first_of_each, num_workers, sources_of, stop_rule_of
+from tuner.planning import (
+    Planned,
+    first_of_each,
+    languages_of,
+    num_workers,
+    sources_of,
+    stop_rule_of,
+)
 from tuner.ranking import ranked_trials, why_nothing_correct
 from tuner.records import SET_ASIDE
+from tuner.referee import refereed
 from tuner.review.report import write_report
 from tuner.run import FAILURE_NAME, Outlook, Run, RunWriter
 from tuner.schedule import COMPILE_S, START_S, Costs, scheduled
@@ -44,12 +49,11 @@ from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.search.t4 import to_t4
 from tuner.storage import storage_errors, write_whole
-from tuner.trial import Build, Candidate, Check, Outcome, Params, Status, Trial
+from tuner.trial import Build, Candidate, Outcome, Params, Status, Trial
 from tuner.verification import Verification
 
 __all__ = ["Session"]
 
-MAX_FIRST_CHECKS = 3  # configurations that are put to all probes before the search
 WORTH_SAYING_S = 1.0  # of waiting for a device that other tuners had
 FLUSH_S = 0.02  # of a cold call on a CPU: what clears its caches
 # From these shares of the search's time on, that many of the best trials' files are compiled
@@ -90,6 +94,7 @@ class Session:
         self.first = same or first_of_each(planned.space, planned.family, planned.facts)
         self.trials = list(run.trials())
         self.notes: list[str] = []
+        self._said: deque[str] = deque()  # of devices, by a thread of theirs
         self._load = os.getloadavg()[0]  # before we load it
         templates = {str(params["template"]) for params in self.first}
         languages = [planned.family.templates[name].language for name in templates]
@@ -108,11 +113,15 @@ class Session:
             self.trials = list(self.run.trials())  # after a half-written line was dropped
             self._name_set_aside()
             further = self.planned.family.also_sizes
+            elsewhere = self._source.builders(
+                self.run.path.name, self.toolchain, languages_of(self.planned), self._tell_of
+            )
             builder = stack.enter_context(
                 Builder(
                     self.toolchain,
                     default_cache_dir(),
                     num_workers=num_workers(self.planned),
+                    elsewhere=elsewhere,
                     triton_sizes=[{**further, **s} for s in self.planned.screening_sizes],
                 )
             )
@@ -147,8 +156,8 @@ class Session:
         planned = self.planned
         seed = secrets.randbits(31)
         verifier = stack.enter_context(Verifier(planned.task, seed=seed))
-        if self.schedule.effort != "quick":
-            self._check_first(writer, builder, verifier)
+        if self.schedule.effort != "quick" and not self.trials:  # a resumed run had them
+            check_defaults(planned, self.first, builder, verifier, self.observer)
         if verifier.seconds:
             self._learn(check_s=verifier.seconds)
         compiler = ExportCompiler(planned.task.device, num_workers(planned))
@@ -168,11 +177,17 @@ class Session:
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
         self._search(writer, builder, environment, verification)
         was_stopped = self.should_stop()
+        trials = self.trials
+        if not was_stopped and not self._is_late:
+            trials = refereed(
+                planned, self._terms, builder, trials, num_finalists=self.asked.num_finalists,
+                lead_us=environment["baseline_us"], writer=writer, observer=self.observer,
+            )  # fmt: skip
         self._fit(is_searched=True)
         verification.schedule = self.schedule
         verification.is_hurried = lambda: not was_stopped and self.should_stop()
         with builder.paused():  # what was asked for ahead may still compile
-            result, entries = verification.result(self.trials)
+            result, entries = verification.result(trials)
         if result is None:
             raise NothingCorrectError(why_nothing_correct(self.trials, entries))
         writer.write_result(replace(result, notes=(*self.notes, *result.notes)))
@@ -182,6 +197,18 @@ class Session:
         """Correct what the parts of the verification are expected to take."""
         costs = replace(self.asked.costs, **seconds)  # type: ignore[arg-type]
         self.asked = replace(self.asked, costs=costs)
+
+    @property
+    def _terms(self) -> Terms:
+        config = self.planned.config
+        how = config.measure
+        return Terms(how.screen_s, how.max_noise, how.stop_slow, config.search.seed)
+
+    @property
+    def _is_late(self) -> bool:
+        """Whether the time that is left is less than what the verification takes."""
+        left_s = math.inf if self._deadline_s is None else self._deadline_s - time.monotonic()
+        return left_s < self.schedule.verification_s
 
     @property
     def _deadline_s(self) -> float | None:
@@ -205,58 +232,6 @@ class Session:
         write_whole(self.run.path / "results.json", t4)
         write_report(self.run)
 
-    # ---- before the search ---------------------------------------------------------------------
-
-    def _check_first(self, writer: RunWriter, builder: Builder, verifier: Verifier) -> None:
-        """Put the default configurations to every probe, until one is accepted.
-
-        What all candidates have in common, the module around the kernel and its gradients, would
-        else be found to be wrong after the search.
-
-        Raises:
-            NothingCorrectError: all of them are rejected, and by the same probe.
-        """
-        if self.trials:  # a resumed run has been through this
-            return
-        rejected: list[Check] = []
-        for params in self._tried_first():
-            candidate = self.planned.family.render(params, self.planned.facts)
-            is_default = params in self.first
-            what = "the defaults" if is_default else "another configuration"
-            self.observer.on_stage(f"checking {what} of {candidate.template}, every probe")
-            build = builder.submit(candidate).result()
-            if build.status is not Status.CORRECT:
-                error = self.planned.family.explained(candidate, build.error, self.planned.facts)
-                self.observer.on_stage(f"  it does not compile: {error}")
-                continue
-            contender = Contender.of_candidate(
-                candidate, build, self.planned.family.model_new, builder.environment
-            )
-            check = verifier.check(contender, self.observer.on_probe, SCREEN_TIMEOUT_S).strictly()
-            if check.is_accepted:
-                return
-            rejected.append(check)
-            self.observer.on_stage(f"  rejected: {check.reason}")
-        alike = {re.sub(r"[\d.e+-]+", "", check.reason) for check in rejected}
-        is_all = len(rejected) >= min(MAX_FIRST_CHECKS, self.planned.space.num_feasible)
-        if is_all and len(alike) == 1:
-            raise NothingCorrectError(
-                f"rejected before the search: {rejected[0].reason}\n"
-                f"  {len(rejected)} configurations were tried, and all fail alike\n"
-                f"  next: mend what they share: model_new.py of {self.planned.family.name}, or the"
-                " templates"
-            )
-
-    def _tried_first(self) -> list[Params]:
-        """Return each template's defaults, and others where those are few."""
-        space = self.planned.space
-        more = space.sample(
-            MAX_FIRST_CHECKS, np.random.default_rng(self.planned.config.search.seed)
-        )
-        others = [space.params_of(row) for row in space.rows(more)]
-        chosen = [*self.first, *(params for params in others if params not in self.first)]
-        return chosen[:MAX_FIRST_CHECKS]
-
     # ---- search --------------------------------------------------------------------------------
 
     def _search(
@@ -268,16 +243,8 @@ class Session:
     ) -> None:
         planned, config = self.planned, self.planned.config
         self.observer.on_stage("preparing the probes and timing the baseline")
-        how, run = config.measure, self.run.path.name
-        terms = Terms(how.screen_s, how.max_noise, how.stop_slow, config.search.seed)
-        said: deque[str] = deque()  # of devices, by a thread of theirs
-
-        def tell_of_devices() -> None:
-            while said:
-                self.observer.on_stage(said.popleft())
-
         devices = self._source.devices(
-            planned, run, terms, builder, lambda *words: said.append(": ".join(words))
+            planned, self.run.path.name, self._terms, builder, self._tell_of
         )
         evaluator = DeviceEvaluator(
             planned.family, devices, facts=planned.facts, builder=builder, keep=self._keep
@@ -288,23 +255,23 @@ class Session:
         try:
             baseline = devices.start()
             # Kept for later sittings: what is asked depends on how many are in flight.
-            usual = num_workers(planned) + QUEUED * len(devices.baselines_us)
+            usual = builder.at_once + QUEUED * len(devices.baselines_us)
             evaluator.ahead = environment.setdefault("in_flight", config.search.in_flight or usual)
             if evaluator.ahead < len(devices.baselines_us):
-                said.append(f"the run keeps {evaluator.ahead} in flight: other devices are idle")
-            tell_of_devices()
+                self._tell_of("the run keeps", f"{evaluator.ahead} in flight: others are idle")
+            self._say_of_devices()
+            sitting = {
+                "from_trial": len(self.trials),
+                "baseline_us": baseline.latency_us,
+                "baseline_noise": baseline.noise,
+                "devices": dict(devices.baselines_us),  # each of them alone
+                "devices_together": dict(devices.together_us),
+            }
             environment |= {
                 "baseline_us": baseline.latency_us,
                 "baseline_noise": baseline.noise,
-                "sittings": [  # each with its own, which its trials are compared with
-                    *environment.get("sittings", []),
-                    {
-                        "from_trial": len(self.trials),
-                        "baseline_us": baseline.latency_us,
-                        "baseline_noise": baseline.noise,
-                        "devices": dict(devices.baselines_us),
-                    },
-                ],
+                # Each sitting with its own, which its trials are compared with.
+                "sittings": [*environment.get("sittings", []), sitting],
             }
             writer.write_text("environment.json", json.dumps(environment, indent=1))
             self.observer.on_run(self.run, baseline, self.trials)
@@ -322,8 +289,10 @@ class Session:
             def record(trial: Trial) -> None:
                 writer.append(trial)
                 self.trials.append(trial)
+                if devices.at_once > 1:
+                    self.observer.on_work([*devices.at_work(), *builder.at_work()])
                 self.observer.on_trial(trial, evaluator.num_building)
-                tell_of_devices()
+                self._say_of_devices()
                 if verification is not None and devices.is_apart:
                     self._compile_ahead(verification)
 
@@ -360,7 +329,15 @@ class Session:
                 self.observer.on_stage(f"{waited}, which do not count as its time")
         finally:
             devices.close()
-            tell_of_devices()
+            self._say_of_devices()
+
+    def _tell_of(self, device: str, words: str) -> None:
+        """Take what became of a device or of builders, in a thread of theirs."""
+        self._said.append(f"{device}: {words}")
+
+    def _say_of_devices(self) -> None:
+        while self._said:
+            self.observer.on_stage(self._said.popleft())
 
     def _first_trials(self) -> list[Params]:
         """Return what to try before the sampler is asked, and say what is of earlier runs."""
@@ -389,13 +366,4 @@ class Session:
                     verification.compile_ahead(trial)
 
     def _keep(self, candidate: Candidate, build: Build) -> None:
-        """Keep what was compiled and what the compiler said."""
-        folder = self.run.path / "candidates" / candidate.key
-        if (folder / "log.txt").exists():  # it is written last
-            return
-        for left in folder.glob(".*"):  # by a tuner that was killed at this
-            left.unlink()
-        write_whole(folder / SOURCE_NAMES[candidate.language], candidate.source)
-        log = Path(build.log)
-        text = log.read_text(errors="replace") if log.is_file() else build.error
-        write_whole(folder / "log.txt", text)
+        keep(self.run.path / "candidates" / candidate.key, candidate, build)

@@ -63,9 +63,6 @@ class Status(StrEnum):
 _NUMBERS = ConfigDict(ser_json_inf_nan="strings")
 
 
-# ---- what is run ------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A template rendered with one set of parameters, not yet judged."""
@@ -83,9 +80,6 @@ class Candidate:
     def key(self) -> str:
         """Content key: equal for two candidates with the same text, plan and language."""
         return content_key(self.language, self.source, to_json(self.plan))
-
-
-# ---- what became of it ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +101,8 @@ class Build:
     `artefact` is the path of the shared object (for Triton: of the Python module), None when
     it failed; then `error` says why in one line and `log` is the path of the whole log.
     `binary_key` is equal for two builds with the same machine code. `started_at` and `ended_at`
-    (UTC, ISO 8601) include the pauses of a builder, `seconds` does not; `builder` numbers it.
+    (UTC, ISO 8601) include the pauses of a builder, `seconds` does not; `builder` numbers it, and
+    `host` names the builders of another host that made it.
     """
 
     key: str
@@ -122,6 +117,7 @@ class Build:
     started_at: str = ""
     ended_at: str = ""
     builder: int | None = None
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +182,8 @@ class Measurement:
     `latency_us` is the median, `noise` a robust relative dispersion (0.005 = 0.5 %),
     `is_censored` says that sampling stopped early because the candidate is clearly slow
     (then `latency_us` is still the median of what was seen). `anchor_us` is the baseline's
-    latency measured last before this one. `wall_us` cross-checks the device's clock.
+    latency measured last before this one, and `lead_us`, with several devices, what the baseline
+    takes on the leading one, alone. `wall_us` cross-checks the device's clock.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -199,6 +196,14 @@ class Measurement:
     num_throttled: int = 0
     anchor_us: float | None = None
     wall_us: float | None = None
+    lead_us: float | None = None
+
+    @property
+    def told_us(self) -> float:
+        """The latency as the leading device would have it, by both devices' baselines."""
+        if self.lead_us is None or self.anchor_us is None:
+            return self.latency_us
+        return self.latency_us * self.lead_us / self.anchor_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +248,7 @@ class Outcome:
         """The objective: the median latency of a correct candidate, else None."""
         if self.status is not Status.CORRECT or self.measurement is None:
             return None
-        return self.measurement.latency_us
+        return self.measurement.told_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,10 +369,7 @@ class Result:
     disagreements: tuple[str, ...] = ()
 
 
-# ---- to and from JSON -----------------------------------------------------------------------
-
 R = TypeVar("R")
-
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # building one takes milliseconds
 

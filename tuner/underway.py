@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from tuner.at_work import AtWork
 from tuner.errors import StorageError
 from tuner.run import PROGRESS_NAME, Run, is_locked
 from tuner.storage import write_whole
@@ -34,7 +35,8 @@ class Underway:
     `done` of `total` are counted in `unit`; `total` is None where nobody knows, `done` are then
     seconds. `left_s` is what was left of the stage at `at`. `plan` says how the time is shared.
     `finalists` are the trials whose files had their verdict in this sitting, and `wanted` is how
-    many are to be accepted.
+    many are to be accepted. `at_work` are devices and builders of a search, and `per_minute` is
+    how many outcomes they had in the last minute.
     """
 
     stage: str
@@ -47,6 +49,8 @@ class Underway:
     plan: str = ""
     wanted: int = 0
     finalists: tuple[int, ...] = ()
+    at_work: tuple[AtWork, ...] = ()
+    per_minute: float | None = None
 
     @property
     def counted(self) -> str:

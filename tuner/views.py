@@ -244,7 +244,7 @@ def _trial_line(trial: Trial) -> str:
         measured = outcome.measurement
         mark = ">" if measured.is_censored else " "
         speed = f"{measured.anchor_us / measured.latency_us:5.2f}x" if measured.anchor_us else ""
-        head += f"{mark}{_us(measured.latency_us):>10} ±{measured.noise:5.1%} {speed} "
+        head += f"{mark}{_us(outcome.latency_us):>10} ±{measured.noise:5.1%} {speed} "
     text = f"{head} {trial.template} {params}"
     if outcome.same_as is not None:
         text += f" (the machine code of #{outcome.same_as})"

@@ -13,6 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tuner.at_work import AtWork
 from tuner.kernel.builder import Builder
 from tuner.kernel.family import Family
 from tuner.trial import Build, Candidate, Measurement, Outcome, Params, Status, Value
@@ -37,11 +38,18 @@ class Devices(Protocol):
 
     @property
     def baselines_us(self) -> Mapping[str, float]:
-        """The baseline's time on each device that is ready, once they are started."""
+        """The baseline's time on each device, alone, once they are started."""
+
+    @property
+    def together_us(self) -> Mapping[str, float]:
+        """The same while all of several devices worked; empty for one."""
 
     @property
     def waited_s(self) -> float:
         """Seconds for which nothing could be timed, since others had the device."""
+
+    def at_work(self) -> Sequence[AtWork]:
+        """Return what each of several devices is at."""
 
     def start(self) -> Measurement:
         """Get ready, and time the baseline."""

@@ -65,6 +65,7 @@ from tuner.evaluate.screening import Screening
 from tuner.evaluate.timed import WEIGHT_SEED, spoilt_by_cuda_errors
 from tuner.machine.device import describe
 from tuner.machine.doctor import environment
+from tuner.machine.limits import limits_of
 from tuner.plans import Argument, Tensor
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
@@ -84,6 +85,15 @@ class _Child:
         """Return the job of that name: of any role, or of this child's."""
         found: Callable[..., Answer] = getattr(self if hasattr(_Child, name) else self.role, name)
         return found
+
+    def limits(self, device: str) -> Answer:
+        """Return what a GPU was limited to."""
+        import torch
+
+        if device == "cpu":
+            return {"limits": {}}, ()
+        properties = torch.cuda.get_device_properties(torch.device(device))
+        return {"limits": limits_of(str(properties.uuid))}, ()
 
     def describe(self, device: str) -> Answer:
         found = describe(device)

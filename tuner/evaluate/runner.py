@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from tuner.at_work import AtWork
 from tuner.check.refusals import says_no_memory
 from tuner.evaluate.measure import unseen_work
 from tuner.evaluate.task import Task, explained, new_worker, too_fast
@@ -68,6 +70,7 @@ class Runner:
     """
 
     at_once = 1
+    together_us: Mapping[str, float] = MappingProxyType({})  # it is one device
 
     def __init__(
         self,
@@ -118,6 +121,10 @@ class Runner:
         """Seconds for which other tuners had the device when a candidate was to be timed."""
         return self._turns.waited_s
 
+    def at_work(self) -> Sequence[AtWork]:
+        """Return nothing: whoever waits sees what one device is at."""
+        return ()
+
     def start(self) -> Measurement:
         """Start the worker and time the baseline.
 
@@ -143,9 +150,11 @@ class Runner:
         return self.time_baseline()
 
     def described(self) -> dict[str, Any]:
-        """Return the facts of the device, as its worker finds them, JSON-able."""
-        found = self._worker.call("describe", {"device": self._device}, timeout_s=SCREEN_TIMEOUT_S)
-        facts: dict[str, Any] = found.data["device"]
+        """Return the facts and limits of the device, as its worker finds them, JSON-able."""
+        facts: dict[str, Any] = {}
+        for job, what in (("describe", "device"), ("limits", "limits")):
+            reply = self._worker.call(job, {"device": self._device}, timeout_s=SCREEN_TIMEOUT_S)
+            facts |= reply.data[what]
         return facts
 
     def close(self) -> None:

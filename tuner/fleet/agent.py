@@ -1,4 +1,4 @@
-"""The device's side of a fleet: runs jobs in order, for one parent at a time."""
+"""The device's side of a fleet: begins jobs in order, for one parent at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Serve = Callable[[str], Service]  # of a device's name; the service's first job 
 
 
 class Agent:
-    """Runs jobs on one device, each when the one before is done, in a thread of its own.
+    """Runs jobs on one device, each when the one before is done; builders have several at a time.
 
     A parent begins with `open`, which ends what an earlier one has left; jobs of any other epoch
     than that of the last `open` are refused.
@@ -48,10 +48,15 @@ class Agent:
         device: its name.
         serve: returns a service that is then given the job `open`.
         send: takes what is to be told to a parent, and the epoch of that one; from any thread.
+        num_slots: how many jobs run at a time, each in a thread of its own.
     """
 
     def __init__(
-        self, device: str, serve: Serve, send: Callable[[Reply | Lost, str], None]
+        self,
+        device: str,
+        serve: Serve,
+        send: Callable[[Reply | Lost, str], None],
+        num_slots: int = 1,
     ) -> None:
         self.device = device
         self._serve = serve
@@ -61,8 +66,9 @@ class Agent:
         self._epoch = ""
         self._is_closed = False
         self._change = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name=f"agent_{device}", daemon=True)
-        self._thread.start()
+        for slot in range(num_slots):
+            name = f"agent_{device}_{slot}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, job: Job) -> None:
         """Take a job; does not wait."""

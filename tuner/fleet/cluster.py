@@ -15,8 +15,6 @@ import concurrent.futures
 import contextlib
 import logging
 import queue
-import socket
-import ssl
 import tempfile
 import threading
 import time
@@ -24,14 +22,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import DeviceError, InputError, ToolchainError
+from tuner.errors import DeviceError, ToolchainError
 from tuner.fleet.agent import Agent, Serve
-from tuner.fleet.fleet import Event, Fleet, Job, Joined, Lost, Reply
+from tuner.fleet.fleet import AttemptLost, Event, Fleet, Job, Joined, Lost, Reply
+from tuner.fleet.handshake import CONNECT_S, knock, not_there
 from tuner.fleet.wire import Blobs, Garbled, digest_of, event_from, event_text, job_from, job_text
 
-__all__ = ["dask_fleet", "knock", "serve_agent", "serve_scheduler"]
+__all__ = ["dask_fleet", "serve_agent", "serve_scheduler"]
 
-CONNECT_S = 20.0
+BUILDERS = "tuner-builders"  # a resource of Dask's workers: those that lend builders have it
+LOOK_EVERY_S = 0.2  # whether a fleet was closed, while a file is fetched
 LEAVE_S = 2.0  # for agents that are told that the work is over
 LOCAL = "127.0.0.1:0"  # of the HTTP servers that Dask insists on; nothing is served there
 NUM_EVENTS_KEPT = 100  # of each topic on the scheduler: they were sent when they came
@@ -52,7 +52,7 @@ def _dask() -> Iterator[Any]:
             f"a cluster needs packages that are not installed: {error}\n"
             "  next: pip install 'tuner[cluster]'"
         ) from error
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters is said by us
+    logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)  # what matters we say
     with dask.config.set(
         {
             "distributed.scheduler.http.routes": [],
@@ -70,35 +70,6 @@ def _security(distributed: Any, certificate: Path) -> Any:
     roles = ("client", "scheduler", "worker")
     files = {f"tls_{role}_{what}": path for role in roles for what in ("cert", "key")}
     return distributed.Security(require_encryption=True, tls_ca_file=path, **files)
-
-
-def _checked(address: str) -> str:
-    if not address.startswith("tls://"):
-        raise InputError(
-            f"{address}: not an address of a cluster\n"
-            "  expected: tls://HOST:PORT, as `tune cluster start` prints it"
-        )
-    return address
-
-
-def knock(address: str, certificate: Path) -> None:
-    """Shake hands with a scheduler once, so that a refusal is known at once, with its reason.
-
-    Raises:
-        InputError: the address is none.
-        DeviceError: nobody is there, or one of both does not take the other's certificate.
-    """
-    host, _, port = _checked(address).removeprefix("tls://").rpartition(":")
-    try:
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=certificate)
-        context.check_hostname = False  # an authority of one cluster signs for that one alone
-        context.load_cert_chain(certificate)
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S) as connection:
-            with context.wrap_socket(connection) as encrypted:
-                if not encrypted.recv(1):  # it speaks first
-                    raise ConnectionError("it closed the connection")
-    except (OSError, ValueError) as error:
-        raise DeviceError(_not_there(address, certificate, error)) from error
 
 
 def serve_scheduler(
@@ -143,8 +114,9 @@ def serve_agent(
     serve: Serve,
     blobs: Path,
     on_ready: Callable[[], None] = lambda: None,
+    num_builders: int = 0,
 ) -> None:
-    """Run the agent of one device until the scheduler is gone.
+    """Run the agent of one device, or of a host's builders, until the scheduler is gone.
 
     Args:
         address: of the scheduler.
@@ -153,18 +125,21 @@ def serve_agent(
         serve: what the agent can do.
         blobs: folder of files that jobs bring, shared by the agents of this host.
         on_ready: called when the scheduler knows it.
+        num_builders: how many compile at a time; 0 for a device.
 
     Raises:
         InputError: the address is none.
         DeviceError: nobody is there, or it does not take the certificate.
     """
     knock(address, certificate)
-    asyncio.run(_run_agent(address, certificate, name, serve, Blobs(blobs), on_ready))
+    asyncio.run(
+        _run_agent(address, certificate, name, serve, Blobs(blobs), on_ready, num_builders)
+    )
 
 
 async def _run_agent(
     address: str, certificate: Path, name: str, serve: Serve, blobs: Blobs,
-    on_ready: Callable[[], None],
+    on_ready: Callable[[], None], num_builders: int,
 ) -> None:  # fmt: skip
     topics: dict[str, str] = {}  # by epoch
 
@@ -176,6 +151,9 @@ async def _run_agent(
 
     async def blob(digest: str, data: bytes) -> str:
         return _said(lambda: blobs.add(digest, bytes(data)))
+
+    async def fetch(digest: str) -> bytes:
+        return await asyncio.to_thread(blobs.read, digest)
 
     async def job(text: str) -> str:
         def take() -> None:
@@ -194,12 +172,13 @@ async def _run_agent(
         return ""
 
     with _dask() as distributed, tempfile.TemporaryDirectory(prefix="tuner-agent-") as folder:
-        agent = Agent(name, serve, send)
+        agent = Agent(name, serve, send, max(1, num_builders))
         try:
             worker = distributed.Worker(
                 address,
                 name=name,
-                nthreads=1,
+                nthreads=max(1, num_builders),
+                resources={BUILDERS: num_builders} if num_builders else {},
                 memory_limit=0,
                 security=_security(distributed, certificate),
                 dashboard_address=LOCAL,
@@ -207,12 +186,13 @@ async def _run_agent(
             )
             handlers = {
                 "missing": missing, "blob": blob, "job": job, "cancel": cancel, "leave": leave,
+                "fetch": fetch,
             }  # fmt: skip
             worker.handlers.update({f"tuner_{op}": handler for op, handler in handlers.items()})
             try:
                 await asyncio.wait_for(worker, CONNECT_S)
             except (OSError, TimeoutError, ValueError, RuntimeError) as error:
-                raise DeviceError(_not_there(address, certificate, error)) from error
+                raise DeviceError(not_there(address, certificate, error)) from error
             on_ready()
             await worker.finished()
         finally:
@@ -228,22 +208,16 @@ def _said(do: Callable[[], None]) -> str:
     return ""
 
 
-def _not_there(address: str, certificate: Path, error: BaseException) -> str:
-    return (
-        f"{address}: no scheduler answers there that takes {certificate}\n"
-        f"  {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no answer'}\n"
-        "  next: take address and certificate from the cluster's last start"
-    )
-
-
 class _ClusterFleet:
-    def __init__(self, address: str, certificate: Path) -> None:
+    def __init__(self, address: str, certificate: Path, *, of_builders: bool) -> None:
+        self._of_builders = of_builders
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._addresses: dict[str, str] = {}  # by name of the device
         self._turns: dict[str, asyncio.Lock] = {}
         self._digests: dict[tuple[Path, int], str] = {}
         self._is_heard = threading.Event()
         self._epoch = ""  # of the jobs
+        self._is_closed = False
         with _dask() as distributed:
             try:
                 self._client = distributed.Client(
@@ -253,7 +227,7 @@ class _ClusterFleet:
                     timeout=CONNECT_S,
                 )
             except (OSError, TimeoutError, ValueError) as error:
-                raise DeviceError(_not_there(address, certificate, error)) from error
+                raise DeviceError(not_there(address, certificate, error)) from error
         self._topic = f"tuner-{self._client.id}"
         self._client.subscribe_topic("all", self._changed)
         self._client.subscribe_topic(self._topic, self._told)
@@ -290,10 +264,11 @@ class _ClusterFleet:
         """Find the agents that are not known yet."""
         found = await self._client.scheduler.identity()
         for address, worker in found["workers"].items():
-            if worker["name"] not in self._addresses:
-                self._addresses[worker["name"]] = address
-                self._turns[worker["name"]] = asyncio.Lock()
-                self._events.put(Joined(worker["name"]))
+            name, lends_builders = worker["name"], BUILDERS in worker["resources"]
+            if name not in self._addresses and lends_builders == self._of_builders:
+                self._addresses[name] = address
+                self._turns[name] = asyncio.Lock()
+                self._events.put(Joined(name, worker["nthreads"]))
 
     # ---- what is asked -----------------------------------------------------------------------
 
@@ -349,7 +324,22 @@ class _ClusterFleet:
 
         self._run(say())
 
+    def fetch(self, device: str, digest: str, timeout_s: float) -> bytes:
+        asked = self._run(self._ask(device, "fetch", digest=digest))
+        end_s = time.monotonic() + timeout_s
+        try:
+            while not asked.done() and time.monotonic() < end_s and not self._is_closed:
+                concurrent.futures.wait([asked], LOOK_EVERY_S)
+            data = bytes(asked.result(0.0))
+        except Exception as error:  # whatever an agent, or Dask, raises
+            asked.cancel()
+            raise AttemptLost(f"{device} does not give {digest[:12]}...: {error}") from error
+        if digest_of(data) != digest:
+            raise AttemptLost(f"{device} gives other bytes than {digest[:12]}...")
+        return data
+
     def close(self) -> None:
+        self._is_closed = True  # who waits for a file need not
         if self._client.status == "running":
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 self._run(self._leave()).result(LEAVE_S)
@@ -362,12 +352,13 @@ class _ClusterFleet:
         await asyncio.gather(*leaving, return_exceptions=True)
 
 
-def dask_fleet(address: str, certificate: Path) -> Fleet:
-    """Return the devices of a cluster.
+def dask_fleet(address: str, certificate: Path, *, of_builders: bool = False) -> Fleet:
+    """Return the devices of a cluster, or its builders.
 
     Args:
         address: of the scheduler, tls://HOST:PORT.
         certificate: the tuner's file.
+        of_builders: which of both.
 
     Raises:
         InputError: the address is none.
@@ -375,4 +366,4 @@ def dask_fleet(address: str, certificate: Path) -> Fleet:
         DeviceError: nobody is there, or it does not take the certificate.
     """
     knock(address, certificate)
-    return _ClusterFleet(address, certificate)
+    return _ClusterFleet(address, certificate, of_builders=of_builders)

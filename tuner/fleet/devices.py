@@ -10,22 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from tuner import errors
+from tuner.at_work import AtWork
 from tuner.errors import DeviceError, TunerError, WorkerError
 from tuner.evaluate.runner import Terms
 from tuner.evaluate.task import Task
+from tuner.fleet.anchors import Anchors, Off
 from tuner.fleet.dispatch import QUEUED, Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet
 from tuner.machine.device import Device
+from tuner.machine.limits import LIMITS
 from tuner.machine.platforms import is_gpu
 from tuner.trial import Build, Candidate, Measurement, Outcome, Status, from_json, to_json
-from tuner.wording import percent
 
 __all__ = ["FleetDevices"]
 
 OPEN_LIMIT_S = 900.0  # imports, the float64 oracle of a large problem, the baseline; twice
 SCREEN_LIMIT_S = 900.0  # a candidate and the baseline, each twice; other tuners' turns; restarts
-FAR, TOO_FAR = 0.03, 0.10  # by which a device's baseline differs from the first one's
-SAME = ("kind", "name", "capability", "num_sms", "num_cores", "simd_bits")  # in all of a run
+UNKNOWN = "unknown"  # a driver that does not tell its version
+# In all of a run, as far as they are known.
+SAME = ("kind", "name", "capability", "num_sms", "num_cores", "simd_bits", "driver")
 
 
 class FleetDevices:
@@ -61,7 +64,8 @@ class FleetDevices:
         self.at_once = QUEUED * most
         self.overlaps = True
         self.is_apart = is_gpu(device.kind)
-        self.baselines_us: dict[str, float] = {}  # each device's own, at its start
+        self._anchors: Anchors | None = None  # once all were timed
+        self._facts: dict[str, Mapping[str, Any]] = {}  # of each device that was opened
         self._device = device
         self._num_devices = num_devices
         self._on_change = on_change
@@ -86,37 +90,66 @@ class FleetDevices:
         """The devices that work for the run now."""
         return self._dispatch.devices
 
+    @property
+    def baselines_us(self) -> Mapping[str, float]:
+        """The baseline's time on each device, alone, at its start."""
+        return {} if self._anchors is None else self._anchors.alone_us
+
+    @property
+    def together_us(self) -> Mapping[str, float]:
+        """The same while all of them worked."""
+        return {} if self._anchors is None else self._anchors.together_us
+
+    def at_work(self) -> list[AtWork]:
+        """Return what each device is at; one that is lost has no slots."""
+        now = self._dispatch.at_work()
+        gone = dict.fromkeys(set(self._facts) - set(now), (0, 0))
+        return [AtWork(name, "device", *slots) for name, slots in sorted({**now, **gone}.items())]
+
     def start(self) -> Measurement:
-        """Wait for the devices; time the baseline on each, alone.
+        """Wait for the devices; time the baseline on each, alone, and then on all together.
 
         Raises:
             TunerError: none of them can be used; this is why the first one cannot.
         """
         self._dispatch.wait_for_devices(self._num_devices, OPEN_LIMIT_S)
-        if not self.names:
-            raise self._why_none()
+        names = list(self.names)
+        for name in names[1:]:
+            if other := _other(self._facts[name], self._facts[names[0]], tuple(LIMITS)):
+                self._dispatch.leave_out(name, f"it is limited otherwise than {names[0]}: {other}")
         alone: dict[str, Measurement] = {}
-        for name in self.names:
-            call = self._dispatch.call("baseline", {}, limit_s=SCREEN_LIMIT_S, device=name)
-            with suppress(DeviceError):  # it was lost meanwhile, and said so
-                alone[name] = from_json(Measurement, json.dumps(_result(call)["baseline"]))
+        for name in (name for name in names if name in self.names):
+            alone |= self._timed([name])
         if not alone:
             raise self._why_none()
-        self.baselines_us = {name: measured.latency_us for name, measured in alone.items()}
-        self._compare(alone)
+        self._anchors = anchors = Anchors(alone, leaves_out=is_gpu(self._device.kind))
+        for off in anchors.off_at_start():
+            self._tell(off)
+        if len(self.names) > 1:
+            for off in anchors.worked_together(self._timed(list(anchors.alone_us))):
+                self._tell(off)
         return next(iter(alone.values()))
 
-    def _compare(self, alone: Mapping[str, Measurement]) -> None:
-        """Say which devices differ from the first in speed; leave out a GPU that does by much."""
-        (first, lead), *others = alone.items()
-        for name, measured in others:
-            off = measured.latency_us / lead.latency_us - 1
-            words = f"PyTorch's time is {percent(off)} off that on {first}"
-            if abs(off) > max(TOO_FAR, 3 * lead.noise) and is_gpu(self._device.kind):
-                self._dispatch.leave_out(name, f"{words}: their times cannot be compared")
-                del self.baselines_us[name]
-            elif abs(off) > max(FAR, lead.noise):
-                self._on_change(name, f"warning: {words}")
+    def _timed(self, names: Sequence[str]) -> dict[str, Measurement]:
+        """Time the baseline on some devices at once; those that are lost meanwhile are absent."""
+        calls = {
+            name: self._dispatch.call("baseline", {}, limit_s=SCREEN_LIMIT_S, device=name)
+            for name in names
+        }
+        found: dict[str, Measurement] = {}
+        for name, call in calls.items():
+            with suppress(DeviceError):  # it was lost meanwhile, and said so
+                found[name] = from_json(Measurement, json.dumps(_result(call)["baseline"]))
+        return found
+
+    def _tell(self, off: Off) -> None:
+        """Name a device that differs in speed; leave it out where its times cannot be compared."""
+        assert self._anchors is not None
+        if off.is_too_far and len(self.names) > 1:
+            self._anchors.leave(off.device)
+            self._dispatch.leave_out(off.device, f"{off.words}: their times cannot be compared")
+        else:
+            self._on_change(off.device, f"warning: {off.words}")
 
     def screen(self, candidate: Candidate, build: Build, best_us: float | None) -> Outcome:
         """Check a candidate that is built, and time it, on any device.
@@ -124,13 +157,13 @@ class FleetDevices:
         Raises:
             TunerError: no device is left.
         """
-        assert build.artefact is not None
+        assert build.artefact is not None and self._anchors is not None
         artefact = Path(build.artefact)
         payload = {
             "candidate": json.loads(to_json(candidate)),
             "build": json.loads(to_json(build)),
             "artefact": artefact.name,
-            "best_us": best_us,
+            "best_share": None if best_us is None else best_us / self._anchors.lead_us,
         }
         call = self._dispatch.call(
             "screen", payload, {artefact.name: artefact}, limit_s=SCREEN_LIMIT_S
@@ -141,27 +174,48 @@ class FleetDevices:
             return Outcome(Status.RUNTIME, str(error), build)
         self._waited_s[reply["on"]] = reply["waited_s"]
         outcome = from_json(Outcome, json.dumps(reply["outcome"]))
-        return replace(outcome, build=build, device=reply["on"])
+        measured = outcome.measurement
+        if measured is not None and (anchor_us := measured.anchor_us) is not None:
+            measured = replace(measured, lead_us=self._anchors.lead_us)
+            if off := self._anchors.noted(reply["on"], anchor_us, self.names):
+                self._tell(off)
+        return replace(outcome, build=build, measurement=measured, device=reply["on"])
 
     def close(self) -> None:
         """End the agents' work for this run."""
         self._dispatch.close()
 
     def _refusal(self, name: str, reply: Mapping[str, Any]) -> str:
-        there, ours = reply["device"], json.loads(to_json(self._device))
-        other = [what for what in SAME if there.get(what) != ours.get(what)]
-        if other:
-            found = ", ".join(
-                f"{what} {there.get(what)} instead of {ours.get(what)}" for what in other
-            )
-            return f"it is of another kind than the run's device: {found}"
-        self.baselines_us[name] = float(reply["baseline"]["latency_us"])
+        there, anchors = reply["device"], self._anchors
+        if other := _other(there, json.loads(to_json(self._device)), SAME):
+            return f"it is of another kind than the run's device: {other}"
+        self._facts[name] = there
+        if anchors is None:
+            return ""
+        lead = self._facts[anchors.lead]  # it joins those that are compared already
+        if other := _other(there, lead, tuple(LIMITS)):
+            return f"it is limited otherwise than {anchors.lead}: {other}"
+        baseline = from_json(Measurement, json.dumps(reply["baseline"]))
+        off = anchors.joined(name, baseline)
+        if off is not None and off.is_too_far:
+            anchors.leave(name)
+            return f"{off.words}: their times cannot be compared"
+        if off is not None:
+            self._on_change(name, f"warning: {off.words}")
         return ""
 
     def _why_none(self) -> TunerError:
         for error in self._dispatch.refused.values():
             return _explained(error)
         return WorkerError("no device of the fleet answers\n  next: `tune doctor`, on its host")
+
+
+def _other(there: Mapping[str, Any], ours: Mapping[str, Any], whats: Sequence[str]) -> str:
+    """Say in what two devices differ, as far as both are known; nothing where in none."""
+    untold = (None, UNKNOWN)
+    known = [w for w in whats if there.get(w) not in untold and ours.get(w) not in untold]
+    other = [w for w in known if there[w] != ours[w]]
+    return ", ".join(f"{w} {there[w]} instead of {ours[w]}" for w in other)
 
 
 def _result(call: Any) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The parent's side of a fleet: jobs to devices, events to futures, each job done once.
 
-A job goes to the device that has the least to do, at most `QUEUED` a device, so that none waits
-for the parent between two. Where a device is lost, or does not answer in time, what it was given
-goes to others as another attempt. The first reply to the current attempt counts; all others are
-dropped.
+A job goes to the device that has the least to do, which has one more than it runs, so that it does
+not wait for the parent between two. Where a device is lost, or does not answer in time, what it
+was given goes to others as another attempt. The first reply to the current attempt counts; all
+others are dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tuner.fleet.fleet import OPEN, AttemptLost, Event, Failure, Fleet, Job, Joi
 
 __all__ = ["QUEUED", "Dispatch", "JobRaised", "Opening"]
 
-QUEUED = 2  # jobs that a device has: the one that runs, and the next
+QUEUED = 2  # jobs that a device of one slot has: the one that runs, and the next
 MAX_LOSSES = 3  # of devices under one and the same job, after which it is given up
 LOOK_EVERY_S = 0.1  # at what is overdue, while nothing happens
 
@@ -66,16 +66,29 @@ class _Task:
     future: Future[dict[str, Any]]
     wanted: str = ""  # the only device that may do it, if one is named
     num_losses: int = 0
+    since_s: float = 0.0  # when it began to run, by `time.monotonic`; 0.0: it does not yet
 
 
 @dataclass(slots=True, eq=False)
 class _Device:
-    """A device, and what it was given, in order; the first of these runs."""
+    """A device, and what it was given, in order; the first `num_slots` of these run."""
 
+    num_slots: int = 1
     tasks: deque[_Task] = field(default_factory=deque)
-    since_s: float = 0.0  # when the first one began, by `time.monotonic`
     is_open: bool = False
     is_silent: bool = False  # it did not answer in time, and has not been heard of since
+
+    @property
+    def running(self) -> list[_Task]:
+        return list(self.tasks)[: self.num_slots]
+
+    @property
+    def has_room(self) -> bool:
+        return self.is_open and len(self.tasks) < self.num_slots + QUEUED - 1
+
+    def note_begun(self) -> None:
+        for task in self.running:
+            task.since_s = task.since_s or time.monotonic()
 
 
 class Dispatch:
@@ -121,6 +134,18 @@ class Dispatch:
         with self._change:
             return [name for name, device in self._devices.items() if device.is_open]
 
+    @property
+    def num_slots(self) -> int:
+        """How many jobs these devices run at a time, all together."""
+        with self._change:
+            return sum(device.num_slots for device in self._devices.values() if device.is_open)
+
+    def at_work(self) -> dict[str, tuple[int, int]]:
+        """Return of each device that works for the run its slots, and how many are busy."""
+        with self._change:
+            known = [(name, device) for name, device in self._devices.items() if device.is_open]
+            return {name: (device.num_slots, len(device.running)) for name, device in known}
+
     def wait_for_devices(self, num: int, timeout_s: float) -> None:
         """Wait until that many devices, and all that are there, are ready or refused.
 
@@ -162,6 +187,10 @@ class Dispatch:
                 self._waiting.append(_Task(job, future, device))
                 self._assign()
         return future
+
+    def fetch(self, device: str, digest: str, timeout_s: float) -> bytes:
+        """Return a file that a job made there; raises AttemptLost where it cannot be had."""
+        return self._fleet.fetch(device, digest, timeout_s)
 
     def leave_out(self, name: str, reason: str) -> None:
         """Use a device no more; what it has is done by others."""
@@ -208,7 +237,7 @@ class Dispatch:
     def _take(self, event: Event) -> None:
         if isinstance(event, Joined):
             self._lose(event.device, "it started anew")
-            self._open(event.device)
+            self._open(event.device, event.num_slots)
         elif isinstance(event, Lost):
             self._lose(event.device, event.reason)
         else:
@@ -219,7 +248,7 @@ class Dispatch:
         is_ours = (reply.run, reply.epoch) == (self._run, self.epoch)
         if device is not None and is_ours and device.is_silent:  # it is back
             self.num_dropped += 1
-            self._open(reply.device)
+            self._open(reply.device, device.num_slots)
             return
         task = None
         if device is not None and is_ours:
@@ -229,7 +258,7 @@ class Dispatch:
             self.num_dropped += 1
             return
         device.tasks.remove(task)
-        device.since_s = time.monotonic()
+        device.note_begun()
         if task.job.name == OPEN:
             self._opened(reply, device)
         elif reply.failure is None:
@@ -239,7 +268,7 @@ class Dispatch:
         else:
             task.future.set_exception(JobRaised(reply.failure))
 
-    def _open(self, name: str) -> None:
+    def _open(self, name: str, num_slots: int) -> None:
         self._number += 1
         opening = self._opening
         job = Job(
@@ -247,7 +276,8 @@ class Dispatch:
             opening.files, opening.limit_s,
         )  # fmt: skip
         self.refused.pop(name, None)
-        self._devices[name] = _Device(deque([_Task(job, Future())]), time.monotonic())
+        self._devices[name] = _Device(num_slots, deque([_Task(job, Future())]))
+        self._devices[name].note_begun()
         self._fleet.submit(job)
 
     def _opened(self, reply: Reply, device: _Device) -> None:
@@ -264,16 +294,17 @@ class Dispatch:
         self._on_change(reply.device, f"left out: {failure.message}")
 
     def _lose(self, name: str, reason: str) -> None:
-        """Give what a device had to others; the one that ran there may be why it is lost."""
+        """Give what a device had to others; what ran there may be why it is lost."""
         device = self._devices.pop(name, None)
         if device is None:
             return
         if device.is_open and not device.is_silent:
             self._on_change(name, f"lost: {reason}")
         self._alone_since_s = time.monotonic()
-        for place, task in reversed(list(enumerate(device.tasks))):
+        running = device.running
+        for task in reversed(device.tasks):
             if task.job.name != OPEN:
-                self._try_again(task, reason, is_suspect=place == 0)
+                self._try_again(task, reason, is_suspect=task in running)
 
     def _try_again(self, task: _Task, reason: str, *, is_suspect: bool) -> None:
         task.num_losses += is_suspect
@@ -294,12 +325,12 @@ class Dispatch:
         for name, device in list(self._devices.items()):
             if not device.tasks or device.is_silent:
                 continue
-            limit_s = device.tasks[0].job.limit_s
-            if now_s > device.since_s + limit_s:
+            late = [t for t in device.running if now_s > t.since_s + t.job.limit_s]
+            if late:
                 for task in device.tasks:
                     self._fleet.cancel(name, task.job.number)
-                self._lose(name, f"no answer within {limit_s:g} s")
-                self._devices[name] = _Device(is_silent=True)
+                self._lose(name, f"no answer within {late[0].job.limit_s:g} s")
+                self._devices[name] = _Device(device.num_slots, is_silent=True)
         is_alone = all(device.is_silent for device in self._devices.values())
         if not is_alone:
             self._alone_since_s = now_s
@@ -320,22 +351,21 @@ class Dispatch:
                 self._fail(task, DeviceError(f"{task.wanted} is no device of the fleet any more"))
                 continue
             free = [
-                (len(device.tasks), name)
+                (len(device.tasks) / device.num_slots, name)
                 for name, device in self._devices.items()
-                if device.is_open and len(device.tasks) < QUEUED and task.wanted in ("", name)
+                if device.has_room and task.wanted in ("", name)
             ]
             if free:
                 self._waiting.remove(task)
                 self._hand(task, min(free)[1])
 
     def _hand(self, task: _Task, name: str) -> None:
-        device = self._devices[name]
-        if not device.tasks:
-            device.since_s = time.monotonic()
-        job = task.job
+        device, job = self._devices[name], task.job
         task.job = Job(
             job.run, job.epoch, job.number, job.attempt + 1, name, job.name, job.payload,
             job.files, job.limit_s,
         )  # fmt: skip
+        task.since_s = 0.0
         device.tasks.append(task)
+        device.note_begun()
         self._fleet.submit(task.job)

@@ -6,9 +6,10 @@
     Fleet.event()               <----         Reply, Lost, Joined
 
 A job and its reply are JSON; files go beside them, named by their content. The parent fills
-futures from the events (`dispatch`), so that nothing is ever fetched from an agent that may be
-gone. An agent may run a job twice, or answer for a parent that is no more: what counts is the
-first reply to the current attempt, of this run and this epoch.
+futures from the events (`dispatch`), so that nobody waits for an agent that may be gone; only
+files that an agent made, such as compiled code, are fetched. An agent may run a job twice, or
+answer for a parent that is no more: what counts is the first reply to the current attempt, of
+this run and this epoch.
 """
 
 from __future__ import annotations
@@ -82,9 +83,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A device is there, and knows of no run yet."""
+    """A device is there, and knows of no run yet; `num_slots` jobs run there at a time."""
 
     device: str
+    num_slots: int = 1
 
 
 Event = Reply | Lost | Joined
@@ -105,6 +107,13 @@ class Fleet(Protocol):
 
     def cancel(self, device: str, number: int) -> None:
         """Drop a job unless it runs already; it may be answered all the same."""
+
+    def fetch(self, device: str, digest: str, timeout_s: float) -> bytes:
+        """Return the bytes of a file that a job made there, by their sha256.
+
+        Raises:
+            AttemptLost: the device is gone, or slow, or what it gave are other bytes.
+        """
 
     def close(self) -> None:
         """End the agents' work for this parent."""

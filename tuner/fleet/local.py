@@ -6,13 +6,15 @@ import queue
 from collections.abc import Sequence
 
 from tuner.fleet.agent import Agent, Serve
-from tuner.fleet.fleet import Event, Fleet, Job, Joined
+from tuner.fleet.fleet import AttemptLost, Event, Fleet, Job, Joined
+from tuner.fleet.wire import Blobs, Garbled
 
 __all__ = ["local_fleet"]
 
 
 class _LocalFleet:
-    def __init__(self, devices: Sequence[str], serve: Serve) -> None:
+    def __init__(self, devices: Sequence[str], serve: Serve, blobs: Blobs | None) -> None:
+        self._blobs = blobs
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 
         def send(event: Event, epoch: str) -> None:
@@ -34,16 +36,25 @@ class _LocalFleet:
     def cancel(self, device: str, number: int) -> None:
         self._agents[device].cancel(number)
 
+    def fetch(self, device: str, digest: str, timeout_s: float) -> bytes:
+        if self._blobs is None:
+            raise AttemptLost(f"{device} makes no files")
+        try:
+            return self._blobs.read(digest)
+        except Garbled as error:
+            raise AttemptLost(str(error)) from error
+
     def close(self) -> None:
         for agent in self._agents.values():
             agent.close()
 
 
-def local_fleet(devices: Sequence[str], serve: Serve) -> Fleet:
+def local_fleet(devices: Sequence[str], serve: Serve, blobs: Blobs | None = None) -> Fleet:
     """Return a fleet of devices of this host.
 
     Args:
         devices: their names.
         serve: what an agent can do, given the name of its device.
+        blobs: where agents keep files that their jobs make, if they make any.
     """
-    return _LocalFleet(devices, serve)
+    return _LocalFleet(devices, serve, blobs)

@@ -62,7 +62,11 @@ class Screener:
         candidate = from_json(Candidate, json.dumps(payload["candidate"]))
         build = from_json(Build, json.dumps(payload["build"]))
         build = replace(build, artefact=str(files[payload["artefact"]]))
-        outcome = self._runner.screen(candidate, build, payload["best_us"])
+        best_us = None
+        if payload["best_share"] is not None:  # of the baseline's time, on any device
+            assert self._runner.baseline is not None  # timed at the start
+            best_us = payload["best_share"] * self._runner.baseline.latency_us
+        outcome = self._runner.screen(candidate, build, best_us)
         if self._runner.was_killed:
             raise AttemptLost(outcome.reason)
         return {

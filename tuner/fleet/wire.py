@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -102,6 +103,20 @@ class Blobs:
             file.write(data)
         os.replace(file.name, self._folder / digest)
 
+    def adopt(self, path: Path) -> str:
+        """Keep a file as a blob; return its digest. Where it can be, it is not copied."""
+        digest = digest_of(path.read_bytes())
+        if self.missing([digest]):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._folder) as aside:
+                made = Path(aside) / digest
+                try:
+                    os.link(path, made)
+                except OSError:  # another file system
+                    shutil.copyfile(path, made)
+                os.replace(made, self._folder / digest)
+        return digest
+
     def placed(self, digests: Mapping[str, str]) -> dict[str, Path]:
         """Return each file under its own name, beside the others, in a folder of their own.
 
@@ -114,14 +129,19 @@ class Blobs:
             if Path(name).name != name or name in ("", ".", ".."):
                 raise Garbled(f"{name!r} is not the name of a file")
             if not (folder / name).is_file():
-                data = self._read(digest)
+                data = self.read(digest)
                 folder.mkdir(parents=True, exist_ok=True)
                 with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
                     file.write(data)
                 os.replace(file.name, folder / name)
         return {name: folder / name for name in digests}
 
-    def _read(self, digest: str) -> bytes:
+    def read(self, digest: str) -> bytes:
+        """Return the bytes of a blob.
+
+        Raises:
+            Garbled: it is not here, or was damaged.
+        """
         try:
             data = (self._folder / digest).read_bytes()
         except OSError as error:

@@ -8,7 +8,8 @@
 
 A folder is filled beside its place, flushed to disk and renamed, so that a reader sees all of
 it or nothing. A candidate that does not compile is a `Build` that says why and is kept too;
-what the machine caused (timeout, killed compiler) is not believed a second time.
+what the machine caused (timeout, killed compiler) is not believed a second time. Builders of other
+hosts (`Elsewhere`) fill folders as this host's compilers do.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tuner.at_work import AtWork
 from tuner.errors import ToolchainError
 from tuner.kernel.cache import cache_errors, filling, install, load, placed, prepare, seal
 from tuner.kernel.compiler_words import (
@@ -47,14 +49,18 @@ from tuner.kernel.compilers import (
     restrain,
     spawned,
 )
+from tuner.kernel.elsewhere import Elsewhere, Nowhere
 from tuner.kernel.toolchain import Toolchain
 from tuner.kernel.triton_build import PLAN_FILE, REPORT_FILE, AheadBuild
 from tuner.machine.platforms import PLATFORMS, SOURCE_NAMES
 from tuner.trial import Build, Candidate, Status, content_key, from_json, to_json
 
-__all__ = ["Builder"]
+__all__ = ["BUILD_TIMEOUT_S", "Builder"]
 
+BUILD_TIMEOUT_S = 120.0  # for one candidate
 FULL_BYTES = 2**20  # with less left than one shared object, a failure says nothing
+MOST_AT_ONCE = 1024  # builds, where other hosts do some: a thread waits for each
+LOOK_EVERY_S = 0.05  # for room elsewhere, while there is none
 TRITON_FOLDER = "triton"  # of the cache: what Triton compiled, by content; candidates share it
 
 
@@ -76,6 +82,8 @@ class Builder:
         triton_sizes: the named sizes of every shape that Triton candidates will be called with
             on this toolchain's GPU; their kernels are compiled for these. Without sizes only
             their syntax is checked, and Triton compiles when they are first called.
+        elsewhere: builders of other hosts, for what finds no free compiler here, and for what
+            they have already; closed with this.
 
     Raises:
         StorageError: the cache folder cannot be used, or others could plant code in it.
@@ -87,8 +95,9 @@ class Builder:
         cache_dir: Path,
         *,
         num_workers: int,
-        timeout_s: float = 120.0,
+        timeout_s: float = BUILD_TIMEOUT_S,
         triton_sizes: Sequence[Mapping[str, int]] = (),
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         prepare(cache_dir)
         self.toolchain = toolchain
@@ -96,10 +105,14 @@ class Builder:
         self._timeout_s = timeout_s
         is_ahead = PLATFORMS[toolchain.kind].is_gpu and toolchain.triton is not None
         self._triton_sizes = [dict(sizes) for sizes in triton_sizes] if is_ahead else []
-        self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="build")
+        self._num_workers, self._elsewhere = num_workers, elsewhere or Nowhere()
+        self._here = threading.Semaphore(num_workers)  # compilers that may start
+        at_once = num_workers if elsewhere is None else MOST_AT_ONCE
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="build")
         self._change = threading.Condition()  # guards all below
         self._futures: dict[str, Future[Build]] = {}
         self._groups: set[int] = set()  # process groups of the running compilers
+        self._begun_at: dict[str, str] = {}  # of builds that are made now
         self._num_pauses = 0
         self._pause_began = 0.0
         self._paused_s = 0.0  # all pauses that are over
@@ -136,6 +149,17 @@ class Builder:
         return {"TRITON_CACHE_DIR": str(self.cache_dir / TRITON_FOLDER)}
 
     @property
+    def at_once(self) -> int:
+        """How many builds are done at a time, those of other hosts with them."""
+        return self._num_workers + self._elsewhere.num_slots
+
+    def at_work(self) -> list[AtWork]:
+        """Return how many builders of this host, and of each other one, are busy."""
+        with self._change:
+            num_busy = len(self._groups)
+        return [AtWork("", "builders", self._num_workers, num_busy), *self._elsewhere.at_work()]
+
+    @property
     def pending(self) -> int:
         """How many submitted builds are not done."""
         with self._change:
@@ -165,6 +189,7 @@ class Builder:
             self._is_closed = True
             self._signal_all(signal.SIGKILL)
             self._change.notify_all()
+        self._elsewhere.close()
         # An interrupt between a lock and its `with` leaves it to this thread, and every build
         # that is about to end would wait for it.
         with contextlib.suppress(RuntimeError):  # of one that this thread does not hold
@@ -183,6 +208,7 @@ class Builder:
         started_at, thread = _now(), threading.current_thread().name  # build_0, build_1, ...
         build = self._looked_up(candidate, key)
         number = int(thread.rpartition("_")[2])
+        started_at = self._begun_at.pop(key, started_at)
         return replace(build, started_at=started_at, ended_at=_now(), builder=number)
 
     def _looked_up(self, candidate: Candidate, key: str) -> Build:
@@ -195,10 +221,35 @@ class Builder:
             if build is not None:
                 return replace(build, is_cached=True, seconds=time.monotonic() - started)
             with filling(self.cache_dir, key) as made:
-                build, is_final = self._compile(candidate, key, made)
+                build, is_final = self._made(candidate, key, made)
                 seal(made, build, is_final=is_final)
                 winner = install(made, place)
         return winner if winner is not None else placed(build, place)
+
+    def _made(self, candidate: Candidate, key: str, folder: Path) -> tuple[Build, bool]:
+        """Fill `folder`, here or elsewhere; as `_compile`."""
+        is_elsewhere = self._goes_elsewhere(candidate, key)
+        self._begun_at[key] = _now()  # of many threads most wait for room until then
+        if is_elsewhere:
+            made = self._elsewhere.make(candidate, key, folder)
+            if made is not None:
+                return made
+            self._here.acquire()
+        try:
+            return self._compile(candidate, key, folder)
+        finally:
+            self._here.release()
+
+    def _goes_elsewhere(self, candidate: Candidate, key: str) -> bool:
+        """Wait for room; return whether it is elsewhere. Else a compiler may start here."""
+        if self._elsewhere.begin(candidate, key, is_held=True):
+            return True
+        while not self._here.acquire(timeout=LOOK_EVERY_S):
+            if self._is_closed:
+                raise CancelledError
+            if self._elsewhere.begin(candidate, key, is_held=False):
+                return True
+        return False
 
     def _compile(self, candidate: Candidate, key: str, folder: Path) -> tuple[Build, bool]:
         """Compile in `folder`; the build with relative paths, and whether to believe it later."""

@@ -27,13 +27,17 @@ from pathlib import Path
 
 from tuner.errors import StorageError
 from tuner.machine.host import cache_folder
-from tuner.trial import Build, from_json, to_json
+from tuner.machine.platforms import SOURCE_NAMES
+from tuner.storage import write_whole
+from tuner.trial import Build, Candidate, from_json, to_json
 
 __all__ = [
     "cache_errors",
     "default_cache_dir",
     "filling",
     "install",
+    "keep",
+    "keys_of",
     "load",
     "placed",
     "prepare",
@@ -129,6 +133,23 @@ def load(folder: Path) -> Build | None:
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
     return placed(build, folder)
+
+
+def keys_of(path: Path) -> list[str]:
+    """Return the keys of all builds in a cache, of this moment; none where there is no cache."""
+    return sorted(found.parent.name for found in path.glob("*/build.json"))
+
+
+def keep(folder: Path, candidate: Candidate, build: Build) -> None:
+    """Keep with a run what was compiled and what the compiler said, once."""
+    if (folder / "log.txt").exists():  # it is written last
+        return
+    for left in folder.glob(".*"):  # by a tuner that was killed at this
+        left.unlink()
+    write_whole(folder / SOURCE_NAMES[candidate.language], candidate.source)
+    log = Path(build.log)
+    text = log.read_text(errors="replace") if log.is_file() else build.error
+    write_whole(folder / "log.txt", text)
 
 
 def placed(build: Build, folder: Path) -> Build:

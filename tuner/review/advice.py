@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 from tuner.records import SET_ASIDE
@@ -65,17 +66,18 @@ def _advice_on_screening(facts: Facts) -> list[Advice]:
     measurement = best.outcome.measurement if best is not None else None
     if proof is None or best is None or measurement is None or not proof.latency_us:
         return []
-    change = proof.latency_us / measurement.latency_us - 1
+    change = proof.latency_us / measurement.told_us - 1
     if abs(change) <= DRIFT or (facts.result is not None and facts.result.is_fallback):
         return []
     text = (
-        f"screening timed trial {best.number} at {us_words(measurement.latency_us)} ± "
+        f"screening timed trial {best.number} at {us_words(measurement.told_us)} ± "
         f"{percent_words(measurement.noise)}, the race of its file at "
         f"{us_words(proof.latency_us)}: {percent_words(abs(change))} "
         f"{'more' if change > 0 else 'less'}"
     )
     if measurement.anchor_us and proof.baseline_us:
-        baseline = proof.baseline_us / measurement.anchor_us - 1
+        before_us = measurement.lead_us or measurement.anchor_us
+        baseline = proof.baseline_us / before_us - 1
         text += (
             f"; PyTorch took {percent_words(abs(baseline))} {'more' if baseline > 0 else 'less'}"
         )
@@ -152,7 +154,11 @@ def _advice_on_machine(facts: Facts) -> list[Advice]:
         text = f"the device slowed its clock during {throttled} of {len(measured)} measurements"
         remedy = "those samples were dropped; cool it, or lower its clock limit for steady times"
         found.append(Advice(text, remedy))
-    anchors = [m.anchor_us for m in measured if m.anchor_us]
+    by_device: dict[str, list[float]] = defaultdict(list)
+    for trial in facts.trials:
+        if trial.outcome.measurement and trial.outcome.measurement.anchor_us:
+            by_device[trial.outcome.device].append(trial.outcome.measurement.anchor_us)
+    anchors = max(by_device.values(), key=lambda us: max(us) / min(us), default=[])
     if anchors and max(anchors) > (1 + DRIFT) * min(anchors):
         text = (
             f"the baseline drifted between {us_words(min(anchors))} and {us_words(max(anchors))}"

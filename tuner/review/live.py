@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from tuner.at_work import AtWork
 from tuner.errors import InputError
 from tuner.review.charts import CHART_NAMES
 from tuner.review.facts import Facts, correct_trials
@@ -27,11 +28,12 @@ from tuner.run import LOG_NAME
 from tuner.trial import Finalist
 from tuner.wording import one_line
 
-__all__ = ["LivePages"]
+__all__ = ["LivePages", "bands_of"]
 
 FIRST_CHART = "progress-trial"
 FIRST_PARTS = ("head", "verdict", "module")
 LOG_LINES, LOG_BYTES = 8, 4_000  # of a run's log, beside what it is at
+MOST_BANDS = 16  # of devices; more are one band
 MAX_KEPT = 48  # pieces that are kept until their run changes: up to some MB each
 SHARES_GROWTH = 1.05  # importance is found anew when a running search has so many times the trials
 
@@ -89,7 +91,8 @@ class LivePages:
             `phase`, `stage` and `plan`, words; `counted`, in words how far the stage is, as
             `done` of `total`, each None if not known; `left_s` of it, as it was `age_s` ago;
             `finalists`, how many had their verdict, and `verdicts`, one line each; `log`, the
-            last lines of its log.
+            last lines of its log; `bands`, what several devices and their builders are at, each
+            `words` with the shares `busy` and `lost`; `rate`, trials a minute in words.
 
         Raises:
             InputError: there is no such run.
@@ -116,6 +119,8 @@ class LivePages:
             "age_s": now.age_s,
             "finalists": _finalists_words(entries, now.wanted) if now.phase == "verifying" else "",
             "verdicts": [_verdict_words(entry) for entry in entries],
+            "bands": bands_of(now.at_work),
+            "rate": f"{now.per_minute:g} trials a minute" if now.per_minute else "",
             "log": _tail(self._shelf.run(name).path / LOG_NAME),
         }
 
@@ -142,6 +147,31 @@ class LivePages:
             (name, "shares"), stamp, lambda: importances(facts.trials)
         )
         return found
+
+
+def bands_of(at_work: Sequence[AtWork]) -> list[dict[str, Any]]:
+    """Return a band for each device and for each host's builders; of many devices one for all."""
+    devices = [one for one in at_work if one.kind == "device"]
+    bands = [_band(one.name, [one]) for one in devices]
+    if len(devices) > MOST_BANDS:
+        bands = [_band(f"{len(devices)} devices", devices)]
+    for one in at_work:
+        if one.kind == "builders":
+            where = f" of {one.name}" if one.name else ""
+            count = f"{one.num_slots} " if one.num_slots else ""
+            bands.append(_band(f"{count}builders{where}", [one]))
+    return bands
+
+
+def _band(name: str, members: Sequence[AtWork]) -> dict[str, Any]:
+    num_busy = sum(one.num_busy for one in members)
+    num_lost = sum(not one.num_slots for one in members)
+    num_slots = sum(one.num_slots for one in members)
+    told = [(num_busy, "busy"), (num_slots - num_busy, "waiting"), (num_lost, "lost")]
+    total = max(1, num_slots + num_lost)
+    is_one = total == 1
+    words = ", ".join(word if is_one else f"{count} {word}" for count, word in told if count)
+    return {"name": name, "words": words, "busy": num_busy / total, "lost": num_lost / total}
 
 
 def _finalists_words(entries: Sequence[Finalist], wanted: int) -> str:

@@ -269,6 +269,6 @@ def _ratio(trial: Trial, baseline_us: object) -> float:
     """Return how many times faster than the baseline a trial was at screening; 0 if not known."""
     latency_us, measurement = trial.outcome.latency_us, trial.outcome.measurement
     anchor_us = (measurement.anchor_us if measurement else None) or baseline_us
-    if not latency_us or not isinstance(anchor_us, int | float):
+    if not latency_us or measurement is None or not isinstance(anchor_us, int | float):
         return 0.0
-    return float(anchor_us) / latency_us
+    return float(anchor_us) / measurement.latency_us

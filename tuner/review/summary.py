@@ -186,7 +186,7 @@ def _figures_of(facts: Facts) -> tuple[float | None, float | None, float | None,
     if measurement is None:
         return None, None, baseline_us, ""
     words = "screening only, " + ("and rejected since" if facts.is_rejected else "not verified")
-    return measurement.latency_us, measurement.noise, baseline_us, words
+    return measurement.told_us, measurement.noise, baseline_us, words
 
 
 def _verdict(

@@ -263,7 +263,7 @@ def speedup_of(trial: Trial, facts: Facts) -> float | None:
     if outcome.latency_us is None or outcome.measurement is None:
         return None
     anchor_us = outcome.measurement.anchor_us or facts.sitting(trial.number).latency_us
-    return anchor_us / outcome.latency_us if anchor_us else None
+    return anchor_us / outcome.measurement.latency_us if anchor_us else None
 
 
 def _reason(trial: Trial) -> str | None:

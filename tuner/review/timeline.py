@@ -6,9 +6,10 @@ of it is laid on one axis: seconds of the run's working time, as `Trial.elapsed_
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -27,8 +28,11 @@ __all__ = [
     "workers_of",
 ]
 
-DEVICE = "device"
-MOST_LANES = 6  # of builders; more of them share one band
+DEVICE = "device"  # the one of a run whose trials name none
+MOST_LANES = 6  # of a host's builders; more of them share one band
+MOST_DEVICES = 16  # the same of devices
+BUILDERS = "builders"
+LANE_PX = 18.0  # width of a line
 BAND, BAND_PX = 1.5, 90  # its height, in lanes and on the screen
 NEW_SITTING_S = 1.0  # a trial asked for later than this after the last one ended: it was resumed
 
@@ -91,13 +95,17 @@ def stages_of(trials: Sequence[Trial]) -> list[Stage]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one worker did for one trial, from second to second of the run's working time."""
+    """What one worker did for one trial, from second to second of the run's working time.
+
+    `group` is whose worker it is: "" of a device, else of a host's builders.
+    """
 
     worker: str
     stage: str
     start_s: float
     end_s: float
     trial: int
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ class WorkerTime:
 
 
 def spans_of(trials: Sequence[Trial]) -> list[Span]:
-    """Return what builders did, in the order of the trials, and the device, in its own.
+    """Return what builders did, in the order of the trials, and each device, in its own.
 
     A run recorded before builds said when they ran has spans of the device alone.
     """
@@ -128,11 +136,32 @@ def spans_of(trials: Sequence[Trial]) -> list[Span]:
             origin = asked - last_s
         spans += _build_span(trial, origin)
         last_s = trial.elapsed_s
-    last_s = 0.0
+    spans = _in_lanes(spans)
+    ends_s: dict[str, float] = defaultdict(float)
     for trial in sorted(trials, key=_device_end_s):
-        spans += _device_spans(trial, last_s)
-        last_s = _device_end_s(trial)
+        name = trial.outcome.device or DEVICE
+        found = _device_spans(trial, name, ends_s[name])
+        spans += found
+        ends_s[name] = _device_end_s(trial) if found or name == DEVICE else ends_s[name]
     return spans
+
+
+def _in_lanes(builds: Sequence[Span]) -> list[Span]:
+    """Return builds with a name for each that ran beside others, where hosts are told.
+
+    One who waits for another host is none of its compilers, whatever its number here.
+    """
+    if all(span.group == BUILDERS for span in builds):
+        return list(builds)
+    lanes: dict[str, list[float]] = defaultdict(list)  # of each host: when each is free
+    names: dict[int, str] = {}
+    for place, span in sorted(enumerate(builds), key=lambda pair: pair[1].start_s):
+        ends_s = lanes[span.group]
+        lane = next((n for n, end_s in enumerate(ends_s) if end_s <= span.start_s), len(ends_s))
+        ends_s[lane : lane + 1] = [span.end_s]
+        own = span.group.removesuffix(BUILDERS).rstrip()
+        names[place] = f"{own} builder {lane}".lstrip()
+    return [replace(span, worker=names[place]) for place, span in enumerate(builds)]
 
 
 def _device_end_s(trial: Trial) -> float:
@@ -155,11 +184,12 @@ def _build_span(trial: Trial, origin: float | None) -> list[Span]:
     if start is None or end is None or start < origin:  # reused from an earlier sitting
         return []
     name = f"builder {build.builder}"
-    return [Span(name, "build", start - origin, end - origin, trial.number)]
+    group = f"{build.host} {BUILDERS}" if build.host else BUILDERS
+    return [Span(name, "build", start - origin, end - origin, trial.number, group)]
 
 
-def _device_spans(trial: Trial, last_s: float) -> list[Span]:
-    """Return a trial's spans on the device."""
+def _device_spans(trial: Trial, name: str, last_s: float) -> list[Span]:
+    """Return a trial's spans on its device."""
     seconds = trial.outcome.seconds
     check_s, measure_s = seconds.get("check", 0.0), seconds.get("measure", 0.0)
     around_s = max(0.0, seconds.get("device", 0.0) - check_s - measure_s)
@@ -169,33 +199,50 @@ def _device_spans(trial: Trial, last_s: float) -> list[Span]:
         "measure": measure_s,
         "check": check_s,
         "around": around_s,
-        "wait": seconds.get("wait", 0.0),
+        "wait": seconds.get("wait", 0.0) if name == DEVICE else 0.0,  # the others know of none
     }
     for stage, length_s in backwards.items():
         start_s = max(last_s, end_s - length_s)
         if end_s > start_s:
-            spans.append(Span(DEVICE, stage, start_s, end_s, trial.number))
+            spans.append(Span(name, stage, start_s, end_s, trial.number))
         end_s = start_s
     return spans[::-1]
 
 
 def workers_of(trials: Sequence[Trial]) -> list[WorkerTime]:
-    """Return how busy each worker was, the device first; of many builders all together."""
+    """Return how busy each worker was, devices first; of many builders all together."""
+    spans = spans_of(trials)
     busy: dict[str, float] = defaultdict(float)
-    for span in spans_of(trials):
+    for span in spans:
         busy[span.worker] += 0.0 if span.stage == "wait" else span.end_s - span.start_s
     total_s = max((trial.elapsed_s for trial in trials), default=0.0)
-    names = sorted(busy, key=_rank)
-    builders = [name for name in names if name != DEVICE]
-    if len(builders) <= MOST_LANES:
-        return [WorkerTime(name, busy[name], total_s) for name in names]
-    together_s = sum(busy[name] for name in builders)
-    band = WorkerTime(f"{len(builders)} builders", together_s, total_s * len(builders))
-    return [*(WorkerTime(n, busy[n], total_s) for n in names if n == DEVICE), band]
+    found = []
+    for words, names in _bands(spans):
+        together_s = sum(busy[name] for name in names)
+        found.append(WorkerTime(words, together_s, total_s * len(names)))
+    return found
 
 
-def _rank(worker: str) -> tuple[int, int]:
-    return (0, 0) if worker == DEVICE else (1, int(worker.split()[-1]))
+def _bands(spans: Sequence[Span]) -> list[tuple[str, list[str]]]:
+    """Return the workers from top to bottom: each by itself, or many of a kind in one band."""
+    groups: dict[str, set[str]] = defaultdict(set)
+    for span in spans:
+        groups[span.group].add(span.worker)
+    found: list[tuple[str, list[str]]] = []
+    for group in sorted(groups, key=lambda name: (name != "", name != BUILDERS, name)):
+        names = sorted(groups[group], key=_natural)
+        if len(names) <= (MOST_LANES if group else MOST_DEVICES):
+            found += [(name, [name]) for name in names]
+        else:
+            kind = group.removesuffix(BUILDERS).rstrip()
+            words = f"{len(names)} {BUILDERS if group else 'devices'}"
+            found.append((f"{words} of {kind}" if kind else words, names))
+    return found
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return what sorts cuda:2 before cuda:10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 # ---- the figures ----------------------------------------------------------------------------
@@ -230,23 +277,34 @@ def timeline_figure(spans: Sequence[Span]) -> Any:
     """
     import plotly.graph_objects as go
 
-    workers = sorted({span.worker for span in spans}, key=_rank)
-    places, labels = {worker: float(n) for n, worker in enumerate(workers)}, list(workers)
-    builders, width, height = [w for w in workers if w != DEVICE], 18.0, 130 + 34 * len(workers)
-    if len(builders) > MOST_LANES:  # thin lines, side by side in one band
-        first, share = len(workers) - len(builders), BAND / len(builders)
-        places |= {w: first - BAND / 3 + share * n for n, w in enumerate(builders)}
-        labels = [*workers[:first], f"{len(builders)} builders"]
-        width, height = max(1.0, 0.8 * BAND_PX / len(builders)), 130 + 34 * first + BAND_PX
+    places: dict[str, float] = {}
+    widths: dict[str, float] = {}
+    marks, labels, at, height = list[float](), list[str](), 0.0, 130.0
+    for words, names in _bands(spans):
+        marks.append(at)
+        labels.append(words)
+        if len(names) == 1:
+            places[names[0]], widths[names[0]] = at, LANE_PX
+            at, height = at + 1.0, height + 34
+            continue
+        share = BAND / len(names)  # thin lines, side by side in one band
+        for n, name in enumerate(names):
+            places[name] = at - BAND / 3 + share * n
+            widths[name] = max(1.0, 0.8 * BAND_PX / len(names))
+        at, height = at + BAND + 0.3, height + BAND_PX
     figure = go.Figure()
     for stage, words in _STAGE_WORDS.items():
-        group = [span for span in spans if span.stage == stage]
-        if group:
-            thickness = width if stage == "build" else 18.0
-            figure.add_scatter(**_lane(group, places, words, _STAGE_COLOURS[stage], thickness))
+        for width in sorted(set(widths.values()), reverse=True):
+            group = [s for s in spans if s.stage == stage and widths[s.worker] == width]
+            if group:
+                figure.add_scatter(**_lane(group, places, words, _STAGE_COLOURS[stage], width))
+    shown = set[str]()
+    for trace in figure.data:  # a stage is one entry of the legend, however wide its lines are
+        trace.update(legendgroup=trace.name, showlegend=trace.name not in shown)
+        shown.add(trace.name)
     figure.update_xaxes(title_text="seconds of working time", rangemode="tozero")
     figure.update_yaxes(
-        tickvals=list(range(len(labels))),
+        tickvals=marks,
         ticktext=labels,
         range=[max(places.values(), default=0.0) + 0.6, -0.6],  # the device on top
         zeroline=False,

@@ -160,7 +160,7 @@ def _curve(facts: Facts) -> Curve:
             continue
         if not steps or latency_us < steps[-1][2]:
             anchor_us = measurement.anchor_us or facts.sitting(trial.number).latency_us
-            ratio = anchor_us / latency_us if anchor_us else None
+            ratio = anchor_us / measurement.latency_us if anchor_us else None
             steps.append((trial.number, trial.elapsed_s, latency_us, ratio))
     if steps:
         last = facts.trials[-1]

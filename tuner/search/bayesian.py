@@ -21,7 +21,7 @@ from tuner.search.surrogate import Remaining, Surrogate
 from tuner.search.transfer import Expectation, Informed, Source
 from tuner.space.search_space import SearchSpace
 
-__all__ = ["JUDGE_EVERY", "Bayesian"]
+__all__ = ["JUDGE_EVERY", "NUM_FIRST", "Bayesian"]
 
 NUM_FIRST = 12  # trials that are spread over the space before the model is asked
 NUM_WARM = 5  # the fastest elsewhere, tried first

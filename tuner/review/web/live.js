@@ -158,7 +158,9 @@
     if (!found) return;
     write("phase", found.phase[0].toUpperCase() + found.phase.slice(1));
     write("stage", found.stage);
+    write("rate", found.rate);
     write("finalists", found.finalists);
+    showBands(found.bands);
     write("plan", found.plan);
     write("log", found.log);
     byId("verdicts").replaceChildren(...found.verdicts.map((text) => {
@@ -167,6 +169,24 @@
       return made;
     }));
     tick();
+  }
+  // A band for each device and for the builders of each host: which share is busy, which is lost.
+  function showBands(bands) {
+    const list = byId("bands");
+    list.hidden = !bands.length;
+    while (list.childElementCount > bands.length) list.lastElementChild.remove();
+    bands.forEach((band, place) => {
+      let row = list.children[place];
+      if (!row) {
+        row = list.appendChild(document.createElement("li"));
+        row.innerHTML = '<span class="name"></span><span class="band" aria-hidden="true"><i class="busy"></i><i class="lost"></i></span><span class="words"></span>';
+      }
+      const [name, bar, words] = row.children, [busy, lost] = bar.children;
+      name.textContent = band.name;
+      words.textContent = band.words;
+      busy.style.width = `${100 * band.busy}%`;
+      lost.style.width = `${100 * band.lost}%`;
+    });
   }
   setInterval(tick, 1000);
 
