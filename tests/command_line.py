@@ -146,8 +146,11 @@ def started(
         )
 
 
-def wait_for(is_so: Callable[[], bool], timeout_s: float = 600.0) -> None:
-    """Wait until something is so; the limit is for what never will be, and no measure of speed."""
+def wait_for(is_so: Callable[[], bool], timeout_s: float = 240.0) -> None:
+    """Wait until something is so; the limit is for what never will be, and no measure of speed.
+
+    It is below the 300 s of a test, so that the line that waited is told.
+    """
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -57,10 +57,11 @@ Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes n
 
 
 def pytest_configure() -> None:
-    from impatience import few_probes, no_rest
+    from impatience import few_probes, lean_captures, no_rest
 
     no_rest()
     few_probes()
+    lean_captures()
 
 
 @pytest.fixture(scope="module")
@@ -89,28 +90,30 @@ def pytest_unconfigure() -> None:
 _LONG = (
     "test_any_module",
     "test_check",
-    "test_template_wgmma",
-    "test_verification",
-    "test_tuning",
-    "test_matching",
     "test_trust_classes",
-    "test_clusters",
-    "test_cheats",
-    "test_dashboard",
-    "test_report_browser",
+    "test_tuning",
+    "test_verification",
+    "test_pooling_gradients",
+    "test_matching",
+    "test_template_wgmma",
+    "test_batched_products",
     "test_cli",
-    "test_evaluate",
-    "test_worker",
-    "test_live_module",
-    "test_ranges",
-    "test_fleet",
-    "test_dtypes",
     "test_steps",
-    "test_partitions",
-    "test_converted_products",
-    "test_faults",
-    "test_capture",
     "test_earlier",
+    "test_ranges",
+    "test_dashboard",
+    "test_capture",
+    "test_cheats",
+    "test_report_browser",
+    "test_converted_products",
+    "test_dtypes",
+    "test_evaluate",
+    "test_live_module",
+    "test_partitions",
+    "test_clusters",
+    "test_fleet",
+    "test_faults",
+    "test_worker",
 )
 
 

@@ -17,6 +17,10 @@ VECTORS = vectors()
 WIDTH = VECTORS.bits // 32  # floats in a register
 NARROW = max(4, WIDTH // 2)  # another width that the templates know, where there is one
 GPP = shutil.which("g++")
+# For tests of one file after the other that ask what generated code computes. It takes a third of
+# the compiler's time at -O3, as a search compiles; tests of each template and each kind of loop
+# keep that, and its warnings.
+FEW_PASSES = "-O1"
 
 
 def facts_with(registers: Vectors) -> dict[str, Value]:
@@ -28,11 +32,17 @@ def facts_with(registers: Vectors) -> dict[str, Value]:
     }
 
 
-def compiled(candidate: Candidate, registers: Vectors = VECTORS) -> Path:
-    """Compile a candidate of a C++ template as code for these registers; a warning is an error."""
+def compiled(candidate: Candidate, registers: Vectors = VECTORS, *, level: str = "-O3") -> Path:
+    """Compile a candidate of a C++ template as code for these registers; a warning is an error.
+
+    Args:
+        candidate: of C++.
+        registers: those of the code.
+        level: how far it is optimised; `FEW_PASSES` where only values are asked.
+    """
     if GPP is None:
         pytest.skip("needs g++, which is not on the PATH")
-    flags = ["-O3", f"-march={registers.march}", "-fopenmp", "-std=c++17", "-shared", "-fPIC"]
+    flags = [level, f"-march={registers.march}", "-fopenmp", "-std=c++17", "-shared", "-fPIC"]
     if shutil.which("ld.gold"):  # a sixth of the time of these small texts
         flags.append("-fuse-ld=gold")
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter"]

@@ -1,7 +1,6 @@
 // Products by float16 halves (templates/_lib/wgmma_halves.cuh, wgmma_converted.cuh) on a CPU, as
-// they are started from Python: "products.cuh" is the rendered text.
-#include "wgmma_emulation.hpp"
-// Behind what it needs.
+// they are started from Python: "products.cuh" is the rendered text. The compiler is told to
+// include wgmma_emulation.hpp first.
 #include "wgmma_emulated_headers.hpp"
 
 #include "products.cuh"

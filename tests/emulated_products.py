@@ -8,11 +8,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
+from shared_builds import built_once, header_built_once
 
 from tuner.kernel.family import builtin_folder
 from tuner.kernel.rendering import rendered
@@ -71,9 +70,12 @@ def _compiled(text: str) -> ctypes.CDLL:
     text = text.replace(
         "extern __shared__ unsigned char shared[]", "static unsigned char shared[1]"
     )
-    folder = Path(tempfile.mkdtemp())
-    (folder / "products.cuh").write_text(text)
+    whole = _HERE.joinpath("emulated_products.cpp").read_text()
+    headers = _HERE.joinpath("wgmma_emulated_headers.hpp").read_text()
+    for include, own in (("wgmma_emulated_headers.hpp", headers), ("products.cuh", text)):
+        whole = whole.replace(f'#include "{include}"\n', own)
     command = ["g++", "-std=c++20", "-O1", "-fno-strict-aliasing", "-ffp-contract=off"]
-    command += ["-shared", "-fPIC", f"-I{folder}", f"-I{_HERE}", "-o", str(folder / "made.so")]
-    subprocess.run([*command, str(_HERE / "emulated_products.cpp")], check=True)
-    return ctypes.CDLL(str(folder / "made.so"))
+    command += ["-shared", "-fPIC"]
+    # What it includes of the standard library is most of the compiler's work.
+    command += header_built_once(_HERE / "wgmma_emulation.hpp", command)
+    return ctypes.CDLL(str(built_once(whole, ".cc", command)[0]))

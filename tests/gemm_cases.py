@@ -42,15 +42,21 @@ def label(params: Mapping[str, Any]) -> str:
     return ",".join(f"{name}={value}" for name, value in params.items())
 
 
-def compile_cuda(candidate: Candidate, folder: Path, arch: str) -> tuple[Path, str]:
-    """Build the shared object; return it and the compiler's report of registers and spills."""
+def compile_cuda(
+    candidate: Candidate, folder: Path, arch: str, *, is_whole: bool = True
+) -> tuple[Path, str]:
+    """Build the shared object; return it and the compiler's report of registers and spills.
+
+    Unless `is_whole`, only the kernels are compiled: the host's half is a third of the work.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "candidate.cu"
     source.write_text(candidate.source)
     library = folder / "candidate.so"
     command = ["nvcc", "-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
-    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", "-shared", "-Xcompiler", "-fPIC"]
-    command += ["-Xlinker", "-z", "-Xlinker", "defs", "-o", str(library), str(source)]
+    command += [f"-gencode=arch=compute_{arch},code=sm_{arch}", "-o", str(library), str(source)]
+    linked = ["-shared", "-Xcompiler", "-fPIC", "-Xlinker", "-z", "-Xlinker", "defs"]
+    command += linked if is_whole else ["-cubin"]
     command += ["--keep", "--keep-dir", str(folder)]  # candidate.ptx
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,20 +1,41 @@
 """Functions of tests in a process of Triton's interpreter.
 
-Triton reads TRITON_INTERPRET when it is imported.
+Triton reads TRITON_INTERPRET when it is imported: each call is a fork of a process that has done
+so, since to import PyTorch, Triton and what captures modules takes 5 s of CPU.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from tuner.machine.forkserver import ALSO, start_process
+
+__all__ = ["interpreted", "run"]
+
+TIMEOUT_S = 1200.0
+# What the tests import that ask for this, and what PyTorch looks up at a first capture.
+PRELOADED = "torch._dynamo tests.recorded_once test_steps_of_halves test_batched_modules"
 
 
 def interpreted(module: str, function: str, *arguments: object) -> None:
     """Call a function of a test's file with arguments that `repr` writes; what it raises fails."""
     script = f"import {module}; {module}.{function}({', '.join(map(repr, arguments))})"
-    path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])
-    env = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    options = {"path": [*sys.path, str(Path(__file__).parent)], "script": script}
+    env = {**os.environ, "TRITON_INTERPRET": "1", ALSO: PRELOADED}
+    with tempfile.TemporaryFile() as output:
+        process = start_process("interpreted:run", options, env, output.fileno())
+        assert process.has_exited(TIMEOUT_S), f"{script} did not end in {TIMEOUT_S:.0f} s"
+        code = process.reap()
+        output.seek(0)
+        assert code == 0, output.read().decode()[-4000:]
+
+
+def run(script: str, parent_pid: int) -> None:
+    """Be that process."""
+    from triton import knobs
+
+    assert knobs.runtime.interpret, "Triton was imported without TRITON_INTERPRET"
+    exec(script, {})

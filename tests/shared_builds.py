@@ -23,7 +23,7 @@ def built_once(source: str, ending: str, command: Sequence[str]) -> tuple[Path, 
 
     Args:
         source: the text.
-        ending: of the file that it is written to.
+        ending: of the file that it is written to; texts of `.cpp` have a beginning in common.
         command: the compiler with its options but for `-o`, output and input.
     """
     with _folder_of(source, ending, *command) as folder:

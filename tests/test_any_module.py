@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import tune
-from cpu_machine import FACTS, GPP, compiled
+from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 
 from tuner.capture.capture import capture, with_another_batch
 from tuner.capture.derive import derived
@@ -221,10 +221,10 @@ def test_the_loops_compute_what_the_module_does(name, tmp_path):
     problem, made = derive(tmp_path, name, text_of(name))
     family = load_family(made.name, [made.folder])
     known = family.templates["nest"].parameters
-    for params in PARAMS:
+    for params, level in zip(PARAMS, [FEW_PASSES, "-O3"], strict=True):
         given = {p: value for p, value in params.items() if p in known}
         candidate = family.render({"template": "nest", **given}, FACTS)
-        operator = bind(candidate.plan, "cpp", compiled(candidate))
+        operator = bind(candidate.plan, "cpp", compiled(candidate, level=level))
         calls = []
 
         def counted(*args, operator=operator, calls=calls):

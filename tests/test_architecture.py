@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 FILES = {
     path.stem: path
@@ -96,9 +94,9 @@ def test_the_table_lists_every_room_and_no_other():
     assert set(table()) == set(ROOMS)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_what_the_table_allows(room):
-    assert rooms_used(room) <= table()[room]
+def test_rooms_import_only_what_the_table_allows():
+    allowed = table()
+    assert {room: more for room in ROOMS if (more := rooms_used(room) - allowed[room])} == {}
 
 
 def test_no_room_is_above_400_lines():
@@ -135,20 +133,24 @@ def test_the_document_names_the_doors():
     assert set().union(*doors().values()) <= set(ROOMS)
 
 
-@pytest.mark.parametrize("package", sorted(doors()))
-def test_a_third_party_stays_behind_its_door(package):
-    users = {
-        room
+def packages_of(room: str, *, at_import: bool) -> set[str]:
+    return {module.split(".")[0] for module in imports(room, at_import=at_import)}
+
+
+def test_third_parties_stay_behind_their_doors():
+    outside = [
+        f"{package} in {room}"
+        for package, rooms in doors().items()
         for room in ROOMS
-        if any(m.split(".")[0] == package for m in imports(room, at_import=False))
-    }
-    assert users <= doors()[package]
+        if package in packages_of(room, at_import=False) and room not in rooms
+    ]
+    assert outside == []
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_torch_and_its_like_are_imported_inside_functions_only(room):
-    packages = {m.split(".")[0] for m in imports(room, at_import=True)}
-    assert not packages & {"torch", "triton", "plotly", "scipy"}
+def test_torch_and_its_like_are_imported_inside_functions_only():
+    large = {"torch", "triton", "plotly", "scipy"}
+    found = {room: packages_of(room, at_import=True) & large for room in ROOMS}
+    assert {room: packages for room, packages in found.items() if packages} == {}
 
 
 def test_importing_all_rooms_does_not_import_torch():
@@ -163,23 +165,26 @@ def test_importing_all_rooms_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_knows_no_operator_by_name(room):
-    text = FILES[room].read_text(encoding="utf-8")
+def test_no_room_knows_an_operator_by_name():
     families = [path.parent.name for path in (ROOT / "templates").glob("*/op.yaml")]
     assert families
-    assert [name for name in families if name in text] == []
+    texts = {room: FILES[room].read_text(encoding="utf-8") for room in ROOMS}
+    known = [f"{name} in {room}" for room in ROOMS for name in families if name in texts[room]]
+    assert known == []
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_what_a_room_offers_is_sorted_complete_and_there(room):
-    module = importlib.import_module(dotted(room))
-    offered = list(module.__all__)
-    # As ruff sorts them: constants, then classes, then the rest.
-    kinds = [0 if n.isupper() else 1 if n[:1].isupper() else 2 for n in offered]
-    assert list(zip(kinds, offered, strict=True)) == sorted(zip(kinds, offered, strict=True))
-    assert [name for name in offered if not hasattr(module, name)] == []
-    assert [name for name in offered if name.startswith("_")] == []
+def test_what_rooms_offer_is_sorted_complete_and_there():
+    faults = []
+    for room in ROOMS:
+        module = importlib.import_module(dotted(room))
+        offered = list(module.__all__)
+        # As ruff sorts them: constants, then classes, then the rest.
+        kinds = [0 if n.isupper() else 1 if n[:1].isupper() else 2 for n in offered]
+        pairs = list(zip(kinds, offered, strict=True))
+        faults += [f"{room} is not sorted"] if pairs != sorted(pairs) else []
+        faults += [f"{room} has no {name}" for name in offered if not hasattr(module, name)]
+        faults += [f"{room} offers {name}" for name in offered if name.startswith("_")]
+    assert faults == []
 
 
 def test_what_one_room_takes_from_another_is_offered_there():
@@ -197,10 +202,10 @@ def test_what_one_room_takes_from_another_is_offered_there():
     assert hidden == []
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_says_what_it_is_for(room):
-    text = ast.get_docstring(tree(room))
-    assert text and re.match(r"[A-Z`].*[.:]$", text.split("\n\n")[0].replace("\n", " "))
+def test_rooms_say_what_they_are_for():
+    texts = {room: (ast.get_docstring(tree(room)) or "").split("\n\n")[0] for room in ROOMS}
+    sentence = re.compile(r"[A-Z`].*[.:]$", re.DOTALL)
+    assert [room for room, text in texts.items() if not sentence.match(text)] == []
 
 
 def test_every_failure_is_drawn_in_the_tree_of_errors():
@@ -223,12 +228,13 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^a-z0-9 _-]", "", t.lower()).replace(" ", "-") for t in titles}
 
 
-@pytest.mark.parametrize(
-    "page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=Path.name.fget
-)
-def test_links_lead_somewhere(page):
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text("utf-8")):
-        if not target.startswith("http"):
+def test_links_lead_somewhere():
+    lost = []
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
+        links = re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text("utf-8"))
+        for target, anchor in links:
             there = page.parent / target if target else page
-            assert there.exists(), target
-            assert not anchor or anchor in anchors_of(there), f"{target}#{anchor}"
+            is_web = target.startswith("http")
+            if not is_web and not (there.exists() and (not anchor or anchor in anchors_of(there))):
+                lost.append(f"{page.name}: {target}#{anchor}")
+    assert lost == []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from cpu_machine import FACTS, GPP, VECTORS, WIDTH, compiled
+from cpu_machine import FACTS, FEW_PASSES, GPP, VECTORS, WIDTH, compiled
 from shared_builds import built_once
 from test_operations import EXACT
 
@@ -283,7 +283,7 @@ def compared(problem: Problem, made: Derived) -> list[tuple[torch.Tensor, ...]]:
     given = {name: value for name, value in PARAMS.items() if name in known}
     candidate = family.render({"template": "nest", **given}, FACTS)
     assert not mismatches(candidate, list).errors
-    operator = bind(candidate.plan, "cpp", compiled(candidate))
+    operator = bind(candidate.plan, "cpp", compiled(candidate, level=FEW_PASSES))
     calls = []
 
     def counted(*args):

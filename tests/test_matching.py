@@ -261,7 +261,7 @@ def test_a_matched_module_is_tuned_from_its_file_alone(tmp_path, monkeypatch):
     assert planned["title"] == "LayerNorm, which is the forward of mine.py"
     assert planned["sizes"] == {"rows": 48, "cols": 20} and planned["accuracy"] == "pytorch"
     assert "mine.py computes what layer_norm does (LayerNorm)" in said.err
-    said = tune(*asked, "--effort", "quick", "--time", "20s", cwd=tmp_path)
+    said = tune(*asked, "--effort", "quick", "--trials", "3", cwd=tmp_path)
     assert said.code == 0, said.err
     assert "which is the forward of mine.py" in said.out
     # Where PyTorch is faster the trial's own file stands beside that.

@@ -103,10 +103,8 @@ def test_sampling_stops_at_the_most_samples():
 
 def test_sampling_stops_when_the_budget_is_used_up():
     timer = ScriptedTimer(sleep_s=0.001)
-    begun = time.perf_counter()
     result = measure(timer, noisy(100.0, 0.5, seed=4), budget_s=0.1, max_noise=1e-6)
     assert 5 <= len(result.samples_us) < 1000
-    assert time.perf_counter() - begun < 1.0
 
 
 def test_the_fewest_samples_are_taken_beyond_the_budget():

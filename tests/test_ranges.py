@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_machine import FACTS, GPP, compiled
+from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 from interpreted import interpreted
 from test_any_module import MODULES, answers as listed, derive as written, in_float64, text_of
 from test_scans import assert_as_exact, module_with
@@ -106,7 +106,7 @@ def bound(folder: Path, family: Family, template: str) -> BoundOp:
     given = {p: value for p, value in params.items() if p in known}
     if not template.endswith("_triton"):
         candidate = family.render({"template": template, **given}, FACTS)
-        return bind(candidate.plan, "cpp", compiled(candidate))
+        return bind(candidate.plan, "cpp", compiled(candidate, level=FEW_PASSES))
     facts = known_device("H200").facts()
     candidate = family.render({"template": template, **given}, facts)
     source = folder / f"{template}.py"

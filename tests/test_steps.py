@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_machine import FACTS, GPP, compiled
+from cpu_machine import FACTS, FEW_PASSES, GPP, compiled
 from test_any_module import answers, assert_as_exact, in_float64, text_of
 from test_matching import TEXT
 
@@ -52,6 +52,8 @@ class Taken:
     `params` are those of the template: C++ on a CPU, Triton on a GPU.
     """
 
+    level = FEW_PASSES
+
     def __init__(
         self, folder: Path, name: str, text: str = "", device: str = "cpu", **params: object
     ) -> None:
@@ -79,7 +81,7 @@ class Taken:
         facts = FACTS if self.device == "cpu" else known_device("H200").facts()
         candidate = self.family.render({"template": name, **given}, facts)
         if self.device == "cpu":
-            return bind(candidate.plan, "cpp", compiled(candidate))
+            return bind(candidate.plan, "cpp", compiled(candidate, level=self.level))
         source = folder / "blocks" / "source.py"
         source.parent.mkdir()
         source.write_text(candidate.source)
@@ -111,9 +113,15 @@ TAKEN = [
 FOR_ONE_BATCH = {"cosine", "batch_norm"}
 
 
+class AsBuilt(Taken):
+    """With C++ that is compiled as a search does it."""
+
+    level = "-O3"
+
+
 @pytest.mark.parametrize("name", TAKEN)
 def test_gradients_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
-    taken = Taken(tmp_path, name)
+    taken = AsBuilt(tmp_path, name)
     assert_gradients_are_as_exact(taken, name)
     on_gpus = taken.family.render({"template": "nest_triton"}, known_device("H200").facts())
     here = taken.family.render({"template": "nest"}, FACTS)
