@@ -1,10 +1,12 @@
 """Time an exported file beside eager as it is used: any batch, mode and data, the host's time too.
 
     python -m benchmarks.in_use FILE --reference REF [--device cuda] [--rows 2,64,4096]
-        [--modes train,eval] [--inputs given,normal] [--tuned 1024] [--kernels] [--json OUT]
+        [--modes train,eval] [--inputs given,normal,ordinary] [--tuned 1024] [--kernels]
+        [--json OUT]
 
-Both are in one process and take turns. Numbers of rows are powers of two up to four times the
-reference's own, or `--tuned`. Each is timed without gradients and as a step of training, and
+Both are in one process and take turns. `ordinary` is normal inputs, and weights as after training.
+Numbers of rows are powers of two up to four times the reference's own, or `--tuned`. Each is timed
+without gradients and as a step of training, and
 
 - `exposed`: calls back to back, by the host's clock;
 - `idle`: the device is idle before each call, by the host's clock (on a GPU);
@@ -47,7 +49,11 @@ ROUNDS = {"cpu": 7, "cuda": 15}  # of a sample each, on cold caches
 SLOW_S = 0.2  # of a call, of which few are timed
 LEAST_ROUNDS = 3
 MOST_S = 3.0  # for one line's turns by the host's clock
-INPUTS: dict[str, Distribution] = {"given": "as_given", "normal": "normal"}
+INPUTS: dict[str, Distribution] = {
+    "given": "as_given",
+    "normal": "normal",
+    "ordinary": "normal",  # with weights as after training
+}
 
 
 def cold_timer(device: str) -> Timer:
@@ -106,7 +112,7 @@ def made(module: ModuleType, init_inputs: list[Any], device: str) -> Any:
 def line_of(records: Sequence[dict[str, Any]]) -> str:
     """Return one line of the table."""
     first = records[0]
-    name = f"{first['mode']:5} {first['inputs']:6} {first['way']:4} {first['num_rows']:>8}"
+    name = f"{first['mode']:5} {first['inputs']:8} {first['way']:4} {first['num_rows']:>8}"
     numbers = [
         f"{r['host']} {r['speedup']:.2f}x [{r['low']:.2f}, {r['high']:.2f}]"
         f"{' SLOWER' if is_slower(r) else ' (disturbed)' if r.get('is_disturbed') else ''}"
@@ -131,7 +137,7 @@ def main() -> int:
     parser.add_argument("--rows", help="as 1,64,1024")
     parser.add_argument("--tuned", type=int, help="rows of the size that was tuned")
     parser.add_argument("--modes", default="train,eval")
-    parser.add_argument("--inputs", default="given,normal")
+    parser.add_argument("--inputs", default="given,normal,ordinary")
     parser.add_argument("--ways", default="call,step")
     parser.add_argument("--accuracy", default="pytorch", help="whose arithmetic eager is run in")
     parser.add_argument("--kernels", action="store_true", help="wherever the file can take them")
@@ -156,8 +162,10 @@ def main() -> int:
         tuned = options.tuned or problem.num_rows() or 1
         batches = [int(n) for n in options.rows.split(",")] if options.rows else batches_of(tuned)
         new = functools.partial(made, module, problem.init_inputs(0), device)
-        times = BatchTimes(problem, new, device, accuracy)
         for inputs in options.inputs.split(","):
+            times = BatchTimes(problem, new, device, accuracy)
+            if inputs == "ordinary":
+                times.become_trained()
             for way in options.ways.split(","):
                 for rows in batches:
                     at = {"mode": mode, "inputs": inputs, "way": way, "num_rows": rows}

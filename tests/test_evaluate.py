@@ -525,6 +525,7 @@ def test_a_time_that_depends_on_the_values_is_told(tmp_path, what):
     check = Check(True, "float32", "", (), is_thorough=True)
     entry = finalist(3, check, race, 1)
     assert entry.elsewhere is not None and entry.elsewhere.num_processes == 1
+    assert entry.elsewhere_on == "weights as after training and normal inputs"
     assert finalist(3, check, Race(race.bursts), 1).elsewhere is None
 
 
@@ -536,6 +537,16 @@ def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(tmp_path):
     task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
     race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
     assert race.elsewhere is not None and min(race.elsewhere[1][0]) > 0
+    assert race.elsewhere_on == "weights as after training"
+
+
+def test_a_reference_that_has_no_numbers_for_other_inputs_is_raced_on_its_own(tmp_path):
+    reference = tmp_path / "reference.py"
+    reference.write_text(NORMALISED.format(name="Model", first="x = x.sqrt()"))
+    subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first="x = x.sqrt()"))
+    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
+    assert race.elsewhere_on == "weights as after training"
 
 
 def interval(low, high):
@@ -577,7 +588,8 @@ def test_a_file_whose_time_depends_on_the_values_is_noted():
     other = replace(raced, elsewhere=interval(2.4, 2.6))
     assert remarks_on(same) == []
     assert remarks_on(other) == [
-        "with random weights and normal inputs in place of the reference's own it runs at 2.50x, "
+        "with weights as after training and normal inputs in place of the reference's own it "
+        "runs at 2.50x, "
         "not 5.00x: its time depends on them"
     ]
 

@@ -55,7 +55,7 @@ def test_every_batch_mode_and_way_is_timed_or_says_why_not(tmp_path, monkeypatch
     assert asked == {
         (mode, inputs, way, rows)
         for mode in ("train", "eval")
-        for inputs in ("given", "normal")
+        for inputs in ("given", "normal", "ordinary")
         for way in ("call", "step")
         for rows in (1, 2, 4, 8, 16)
     }

@@ -248,6 +248,20 @@ def test_randomise_gives_every_weight_and_buffer_a_fresh_value(flagship):
         assert ((vector.abs() > 0) & (vector.abs() < 1e-5)).sum() == 1
 
 
+def test_trained_weights_are_near_what_they_were_and_have_outliers(flagship):
+    made = flagship.make_model(1)
+    before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+    after = flagship.randomise(made, 9, "trained").state_dict()
+    weight, rms = after["gemm.weight"], float(before["gemm.weight"].square().mean().sqrt())
+    usual = weight[weight.abs() < 5 * rms]
+    assert float(usual.square().mean().sqrt()) == pytest.approx(rms, rel=0.2)
+    assert 0.002 < 1 - usual.numel() / weight.numel() < 0.012  # 1 % times 10, some of them small
+    gamma, beta = after["bn.weight"], after["bn.bias"]
+    assert float(gamma.median()) == pytest.approx(1.0, abs=0.2) and float(gamma.std()) > 0.2
+    assert abs(float(beta.median())) < 0.2 and float(beta.std()) > 0.2
+    assert (after["bn.running_var"] > 0).all()
+
+
 def test_randomise_depends_on_names_and_seed_only(flagship):
     one = flagship.randomise(flagship.make_model(1), 9).state_dict()
     two = flagship.randomise(flagship.make_model(2), 9).state_dict()

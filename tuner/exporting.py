@@ -354,8 +354,8 @@ def _provenance(
             e = raced.elsewhere
             assert e is not None
             lines.append(
-                "  speed-up with random weights and normal inputs in place of the reference's "
-                f"own: {e.speedup:.3f}x [{e.low:.3f}, {e.high:.3f}]: its time depends on them"
+                f"  speed-up with {raced.elsewhere_on} in place of the reference's own: "
+                f"{e.speedup:.3f}x [{e.low:.3f}, {e.high:.3f}]: its time depends on them"
             )
     if raced is not None:
         lines += [

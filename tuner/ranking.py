@@ -28,7 +28,7 @@ def remarks_on(exported: Finalist) -> list[str]:
     if exported.depends_on_values:
         assert exported.interval is not None and exported.elsewhere is not None
         remarks.append(
-            f"with random weights and normal inputs in place of the reference's own it runs at "
+            f"with {exported.elsewhere_on} in place of the reference's own it runs at "
             f"{exported.elsewhere.speedup:.2f}x, not {exported.interval.speedup:.2f}x: its time "
             "depends on them"
         )

@@ -283,10 +283,11 @@ class Finalist:
     kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
     `num_throttled` more were dropped in that race, since the device was throttled. All of this is
     told of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
-    speed-up on random weights and normal inputs, and `step` that of a step of training (forward,
-    and gradients of inputs and weights), where they were asked for, or `step_failure` is why it
-    was not timed. `key` is equal for equal code on equal terms, `race_key` for all that were in
-    one race, and `seed` is that of the probes: a later sitting need not check or race again.
+    speed-up on the values that `elsewhere_on` names, and `step` that of a step of training
+    (forward, and gradients of inputs and weights), where they were asked for, or `step_failure`
+    is why it was not timed. `key` is equal for equal code on equal terms, `race_key` for all that
+    were in one race, and `seed` is that of the probes: a later sitting need not check or race
+    again.
     `falls_back` says that a timed call ran the reference's own operations, `by_batch` how fast the
     kernels are at other numbers of rows, and at which of them the file takes them.
     """
@@ -304,6 +305,7 @@ class Finalist:
     baseline_samples_us: tuple[tuple[tuple[float, ...], ...], ...] = ()
     num_throttled: int = 0
     elsewhere: Interval | None = None
+    elsewhere_on: str = "random weights and normal inputs"  # those of earlier releases
     step: Interval | None = None
     step_failure: str = ""
     key: str = ""

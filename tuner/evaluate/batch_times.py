@@ -198,6 +198,11 @@ class BatchTimes:
             unspent_s += max(0.0, until_s - time.perf_counter())
         return found
 
+    def become_trained(self) -> None:
+        """Give both weights as after training, the same ones."""
+        for model in (self._reference, self._file):
+            self._problem.randomise(model, WEIGHT_SEED, "trained")
+
     def calls(
         self, rows: int, way: Way, distribution: Distribution = "as_given"
     ) -> list[Callable[[], object]]:

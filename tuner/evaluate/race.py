@@ -9,9 +9,13 @@ from dataclasses import dataclass, field
 from tuner.evaluate.measure import ratio_interval
 from tuner.trial import Check, Compiled, Finalist, Interval
 
-__all__ = ["Race", "compared_with_compiled", "finalist"]
+__all__ = ["ORDINARY", "ORDINARY_WEIGHTS", "Race", "compared_with_compiled", "finalist"]
 
 BEHIND = 0.02  # in every set so far: no later one would make such a contender the fastest
+
+
+ORDINARY_WEIGHTS = "weights as after training"  # values to race on, in words
+ORDINARY = f"{ORDINARY_WEIGHTS} and normal inputs"
 
 
 @dataclass(slots=True)
@@ -22,15 +26,16 @@ class Race:
     fewer processes than the baseline. `race[lane]` is what counts of
     them, the median of each burst, [process][round]. `num_throttled` samples were dropped,
     and `num_disturbed` turns were repeated, since other programs took the processor meanwhile.
-    `elsewhere` is the same race on other values, and `steps` one of steps of training, forward and
-    gradients, if they were asked for; `failure` says why there are none of those. `falls_back`
-    says whose timed call ran the reference's own operations.
+    `elsewhere` is the same race on the values that `elsewhere_on` names, and `steps` one of steps
+    of training, forward and gradients, if they were asked for; `failure` says why there are none
+    of those. `falls_back` says whose timed call ran the reference's own operations.
     """
 
     bursts: list[list[list[list[float]]]]
     num_throttled: int = 0
     num_disturbed: int = 0
     elsewhere: Race | None = None
+    elsewhere_on: str = ORDINARY
     steps: Race | None = None
     failure: str = ""
     falls_back: dict[int, bool] = field(default_factory=dict)  # by lane
@@ -90,6 +95,7 @@ def finalist(number: int, check: Check, race: Race | None, lane: int) -> Finalis
         num_throttled=race.num_throttled,
         falls_back=race.falls_back.get(lane, False),
         elsewhere=None if elsewhere is None else _ratio(elsewhere[0], elsewhere[lane]),
+        elsewhere_on=race.elsewhere_on,
         step=_ratio(steps[0], steps[lane]) if steps is not None and steps.bursts[lane] else None,
         step_failure="" if steps is None else steps.failure,
     )

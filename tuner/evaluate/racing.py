@@ -97,7 +97,7 @@ class Racer:
             contenders: all that are not ours must have been checked.
             num_processes: how often every process is started anew.
             seconds: of samples for each contender and set of processes.
-            has_other_values: whether the first sets race on random, normal values as well.
+            has_other_values: whether the first sets race on ordinary values as well.
             has_steps: whether the first sets race steps of training as well.
             on_round: is given the share of the race that is over, after each turn of all.
             until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
@@ -176,7 +176,7 @@ class Racer:
                     self._calls.is_own_path(racers[0], racers[place])
                 )
         if race.elsewhere is not None and number < SETS_ELSEWHERE:
-            self.give_timing_set(racers, has_other_values=True)
+            race.elsewhere_on = self.give_timing_set(racers, has_other_values=True)
             short_s = seconds * SHARE_ELSEWHERE
             turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
             for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
@@ -262,8 +262,8 @@ class Racer:
             if refusal:
                 raise WorkerError(f"{contender.name}: {refusal}")
 
-    def give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> None:
-        """Let the baseline's process share its weights and inputs with the others."""
+    def give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> str:
+        """Let the baseline's process share its weights and inputs; say in words what they are."""
         self._calls.forget()
         baseline = racers[0]
 
@@ -284,6 +284,7 @@ class Racer:
 
         with ThreadPoolExecutor(len(racers)) as pool:
             list(pool.map(give, racers[1:]))
+        return str(reply.data["values"])
 
     def _judge_kept(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
         """Raise where the output of a call that was timed is wrong."""

@@ -49,6 +49,7 @@ Distribution = Literal[
 ]
 WeightKind = Literal[
     "random",
+    "trained",  # as after training: matrices of their magnitude, vectors near what they were
     "dyadic",  # multiples of 1/16 within +-1: with dyadic inputs products and sums are exact
     "vast",  # as random, but matrices as vast inputs are: for products with denormal inputs
     "denormal",  # as random, but matrices as denormal inputs are: for products with vast ones
@@ -65,6 +66,7 @@ EXPONENTS = {"huge": 28, "vast": 120, "denormal": -127}
 WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
 LATE_OFFSETS = (100.0, 3000.0)  # where float32 keeps four digits of a row that varies by 1
 MOST_LOOKED_AT = 17  # rows at the start that a guard may look at
+OUTLIER_SHARE, OUTLIER_FACTOR = 0.01, 10.0  # of trained weights
 HEAVY_TAIL_SIGMA = 1.5  # of the lognormal factor: about 1 value in 1000 above 100
 HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
 
@@ -113,6 +115,8 @@ def fresh_values(
         whole = torch.randint(-16, 17, old.shape, generator=generator, device=where)
         return whole.to(old.dtype) / 16
     fresh = torch.randn(old.shape, generator=generator, dtype=old.dtype, device=where)
+    if kind == "trained":
+        return _as_trained(old, fresh, generator)
     if old.ndim >= 2:
         # A matrix keeps its magnitude, which was chosen for its fan-in.
         magnitude = float(old.double().square().mean().sqrt()) if old.numel() else 0.0
@@ -124,6 +128,24 @@ def fresh_values(
         ].tolist()
         fresh[zero], fresh[tiny], fresh[negative] = 0.0, 1e-6, -fresh[negative].abs() - 0.1
     return fresh
+
+
+def _as_trained(
+    old: torch.Tensor, normal: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
+    """Return what `old` may have become by training; 1 % of its elements are times 10."""
+    import torch
+
+    if old.ndim >= 2:
+        fresh = normal * float(old.double().square().mean().sqrt()) if old.numel() else old
+    elif bool((old == 1).all()):
+        fresh = 1 + 0.3 * normal
+    elif bool((old == 0).all()):
+        fresh = 0.3 * normal
+    else:
+        fresh = old.clone()
+    drawn = torch.rand(old.shape, generator=generator, device=old.device)
+    return torch.where(drawn < OUTLIER_SHARE, OUTLIER_FACTOR * fresh, fresh)
 
 
 def redistributed(value: Any, distribution: Distribution, generator: torch.Generator) -> Any:

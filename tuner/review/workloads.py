@@ -58,7 +58,7 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
         return ()
     found = [Workload(AS_GIVEN, proof.interval)]
     if proof.elsewhere is not None:
-        found.append(Workload("on random weights and normal inputs", proof.elsewhere))
+        found.append(Workload(f"on {proof.elsewhere_on}", proof.elsewhere))
     if proof.step is not None:
         found.append(Workload("in a step of training", proof.step))
     if result.compiled is not None and result.compiled.interval is not None:
