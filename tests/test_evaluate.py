@@ -588,8 +588,7 @@ def test_a_file_whose_time_depends_on_the_values_is_noted():
     other = replace(raced, elsewhere=interval(2.4, 2.6))
     assert remarks_on(same) == []
     assert remarks_on(other) == [
-        "with weights as after training and normal inputs in place of the reference's own it "
-        "runs at 2.50x, "
+        "with random weights and normal inputs in place of the reference's own it runs at 2.50x, "
         "not 5.00x: its time depends on them"
     ]
 

@@ -86,7 +86,9 @@ def test_sizes_least_speed_up_and_caveat_stand_in_the_list(runs, reader):
     page = reader.page
     row = row_of(page, runs["caveat"])
     assert row[2] == "Gemm + Scale 1024 x 4096 -> 8192 gemm, float32"
-    assert row[4] == ("4.67x 4.67x to 4.67x least 2.40x 2.40x on random weights and normal inputs")
+    assert row[4] == (
+        "4.67x 4.67x to 4.67x least 2.40x 2.40x on weights as after training and normal inputs"
+    )
     assert page.locator(f"tr[data-run='{runs['caveat'].path.name}'] .tone.caution").count() == 2
     plain = f"tr[data-run='{runs['plain'].path.name}']"
     assert page.locator(f"{plain} .tone.good").inner_text() == "4.50x"
@@ -178,7 +180,7 @@ def test_three_runs_are_a_matrix_by_problem(runs, server, reader):
         ["C", "not comparable", "not comparable", "–"],
     ]
     notes = page.locator(".warnings li").all_inner_texts()
-    assert notes[0] == "A: but 2.40x on random weights and normal inputs"
+    assert notes[0] == "A: but 2.40x on weights as after training and normal inputs"
     assert notes[1].startswith("C and A are not comparable: different sizes: batch=1024")
     titles = page.locator("h2").all_inner_texts()
     assert titles[-1] == "What differs in the environment"

@@ -93,7 +93,7 @@ def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
     proof = replace(raced_result(MADE, 4.67).exported, elsewhere=around(2.4), step=around(3.0))
     found = replace(raced_result(MADE, 4.67), exported=proof, finalists=(proof,))
     run, summary, shown = told(tmp_path, found)
-    caveat = "2.40x on random weights and normal inputs; 3.00x in a step of training"
+    caveat = "2.40x on weights as after training and normal inputs; 3.00x in a step of training"
     assert (summary.tone, summary.caveat) == ("caution", caveat)
     assert (shown.tone, shown.caveat, shown.least) == ("caution", caveat, 2.4)
     assert shown.sizes == summary.sizes == "batch=1024, features=8192"
