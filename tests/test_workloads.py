@@ -97,7 +97,7 @@ def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
     assert (summary.tone, summary.caveat) == ("caution", caveat)
     assert (shown.tone, shown.caveat, shown.least) == ("caution", caveat, 2.4)
     assert shown.sizes == summary.sizes == "batch=1024, features=8192"
-    assert f"but       {caveat}" in format_summary(summary)
+    assert f"but {caveat}" in " ".join(format_summary(summary).split())
     page = parts_of(Facts.of(run), ["verdict"])["verdict"]
     assert '<div class="verdict caution">' in page and f'<p class="caveat">but {caveat}' in page
     assert summary.trust == (
