@@ -385,6 +385,6 @@ def test_it_is_compiled_ahead_of_a_gpu(tmp_path):
     candidate = candidate_of(family)
     sizes = [dict(family.sizes)]
     with Builder(toolchain, tmp_path / "cache", num_workers=1, triton_sizes=sizes) as builder:
-        build = builder.submit(candidate).result(120)
+        build = builder.submit(candidate).result(240)
     assert build.status is Status.CORRECT, build
     assert "rows_kernel" in str(build.kernels) and not build.error

@@ -167,8 +167,8 @@ def test_cuda_text_is_compiled_ahead_and_part_of_the_binary_key(tmp_path):
     )
     sizes = [dict(family.sizes)]
     with Builder(toolchain, tmp_path / "cache", num_workers=2, triton_sizes=sizes) as builder:
-        builds = [builder.submit(candidate).result(120) for candidate in (one, other)]
-        bad = builder.submit(broken).result(120)
+        builds = [builder.submit(candidate).result(240) for candidate in (one, other)]
+        bad = builder.submit(broken).result(240)
     assert [build.status for build in builds] == [Status.CORRECT] * 2, builds
     assert all("product_of_halves_kernel" in str(build.kernels) for build in builds)
     assert builds[0].binary_key != builds[1].binary_key
