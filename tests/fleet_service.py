@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tuner.errors import WorkerError
 from tuner.fleet.fleet import AttemptLost
+from tuner.fleet.wire import Blobs
 
 CHILD = """
 import json, sys, time
@@ -44,6 +45,10 @@ class Doubling:
             return {"pid": self.started().pid, "agent": os.getpid()}
         if job == "read":
             return {"text": files[payload["name"]].read_text()}
+        if job == "make":
+            made = self.folder / f"made-{os.getpid()}"
+            made.write_text(payload["text"])
+            return {"digest": Blobs(Path(payload["blobs"])).adopt(made)}
         if job == "raise":
             raise WorkerError("the device is gone") if payload["is_gone"] else ValueError("no")
         child = self.started()

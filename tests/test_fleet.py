@@ -66,6 +66,7 @@ class Bench:
         self.pids: dict[str, int] = {}  # of what a device runs its jobs in, at first
         self.dies_whole = False  # whether an agent is a process of its own, which is killed
         self.agents: dict[str, int] = {}
+        self.blobs = folder / "blobs"  # of the agents
 
     def begin(self, fleet: Fleet, **options: object) -> Dispatch:
         def opened(name: str, reply: dict) -> str:
@@ -183,6 +184,7 @@ def bench_of_cluster(tmp_path: Path, cluster: Cluster) -> Iterator[Bench]:
     assert {cluster.said(ready) for _, ready in agents} == {"ready"}
     bench = Bench(tmp_path)
     bench.dies_whole = True
+    bench.blobs = cluster.folder / "blobs"
     bench.begin(dask_fleet(cluster.address, cluster.certificate(certificates.TUNER)))
     bench.dispatch.wait_for_devices(NUM_DEVICES, LONG_S)
     yield bench
@@ -193,7 +195,8 @@ def bench_of_cluster(tmp_path: Path, cluster: Cluster) -> Iterator[Bench]:
 @pytest.fixture
 def bench_of_host(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
-    bench.begin(local_fleet([f"local:{n}" for n in range(NUM_DEVICES)], Doubling))
+    names = [f"local:{n}" for n in range(NUM_DEVICES)]
+    bench.begin(local_fleet(names, Doubling, Blobs(bench.blobs)))
     bench.dispatch.wait_for_devices(NUM_DEVICES, LONG_S)
     yield bench
     bench.dispatch.close()
@@ -266,6 +269,17 @@ def test_files_are_there_beside_a_job(bench):
     file.write_text("what it says")
     call = bench.dispatch.call("read", {"name": "x.txt"}, {"x.txt": file}, limit_s=LONG_S)
     assert call.result(LONG_S)["text"] == "what it says"
+
+
+def test_files_that_a_job_made_are_fetched_or_refused_by_their_digest(bench):
+    payload = {"text": "what it made", "blobs": str(bench.blobs)}
+    made = bench.dispatch.call("make", payload, limit_s=LONG_S).result(LONG_S)
+    assert bench.dispatch.fetch(made["on"], made["digest"], LONG_S) == b"what it made"
+    with pytest.raises(AttemptLost, match="is not here"):
+        bench.dispatch.fetch(made["on"], digest_of(b"nobody made it"), LONG_S)
+    (bench.blobs / made["digest"]).write_bytes(b"damaged")
+    with pytest.raises(AttemptLost, match="is damaged"):
+        bench.dispatch.fetch(made["on"], made["digest"], LONG_S)
 
 
 def test_closing_ends_what_runs_and_leaves_no_process(bench):
@@ -518,22 +532,6 @@ def test_a_host_that_compiles_otherwise_is_left_out_with_the_difference(hosts):
     ]
 
 
-def test_files_that_are_others_than_their_digests_are_not_taken(hosts):
-    hosts.lend("a")
-    with hosts.parent("parent-1", ["a"]) as builder:
-        build = builder.submit(added(1)).result(LONG_S)
-    blobs = hosts.folder / "a" / "blobs"
-    (blobs / digest_of(Path(build.artefact).read_bytes())).write_bytes(b"other code")
-    fleet = dask_fleet(
-        hosts.cluster.address, hosts.cluster.certificate(certificates.TUNER), of_builders=True
-    )
-    digest = digest_of(Path(build.artefact).read_bytes())
-    wait_for(lambda: isinstance(fleet.event(0.1), Joined))
-    with pytest.raises(AttemptLost, match="is damaged"):
-        fleet.fetch(hosts.full("a"), digest, LONG_S)
-    fleet.close()
-
-
 # ---- the parent and the agent, alone ------------------------------------------------------------
 
 
@@ -776,7 +774,7 @@ def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, c
     class Killing(tuner.Observer):
         def on_run(self, *_: object) -> None:  # both are ready, and have nothing yet
             moment_s = random.uniform(0.0, 2.0)
-            threading.Timer(moment_s, os.kill, (agents["dies"][0], signal.SIGKILL)).start()
+            threading.Timer(moment_s, cluster.end, ([agents["dies"][0]],)).start()
 
     tuner.resume(
         run.path,

@@ -191,7 +191,7 @@ def test_questions_asked_ahead_are_other_questions_and_still_each_once(recorded)
 def test_simulated_devices_share_the_work_until_builders_are_short(recorded):
     recording = read_recording(recorded)
     options = argparse.Namespace(
-        trials=100, sampler="random", builders=64, think_ms=1.0, job_ms=1.0, build_s=2.0,
+        trials=200, sampler="random", builders=64, think_ms=1.0, job_ms=1.0, build_s=2.0,
         screen_s=1.0, fails_per_hour=1e-6,
     )  # fmt: skip
     one, two, many = (simulated(recording, options, number, 0) for number in (1, 2, 32))

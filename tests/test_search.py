@@ -211,10 +211,10 @@ def test_every_outcome_is_recorded_before_the_next_question(bench):
 @pytest.mark.parametrize("sampler", ["surrogate", "random"])
 def test_what_is_asked_before_anything_is_known_is_of_every_template(tmp_path, sampler):
     """However many parameters one has: it may be the one that is wrong, or slow."""
-    evaluator = FakeEvaluator(lambda params: None, ahead=32)
+    evaluator = FakeEvaluator(lambda params: None, ahead=64)  # half of them in the opening
     bench = Bench(tmp_path, of_two_templates())
     with pytest.raises(KeyError):  # no times are known of these: what was asked first is
-        bench.search(evaluator, sampler=sampler, trials=32)
+        bench.search(evaluator, sampler=sampler, trials=64)
     asked = [params["template"] for params in evaluator.submitted]
     assert len(asked) == 32 and 8 <= asked.count("narrow") <= 24
 
