@@ -1,4 +1,4 @@
-"""Feasible configurations as a decision diagram: paths that are counted, found, and never listed."""
+"""Feasible configurations as a decision diagram: paths that are counted and found, not listed."""
 
 from __future__ import annotations
 
