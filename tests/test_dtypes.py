@@ -440,7 +440,7 @@ def test_a_dtype_that_no_kernel_takes_is_refused_in_op_yaml(tmp_path):
     path = made.folder / made.name / "op.yaml"
     path.write_text(path.read_text().replace("float16", "float8", 1))
     with pytest.raises(
-        TemplateError, match="should be 'float32', 'float64', 'float16', 'bfloat16'"
+        TemplateError, match="expected 'float32', 'float64', 'float16', 'bfloat16'"
     ):
         load_family(made.name, [made.folder])
 

@@ -18,7 +18,7 @@ from tuner.capture.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.joint import Captured
 from tuner.capture.rewriting import rewritten
 from tuner.config.document import read_document
-from tuner.config.quantities import parse_match, parse_mode, parse_rewrites
+from tuner.config.quantities import parse_choice, parse_mode
 from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import explained, new_worker
@@ -64,18 +64,15 @@ def derive_operator(
     """
     if not path.is_file():
         raise InputError(f"{path}: {'a directory' if path.is_dir() else 'no such file'}")
+    option = "mode"
     try:
         chosen = parse_mode(mode or "as_given")
+        option = "rewrites"
+        is_exact = parse_choice(rewrites or "exact", "exact", "none") == "exact"
+        option = "match"
+        matches = None if match is None else parse_choice(match, "any", "none")
     except ValueError as error:
-        raise InputError(f"{path}: mode: {error}") from error
-    try:
-        is_exact = parse_rewrites(rewrites or "exact") == "exact"
-    except ValueError as error:
-        raise InputError(f"{path}: rewrites: {error}") from error
-    try:
-        matches = None if match is None else parse_match(match)
-    except ValueError as error:
-        raise InputError(f"{path}: match: {error}") from error
+        raise InputError(f"{path}: {option}: {error}") from error
     observer = observer or Observer()
     folder = cache_folder() / "modules"
     observer.on_stage(f"capturing the forward of {path}")

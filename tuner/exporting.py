@@ -64,7 +64,7 @@ class ExportFile:
     with_batches: Callable[[ByBatch], ExportFile] | None = None
     ways: tuple[Way, ...] = ()
     by_batch: ByBatch | None = None
-    compiled_as: str = ""  # the hash of other code with the same kernels
+    compiled_as: str = ""  # equal for files of the same kernels, at whichever rows they take them
 
     @property
     def unverified_path(self) -> Path:
@@ -256,7 +256,7 @@ def export_of(
         with_batches=again if by_batch is None and has_rows(model_new) else None,
         ways=ways,
         by_batch=by_batch,
-        compiled_as="" if by_batch is None else again().code_sha256,
+        compiled_as=content_key(candidate.key, with_rows(model_new, None)),
     )  # fmt: skip
 
 

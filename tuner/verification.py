@@ -84,6 +84,7 @@ class Verification:
             The result, None where no file was accepted; and all that had their turn.
         """
         ranked = ranked_trials(trials)
+        by_number = {trial.number: trial for trial in ranked}
         files = {t.number: self._file(t, is_winner=False) for t in ranked}
         entries: dict[int, Finalist] = {}
         believed: dict[int, list[list[float]]] = {}
@@ -104,8 +105,7 @@ class Verification:
         is_fallback = exported.interval is not None and exported.interval.verdict == "slower"
         for number in believed:
             is_winner = number == winner and not is_fallback
-            trial = next(t for t in ranked if t.number == number)
-            self.batching.kept(self._file(trial, is_winner)).accept(
+            self.batching.kept(self._file(by_number[number], is_winner)).accept(
                 entries[number], self.schedule.samples_s, self.schedule.reductions
             )
         if is_fallback:
@@ -113,8 +113,7 @@ class Verification:
             notes += more
         else:
             if exported.step is not None and exported.step.verdict == "slower":
-                trial = next(t for t in ranked if t.number == winner)
-                exported, more = self._without_steps(trial, exported)
+                exported, more = self._without_steps(by_number[winner], exported)
                 notes += more
             notes += remarks_on(exported)
         compiled = None

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 
 from tuner.capture.indexing import offset, row_dims
 from tuner.capture.merged import merged_sweeps
-from tuner.capture.nest import COLUMN, Nest, Output, Reduction, Statement, still_needed
-from tuner.capture.operations import OPERATIONS, converted, emit, literal, operation_of
+from tuner.capture.nest import COLUMN, Nest, Output, Reduction, Statement, emitted, still_needed
+from tuner.capture.operations import OPERATIONS, converted, literal, operation_of
 from tuner.capture.stages import Stages
 from tuner.capture.templates import arguments_of, function_of
 
@@ -332,16 +332,8 @@ class _Text:
                 yield self._statement(statement, self.names)
 
     def _statement(self, statement: Statement, names: dict[str, str]) -> str:
-        operation = operation_of(statement.op)
-        operands = [
-            converted(names[o], self.nest.kinds.get(o, "float"), wanted, "cuda")
-            if isinstance(o, str)
-            else converted(literal(float(o), "cuda"), "float", wanted, "cuda")
-            for o, wanted in zip(statement.operands, operation.takes, strict=True)
-        ]
-        attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
-        kind = "bool" if operation.gives == "mask" else "float"
-        value = emit(statement.op, operands, attrs, "cuda")
+        value = emitted(statement, self.nest, names.__getitem__, "cuda")
+        kind = "bool" if operation_of(statement.op).gives == "mask" else "float"
         return f"const {kind} {self._new('v', statement.name, names)} = {value};"
 
 

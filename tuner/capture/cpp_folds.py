@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from tuner.capture.nest import Nest, Reduction, Scan, Statement
-from tuner.capture.operations import converted, emit, literal, operation_of
+from tuner.capture.nest import Nest, Reduction, Scan, Statement, emitted
+from tuner.capture.operations import converted, emit, literal
 
 __all__ = [
     "START",
@@ -27,15 +27,7 @@ def statement_text(statement: Statement, nest: Nest, names: Mapping[str, str]) -
     """Write the value of a statement."""
     if isinstance(statement, Scan):
         return _scan_text(statement, nest, names)
-    takes = operation_of(statement.op).takes
-    operands = [
-        converted(names[o], nest.kinds.get(o, "float"), wanted)
-        if isinstance(o, str)
-        else converted(literal(float(o), "cpp", is_wide=nest.is_wide), "float", wanted)
-        for o, wanted in zip(statement.operands, takes, strict=True)
-    ]
-    attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
-    return emit(statement.op, operands, attrs, is_wide=nest.is_wide)
+    return emitted(statement, nest, names.__getitem__, is_wide=nest.is_wide)
 
 
 def joined(reduction: Reduction, value: str, names: Mapping[str, str], column: str) -> str:

@@ -13,14 +13,15 @@ that a view that keeps their order changes nothing here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tuner.capture.graph import Tensor
 from tuner.capture.index_space import Space
-from tuner.capture.operations import Kind
+from tuner.capture.operations import Kind, converted, emit, literal, operation_of
 from tuner.capture.precision import FLOATS, Precision
+from tuner.trial import Language
 
 __all__ = [
     "COLUMN",
@@ -34,6 +35,7 @@ __all__ = [
     "Scan",
     "Statement",
     "Tap",
+    "emitted",
     "still_needed",
 ]
 
@@ -233,3 +235,25 @@ def still_needed(each: Pass, from_memory: Sequence[str]) -> list[Statement]:
         found.add(name)
         left += [o for o in by_name[name].operands if isinstance(o, str)]
     return [s for s in each.statements if s.name in found]
+
+
+def emitted(
+    statement: Statement,
+    nest: Nest,
+    text_of: Callable[[str], str],
+    language: Language = "cpp",
+    *,
+    is_wide: bool = False,
+) -> str:
+    """Write the value of a statement, whose operands `text_of` writes.
+
+    With `is_wide` its constants are of float64, and so is what is computed.
+    """
+    operands = [
+        converted(text_of(o), nest.kinds.get(o, "float"), wanted, language)
+        if isinstance(o, str)
+        else converted(literal(float(o), language, is_wide=is_wide), "float", wanted, language)
+        for o, wanted in zip(statement.operands, operation_of(statement.op).takes, strict=True)
+    ]
+    attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
+    return emit(statement.op, operands, attrs, language, is_wide=is_wide)

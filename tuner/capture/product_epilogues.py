@@ -14,8 +14,8 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 from tuner.capture.convolutions import is_convolution
 from tuner.capture.library import Call
-from tuner.capture.nest import COLUMN, Nest, Statement
-from tuner.capture.operations import OPERATIONS, converted, emit, literal, operation_of
+from tuner.capture.nest import COLUMN, Nest, Statement, emitted
+from tuner.capture.operations import OPERATIONS, converted, operation_of
 from tuner.capture.stages import Stages
 from tuner.trial import Language
 
@@ -170,17 +170,9 @@ def _computed(
 ) -> Iterator[tuple[str, str]]:
     """Yield kind and text of each statement, whose value is then called `v0`, `v1`, ..."""
     for i, statement in enumerate(_statements(nest) if statements is None else statements):
-        operation = operation_of(statement.op)
-        operands = [
-            converted(names[o], nest.kinds.get(o, "float"), wanted, language)
-            if isinstance(o, str)
-            else converted(literal(float(o), language), "float", wanted, language)
-            for o, wanted in zip(statement.operands, operation.takes, strict=True)
-        ]
-        attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
+        value = emitted(statement, nest, names.__getitem__, language)
         names[statement.name] = f"v{i}"
-        kind = "bool" if operation.gives == "mask" else "float"
-        yield kind, emit(statement.op, operands, attrs, language)
+        yield "bool" if operation_of(statement.op).gives == "mask" else "float", value
 
 
 # What an epilogue in CUDA C++ is told of a value's place.

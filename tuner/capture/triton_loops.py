@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 
 from tuner.capture.indexing import inner_rows, offset, row_dims
 from tuner.capture.merged import Merged, merged_sweeps
-from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement
-from tuner.capture.operations import converted, emit, literal, operation_of
+from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement, emitted
+from tuner.capture.operations import converted, emit
 from tuner.capture.precision import HALVES
 from tuner.capture.triton_blocks import SEARCHED, Blocks
 from tuner.capture.triton_folds import JOINED, START, fold_functions
@@ -352,20 +352,14 @@ class Writer:
         yield self._statement(statement)
 
     def _statement(self, statement: Statement) -> str:
-        takes = operation_of(statement.op).takes
         is_block = self.nest.is_inner(statement.name)
-        operands = [
-            converted(self._in(o, is_block), self.nest.kinds.get(o, "float"), wanted, "triton")
-            if isinstance(o, str)
-            else converted(self._literal(o), "float", wanted, "triton")
-            for o, wanted in zip(statement.operands, takes, strict=True)
-        ]
-        attrs = {name: float(str(value)) for name, value in statement.attrs.items()}
-        value = emit(statement.op, operands, attrs, "triton", is_wide=self.nest.is_wide)
-        return f"{self.names[statement.name]} = {value}"
 
-    def _literal(self, number: float) -> str:
-        return literal(float(number), "triton", is_wide=self.nest.is_wide)
+        def text_of(operand: str) -> str:
+            return self._in(operand, is_block)
+
+        is_wide = self.nest.is_wide
+        value = emitted(statement, self.nest, text_of, "triton", is_wide=is_wide)
+        return f"{self.names[statement.name]} = {value}"
 
     def _launch(self) -> Iterator[str]:
         outputs = [f"{name}_out" for name in self.outputs]

@@ -19,7 +19,29 @@ from tuner.capture.triton_merged import PUT_MOMENTS_TOGETHER, lane_counts
 __all__ = ["AcrossWriter", "SplitWriter"]
 
 
-class SplitWriter(Writer):
+class _PartsWriter(Writer):
+    """What both ways to split rows have in common: parts are put together between passes."""
+
+    def _known(self, program: str, number: int) -> Iterator[str]:
+        """Read and compute what is known of the rows before a pass."""
+        yield from self._begin(program)
+        for each in self.nest.passes[:number]:
+            for reduction in each.reductions:
+                at = f"totals + {self.place_of(reduction)} * num_rows + row_ids"
+                loaded = f"tl.load({at}, mask=is_row, other=0.0)"
+                yield f"    {self.names[reduction.name]} = {loaded}{self._left(reduction)}"
+            yield from (f"    {self._statement(s)}" for s in each.after)
+
+    def _left(self, reduction: Reduction) -> str:
+        """Return the product with what a total was not multiplied by."""
+        return ""
+
+    def place_of(self, reduction: Reduction) -> int:
+        """Return where its parts lie among those of others."""
+        return self.nest.reductions.index(reduction)
+
+
+class SplitWriter(_PartsWriter):
     """The text of one nest whose rows are split."""
 
     def __init__(
@@ -59,7 +81,7 @@ class SplitWriter(Writer):
             found = self._found(each, merged, lane_counts("piece", "last_col"), is_all=False)
             yield from (f"    {line}" for line in found)
             for reduction in _both(each, merged):
-                name, index = self.names[reduction.name], self.nest.reductions.index(reduction)
+                name, index = self.names[reduction.name], self.place_of(reduction)
                 at = f"({index} * num_rows + row_ids) * pieces + program % pieces"
                 yield f"    tl.store(partial + {at}, {name}, mask=is_row)"
         if has_rows:
@@ -74,18 +96,9 @@ class SplitWriter(Writer):
         if self.moments:
             yield PUT_MOMENTS_TOGETHER.format(function=self.function).rstrip("\n")
 
-    def _known(self, program: str, number: int) -> Iterator[str]:
-        """Read and compute what is known of the rows before a pass."""
-        yield from self._begin(program)
-        for each in self.nest.passes[:number]:
-            for reduction in each.reductions:
-                at = f"totals + {self.nest.reductions.index(reduction)} * num_rows + row_ids"
-                name = self.names[reduction.name]
-                loaded = f"tl.load({at}, mask=is_row, other=0.0)"
-                is_scaled = any(reduction == merged.second for merged in self.moments.values())
-                scale = "" if is_scaled else self._scale_left(reduction)
-                yield f"    {name} = {loaded}{scale}"
-            yield from (f"    {self._statement(s)}" for s in each.after)
+    def _left(self, reduction: Reduction) -> str:
+        is_scaled = any(reduction == merged.second for merged in self.moments.values())
+        return "" if is_scaled else self._scale_left(reduction)
 
     def _launch_split(self) -> Iterator[str]:
         outputs = [f"{name}_out" for name in self.outputs]
@@ -111,8 +124,8 @@ class SplitWriter(Writer):
                 yield from self._moments_together(self.moments[number])
                 continue
             for reduction in each.reductions:
-                number_of = self.nest.reductions.index(reduction)
                 call = f"{self.function}_put_together_{reduction.fold}[(rows,)]"
+                number_of = self.place_of(reduction)
                 yield f"    {call}(partial, totals, rows, pieces, NUMBER={number_of})"
         if any(not self.nest.is_inner(o.name) for o in self.nest.outputs):
             yield f"    {self.function}_results[({self._row_blocks('128')},)]("
@@ -120,7 +133,7 @@ class SplitWriter(Writer):
             yield "    )"
 
     def _moments_together(self, merged: Merged) -> Iterator[str]:
-        mean, squares = (self.nest.reductions.index(r) for r in (merged.first, merged.second))
+        mean, squares = map(self.place_of, (merged.first, merged.second))
         scale = merged.second.scale
         factor = 'float("nan")' if math.isnan(scale) else repr(scale)
         yield f"    {self.function}_put_together_moments[(rows,)]("
@@ -134,7 +147,7 @@ def _both(each: Pass, merged: Merged | None) -> list[Reduction]:
     return list(each.reductions) if merged is None else [merged.first, merged.second]
 
 
-class AcrossWriter(Writer):
+class AcrossWriter(_PartsWriter):
     """The text of one nest whose rows are adjacent in memory, and their columns split.
 
     Programs hold blocks of rows, and take blocks of columns in turns: at any time they read what
@@ -207,23 +220,9 @@ class AcrossWriter(Writer):
             yield from (f"    {self._statement(s)}" for s in each.after)
             yield from self._row_outputs()
 
-    def _known(self, program: str, number: int) -> Iterator[str]:
-        """Read and compute what is known of the rows before a pass."""
-        yield from self._begin(program)
-        for each in self.nest.passes[:number]:
-            for reduction in each.reductions:
-                at = f"totals + {self.place_of(reduction)} * num_rows + row_ids"
-                loaded = f"tl.load({at}, mask=is_row, other=0.0)"
-                yield f"    {self.names[reduction.name]} = {loaded}"
-            yield from (f"    {self._statement(s)}" for s in each.after)
-
     def _last(self) -> int:
         """Return the last pass that reduces; whatever a row has is known behind it."""
         return max(n for n, each in enumerate(self.nest.passes) if each.reductions)
-
-    def place_of(self, reduction: Reduction) -> int:
-        """Return where its parts lie among those of others."""
-        return self.nest.reductions.index(reduction)
 
     def _launch(self) -> Iterator[str]:
         given = ", ".join([*self.inputs, *(f"{name}_out" for name in self.outputs)])

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Literal
 
 from tuner.config.document import shown
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
 
 __all__ = [
-    "parse_accuracy", "parse_device", "parse_duration", "parse_fraction", "parse_match",
-    "parse_mode", "parse_rewrites",
+    "parse_accuracy", "parse_choice", "parse_device", "parse_duration", "parse_fraction",
+    "parse_mode",
 ]  # fmt: skip
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -83,26 +82,15 @@ def parse_mode(value: object) -> TuneMode:
     raise ValueError(f"expected train or eval, got {shown(value)}")
 
 
-def parse_match(value: object) -> Literal["any", "none"]:
-    """Read `any` or `none`: which families a module's forward may be tuned by.
+def parse_choice(value: object, *known: str) -> str:
+    """Read one of some words.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is none of them.
     """
-    if value == "any" or value == "none":
+    if isinstance(value, str) and value in known:
         return value
-    raise ValueError(f"expected any or none, got {shown(value)}")
-
-
-def parse_rewrites(value: object) -> Literal["exact", "none"]:
-    """Read `exact` or `none`: which rewrites of a captured graph are taken.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if value == "exact" or value == "none":
-        return value
-    raise ValueError(f"expected exact or none, got {shown(value)}")
+    raise ValueError(f"expected {' or '.join(known)}, got {shown(value)}")
 
 
 def parse_device(value: object) -> str:

@@ -89,10 +89,6 @@ class RunConfig(Section):
         lines += [f"  hint: {hint.removeprefix('hint: ')}"] if hint else []
         return self.places.located(place, "\n".join(lines))
 
-    def overridden(self, overrides: Mapping[str, Value]) -> RunConfig:
-        """Return the config with other values; see `load_config`."""
-        return parse_config(self.text, self.path, overrides, base=self.base)
-
 
 def load_config(
     path: Path | str, overrides: Mapping[str, Value] | None = None, *, base: Path | None = None

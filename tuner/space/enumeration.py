@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +28,10 @@ from tuner.space.constraints import (
     is_obeyed,
     pack,
 )
+from tuner.space.diagram import Diagram, Layer
 from tuner.space.grammar import Env
 
-__all__ = ["Diagram", "Walk"]
+__all__ = ["Walk"]
 
 CHUNK = 2**20  # partial configurations judged at once: 8 MiB a column
 MAX_VISITED = 150_000_000  # partial configurations judged; about 10 s
@@ -83,96 +83,6 @@ def _needs(name: str, by_name: Mapping[str, Parameter], path: tuple[str, ...]) -
     when = by_name[name].when
     direct = when.names & by_name.keys() if when else frozenset()
     return direct.union(*(_needs(other, by_name, (*path, name)) for other in direct))
-
-
-# ---- the diagram ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    """The choices of one parameter's digit; choice i leads from a state to `targets[i]`.
-
-    `keys` are state * base + digit, ascending; `below[i]` counts the completions of all choices
-    before choice i (its last entry, of all); `first[s]` is the first choice of state s.
-    """
-
-    column: int  # the parameter, by declaration
-    base: int
-    keys: Ints
-    targets: Digits
-    below: Ints
-    first: Ints
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Diagram:
-    """All feasible configurations, each a path through the layers; positions count paths.
-
-    Attributes:
-        num_feasible: how many paths there are.
-    """
-
-    num_feasible: int
-    _layers: tuple[_Layer, ...]
-
-    def rows(self, positions: Ints) -> Ints:
-        """Return the digits of the configurations at `positions`, as int64 (n, d)."""
-        rows = np.empty((len(positions), len(self._layers)), dtype=np.int64)
-        state, rest = np.zeros(len(positions), dtype=np.int64), positions
-        for layer in self._layers:
-            value = layer.below[layer.first[state]] + rest
-            choice = np.searchsorted(layer.below, value, side="right") - 1
-            rest = value - layer.below[choice]
-            rows[:, layer.column] = layer.keys[choice] - state * layer.base
-            state = layer.targets[choice].astype(np.int64)
-        return rows
-
-    def positions(self, rows: Ints) -> Ints:
-        """Return the positions of the configurations with the digits `rows`, -1 for none."""
-        positions = np.zeros(len(rows), dtype=np.int64)
-        state, is_there = positions.copy(), np.ones(len(rows), dtype=bool)
-        for layer in self._layers:
-            key = state * layer.base + rows[:, layer.column]
-            choice = np.minimum(np.searchsorted(layer.keys, key), len(layer.keys) - 1)
-            is_there &= layer.keys[choice] == key
-            positions += layer.below[choice] - layer.below[layer.first[state]]
-            state = np.where(is_there, layer.targets[choice], 0).astype(np.int64)
-        return np.where(is_there, positions, -1)
-
-    def counts(self, column: int) -> Ints:
-        """Return how many configurations have each digit of a parameter, int64 (base,)."""
-        arrivals = np.ones(1, dtype=np.int64)  # paths into each state
-        for layer in self._layers:
-            arrivals = np.pad(arrivals, (0, len(layer.first) - 1 - len(arrivals)))  # dead ends
-            paths = np.repeat(arrivals, np.diff(layer.first))
-            if layer.column == column:
-                digits = layer.keys % layer.base
-                found = np.zeros(layer.base, dtype=np.int64)
-                np.add.at(found, digits, paths * np.diff(layer.below))
-                return found
-            arrivals = np.zeros(int(layer.targets.max()) + 1, dtype=np.int64)
-            np.add.at(arrivals, layer.targets, paths)
-        raise IndexError(column)
-
-    def all_rows(self) -> Digits:
-        """Return the digits of all configurations, as the smallest integers (n, d)."""
-        kind = digit_type(layer.base for layer in self._layers)
-        state = np.zeros(1, dtype=np.int64)
-        steps: list[tuple[Digits, Ints]] = []  # digits, and whose they are
-        for layer in self._layers:
-            counts = layer.first[state + 1] - layer.first[state]
-            parent = np.repeat(np.arange(len(state)), counts)
-            start = np.cumsum(counts) - counts
-            choice = np.arange(len(parent)) - np.repeat(start - layer.first[state], counts)
-            digits = layer.keys[choice] - state[parent] * layer.base
-            steps.append((digits.astype(kind), parent))
-            state = layer.targets[choice].astype(np.int64)
-        rows = np.empty((len(state), len(self._layers)), dtype=kind, order="F")
-        index = np.arange(len(state))
-        for layer, (digits, parent) in zip(self._layers[::-1], steps[::-1], strict=True):
-            rows[:, layer.column] = digits[index]
-            index = parent[index]
-        return rows
 
 
 # ---- the walk that builds it ----------------------------------------------------------------
@@ -322,7 +232,7 @@ class Walk:
             first = np.searchsorted(sources, np.arange(num_states + 1))
             counts = below[first[1:]] - below[first[:-1]]
             layers.append(
-                _Layer(
+                Layer(
                     columns[parameter.name],
                     base_of(parameter),
                     keys,

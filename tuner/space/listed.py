@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,15 @@ class Listed:
         keys = self._keys(rows)
         found = np.minimum(np.searchsorted(self._sorted_keys, keys), self.num_feasible - 1)
         return np.where(self._sorted_keys[found] == keys, found, -1)
+
+    def first(self, allowed: Sequence[Collection[int]]) -> int | None:
+        """Return the first position of which each digit is among those allowed, by parameter."""
+        is_it = np.ones(self.num_feasible, dtype=bool)
+        for column, digits in enumerate(allowed):
+            if len(digits) < self._bases[column]:
+                is_it &= np.isin(self.digits[:, column], list(digits))
+        found = int(is_it.argmax())
+        return found if is_it[found] else None
 
     def _keys(self, rows: NDArray[np.integer]) -> NDArray[np.generic]:
         """Return what orders the rows: one number, or one string of bytes where it is too long."""

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import InputError
-from tuner.space.completion import Step, completions, steps_of
 from tuner.space.constraints import (
     Bools,
     Constraint,
@@ -28,8 +27,9 @@ from tuner.space.constraints import (
     check_declared,
     digit_type,
 )
+from tuner.space.diagram import Diagram
 from tuner.space.emptiness import explain_nothing
-from tuner.space.enumeration import Diagram, Walk
+from tuner.space.enumeration import Walk
 from tuner.space.listed import Listed
 from tuner.trial import Params, Value
 
@@ -58,10 +58,6 @@ class SearchSpace:
     facts: Mapping[str, Value]
     rejections: Mapping[str, int]
     _set: Diagram | Listed = field(repr=False)
-    _steps: Sequence[Step] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_steps", steps_of(self.parameters, self.constraints))
 
     @classmethod
     def build(
@@ -288,11 +284,19 @@ class SearchSpace:
     def complete(self, wanted: Mapping[str, Value]) -> Params | None:
         """Return the feasible configuration that `wanted` describes, None when there is none.
 
-        What cannot exist beside the rest is dropped; what is missing takes the first values, in
-        the order of declaration, that are feasible.
+        What cannot exist beside the rest is dropped; what is missing takes the first values that
+        are feasible, in the order of the positions.
         """
-        tries = completions(wanted, self.parameters, self._steps, self.facts)
-        return next((params for params in tries if self.index(params) is not None), None)
+        allowed = []
+        for parameter in self.parameters:
+            digits = set(range(base_of(parameter)))
+            if parameter.name in wanted:
+                digits &= {len(parameter.values)}
+                if wanted[parameter.name] in parameter.values:
+                    digits.add(parameter.values.index(wanted[parameter.name]))
+            allowed.append(digits)
+        position = self._set.first(allowed)
+        return None if position is None else self.params_of(self.coordinates(position))
 
 
 def _distinct(count: int, num: int, rng: np.random.Generator) -> Ints:

@@ -1,0 +1,125 @@
+"""Feasible configurations as a decision diagram: paths that are counted and found, not listed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.space.constraints import Digits, digit_type
+
+__all__ = ["Diagram", "Layer"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """The choices of one parameter's digit; choice i leads from a state to `targets[i]`.
+
+    `keys` are state * base + digit, ascending; `below[i]` counts the completions of all choices
+    before choice i (its last entry, of all); `first[s]` is the first choice of state s.
+    """
+
+    column: int  # the parameter, by declaration
+    base: int
+    keys: Ints
+    targets: Digits
+    below: Ints
+    first: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Diagram:
+    """All feasible configurations, each a path through the layers; positions count paths.
+
+    Attributes:
+        num_feasible: how many paths there are.
+    """
+
+    num_feasible: int
+    _layers: tuple[Layer, ...]
+
+    def rows(self, positions: Ints) -> Ints:
+        """Return the digits of the configurations at `positions`, as int64 (n, d)."""
+        rows = np.empty((len(positions), len(self._layers)), dtype=np.int64)
+        state, rest = np.zeros(len(positions), dtype=np.int64), positions
+        for layer in self._layers:
+            value = layer.below[layer.first[state]] + rest
+            choice = np.searchsorted(layer.below, value, side="right") - 1
+            rest = value - layer.below[choice]
+            rows[:, layer.column] = layer.keys[choice] - state * layer.base
+            state = layer.targets[choice].astype(np.int64)
+        return rows
+
+    def positions(self, rows: Ints) -> Ints:
+        """Return the positions of the configurations with the digits `rows`, -1 for none."""
+        positions = np.zeros(len(rows), dtype=np.int64)
+        state, is_there = positions.copy(), np.ones(len(rows), dtype=bool)
+        for layer in self._layers:
+            key = state * layer.base + rows[:, layer.column]
+            choice = np.minimum(np.searchsorted(layer.keys, key), len(layer.keys) - 1)
+            is_there &= layer.keys[choice] == key
+            positions += layer.below[choice] - layer.below[layer.first[state]]
+            state = np.where(is_there, layer.targets[choice], 0).astype(np.int64)
+        return np.where(is_there, positions, -1)
+
+    def counts(self, column: int) -> Ints:
+        """Return how many configurations have each digit of a parameter, int64 (base,)."""
+        arrivals = np.ones(1, dtype=np.int64)  # paths into each state
+        for layer in self._layers:
+            arrivals = np.pad(arrivals, (0, len(layer.first) - 1 - len(arrivals)))  # dead ends
+            paths = np.repeat(arrivals, np.diff(layer.first))
+            if layer.column == column:
+                digits = layer.keys % layer.base
+                found = np.zeros(layer.base, dtype=np.int64)
+                np.add.at(found, digits, paths * np.diff(layer.below))
+                return found
+            arrivals = np.zeros(int(layer.targets.max()) + 1, dtype=np.int64)
+            np.add.at(arrivals, layer.targets, paths)
+        raise IndexError(column)
+
+    def first(self, allowed: Sequence[Collection[int]]) -> int | None:
+        """Return the first position of which each digit is among those allowed, by parameter."""
+        dead: set[tuple[int, int]] = set()
+
+        def found(depth: int, state: int) -> int | None:
+            """Return how many paths from the state come before the first one allowed."""
+            if depth == len(self._layers):
+                return 0
+            layer = self._layers[depth]
+            begin, end = layer.first[state : state + 2].tolist()
+            for choice in range(begin, end):
+                digit = int(layer.keys[choice]) - state * layer.base
+                target = int(layer.targets[choice])
+                if digit not in allowed[layer.column] or (depth, target) in dead:
+                    continue
+                behind = found(depth + 1, target)
+                if behind is not None:
+                    return int(layer.below[choice] - layer.below[begin]) + behind
+                dead.add((depth, target))
+            return None
+
+        return found(0, 0)
+
+    def all_rows(self) -> Digits:
+        """Return the digits of all configurations, as the smallest integers (n, d)."""
+        kind = digit_type(layer.base for layer in self._layers)
+        state = np.zeros(1, dtype=np.int64)
+        steps: list[tuple[Digits, Ints]] = []  # digits, and whose they are
+        for layer in self._layers:
+            counts = layer.first[state + 1] - layer.first[state]
+            parent = np.repeat(np.arange(len(state)), counts)
+            start = np.cumsum(counts) - counts
+            choice = np.arange(len(parent)) - np.repeat(start - layer.first[state], counts)
+            digits = layer.keys[choice] - state[parent] * layer.base
+            steps.append((digits.astype(kind), parent))
+            state = layer.targets[choice].astype(np.int64)
+        rows = np.empty((len(state), len(self._layers)), dtype=kind, order="F")
+        index = np.arange(len(state))
+        for layer, (digits, parent) in zip(self._layers[::-1], steps[::-1], strict=True):
+            rows[:, layer.column] = digits[index]
+            index = parent[index]
+        return rows
