@@ -14,9 +14,9 @@ from tuner.evaluate.giving import Giver
 from tuner.evaluate.inputs import RotatingInputs
 from tuner.evaluate.kept import wrong_element
 from tuner.evaluate.oracle import Oracle
-from tuner.evaluate.race import ORDINARY, ORDINARY_WEIGHTS
 from tuner.evaluate.timed import WEIGHT_SEED, Timed
 from tuner.problem.accuracy import math_mode
+from tuner.problem.draws import ORDINARY, ORDINARY_WEIGHTS
 from tuner.trial import to_json
 
 __all__ = ["Baseline"]

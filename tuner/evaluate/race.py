@@ -7,15 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tuner.evaluate.measure import ratio_interval
+from tuner.problem.draws import ORDINARY
 from tuner.trial import Check, Compiled, Finalist, Interval
 
-__all__ = ["ORDINARY", "ORDINARY_WEIGHTS", "Race", "compared_with_compiled", "finalist"]
+__all__ = ["Race", "compared_with_compiled", "finalist"]
 
 BEHIND = 0.02  # in every set so far: no later one would make such a contender the fastest
-
-
-ORDINARY_WEIGHTS = "weights as after training"  # values to race on, in words
-ORDINARY = f"{ORDINARY_WEIGHTS} and normal inputs"
 
 
 @dataclass(slots=True)

@@ -272,8 +272,7 @@ class Racer:
 
         if self._lends is None:
             self._lends = self._is_gpu and can_lend(racers[1], ask, CALL_TIMEOUT_S)
-        asks = {"has_other_values": has_other_values, "lends": self._lends}
-        reply = ask("timing_set", asks)
+        reply = ask("timing_set", {"has_other_values": has_other_values, "lends": self._lends})
 
         def give(racer: Worker) -> None:
             refusal = hand_over(reply, racer, ask, CALL_TIMEOUT_S)

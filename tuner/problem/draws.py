@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "FAR_OFFSET", "Distribution", "WeightKind", "fresh_values", "redistributed",
+    "FAR_OFFSET", "ORDINARY", "ORDINARY_WEIGHTS", "Distribution", "WeightKind", "fresh_values", "redistributed",
     "seed_everything", "widened",
 ]  # fmt: skip
 
@@ -66,6 +66,8 @@ EXPONENTS = {"huge": 28, "vast": 120, "denormal": -127}
 WIDE_RANGE_BITS = 20  # 2^20 is outside float16's range, and its square well inside float32's
 LATE_OFFSETS = (100.0, 3000.0)  # where float32 keeps four digits of a row that varies by 1
 MOST_LOOKED_AT = 17  # rows at the start that a guard may look at
+ORDINARY_WEIGHTS = "weights as after training"  # values to time on, in words
+ORDINARY = f"{ORDINARY_WEIGHTS} and normal inputs"
 OUTLIER_SHARE, OUTLIER_FACTOR = 0.01, 10.0  # of trained weights
 HEAVY_TAIL_SIGMA = 1.5  # of the lognormal factor: about 1 value in 1000 above 100
 HEAVY_TAIL_CLIP = 1e4  # finite, and within float16's range (65504)
