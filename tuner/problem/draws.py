@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "FAR_OFFSET", "ORDINARY", "ORDINARY_WEIGHTS", "Distribution", "WeightKind", "fresh_values", "redistributed",
-    "seed_everything", "widened",
+    "FAR_OFFSET", "ORDINARY", "ORDINARY_WEIGHTS", "Distribution", "WeightKind",
+    "fresh_values", "redistributed", "seed_everything", "widened",
 ]  # fmt: skip
 
 Distribution = Literal[
