@@ -47,7 +47,7 @@ Kind = Literal["built", "ended", "failed", "back"]
 class Flying:
     """A configuration on its way."""
 
-    position: int
+    config_id: int
     ended_s: float = 0.0
     candidate_key: str = ""
 
@@ -85,9 +85,9 @@ class Simulation:
     def submit(self, params: Params) -> Flying:
         """Think of a configuration, and hand it to the builders."""
         self.now_s += (self._options.think_ms + self._options.job_ms) / 1e3
-        position = self._recording.space.index(params)
-        assert position is not None
-        item = Flying(position)
+        config_id = self._recording.space.index(params)
+        assert config_id is not None
+        item = Flying(config_id)
         spread = math.exp(SPREAD * float(self._rng.standard_normal()))
         begins_s = max(self.now_s, heapq.heappop(self._builders_s))
         built_s = begins_s + self._options.build_s * spread
@@ -129,8 +129,8 @@ class Simulation:
 
     def _begin(self, item: Flying, at_s: float) -> None:
         takes_s = float(self._options.screen_s)
-        if self._recording.statuses[item.position] is Status.CORRECT:
-            takes_s += CALLS * float(self._recording.latency_us[item.position]) * 1e-6
+        if self._recording.statuses[item.config_id] is Status.CORRECT:
+            takes_s += CALLS * float(self._recording.latency_us[item.config_id]) * 1e-6
         else:
             takes_s /= 2
         until_lost_s = float(self._rng.exponential(3600.0 / self._options.fails_per_hour))
@@ -146,10 +146,10 @@ class Simulation:
     def finish(self, pending: Flying, number: int, best_us: float | None) -> Outcome:
         """Return the recorded outcome."""
         self.now_s = max(self.now_s, pending.ended_s)
-        status = self._recording.statuses[pending.position]
+        status = self._recording.statuses[pending.config_id]
         if status is not Status.CORRECT:
             return Outcome(status)
-        latency_us = float(self._recording.latency_us[pending.position])
+        latency_us = float(self._recording.latency_us[pending.config_id])
         return Outcome(status, measurement=Measurement(latency_us, 0.0, (latency_us,), False))
 
 

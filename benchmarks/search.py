@@ -35,7 +35,7 @@ import optuna
 from optuna.trial import TrialState
 
 from tuner.search.bayesian import JUDGE_EVERY
-from tuner.search.drawn import distributions, params_of
+from tuner.search.optuna_codec import distributions, params_of
 from tuner.search.recorded import Recording, read_recording
 from tuner.search.samplers import make_sampler
 from tuner.search.score import Yardstick
@@ -54,7 +54,7 @@ def _search(
     judges: bool,
     until_us: float = 0.0,
 ) -> tuple[list[int], float, list[tuple[int, float, float]]]:
-    """Return the positions that were evaluated, in order, and ms of CPU time per suggestion.
+    """Return the config ids that were evaluated, in order, and ms of CPU time per suggestion.
 
     With `judges` also (evaluations, probability to be within 5 %, within 1 %), every 10. A search
     ends early with a time of at most `until_us`.
@@ -66,11 +66,11 @@ def _search(
     for _ in range(min(budget, space.num_feasible)):
         start_s = time.process_time()
         trial = study.ask(fixed_distributions=named)
-        position = space.index(params_of(trial, space))
+        config_id = space.index(params_of(trial, space))
         asking_s += time.process_time() - start_s
-        assert position is not None
-        order.append(position)
-        latency_us = float(recording.latency_us[position])
+        assert config_id is not None
+        order.append(config_id)
+        latency_us = float(recording.latency_us[config_id])
         if math.isnan(latency_us):
             study.tell(trial, state=TrialState.PRUNED)
         else:
@@ -95,7 +95,7 @@ def _judged(
     for i, share in enumerate(SHARES, 1):
         when, right = [], []
         for name, recording in recordings.items():
-            at = {key: position for position, key in enumerate(recording.keys)}
+            at = {key: config_id for config_id, key in enumerate(recording.keys)}
             yardstick = Yardstick.of(recording.latency_us, budget)
             for run in runs[name]:
                 first = next((row[0] for row in run["sure"] if row[i] >= CONFIDENCE), None)
@@ -184,7 +184,7 @@ def main() -> None:
                 order, ms, sure = _search(
                     recording, sampler, seed, options.budget, sources, options.stop, until_us
                 )
-                keys = [recording.keys[position] for position in order]
+                keys = [recording.keys[config_id] for config_id in order]
                 entry = {"seed": seed, "order": keys, "ms_per_suggestion": round(ms, 3)}
                 entry |= {"sure": sure} if options.stop else {}
                 runs[label][name].append(entry)

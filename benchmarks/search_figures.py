@@ -78,7 +78,7 @@ def _progress(recordings: Mapping[str, Recording], runs: Mapping[str, Any], budg
         curves = []
         for name, searches in by_space.items():
             recording = recordings[name]
-            at = {key: position for position, key in enumerate(recording.keys)}
+            at = {key: config_id for config_id, key in enumerate(recording.keys)}
             yardstick = Yardstick.of(recording.latency_us, budget)
             for search in searches:
                 best_us = yardstick.best_us([at[key] for key in search["order"]], budget)
@@ -101,7 +101,7 @@ def _sure(recordings: Mapping[str, Recording], runs: Mapping[str, Any], budget: 
     for by_space in runs.values():
         for name, searches in by_space.items():
             recording = recordings[name]
-            at = {key: position for position, key in enumerate(recording.keys)}
+            at = {key: config_id for config_id, key in enumerate(recording.keys)}
             yardstick = Yardstick.of(recording.latency_us, budget)
             for search in searches:
                 best_us = yardstick.best_us([at[key] for key in search["order"]], budget)

@@ -23,7 +23,7 @@ from tuner.export.certificate import (
     read_certificate,
     whole_path,
 )
-from tuner.export.repeat import Repeated, clocks_of, reference_for
+from tuner.export.recheck import Repeated, clocks_of, reference_for
 from tuner.kernel.family import builtin_folder
 from tuner.trial import Check, Interval, ProbeResult, to_json
 from tuner.tuning import verify_certificate

@@ -22,7 +22,7 @@ from made_runs import CONFIG, append, made_run, raced_result, trial, trials
 from tiny_operator import config_text, write_family
 
 from tuner.review.launch import Launcher
-from tuner.review.shelf import Shelf
+from tuner.review.run_index import RunIndex
 from tuner.run import Run
 
 HOSTILE = (
@@ -343,10 +343,10 @@ def test_a_run_is_resumed_only_with_a_config_of_the_folder_as_it_is(tmp_path):
     same = made_run(tmp_path / "runs", trials(3), environment=facts)
     changed = made_run(tmp_path / "runs", trials(3), environment=facts, config=CONFIG + "# x\n")
     elsewhere = made_run(tmp_path / "runs", trials(3), environment={"config_folder": "/tmp"})
-    launcher = Launcher(Shelf(tmp_path / "runs"), configs)
+    launcher = Launcher(RunIndex(tmp_path / "runs"), configs)
     may = [launcher.may_resume(run.path.name) for run in (same, changed, elsewhere)]
     assert may == [True, False, False]
-    assert not Launcher(Shelf(tmp_path / "runs"), None).may_resume(same.path.name)
+    assert not Launcher(RunIndex(tmp_path / "runs"), None).may_resume(same.path.name)
 
 
 def test_what_was_not_started_here_is_not_stopped_here(place, server):
@@ -576,7 +576,7 @@ def test_a_run_is_started_followed_stopped_and_resumed_from_the_page(place, serv
     page.click("#stop")
     page.click("#stop:has-text('Stop at once')")
     page.wait_for_selector("#state:has-text('stopped')", timeout=60_000)
-    before = len(Shelf(place.runs).facts(name).trials)
+    before = len(RunIndex(place.runs).run_data(name).trials)
     assert before < 170
     assert page.evaluate("window.isTheSamePage")  # no reload until here
 

@@ -22,8 +22,8 @@ from tuner.kernel.cache import default_cache_dir
 from tuner.observing import Observer
 from tuner.planning import Planned, plan
 from tuner.run import Run, open_run
-from tuner.search.run_index import known_runs, operator_task, versions_of
 from tuner.search.samplers import make_sampler
+from tuner.search.task_index import known_runs, operator_task, versions_of
 from tuner.trial import Params, content_key, from_json, to_json
 
 pytestmark = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
@@ -323,7 +323,7 @@ def test_processes_that_look_at_once_agree(runs, tmp_path):
     for number in range(20):
         shutil.copytree(real, runs / f"copy-{number}")
     code = (
-        "import sys; from pathlib import Path; from tuner.search.run_index import known_runs\n"
+        "import sys; from pathlib import Path; from tuner.search.task_index import known_runs\n"
         f"print(len([known_runs(Path({str(runs)!r})) for _ in range(20)][-1]))"
     )
     several = [

@@ -14,7 +14,7 @@ from full_runs import HOSTILE, make_run, make_trials
 import tuner
 from tuner.errors import InputError, MachineError
 from tuner.review.exports import exported, write_export
-from tuner.review.facts import Facts
+from tuner.review.run_data import RunData
 from tuner.review.tables import trial_columns
 from tuner.review.timeline import spans_of
 from tuner.run import Run
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_csv_has_every_trial_with_every_digit(run):
-    data, media_type = exported(Facts.of(run), "trials.csv")
+    data, media_type = exported(RunData.of(run), "trials.csv")
     rows = list(csv.DictReader(io.StringIO(data.decode())))
     assert media_type.startswith("text/csv") and len(rows) == 30
     for row, trial in zip(rows, run.trials(), strict=True):
@@ -41,13 +41,13 @@ def test_no_word_of_the_csv_begins_like_a_formula(tmp_path):
     trials = [t for t in make_trials(3)]
     trials[0].params["stats"] = "=1+1"
     trials[1].params["stats"] = HOSTILE
-    data, _ = exported(Facts.of(make_run(tmp_path, trials)), "trials.csv")
+    data, _ = exported(RunData.of(make_run(tmp_path, trials)), "trials.csv")
     rows = list(csv.DictReader(io.StringIO(data.decode())))
     assert rows[0]["stats"] == "'=1+1" and rows[1]["stats"] == HOSTILE
 
 
 def test_the_trace_has_each_span_once_in_the_lane_of_its_worker(run):
-    data, _ = exported(Facts.of(run), "timeline.json")
+    data, _ = exported(RunData.of(run), "timeline.json")
     events = json.loads(data)["traceEvents"]
     lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert set(lanes.values()) == {"device", *(f"builder {n}" for n in range(4))}
@@ -68,9 +68,9 @@ def test_the_trace_has_each_span_once_in_the_lane_of_its_worker(run):
 
 def test_parquet_has_numbers_as_numbers_and_null_where_nothing_is(run):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    data, _ = exported(Facts.of(run), "trials.parquet")
+    data, _ = exported(RunData.of(run), "trials.parquet")
     table = parquet.read_table(io.BytesIO(data)).to_pydict()
-    for column in trial_columns(Facts.of(run)):
+    for column in trial_columns(RunData.of(run)):
         wanted = [v if v is None or column.kind != "word" else str(v) for v in column.values]
         assert table[column.name] == wanted, column.name
 
@@ -87,9 +87,9 @@ def test_without_its_library_parquet_says_what_to_install(run, monkeypatch, tmp_
 def test_the_files_ending_says_what_is_written(run, tmp_path):
     said = tune("report", run.path, "--export", tmp_path / "x.csv", cwd=tmp_path)
     assert said.code == 0, said.err
-    assert (tmp_path / "x.csv").read_bytes() == exported(Facts.of(run), "trials.csv")[0]
+    assert (tmp_path / "x.csv").read_bytes() == exported(RunData.of(run), "trials.csv")[0]
     assert tuner.load_run(run.path).write(tmp_path / "x.json").stat().st_size > 1000
     with pytest.raises(InputError, match=r"x\.xlsx: expected a file that ends in \.csv"):
         write_export(run, tmp_path / "x.xlsx")
     with pytest.raises(InputError, match=r"expected one of trials\.csv"):
-        exported(Facts.of(run), "../secret")
+        exported(RunData.of(run), "../secret")

@@ -22,7 +22,6 @@ from tuner.machine.ceilings import occupancy
 from tuner.machine.datasheets import known_device
 from tuner.review import figures, parameters, timeline
 from tuner.review.charts import charts_of
-from tuner.review.facts import UNITS, Facts
 from tuner.review.figures import (
     accuracy_figure,
     hover_words,
@@ -30,6 +29,7 @@ from tuner.review.figures import (
     thinned,
     with_hovers,
 )
+from tuner.review.formatting import us_words
 from tuner.review.parameters import (
     importance_figure,
     importances,
@@ -38,9 +38,9 @@ from tuner.review.parameters import (
 )
 from tuner.review.progress import progress_figure
 from tuner.review.roofline import roofline_figure, roofs_of
+from tuner.review.run_data import UNITS, RunData
 from tuner.review.tables import contest, pareto, resources_of, rms_of, trial_columns
 from tuner.review.timeline import spans_of, stage_figure, stages_of, timeline_figure, workers_of
-from tuner.review.words import us_words
 from tuner.run import Outlook
 from tuner.trial import Finalist, Interval, Outcome, Status, Trial
 
@@ -189,7 +189,7 @@ def test_pareto_front_holds_what_nothing_beats():
 
 def test_how_sure_the_search_was_is_drawn_over_its_trials(tmp_path):
     said = [Outlook(20, 0.1, {"0.05": 0.3}), Outlook(30, 0.01, {"0.05": 0.8, "0.01": 0.5})]
-    facts = replace(Facts.of(make_run(tmp_path, make_trials(3))), outlooks=said)
+    facts = replace(RunData.of(make_run(tmp_path, make_trials(3))), outlooks=said)
     (chart,) = charts_of(facts, ["outlook"])
     lines = {line.name.split()[1]: (line.x, line.y) for line in chart.figure.data}
     assert lines == {"1": ((30,), (0.5,)), "5": ((20, 30), (0.3, 0.8))}
@@ -251,7 +251,7 @@ def test_resources_are_the_largest_over_a_candidates_kernels():
 
 def test_a_parameter_that_bears_a_columns_name_is_told_apart(tmp_path):
     trials = [replace(t, params={**t.params, "status": t.number}) for t in make_trials(5)]
-    columns = {c.name: c for c in trial_columns(Facts.of(make_run(tmp_path, trials)))}
+    columns = {c.name: c for c in trial_columns(RunData.of(make_run(tmp_path, trials)))}
     assert columns["param_status"].values == (0, 1, 2, 3, 4)
     assert columns["param_status"].label == "status" and columns["status"].kind == "word"
     assert columns["block_m"].kind == "number" and columns["stats"].kind == "word"
@@ -364,7 +364,7 @@ def test_run_without_build_times_says_so(tmp_path):
         for t in make_trials(6)
         if (b := t.outcome.build)
     ]
-    facts = Facts.of(make_run(tmp_path, old))
+    facts = RunData.of(make_run(tmp_path, old))
     (chart,) = charts_of(facts, ["timeline"])
     assert "did not record when its builds ran" in chart.caption
     assert {span.worker for span in spans_of(old)} == {"device"}

@@ -20,9 +20,9 @@ from tuner.machine.ceilings import bound_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import describe
 from tuner.problem.reference import load_problem
-from tuner.review.facts import Facts
 from tuner.review.gain import Gain, ModuleRecord, gain_lines, graph_lines
 from tuner.review.report import parts_of, write_report
+from tuner.review.run_data import RunData
 from tuner.review.summary import format_summary, summary
 from tuner.run import Run
 from tuner.terminal import print_nothing
@@ -192,7 +192,7 @@ def run_of_a_module(folder: Path, forward: str) -> Run:
 
 def test_the_report_shows_graph_tasks_times_and_bound(tmp_path):
     run = run_of_a_module(tmp_path, "(x * self.w).mean(-1)")
-    shown = parts_of(Facts.of(run), ["module"])["module"]
+    shown = parts_of(RunData.of(run), ["module"])["module"]
     assert "<script" not in shown and "mul(x, &lt;script&gt;" in shown
     for words in (
         "mean(mul, axes=[1], keepdim=False)</code> (returned)", "<td>30 x 40</td>", "nest 1",
@@ -202,12 +202,12 @@ def test_the_report_shows_graph_tasks_times_and_bound(tmp_path):
         "<td>a copy of as many bytes</td><td class=\"number\">1.30</td>",
     ):  # fmt: skip
         assert words in shown, words
-    assert "<dt>Bound</dt><dd>1.20 ms" in parts_of(Facts.of(run), ["verdict"])["verdict"]
+    assert "<dt>Bound</dt><dd>1.20 ms" in parts_of(RunData.of(run), ["verdict"])["verdict"]
 
 
 def test_the_report_of_another_operator_has_no_module(tmp_path):
     made = trials(3)
-    assert not parts_of(Facts.of(made_run(tmp_path, made)), ["module"])["module"].strip()
+    assert not parts_of(RunData.of(made_run(tmp_path, made)), ["module"])["module"].strip()
 
 
 def test_a_browser_shows_the_module_on_a_phone_too(tmp_path):
@@ -231,7 +231,7 @@ def test_a_module_file_that_cannot_be_read_is_an_error(tmp_path):
 
 def test_the_page_begins_with_the_graph_and_the_kernel_beside_each_piece(tmp_path):
     run = run_of_a_module(tmp_path, "torch.relu((x @ y.T).softmax(-1) * 2) @ y")
-    found = parts_of(Facts.of(run), ["module"])["module"]
+    found = parts_of(RunData.of(run), ["module"])["module"]
     pieces = [text.split("</figure>")[0] for text in found.split('<div class="piece">')[1:]]
     steps = [re.findall(r"<li><code>(\w+)\(", piece) for piece in pieces]
     assert [names[0] for names in steps[1:]] == ["matmul", "amax", "matmul"]

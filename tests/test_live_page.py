@@ -20,7 +20,7 @@ from tuner.evaluate.verifier import Answered
 from tuner.observing import Observer, Progress, Recorder
 from tuner.review.launch import Launcher
 from tuner.review.live import LivePages, bands_of
-from tuner.review.shelf import Shelf
+from tuner.review.run_index import RunIndex
 from tuner.run import Run
 from tuner.schedule import Costs, Schedule
 from tuner.trial import Check, Finalist, Interval, to_json
@@ -81,12 +81,12 @@ def verdict(run: Run, entry: Finalist) -> None:
 
 
 def state_of(run: Run) -> str:
-    (shown,) = Shelf(run.path.parent).runs()
+    (shown,) = RunIndex(run.path.parent).runs()
     return shown.state
 
 
 def waiting_of(run: Run) -> dict[str, Any]:
-    found = LivePages(Shelf(run.path.parent)).waiting(run.path.name)
+    found = LivePages(RunIndex(run.path.parent)).waiting(run.path.name)
     assert found is not None
     return found
 
@@ -175,7 +175,7 @@ def test_what_a_killed_run_said_last_is_not_shown_nor_by_who_works_on_it_next(ru
     left = (run.path / "progress.json").read_text()
     assert STAGE in left  # as a kill leaves it
     assert underway(run) is None and state_of(run) == "stopped"
-    assert LivePages(Shelf(run.path.parent)).waiting(run.path.name) is None
+    assert LivePages(RunIndex(run.path.parent)).waiting(run.path.name) is None
     with run.locked():  # `tune export`, or a resumed run that has said nothing yet
         assert underway(run) is None and state_of(run) == "running"
 
@@ -183,7 +183,7 @@ def test_what_a_killed_run_said_last_is_not_shown_nor_by_who_works_on_it_next(ru
 def test_no_second_run_is_started_beside_a_verification(run, clock, tmp_path):
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a.yaml").write_text(CONFIG)
-    launcher = Launcher(Shelf(run.path.parent), tmp_path / "configs")
+    launcher = Launcher(RunIndex(run.path.parent), tmp_path / "configs")
     with run.locked():
         Recorder(Observer(), run, clock).on_schedule(VERIFYING)
         assert state_of(run) == "verifying"

@@ -14,8 +14,8 @@ from tuner.evaluate.contender import Contender
 from tuner.evaluate.profiling import call_of, profile_into, profiled
 from tuner.evaluate.task import Task
 from tuner.profiled import PROFILE_NAME, KernelTime, Launch, Profiled, Profiles
-from tuner.review.facts import Facts
 from tuner.review.report import parts_of
+from tuner.review.run_data import RunData
 from tuner.trial import from_json, to_json
 
 
@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_profiled_leaves_no_profile_and_no_error(tmp_path)
     assert not (tmp_path / PROFILE_NAME).exists()
 
 
-def with_profile(folder: Path) -> Facts:
+def with_profile(folder: Path) -> RunData:
     made = trials(20)
     run = made_run(folder, made, result(made))
     kernels = (
@@ -124,7 +124,7 @@ def with_profile(folder: Path) -> Facts:
     baseline = (KernelTime("cutlass", 0.0, 2000.0), KernelTime("normalise", 2100.0, 100.0))
     known = Profiles(True, Profiled(None, 2200.0, baseline), Profiled(18, 1050.0, kernels))
     (run.path / PROFILE_NAME).write_text(to_json(known))
-    return Facts.of(run)
+    return RunData.of(run)
 
 
 def test_the_page_shows_both_calls_on_one_axis_and_each_kernel_in_both(tmp_path):
@@ -146,4 +146,4 @@ def test_a_profile_that_cannot_be_read_is_an_error_with_its_path(tmp_path):
     facts = with_profile(tmp_path)
     (facts.run.path / PROFILE_NAME).write_text("[]")
     with pytest.raises(StorageError, match=r"kernels\.json: cannot be read"):
-        Facts.of(facts.run)
+        RunData.of(facts.run)

@@ -71,12 +71,12 @@ def test_runs_become_one_small_file_that_says_the_same(recorded, tmp_path):
     of_run, of_file = read_recording(recorded.run.path), read_recording(tmp_path / "again.json.gz")
     # Of what both runs have, the first one's outcome counts.
     assert of_file.space.num_feasible == of_run.space.num_feasible == CONFIGURATIONS
-    for position, params in enumerate(of_file.space.feasible):
+    for config_id, params in enumerate(of_file.space.feasible):
         whole = next(p for p in of_run.space.feasible if params.items() <= p.items())
         place = of_run.space.index(whole)
-        assert of_file.statuses[position] == of_run.statuses[place]
-        assert of_file.is_bound[position] == of_run.is_bound[place]
-        assert of_file.latency_us[position] == pytest.approx(
+        assert of_file.statuses[config_id] == of_run.statuses[place]
+        assert of_file.is_bound[config_id] == of_run.is_bound[place]
+        assert of_file.latency_us[config_id] == pytest.approx(
             of_run.latency_us[place], rel=1e-3, nan_ok=True
         )
     # A file may stand for the runs that it was made of.

@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.fleet_simulation import simulated
 from tuner.errors import InputError
-from tuner.search.drawn import CENSORED
+from tuner.search.optuna_codec import CENSORED
 from tuner.search.recorded import read_recording
 from tuner.search.replay import format_replays, replay
 from tuner.search.score import Yardstick
@@ -139,7 +139,7 @@ def test_a_time_that_was_cut_short_is_told_as_a_bound_and_is_nothing_found(recor
         )[1],
     )
     found = replay(recording, "random", budget=60)
-    assert told == [bool(is_bound[position]) for position in found.searches[0].order]
+    assert told == [bool(is_bound[config_id]) for config_id in found.searches[0].order]
     assert 0 < sum(told) < 60
     assert found.yardstick.optimum_us == np.nanmin(whole.latency_us[~is_bound])
     assert found.best_us(60) >= found.yardstick.optimum_us
@@ -164,7 +164,7 @@ def test_the_table_and_the_file_say_what_was_found(recorded, tmp_path):
     assert [entry["seed"] for entry in searches] == [0, 1, 2] and data["budget"] == 50
     found = replay(recording, "random", num_seeds=3, budget=50)
     assert [entry["order"] for entry in searches] == [
-        [recording.keys[position] for position in entry.order] for entry in found.searches
+        [recording.keys[config_id] for config_id in entry.order] for entry in found.searches
     ]
     lines = format_replays([found]).splitlines()
     assert lines[2].split() == ["evaluations", "10", "20", "50"]

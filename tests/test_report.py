@@ -25,11 +25,11 @@ from full_runs import (
 import tuner
 from tuner.review import report
 from tuner.review.charts import CHART_NAMES
-from tuner.review.facts import Facts
+from tuner.review.formatting import NONE
 from tuner.review.report import page_data, write_report
+from tuner.review.run_data import RunData
 from tuner.review.sources import sources_data
 from tuner.review.summary import format_summary, summary
-from tuner.review.words import NONE
 from tuner.run import Run, create_run
 from tuner.trial import Outcome, Status, Trial
 
@@ -150,7 +150,7 @@ def test_winners_source_is_highlighted_and_every_other_is_packed(finished):
 def test_the_fastest_sources_are_kept_where_there_are_too_many(finished, monkeypatch):
     monkeypatch.setattr("tuner.review.sources.MAX_PACKED_CHARS", 10_000)
     ranked = sorted(finished.trials(), key=lambda t: t.outcome.latency_us or math.inf)
-    kept = sorted(map(int, sources_data(Facts.of(finished))["trials"]))
+    kept = sorted(map(int, sources_data(RunData.of(finished))["trials"]))
     assert 2 <= len(kept) < 10
     assert kept == sorted(trial.number for trial in ranked[: len(kept)])
 
@@ -161,13 +161,13 @@ def test_data_of_the_page_is_json_without_nan(tmp_path):
     assert bad is not None
     broken = replace(trials[0].outcome, measurement=replace(bad, noise=math.nan))
     run = make_run(tmp_path, [replace(trials[0], outcome=broken), *trials[1:]])
-    data = page_data(Facts.of(run))
+    data = page_data(RunData.of(run))
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert next(c for c in data["columns"] if c["name"] == "noise")["values"][0] is None
 
 
 def test_a_live_page_may_ask_for_some_figures(finished):
-    data = page_data(Facts.of(finished), ["stages", "importance"])
+    data = page_data(RunData.of(finished), ["stages", "importance"])
     assert list(data["charts"]) == ["stages", "importance"]
     assert set(data["parts"]) == set(report.PARTS)
 
@@ -225,7 +225,7 @@ def test_environment_may_say_nothing(tmp_path):
 def test_environment_may_hold_nonsense(tmp_path, word, value):
     run = make_run(tmp_path, make_trials(3), **{word: value})
     assert format_summary(summary(run))
-    assert page_data(Facts.of(run))["columns"][0]["values"] == [0, 1, 2]
+    assert page_data(RunData.of(run))["columns"][0]["values"] == [0, 1, 2]
 
 
 def test_run_without_a_result_claims_no_speed_up(tmp_path):

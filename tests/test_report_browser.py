@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from full_runs import SOURCE, make_hostile, make_result, make_run, make_trials
 
-from tuner.review.facts import Facts
+from tuner.review.formatting import NONE
 from tuner.review.report import page_data, write_report
+from tuner.review.run_data import RunData
 from tuner.review.tables import trial_columns
-from tuner.review.words import NONE
 from tuner.run import Run
 from tuner.trial import Status, to_json
 
@@ -203,7 +203,7 @@ def test_page_goes_on_with_newer_data(browser, tmp_path):
     tab.page.get_by_role("button", name="latency µs").click()
     with (run.path / "trials.jsonl").open("a") as file:
         file.writelines(to_json(trial) + "\n" for trial in trials[20:])
-    newer = json.dumps(page_data(Facts.of(run)))
+    newer = json.dumps(page_data(RunData.of(run)))
     tab.page.locator("#progress").scroll_into_view_if_needed()
     script = """text => new Promise((done) => {
       document.getElementById('chart-progress-trial').on('plotly_afterplot', () => done());
@@ -376,7 +376,7 @@ def downloaded(tab: Tab, path: Path) -> list[dict[str, str]]:
 def test_download_is_what_is_shown_by_value(tab, finished, tmp_path):
     tab.page.get_by_label("Filter").fill("block_m=128")
     rows = downloaded(tab, tmp_path / "trials.csv")
-    columns = {column.name: column.values for column in trial_columns(Facts.of(finished))}
+    columns = {column.name: column.values for column in trial_columns(RunData.of(finished))}
     wanted = [t.number for t in finished.trials() if t.params["block_m"] == 128]
     assert [int(row["number"]) for row in rows] == tab.all_numbers()
     assert sorted(int(row["number"]) for row in rows) == wanted

@@ -11,7 +11,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from tuner.errors import InputError
-from tuner.search.drawn import ABSENT, distributions, encoded, params_of
+from tuner.search.optuna_codec import ABSENT, distributions, encoded, params_of
 from tuner.search.samplers import SAMPLERS, SpaceExhausted, make_sampler
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
@@ -127,8 +127,8 @@ def test_a_reopened_journal_remembers_what_was_tried(tmp_path):
         study_name=summary.study_name, storage=storage, sampler=make_sampler("random", space, 0)
     )
     after = run(again, space, space.num_feasible - 10)
-    positions = [space.index(params) for params in before + after]
-    assert len(set(positions)) == space.num_feasible
+    config_ids = [space.index(params) for params in before + after]
+    assert len(set(config_ids)) == space.num_feasible
 
 
 def test_trials_added_with_encoded_params_count_as_tried():

@@ -17,8 +17,8 @@ from optuna.trial import TrialState
 
 from tuner.errors import WorkerError
 from tuner.search import finishing, study
-from tuner.search.drawn import ABSENT, encoded
 from tuner.search.journal import STUDY_NAME, Journal
+from tuner.search.optuna_codec import ABSENT, encoded
 from tuner.search.study import SearchBudget, search
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression

@@ -57,8 +57,8 @@ def test_what_is_let_through_is_let_through_with_what_it_lacks_at_its_default(en
     """A rule that asks for a parameter which is absent is not judged: it must not matter there."""
     config = config_of("33", ending)
     _, space = search_space(config)
-    for position in random.Random(0).sample(range(space.num_feasible), 40):
-        params = dict(space.feasible[position])
+    for config_id in random.Random(0).sample(range(space.num_feasible), 40):
+        params = dict(space.feasible[config_id])
         template = str(params.pop("template"))
         alone = gemm.search_space(template, params, config.problem.sizes)
         assert alone.num_feasible == 1, params

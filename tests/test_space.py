@@ -290,12 +290,12 @@ def test_a_trillion_combinations_are_counted_and_found_without_a_list():
     drawn = built.sample(500, np.random.default_rng(0))
     assert len(set(drawn.tolist())) == 500 and drawn.max() > built.num_feasible // 2
     rows = built.rows(drawn)
-    assert (built.positions(rows) == drawn).all()
+    assert (built.config_ids(rows) == drawn).all()
     rows[:, 0], rows[:, 1] = 9, 9  # 10 * 10
-    assert (built.positions(rows) == -1).all()
-    for position in [0, built.num_feasible - 1, *drawn[:20].tolist()]:
-        params = built.feasible[position]
-        assert built.index(params) == position
+    assert (built.config_ids(rows) == -1).all()
+    for config_id in [0, built.num_feasible - 1, *drawn[:20].tolist()]:
+        params = built.feasible[config_id]
+        assert built.index(params) == config_id
 
 
 def test_a_space_of_10_to_the_15_is_counted_exactly():
@@ -309,9 +309,9 @@ def test_the_list_and_the_diagram_hold_the_same_configurations(monkeypatch):
     monkeypatch.setattr(space, "MAX_LISTED", 10)
     found = chain(4, "p0 * p1 <= 12", "p1 + p3 != 9")
     assert listed.is_listed and not found.is_listed
-    positions = found.positions(listed.rows())
-    assert sorted(positions.tolist()) == list(range(listed.num_feasible))
-    assert (found.rows(positions) == listed.rows()).all()
+    config_ids = found.config_ids(listed.rows())
+    assert sorted(config_ids.tolist()) == list(range(listed.num_feasible))
+    assert (found.rows(config_ids) == listed.rows()).all()
 
 
 def test_positions_have_an_order_where_digits_do_not_fit_into_64_bits():
@@ -351,10 +351,10 @@ def test_rows_and_positions_are_each_others_inverse():
     rows = built.rows()
     assert rows.tolist() == [list(built.coordinates(i)) for i in range(9)]
     assert [built.params_of(row) for row in rows] == list(built.feasible)
-    assert (built.positions(rows) == np.arange(9)).all()
+    assert (built.config_ids(rows) == np.arange(9)).all()
     assert (built.rows(np.array([4, 2])) == rows[[4, 2]]).all()
     wrong = np.array([[0, 2, 2], [0, 0, 3], [1, 0, 0], [0, 7, 0], [0, -1, 0]])
-    assert (built.positions(wrong) == -1).all()
+    assert (built.config_ids(wrong) == -1).all()
     with pytest.raises(IndexError):
         built.coordinates(9)
 
@@ -363,8 +363,8 @@ def test_neighbours_differ_in_one_parameter_and_what_depends_on_it():
     built = tile_space()
 
     def neighbours(params: Params, *, adjacent: bool = False) -> list[Params]:
-        found = built.neighbour_positions(built.index(params), adjacent=adjacent)
-        return [built.feasible[position] for position in found.tolist()]
+        found = built.neighbour_ids(built.index(params), adjacent=adjacent)
+        return [built.feasible[config_id] for config_id in found.tolist()]
 
     assert neighbours({"template": "wgmma", "block_m": 64, "stages": 2}) == [
         {"template": "wgmma", "block_m": 64, "stages": 3},
@@ -428,7 +428,7 @@ def test_a_listed_space_holds_exactly_what_was_listed():
     assert list(built.feasible) == [{"a": 4, "b": 2}, {"a": 2}]
     assert built.index({"a": 4, "b": 1}) is None
     assert built.index({"a": 2}) == 1
-    assert built.neighbour_positions(0).tolist() == [1]
+    assert built.neighbour_ids(0).tolist() == [1]
 
 
 def of_two_kinds(length: int) -> SearchSpace:

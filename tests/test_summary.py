@@ -15,10 +15,10 @@ from full_runs import (
 )
 from made_runs import BASELINE_US, made_run, result, trials
 
-from tuner.review.facts import Facts
+from tuner.review.formatting import outlook_words
 from tuner.review.report import parts_of
+from tuner.review.run_data import RunData
 from tuner.review.summary import Summary, format_summary, summary, summary_of
-from tuner.review.words import outlook_words
 from tuner.run import Run
 from tuner.trial import Compiled, Interval
 
@@ -94,7 +94,7 @@ def test_the_baseline_that_is_told_is_of_the_sitting_of_what_is_told(tmp_path):
     early = min(range(20), key=lambda n: made[n].outcome.latency_us or math.inf)
     fastest = replace(made[early].outcome.measurement, latency_us=1000.0, samples_us=(1000.0,) * 5)
     made[early] = replace(made[early], outcome=replace(made[early].outcome, measurement=fastest))
-    facts = Facts.of(made_run(tmp_path, made, environment=SITTINGS))
+    facts = RunData.of(made_run(tmp_path, made, environment=SITTINGS))
     told = summary_of(facts)
     assert told.best is not None and told.best.number == early
     assert (told.baseline_us, told.baseline_noise) == (BASELINE_US, 0.004)
@@ -108,7 +108,7 @@ def test_the_baseline_of_a_race_is_the_one_that_ran_in_it(tmp_path):
     bursts = (((100.0,), (110.0, 110.0, 500.0)), ((90.0,), (100.0,)))
     proof = replace(proof, baseline_us=100.0, baseline_samples_us=bursts)
     ended = replace(result(made), exported=proof, finalists=(proof,))
-    told = summary_of(Facts.of(made_run(tmp_path, made, ended, environment=SITTINGS)))
+    told = summary_of(RunData.of(made_run(tmp_path, made, ended, environment=SITTINGS)))
     assert told.baseline_us == 100.0
     assert told.baseline_noise == pytest.approx(1.4826 * 5.0 / 100.0)
 
@@ -169,7 +169,7 @@ def test_what_is_left_to_gain_is_the_last_that_the_search_said(finished, tmp_pat
     assert told.outlook is not None and told.outlook.number == 120
     assert outlook_words(told.outlook) == said
     assert said in " ".join(format_summary(told).split())
-    assert said in parts_of(Facts.of(finished), ["verdict"])["verdict"]
+    assert said in parts_of(RunData.of(finished), ["verdict"])["verdict"]
     few = summary(make_run(tmp_path, make_trials(10)))
     assert few.outlook is None and "to gain" not in format_summary(few)
 
@@ -182,7 +182,7 @@ def test_torch_compile_is_told_where_it_was_raced(tmp_path):
         Interval(2.5, 2.4, 2.6, 0.95, 5),
         latency_us=2700.0,
     )
-    facts = Facts.of(make_run(tmp_path, trials, replace(make_result(trials), compiled=known)))
+    facts = RunData.of(make_run(tmp_path, trials, replace(make_result(trials), compiled=known)))
     said = (
         "torch.compile (default) takes 2.70 ms, 1.020x PyTorch's speed; the exported file runs at "
         "2.50x of that (2.40x to 2.60x in 95 % of processes; 5 were raced)"
@@ -201,7 +201,7 @@ def test_torch_compile_is_told_where_it_was_raced(tmp_path):
     + [(text, 0.005) for text in ("", "a: [", "measure: 3", "measure: {max_noise: x}", "- 1")],
 )
 def test_noise_limit_is_the_configs(tmp_path, config, limit):
-    assert Facts.of(make_run(tmp_path, [], config=config)).max_noise == limit
+    assert RunData.of(make_run(tmp_path, [], config=config)).max_noise == limit
 
 
 def test_terminal_summary_fits_and_says_the_same(finished):

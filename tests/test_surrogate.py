@@ -14,9 +14,9 @@ from scipy import stats
 
 from tuner.errors import InputError
 from tuner.search.bayesian import JUDGE_EVERY
-from tuner.search.drawn import CENSORED, distributions, encoded, params_of
 from tuner.search.encoding import Encoding
 from tuner.search.levels import Known
+from tuner.search.optuna_codec import CENSORED, distributions, encoded, params_of
 from tuner.search.recorded import read_recording
 from tuner.search.rows import Rows
 from tuner.search.samplers import FeasibleSampler, make_sampler
@@ -109,10 +109,10 @@ def test_suggestions_for_trials_in_flight_differ_and_are_spread():
         trial, params = ask(study, space)
         study.tell(trial, latency_us(params))
     flying = [ask(study, space) for _ in range(12)]
-    positions = {space.index(params) for _, params in flying}
-    assert len(positions) == 12
+    config_ids = {space.index(params) for _, params in flying}
+    assert len(config_ids) == 12
     told = {space.index(params_of(t, space)) for t in study.trials[:20]}
-    assert not positions & told
+    assert not config_ids & told
 
 
 def test_a_second_worker_goes_on_from_the_first_ones_trials():

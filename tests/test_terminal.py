@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from tiny_operator import NAME, config_text, write_family
 
-from tuner.review.facts import Facts
+from tuner.review.run_data import RunData
 from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run
 from tuner.trial import Measurement
@@ -47,7 +47,7 @@ def test_the_live_view_says_what_the_summary_says_in_20_lines_of_80_columns(tmp_
         screen.on_trial(trial, 3)
         lines = drawn(screen)
         assert len(lines) <= 20 and max(map(len, lines)) <= 80
-        facts = Facts(run, run.environment(), made[:number], None, "")
+        facts = RunData(run, run.environment(), made[:number], None, "")
         told = format_summary(summary_of(facts)).splitlines()
         shared = [line for line in told if not line.startswith(("warning", "again"))]
         assert lines[1] == told[1] and lines[1].startswith("verdict")

@@ -38,7 +38,7 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer
 from tuner.planning import plan
 from tuner.review.live import LivePages
-from tuner.review.shelf import Shelf
+from tuner.review.run_index import RunIndex
 from tuner.run import Run, create_run, open_run
 from tuner.schedule import Costs, scheduled
 from tuner.trial import Check, Finalist, Interval, Measurement, Outcome, Status, Trial
@@ -69,14 +69,14 @@ class Watched:
 def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said, Watched]:
     folder = tmp_path_factory.mktemp("verified")
     write_problem(folder)
-    shelf, seen = Shelf(folder / "runs"), Watched([], [], set())
-    pages = LivePages(shelf)
+    run_index, seen = RunIndex(folder / "runs"), Watched([], [], set())
+    pages = LivePages(run_index)
     with ThreadPoolExecutor(1) as pool:
         ended = pool.submit(tune, "--config", "config.yaml", "--time", "5m", cwd=folder)
         is_over = False
         while not is_over:
             is_over = ended.done()  # and is looked at once more
-            for shown in shelf.runs():
+            for shown in run_index.runs():
                 if shown.state not in seen.states:
                     seen.states.append(shown.state)
                 found = pages.waiting(shown.name)
@@ -95,7 +95,7 @@ def verified(watched: tuple[Path, Said, Watched]) -> tuple[Path, Said]:
 def test_a_real_run_is_running_then_verifying_then_finished_with_its_counts(watched):
     folder, said, seen = watched
     assert said.code == 0, seen
-    (shown,) = Shelf(folder / "runs").runs()
+    (shown,) = RunIndex(folder / "runs").runs()
     assert shown.state == "finished"
     assert [s for s in seen.states if s != "stopped"] == ["running", "verifying", "finished"]
     phases = list(dict.fromkeys(phase for phase, _ in seen.stages))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from made_runs import accepted, made_run, raced_result, result, trials
 
-from tuner.review.facts import Facts
 from tuner.review.listing import Shown
 from tuner.review.report import parts_of
-from tuner.review.shelf import Shelf
+from tuner.review.run_data import RunData
+from tuner.review.run_index import RunIndex
 from tuner.review.summary import Summary, format_summary, summary_of
 from tuner.review.workloads import caveat_of, least_of, tone_of, workloads_of
 from tuner.run import Run
@@ -85,8 +85,8 @@ def test_what_was_rejected_was_timed_for_nothing():
 
 def told(folder: Path, found: Result) -> tuple[Run, Summary, Shown]:
     run = made_run(folder, MADE, found)
-    (shown,) = Shelf(folder).runs()
-    return run, summary_of(Facts.of(run)), shown
+    (shown,) = RunIndex(folder).runs()
+    return run, summary_of(RunData.of(run)), shown
 
 
 def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
@@ -98,7 +98,7 @@ def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
     assert (shown.tone, shown.caveat, shown.least) == ("caution", caveat, 2.4)
     assert shown.sizes == summary.sizes == "batch=1024, features=8192"
     assert f"but {caveat}" in " ".join(format_summary(summary).split())
-    page = parts_of(Facts.of(run), ["verdict"])["verdict"]
+    page = parts_of(RunData.of(run), ["verdict"])["verdict"]
     assert '<div class="verdict caution">' in page and f'<p class="caveat">but {caveat}' in page
     assert summary.trust == (
         "1 of 1 probe accepted, raced in 3 processes, from the exported file; not timed: "
@@ -122,13 +122,13 @@ def test_screening_and_race_that_disagree_are_said(tmp_path):
     found = replace(raced_result(made, 2.0), winner=18)
     proof = replace(found.exported, trial=18)
     run = made_run(tmp_path, made, replace(found, exported=proof, finalists=(proof,)))
-    texts = [advice.text for advice in summary_of(Facts.of(run)).warnings]
+    texts = [advice.text for advice in summary_of(RunData.of(run)).warnings]
     (said,) = [text for text in texts if text.startswith("screening timed trial 18")]
     assert said == (
         "screening timed trial 18 at 1.00 ms ± 0.3 %, the race of its file at 1.50 ms: 50 % more; "
         "PyTorch took 0.067 % more"
     )
-    page = parts_of(Facts.of(run), ["verdict"])["verdict"]
+    page = parts_of(RunData.of(run), ["verdict"])["verdict"]
     assert (
         '<td class="number">1.00</td><td class="number">1.50</td><td class="number">+50 %' in page
     )

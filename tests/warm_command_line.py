@@ -17,9 +17,9 @@ from typing import Any
 import impatience
 
 import tuner.machine.doctor
+import tuner.review.comparing
 import tuner.review.report
-import tuner.review.shelf
-import tuner.review.versus
+import tuner.review.run_index
 import tuner.tuning  # noqa: F401
 from tuner.cli import main
 

@@ -20,7 +20,7 @@ from tuner.capture.own_parameters import canonical
 from tuner.errors import TunerError
 from tuner.planning import Planned, first_of_each
 from tuner.run import open_run
-from tuner.search.run_index import KnownRun, known_runs, operator_task
+from tuner.search.task_index import KnownRun, known_runs, operator_task
 from tuner.search.transfer import MAX_SOURCES, MIN_SHARED, Source
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Params
@@ -179,13 +179,13 @@ class _Match:
             }
             template, wanted, used = self._composed(chosen)
             params = self._feasible(template, wanted)
-            position = None if params is None else self._space.index(params)
-            if params is None or position is None or position in found:
+            config_id = None if params is None else self._space.index(params)
+            if params is None or config_id is None or config_id in found:
                 continue
             is_same = all(n in chosen and chosen[n].tier < 2 for n in self._claims)
             is_same &= all(c.run.params.get("template") in self._defaults for c in chosen.values())
             is_same &= all(params.get(n, value) == value for n, value in wanted.items())
-            found[position] = Suggestion(params, _words(used), is_same)
+            found[config_id] = Suggestion(params, _words(used), is_same)
             if len(found) == MAX_FIRST:
                 break
         return list(found.values())
@@ -254,18 +254,18 @@ class _Match:
             is_known = all(v in self._values[n] for n, v in wanted.items() if n in self._values)
             template = self._template(trial.params)
             params = self._feasible(template, wanted) if is_known else None
-            position = None if params is None else self._space.index(params)
-            if position is not None:
+            config_id = None if params is None else self._space.index(params)
+            if config_id is not None:
                 outcome = trial.outcome
                 is_bound = outcome.measurement is not None and outcome.measurement.is_censored
                 latency_us = math.nan if outcome.latency_us is None else outcome.latency_us
-                known.setdefault(position, (latency_us, is_bound))
+                known.setdefault(config_id, (latency_us, is_bound))
         is_timed = any(not math.isnan(us) and not is_bound for us, is_bound in known.values())
         if len(known) < MIN_SHARED or not is_timed:
             return None
         rows = self._space.rows(np.array(list(known)))
         space = SearchSpace.listed(self._space.parameters, rows)
-        order = space.positions(rows)  # its own: of declaration
+        order = space.config_ids(rows)  # its own: of declaration
         times, bounds = np.empty(len(rows)), np.empty(len(rows), dtype=bool)
         times[order], bounds[order] = zip(*known.values(), strict=True)
         return Source(run.name, space, times, bounds)

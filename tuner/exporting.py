@@ -25,7 +25,7 @@ from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.task import asked, new_worker
 from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
 from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
-from tuner.export.repeat import clocks_of, known_reference
+from tuner.export.recheck import clocks_of, known_reference
 from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned, version_here
 from tuner.problem.modes import MODE_WORDS

@@ -253,15 +253,15 @@ def first_of_each(space: SearchSpace, family: Family, facts: Mapping[str, Value]
         rows = space.rows(space.sample(MAX_LOOKED_AT, np.random.default_rng(0)))
     column = [parameter.name for parameter in space.parameters].index("template")
     nearest = []
-    for digit, name in enumerate(space.parameters[column].values):
-        own = rows[rows[:, column] == digit]
+    for value_index, name in enumerate(space.parameters[column].values):
+        own = rows[rows[:, column] == value_index]
         if not len(own):
             continue
         defaults = family.templates[str(name)].filled({}, facts)
         distances = np.zeros(len(own), dtype=np.int64)
-        for parameter, digits in zip(space.parameters, own.T, strict=True):
+        for parameter, value_indices in zip(space.parameters, own.T, strict=True):
             differs = [defaults.get(parameter.name, value) != value for value in parameter.values]
-            distances += np.array([*differs, False])[digits]  # the last: absent
+            distances += np.array([*differs, False])[value_indices]  # the last: absent
         nearest.append(space.params_of(own[int(distances.argmin())]))
     return nearest
 

@@ -36,9 +36,9 @@ def runs(
     json: options.JsonOption = False,
 ) -> None:
     """List the runs of a folder, the latest first."""
-    from tuner.review.shelf import Shelf
+    from tuner.review.run_index import RunIndex
 
-    found = Shelf(folder).runs()
+    found = RunIndex(folder).runs()
     if json:
         print_json(found)
     else:
@@ -50,15 +50,15 @@ def compare(
     json: options.JsonOption = False,
 ) -> None:
     """Say which of two or more runs is better, with what confidence, and what differs."""
-    from tuner.review.facts import Facts
-    from tuner.review.versus import compare_runs, format_versus
+    from tuner.review.comparing import compare_runs, format_comparison
+    from tuner.review.run_data import RunData
     from tuner.run import open_run
 
-    found = compare_runs([Facts.of(open_run(path)) for path in runs])
+    found = compare_runs([RunData.of(open_run(path)) for path in runs])
     if json:
         print_json(found)
     else:
-        out.print(format_versus(found), markup=False)
+        out.print(format_comparison(found), markup=False)
 
 
 def replay(

@@ -27,7 +27,7 @@ from tuner.wording import one_line, percent
 
 if TYPE_CHECKING:
     from tuner.capture.by_hand import ByHand
-    from tuner.export.repeat import Repeated
+    from tuner.export.recheck import Repeated
     from tuner.machine.doctor import Finding
     from tuner.review.gain import Gain
     from tuner.review.listing import Shown
@@ -175,7 +175,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 
 def print_verdict(check: Check) -> None:
     """Print the first probes' errors, and whether all were accepted."""
-    from tuner.review.words import draws_words
+    from tuner.review.formatting import draws_words
 
     compared = [p for p in check.probes if p.is_accepted or 0.0 < p.max_abs < math.inf]
     for probe in compared[:3]:
@@ -225,8 +225,8 @@ def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
         out.print(f"no runs in {folder}\n  next: tune --config X.yaml", markup=False)
         return
     out.print(f"{'state':<10} {'speed-up':>8} {'trials':>6} {'age':>7}  run")
+    from tuner.review.formatting import NONE, ratio_words
     from tuner.review.listing import age_words
-    from tuner.review.words import NONE, ratio_words
 
     for run in runs:
         speed = ratio_words(run.speedup) if run.speedup else NONE

@@ -34,7 +34,7 @@ from tuner.planning import (
 )
 from tuner.review.gain import Gain
 from tuner.run import Run, create_run, is_locked, open_run
-from tuner.search.run_index import known_runs, versions_of
+from tuner.search.task_index import known_runs, versions_of
 from tuner.session import Session
 from tuner.storage import write_whole
 from tuner.trial import Value, from_json, to_json

@@ -14,7 +14,7 @@ from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.task import Task, asked, new_worker
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
-from tuner.export.repeat import Repeated, reference_for, repeat
+from tuner.export.recheck import Repeated, reference_for, repeat
 from tuner.exporting import ExportCompiler, export_of
 from tuner.observing import Observer
 from tuner.planning import DESCRIBE_S, config_of, num_workers, plan, toolchain_of, version_here

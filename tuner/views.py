@@ -21,7 +21,7 @@ from tuner.wording import one_line, percent
 
 if TYPE_CHECKING:
     from tuner.evaluate.verifier import Answered
-    from tuner.review.facts import Facts
+    from tuner.review.run_data import RunData
     from tuner.run import Run
     from tuner.schedule import Schedule
     from tuner.trial import Finalist, Measurement, Trial
@@ -156,7 +156,7 @@ class Screen(Plain):
     def __init__(self, live: Live) -> None:
         super().__init__(live.console)
         self.live = live
-        self.facts: Facts | None = None
+        self.run_data: RunData | None = None
         self.trials: list[Trial] = []
         self.num_building = 0
         self.stage = self.remaining = self.waiting = ""
@@ -164,11 +164,11 @@ class Screen(Plain):
 
     def on_run(self, run: Run, baseline: Measurement, trials: Sequence[Trial]) -> None:
         """The run's folder is there; `trials` is what a resumed run has."""
-        from tuner.review.facts import Facts
+        from tuner.review.run_data import RunData
 
         super().on_run(run, baseline, trials)
         self.trials = list(trials)
-        self.facts = Facts(run, run.environment(), self.trials, None, "")
+        self.run_data = RunData(run, run.environment(), self.trials, None, "")
 
     def on_trial(self, trial: Trial, num_building: int) -> None:
         """One more outcome is on disk."""
@@ -215,9 +215,9 @@ class Screen(Plain):
         """Return what the summary says of the trials until now, but for its warnings."""
         from tuner.review.summary import format_summary, summary_of
 
-        if self.facts is None:
+        if self.run_data is None:
             return []
-        found = replace(summary_of(self.facts), warnings=(), reproduce="")
+        found = replace(summary_of(self.run_data), warnings=(), reproduce="")
         return format_summary(found).splitlines()
 
     def _left(self) -> list[str]:

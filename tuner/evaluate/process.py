@@ -5,7 +5,7 @@
     Child(options, env)  ---- fork -------->  child.serve(entry), by way of `forkserver`
         .channel         <--- frames ------>
         .log_tail        <--- what it prints, the last of it
-        .kill, .bury     ---- SIGKILL ----->  it, its group, its descendants, who bears its marker
+        .kill, .reap     ---- SIGKILL ----->  it, its group, its descendants, who bears its marker
 
 A child that eats the machine's memory is killed before the kernel has to choose whom to kill.
 Linux only (process descriptors, parent-death signal).
@@ -57,11 +57,11 @@ class Child:
 
     def __init__(self, options: Mapping[str, Any], env: Mapping[str, str]) -> None:
         self.marker = uuid.uuid4().hex
-        self.is_condemned = False  # we killed it; its death is no crash
-        self.sentence = "killed on request"  # why, if we did
+        self.was_killed = False  # we killed it; its death is no crash
+        self.kill_reason = "killed on request"  # why, if we did
         self._tail = bytearray()
         self._is_buried = False  # the pid and the descriptor may be somebody else's by now
-        self._grave = threading.Lock()
+        self._reap_lock = threading.Lock()
         sock, theirs = socket.socketpair()
         self._output, output = os.pipe()
         try:
@@ -121,16 +121,16 @@ class Child:
             return
         used = _resident_bytes(self.pid)
         if used >= RESERVE_BYTES:
-            self.sentence = (
+            self.kill_reason = (
                 f"killed: it used {used / 2**30:.1f} GiB of memory and left the machine"
                 f" {left / 2**30:.1f}"
             )
             self.kill()
 
     def has_exited(self, wait_s: float = 0.0) -> bool:
-        """Whether it is dead; only the thread that may bury it may also wait."""
+        """Whether it is dead; only the thread that may reap it may also wait."""
         if wait_s == 0:
-            with self._grave:
+            with self._reap_lock:
                 return self._is_buried or self._process.has_exited()
         return self._process.has_exited(wait_s)
 
@@ -140,7 +140,7 @@ class Child:
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         poll.register(self.channel.sock, select.POLLIN)
-        return not self.is_condemned and not poll.poll(0)
+        return not self.was_killed and not poll.poll(0)
 
     @property
     def log_tail(self) -> str:
@@ -148,25 +148,25 @@ class Child:
         return bytes(self._tail).decode(errors="replace")
 
     def kill(self) -> None:
-        """Kill it and all that it started, from any thread; `bury` must follow."""
-        with self._grave:
+        """Kill it and all that it started, from any thread; `reap` must follow."""
+        with self._reap_lock:
             if not self._is_buried:
-                self.is_condemned = True
+                self.was_killed = True
                 kill_tree(self.pid, self.marker)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to it and to all that it started in its process group."""
-        with self._grave, contextlib.suppress(ProcessLookupError, PermissionError):
+        with self._reap_lock, contextlib.suppress(ProcessLookupError, PermissionError):
             if not self._is_buried:
                 os.killpg(self.pid, number)
 
-    def bury(self) -> int:
+    def reap(self) -> int:
         """Kill whatever is left, wait for the process, free everything; its exit code."""
         kill_tree(self.pid, self.marker)
         if not self.has_exited(KILL_WAIT_S):
             raise WorkerError(f"process {self.pid} cannot be killed; is the driver stuck?")
         self._thread.join()
-        with self._grave:
+        with self._reap_lock:
             self._is_buried = True
             code = self._process.reap()
             self.channel.sock.close()

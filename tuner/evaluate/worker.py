@@ -166,7 +166,7 @@ class Worker:
     def is_alive(self) -> bool:
         """Whether a usable child is running."""
         child = self._child
-        return child is not None and not child.is_condemned and not child.has_exited()
+        return child is not None and not child.was_killed and not child.has_exited()
 
     @property
     def pid(self) -> int | None:
@@ -184,7 +184,7 @@ class Worker:
         """Say how the last child ended, e.g. "killed by signal 9 (SIGKILL)"; "" before any did."""
         with self._lock:
             if self._child is not None and not self._child.is_idle:
-                self._bury()
+                self._reap()
             return self._ending
 
     def get_ready(self) -> None:
@@ -204,13 +204,13 @@ class Worker:
             if self._child is not None:
                 if self._child.is_idle:
                     return
-                self._bury()
+                self._reap()
             options = {"path": import_path(sys.path), "entry": self._entry}
             self._child = Child(options, {**os.environ, **self._env})
             self._generation += 1
             self._number = 0
             if self._is_closed:  # meanwhile, by another thread, which saw no child to end
-                self._bury()
+                self._reap()
                 raise WorkerError(f"worker {self.name} is closed")
             try:
                 self._exchange("start", None, (), self._start_timeout_s)
@@ -218,7 +218,7 @@ class Worker:
                     self._exchange(job, payload, (), self._start_timeout_s)
             except JobFailed as error:
                 if self._child is not None:
-                    self._bury()
+                    self._reap()
                 if error.job == "start":
                     text = f"worker {self.name} cannot start: {error.message}\n{error.traceback}"
                     raise WorkerError(text) from None
@@ -299,10 +299,10 @@ class Worker:
             if answered != number or not data.keys() & {"data", "error"}:
                 raise Garbled(f"an answer to request {answered} instead of {number}")
         except Expired:
-            self._bury()
+            self._reap()
             raise WorkerTimeout(self.name, job, timeout_s, self._log_tail) from None
         except Garbled as error:
-            self._bury()
+            self._reap()
             reason = f"garbled the channel: {error}"
             raise WorkerCrashed(self.name, job, reason, None, self._log_tail) from None
         except Closed:
@@ -310,7 +310,7 @@ class Worker:
         except (TypeError, ValueError):
             raise  # the caller's; `send` looks before it writes
         except BaseException:  # Ctrl-C in the middle of a frame: the channel is out of step
-            self._bury()
+            self._reap()
             raise
         if "error" in data:
             raise self._failure(job, data["error"])
@@ -326,26 +326,26 @@ class Worker:
             self.name,
         )
         if failure.is_fatal:
-            self._bury()
+            self._reap()
         return failure
 
     def _crash(self, job: str) -> WorkerCrashed:
         assert self._child is not None
-        sentence = self._child.sentence if self._child.is_condemned else ""
+        kill_reason = self._child.kill_reason if self._child.was_killed else ""
         if self._child.has_exited(EXIT_WAIT_S):
-            code: int | None = self._bury()
-            reason = sentence or describe_exit(code or 0)
+            code: int | None = self._reap()
+            reason = kill_reason or describe_exit(code or 0)
         else:
-            self._bury()
+            self._reap()
             code, reason = None, "closed the channel without an answer"
         return WorkerCrashed(self.name, job, reason, code, self._log_tail)
 
-    def _bury(self) -> int:
+    def _reap(self) -> int:
         child, self._child = self._child, None
         assert child is not None
-        sentence = child.sentence if child.is_condemned else ""
-        code = child.bury()
-        self._ending = sentence or describe_exit(code)
+        kill_reason = child.kill_reason if child.was_killed else ""
+        code = child.reap()
+        self._ending = kill_reason or describe_exit(code)
         self._log_tail = child.log_tail
         return code
 
@@ -357,7 +357,7 @@ class Worker:
         if self._lock.acquire(blocking=False):  # else the call in flight buries it
             try:
                 if self._child is not None:
-                    self._bury()
+                    self._reap()
             finally:
                 self._lock.release()
 

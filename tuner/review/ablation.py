@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.review.facts import Facts, correct_trials
+from tuner.review.formatting import count_words, ratio_words
+from tuner.review.run_data import RunData, correct_trials
 from tuner.review.tables import parameter_names, speedup_of, value_of, value_words
-from tuner.review.words import count_words, ratio_words
 from tuner.trial import Trial
 
 __all__ = ["Choice", "choices_of", "choices_words", "unvaried"]
@@ -53,14 +53,14 @@ class Choice:
         return ""
 
 
-def choices_of(facts: Facts) -> list[Choice]:
+def choices_of(run_data: RunData) -> list[Choice]:
     """Return what each of the winner's choices is worth, the most first.
 
     Trials whose template does not have a parameter say nothing of it.
     """
-    best = facts.best
-    correct = {t.number: t for t in correct_trials(facts.trials)}
-    speeds = {number: speedup_of(trial, facts) for number, trial in correct.items()}
+    best = run_data.best
+    correct = {t.number: t for t in correct_trials(run_data.trials)}
+    speeds = {number: speedup_of(trial, run_data) for number, trial in correct.items()}
     known = [trial for number, trial in correct.items() if speeds[number]]
     if best is None or best.number not in speeds:
         return []
@@ -109,12 +109,12 @@ def choices_words(choices: Sequence[Choice]) -> str:
     return f"{'; '.join(parts)}."
 
 
-def unvaried(facts: Facts, choices: Sequence[Choice]) -> str:
+def unvaried(run_data: RunData, choices: Sequence[Choice]) -> str:
     """Return which of the winner's choices no correct trial made otherwise; empty if all were."""
-    if facts.best is None:
+    if run_data.best is None:
         return ""
     names = {choice.name for choice in choices}
-    left = [name for name in parameter_names([facts.best]) if name not in names]
+    left = [name for name in parameter_names([run_data.best]) if name not in names]
     number = count_words(len(left), "choice")
     return f"{number} that no correct trial made otherwise: {', '.join(left)}." if left else ""
 

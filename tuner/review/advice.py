@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from tuner.records import SET_ASIDE
-from tuner.review.facts import Facts, correct_trials
-from tuner.review.words import number_words, percent_words, us_words
+from tuner.review.formatting import number_words, percent_words, us_words
+from tuner.review.run_data import RunData, correct_trials
 from tuner.trial import Interval
 
 __all__ = ["Advice", "advice_of"]
@@ -23,51 +23,51 @@ class Advice:
     remedy: str
 
 
-def advice_of(facts: Facts, interval: Interval | None, noise: float | None) -> list[Advice]:
+def advice_of(run_data: RunData, interval: Interval | None, noise: float | None) -> list[Advice]:
     """Return all that makes a run's result less sure.
 
     Args:
-        facts: of the run.
+        run_data: of the run.
         interval: of the speed-up that is reported.
         noise: of the latency that is reported.
     """
     found = [
-        *_advice_on_records(facts),
-        *_advice_on_state(facts),
-        *_advice_on_verdict(facts, interval),
-        *_advice_on_screening(facts),
+        *_advice_on_records(run_data),
+        *_advice_on_state(run_data),
+        *_advice_on_verdict(run_data, interval),
+        *_advice_on_screening(run_data),
     ]
-    if (limit := facts.max_noise) < (noise or 0.0):
-        whose = "the winner's" if facts.result is not None else "the best trial's"
+    if (limit := run_data.max_noise) < (noise or 0.0):
+        whose = "the winner's" if run_data.result is not None else "the best trial's"
         found.append(_noise_advice(whose, noise or 0.0, limit))
-    sitting = facts.sitting(facts.best.number if facts.best else len(facts.trials))
-    if limit < (baseline_noise := facts.baseline.noise or sitting.noise or 0.0):
+    sitting = run_data.sitting(run_data.best.number if run_data.best else len(run_data.trials))
+    if limit < (baseline_noise := run_data.baseline.noise or sitting.noise or 0.0):
         found.append(_noise_advice("the baseline's", baseline_noise, limit))
-    return [*found, *_advice_on_machine(facts), *_notes(facts)]
+    return [*found, *_advice_on_machine(run_data), *_notes(run_data)]
 
 
-def _advice_on_records(facts: Facts) -> list[Advice]:
+def _advice_on_records(run_data: RunData) -> list[Advice]:
     remedy = "what is shown is what the samples give; verify the file, or tune again"
-    said = facts.result.disagreements if facts.result is not None else ()
+    said = run_data.result.disagreements if run_data.result is not None else ()
     found = [Advice(f"the run's records disagree: {words}", remedy) for words in said]
-    if facts.proof is not None and facts.proof.interval and not facts.proof.samples_us:
+    if run_data.proof is not None and run_data.proof.interval and not run_data.proof.samples_us:
         text = "the figures are as they were recorded: no samples are kept to compute them from"
         found.append(Advice(text, "verify the file"))
-    aside = [t for t in facts.trials if t.outcome.reason.startswith(SET_ASIDE)]
+    aside = [t for t in run_data.trials if t.outcome.reason.startswith(SET_ASIDE)]
     if aside:
         text = f"{len(aside)} of the trials disagree with their samples, first {aside[0].number}"
         found.append(Advice(f"{text}: {aside[0].outcome.reason}", "tune again"))
     return found
 
 
-def _advice_on_screening(facts: Facts) -> list[Advice]:
+def _advice_on_screening(run_data: RunData) -> list[Advice]:
     """Say where the race of the winner's file took another time than its trial at screening."""
-    proof, best = facts.proof, facts.best
+    proof, best = run_data.proof, run_data.best
     measurement = best.outcome.measurement if best is not None else None
     if proof is None or best is None or measurement is None or not proof.latency_us:
         return []
     change = proof.latency_us / measurement.told_us - 1
-    if abs(change) <= DRIFT or (facts.result is not None and facts.result.is_fallback):
+    if abs(change) <= DRIFT or (run_data.result is not None and run_data.result.is_fallback):
         return []
     text = (
         f"screening timed trial {best.number} at {us_words(measurement.told_us)} ± "
@@ -93,52 +93,54 @@ def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
     )
 
 
-def _advice_on_state(facts: Facts) -> list[Advice]:
-    found, proof = [], facts.proof
-    if facts.is_running:
-        state = "nothing is verified yet" if facts.result is None else "its result is of before"
+def _advice_on_state(run_data: RunData) -> list[Advice]:
+    found, proof = [], run_data.proof
+    if run_data.is_running:
+        state = "nothing is verified yet" if run_data.result is None else "its result is of before"
         text = f"the run is going on, and {state}"
         found.append(Advice(text, ""))
-    elif facts.is_rejected:
+    elif run_data.is_rejected:
         remedy = "read its reason; a fault that all share is mostly one of model_new.py"
         found.append(Advice("every trial that was put to the full check was rejected", remedy))
-    elif facts.result is None:
-        again = f"tune --resume {facts.run.path}"
+    elif run_data.result is None:
+        again = f"tune --resume {run_data.run.path}"
         text = "the run is not finished: no finalist was verified"
         found.append(Advice(text, again))
-    if facts.result is not None and facts.best is None:
+    if run_data.result is not None and run_data.best is None:
         text = "there is a result, but no trial: trials.jsonl is missing or empty"
         found.append(Advice(text, "copy the run's folder whole, trials.jsonl included"))
-    if facts.trials and not correct_trials(facts.trials):
+    if run_data.trials and not correct_trials(run_data.trials):
         remedy = "read 'What failed and why'; widen the space or loosen the accuracy"
         found.append(Advice("not one candidate was correct", remedy))
     if proof is not None and (proof.error or not proof.check.is_accepted):
         text = f"the verification failed: {proof.error or proof.check.reason}"
         found.append(Advice(text, "do not use the exported file; export another trial"))
-    elif facts.result is not None and facts.result.exported is None:
+    elif run_data.result is not None and run_data.result.exported is None:
         remedy = "tune export makes the file and verifies it"
         found.append(Advice("the exported file itself was not verified", remedy))
     return found
 
 
-def _notes(facts: Facts) -> list[Advice]:
+def _notes(run_data: RunData) -> list[Advice]:
     """Return what run and check noted, but for the rejection that is told already."""
-    said = facts.proof.check.reason if facts.proof is not None else ""
-    notes = facts.result.notes if facts.result is not None else ()
-    notes = tuple(dict.fromkeys([*notes, *(facts.proof.check.notes if facts.proof else ())]))
+    said = run_data.proof.check.reason if run_data.proof is not None else ""
+    notes = run_data.result.notes if run_data.result is not None else ()
+    notes = tuple(dict.fromkeys([*notes, *(run_data.proof.check.notes if run_data.proof else ())]))
     return [Advice(note, "") for note in notes if not said or said not in note]
 
 
-def _advice_on_verdict(facts: Facts, interval: Interval | None) -> list[Advice]:
+def _advice_on_verdict(run_data: RunData, interval: Interval | None) -> list[Advice]:
     found = []
-    is_fallback = facts.result is not None and facts.result.is_fallback
+    is_fallback = run_data.result is not None and run_data.result.is_fallback
     if interval is not None and interval.verdict == "no difference" and not is_fallback:
         remedy = "keep PyTorch's own, or give measure.finalists more time"
         found.append(Advice("the interval holds 1: it may not be faster at all", remedy))
     if interval is not None and interval.num_processes == 1:
         text = "raced in one process only: the interval says nothing of another process"
         found.append(Advice(text, "set measure.num_processes above 1"))
-    ties = [n for n in facts.result.ties if n != facts.result.winner] if facts.result else []
+    ties = (
+        [n for n in run_data.result.ties if n != run_data.result.winner] if run_data.result else []
+    )
     if ties:
         what = f"trial{'' if len(ties) == 1 else 's'} {number_words(ties)}"
         text = f"{what} cannot be told from the winner"
@@ -146,16 +148,16 @@ def _advice_on_verdict(facts: Facts, interval: Interval | None) -> list[Advice]:
     return found
 
 
-def _advice_on_machine(facts: Facts) -> list[Advice]:
+def _advice_on_machine(run_data: RunData) -> list[Advice]:
     found = []
-    measured = [t.outcome.measurement for t in facts.trials if t.outcome.measurement]
+    measured = [t.outcome.measurement for t in run_data.trials if t.outcome.measurement]
     throttled = sum(1 for m in measured if m.num_throttled)
     if throttled:
         text = f"the device slowed its clock during {throttled} of {len(measured)} measurements"
         remedy = "those samples were dropped; cool it, or lower its clock limit for steady times"
         found.append(Advice(text, remedy))
     by_device: dict[str, list[float]] = defaultdict(list)
-    for trial in facts.trials:
+    for trial in run_data.trials:
         if trial.outcome.measurement and trial.outcome.measurement.anchor_us:
             by_device[trial.outcome.device].append(trial.outcome.measurement.anchor_us)
     anchors = max(by_device.values(), key=lambda us: max(us) / min(us), default=[])

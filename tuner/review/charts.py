@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.review.facts import Facts, correct_trials, latency_us_of
 from tuner.review.figures import (
     MAX_POINTS,
     accuracy_figure,
     starred,
 )
+from tuner.review.formatting import count_words, number_words, three_digits, us_words
 from tuner.review.parameters import (
     importance_figure,
     importances,
@@ -26,9 +26,9 @@ from tuner.review.parameters import (
 from tuner.review.progress import outlook_figure, progress_figure
 from tuner.review.roofline import resource_figure, roofline_figure
 from tuner.review.rows_figure import rows_caption, rows_figure
+from tuner.review.run_data import RunData, correct_trials, latency_us_of
 from tuner.review.tables import parameter_names, pareto, resources_of, rms_of, value_words
 from tuner.review.timeline import spans_of, stage_figure, timeline_figure
-from tuner.review.words import count_words, number_words, three_digits, us_words
 from tuner.trial import Trial
 from tuner.wording import percent
 
@@ -53,14 +53,14 @@ class Chart:
 
 
 def charts_of(
-    facts: Facts,
+    run_data: RunData,
     names: Sequence[str] | None = None,
     shares: Callable[[], Mapping[str, float]] | None = None,
 ) -> list[Chart]:
     """Return a run's figures, in the order of the page.
 
     Args:
-        facts: of the run.
+        run_data: of the run.
         names: those wanted, of `CHART_NAMES`; all if None.
         shares: the importance of each parameter, asked for by the figures that need it; found
             anew if None, which takes half a second with 5,000 correct trials.
@@ -68,12 +68,12 @@ def charts_of(
     wanted = tuple(names or _CHARTS)
     known: Mapping[str, float] = {}
     if _NEEDS_SHARES & set(wanted):
-        known = shares() if shares else importances(facts.trials)
-    charts = [_CHARTS[name](facts, known) for name in wanted]
-    if facts.result is not None:
+        known = shares() if shares else importances(run_data.trials)
+    charts = [_CHARTS[name](run_data, known) for name in wanted]
+    if run_data.result is not None:
         for chart in charts:
             if chart.figure is not None:
-                starred(chart.figure, facts.result.winner)
+                starred(chart.figure, run_data.result.winner)
     return charts
 
 
@@ -92,32 +92,32 @@ def figure_data(figure: Any) -> dict[str, Any]:
 # ---- one by one -----------------------------------------------------------------------------
 
 
-def _progress(facts: Facts, by: Any, label: str) -> Chart:
+def _progress(run_data: RunData, by: Any, label: str) -> Chart:
     name = f"progress-{by}"
-    if not facts.trials:
+    if not run_data.trials:
         return Chart(name, label, "No trial is recorded yet.", None)
-    floors = {f"floor of {bound.words}": bound.latency_us for bound in facts.bounds()}
+    floors = {f"floor of {bound.words}": bound.latency_us for bound in run_data.bounds()}
     figure = progress_figure(
-        facts.trials,
-        facts.baseline.latency_us,
-        compiled_us=facts.compiled_us,
+        run_data.trials,
+        run_data.baseline.latency_us,
+        compiled_us=run_data.compiled_us,
         floors=floors,
         by=by,
-        raced=facts.proof,
+        raced=run_data.proof,
     )
-    best = min(correct_trials(facts.trials), key=latency_us_of, default=None)
-    words = f"Of {count_words(len(facts.trials), 'trial')}"
+    best = min(correct_trials(run_data.trials), key=latency_us_of, default=None)
+    words = f"Of {count_words(len(run_data.trials), 'trial')}"
     if best is None:
         words += " none is correct."
     else:
         words += (
             f" number {best.number} is the fastest at screening, {us_words(latency_us_of(best))}."
         )
-    if len(correct_trials(facts.trials)) < len(facts.trials):
+    if len(correct_trials(run_data.trials)) < len(run_data.trials):
         words += " Failed trials stand below, by status."
-    if len(facts.trials) > MAX_POINTS:
+    if len(run_data.trials) > MAX_POINTS:
         words += f" Drawn are about {MAX_POINTS:,}: of each status the fastest, and an even share."
-    if facts.compiled_us is None:
+    if run_data.compiled_us is None:
         words += " torch.compile was not raced: measure.torch_compile asks for it."
     if floors:
         words += (
@@ -129,21 +129,21 @@ def _progress(facts: Facts, by: Any, label: str) -> Chart:
     return Chart(name, label, words, figure)
 
 
-def _outlook(facts: Facts) -> Chart:
+def _outlook(run_data: RunData) -> Chart:
     label = "What is left to gain"
-    if not facts.outlooks:
+    if not run_data.outlooks:
         words = "Not known: the sampler does not say how sure it is, or has seen too few trials."
         return Chart("outlook", label, words, None)
-    improvement = percent(facts.outlooks[-1].improvement)
+    improvement = percent(run_data.outlooks[-1].improvement)
     words = (
         "How sure the search was, as it went on, that its best was within a share of the best "
         "there is: a model's own estimate from screening times, not a proof. At the last, if all "
         f"configurations were tried, the best time was expected to fall by {improvement}."
     )
-    return Chart("outlook", label, words, outlook_figure(facts.outlooks))
+    return Chart("outlook", label, words, outlook_figure(run_data.outlooks))
 
 
-def _importance(facts: Facts, shares: Mapping[str, float]) -> Chart:
+def _importance(run_data: RunData, shares: Mapping[str, float]) -> Chart:
     label = "Importance of each parameter"
     if not shares:
         words = (
@@ -166,9 +166,9 @@ def _varied(trials: Sequence[Trial], shares: Mapping[str, float]) -> list[str]:
     return sorted(varied, key=lambda name: -shares.get(name, 0.0))
 
 
-def _parameters(facts: Facts, shares: Mapping[str, float]) -> Chart:
+def _parameters(run_data: RunData, shares: Mapping[str, float]) -> Chart:
     label = "Latency by parameter"
-    varied = _varied(facts.trials, shares)
+    varied = _varied(run_data.trials, shares)
     names = varied[:MAX_PARAMETER_PLOTS]
     if not names:
         words = "No parameter varies among the correct trials."
@@ -176,12 +176,12 @@ def _parameters(facts: Facts, shares: Mapping[str, float]) -> Chart:
     words = "Every correct trial by each parameter's value; the orange bar is the best one."
     if len(varied) > len(names):
         words += f" {len(varied) - len(names)} parameters that matter less are left out."
-    return Chart("parameters", label, words, parameter_figure(facts.trials, names))
+    return Chart("parameters", label, words, parameter_figure(run_data.trials, names))
 
 
-def _parallel(facts: Facts, shares: Mapping[str, float]) -> Chart:
+def _parallel(run_data: RunData, shares: Mapping[str, float]) -> Chart:
     label = "Parameters together"
-    names = _varied(facts.trials, shares)[:MAX_AXES]
+    names = _varied(run_data.trials, shares)[:MAX_AXES]
     if not names:
         words = "No parameter varies among the correct trials."
         return Chart("parallel", label, words, None)
@@ -190,55 +190,55 @@ def _parallel(facts: Facts, shares: Mapping[str, float]) -> Chart:
         "where it is slow. Drag along an axis to keep the trials within; with the keyboard, "
         "focus an axis and use the arrow keys."
     )
-    return Chart("parallel", label, words, parallel_figure(facts.trials, names))
+    return Chart("parallel", label, words, parallel_figure(run_data.trials, names))
 
 
-def _accuracy(facts: Facts, _: Mapping[str, float]) -> Chart:
+def _accuracy(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Accuracy against latency"
-    known = [t for t in correct_trials(facts.trials) if rms_of(t) is not None]
+    known = [t for t in correct_trials(run_data.trials) if rms_of(t) is not None]
     if not known:
         return Chart("accuracy", label, "No correct trial has a recorded error.", None)
-    front = pareto(facts.trials)
+    front = pareto(run_data.trials)
     beaten = number_words([trial.number for trial in front])
     words = (
         f"Error against float64 on the inputs as given, at screening. No trial is both faster "
         f"and closer than {'trial' if len(front) == 1 else 'any of the trials'} {beaten}."
     )
     return Chart(
-        "accuracy", label, words, accuracy_figure(facts.trials, facts.baseline.latency_us)
+        "accuracy", label, words, accuracy_figure(run_data.trials, run_data.baseline.latency_us)
     )
 
 
-def _rows(facts: Facts, _: Mapping[str, float]) -> Chart:
+def _rows(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Speed by number of rows"
-    found = facts.proof.by_batch if facts.proof is not None else None
+    found = run_data.proof.by_batch if run_data.proof is not None else None
     if found is None or not found.measured:
         words = "Not measured: the file's sizes are fixed, or it was made by hand or not yet."
         return Chart("rows", label, words, None)
     return Chart("rows", label, rows_caption(found), rows_figure(found))
 
 
-def _roofline(facts: Facts, _: Mapping[str, float]) -> Chart:
+def _roofline(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Roofline"
-    flops, num_bytes = facts.number("flops"), facts.number("bytes")
+    flops, num_bytes = run_data.number("flops"), run_data.number("bytes")
     if not flops or not num_bytes or flops < 0 or num_bytes < 0:
         words = "The problem's operations and bytes are not recorded: there is no roofline."
         return Chart("roofline", label, words, None)
-    if not correct_trials(facts.trials):
+    if not correct_trials(run_data.trials):
         return Chart("roofline", label, "No correct trial to place under the roofline.", None)
     figure = roofline_figure(
-        facts.trials,
-        facts.device,
+        run_data.trials,
+        run_data.device,
         flops=flops,
         num_bytes=num_bytes,
-        baseline_us=facts.baseline.latency_us,
-        precisions=[bound.precision for bound in facts.bounds()],
+        baseline_us=run_data.baseline.latency_us,
+        precisions=[bound.precision for bound in run_data.bounds()],
     )
     words = (
         f"Every correct trial at the problem's {three_digits(flops / num_bytes)} FLOP per byte, "
         "spread a little sideways."
     )
-    if facts.bounds():
+    if run_data.bounds():
         words += (
             " The roofs are of what the accuracy class allows, and are the floors of the progress "
             "figure; a trial may stand above the roof of a unit that it does not use. Rates are "
@@ -249,10 +249,10 @@ def _roofline(facts: Facts, _: Mapping[str, float]) -> Chart:
     return Chart("roofline", label, words, figure)
 
 
-def _resources(facts: Facts, _: Mapping[str, float]) -> Chart:
+def _resources(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Registers, shared memory, occupancy and spills"
-    correct = correct_trials(facts.trials)
-    if not any(resources_of(trial, facts.device) for trial in correct):
+    correct = correct_trials(run_data.trials)
+    if not any(resources_of(trial, run_data.device) for trial in correct):
         words = "The compiler reported no registers or shared memory; on a CPU it has none."
         return Chart("resources", label, words, None)
     words = (
@@ -261,20 +261,20 @@ def _resources(facts: Facts, _: Mapping[str, float]) -> Chart:
         "stands at 0, and its occupancy is lower than shown. The winner's real launches are under "
         "'Why it is this fast', where they were profiled."
     )
-    return Chart("resources", label, words, resource_figure(facts.trials, facts.device))
+    return Chart("resources", label, words, resource_figure(run_data.trials, run_data.device))
 
 
-def _stages(facts: Facts, _: Mapping[str, float]) -> Chart:
+def _stages(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Time by stage"
-    if not any(trial.outcome.seconds for trial in facts.trials):
+    if not any(trial.outcome.seconds for trial in run_data.trials):
         return Chart("stages", label, "No stage was timed.", None)
     words = "Seconds of each stage over all trials; builds run beside the others."
-    return Chart("stages", label, words, stage_figure(facts.trials))
+    return Chart("stages", label, words, stage_figure(run_data.trials))
 
 
-def _timeline(facts: Facts, _: Mapping[str, float]) -> Chart:
+def _timeline(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Timeline"
-    spans = spans_of(facts.trials)
+    spans = spans_of(run_data.trials)
     if not spans:
         return Chart("timeline", label, "No stage was timed.", None)
     words = "What each worker did when; a gap is idle time."
@@ -283,10 +283,10 @@ def _timeline(facts: Facts, _: Mapping[str, float]) -> Chart:
     return Chart("timeline", label, words, timeline_figure(spans))
 
 
-_CHARTS: dict[str, Callable[[Facts, Mapping[str, float]], Chart]] = {
-    "progress-trial": lambda facts, _: _progress(facts, "trial", "By trial"),
-    "progress-time": lambda facts, _: _progress(facts, "time", "By time"),
-    "outlook": lambda facts, _: _outlook(facts),
+_CHARTS: dict[str, Callable[[RunData, Mapping[str, float]], Chart]] = {
+    "progress-trial": lambda run_data, _: _progress(run_data, "trial", "By trial"),
+    "progress-time": lambda run_data, _: _progress(run_data, "time", "By time"),
+    "outlook": lambda run_data, _: _outlook(run_data),
     "importance": _importance,
     "parameters": _parameters,
     "parallel": _parallel,

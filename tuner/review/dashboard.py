@@ -3,7 +3,7 @@
 Pages are the report's own, with figures and tables fetched as JSON and drawn again while the run
 proceeds. The browser learns of changes by server-sent events; the server learns of them by looking
 at the runs' files twice a second, so it does not matter who started a run. `guard` decides who may
-ask, `shelf` what may be read, `launch` what may be started.
+ask, `run index` what may be read, `launch` what may be started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 
 from tuner.errors import InputError, StorageError, TunerError
-from tuner.review.comparison import cell_words, curves_of, rows_of
+from tuner.review.compare_page import cell_words, curves_of, rows_of
+from tuner.review.comparing import Comparison, compare_runs, confidence_words, lettered
 from tuner.review.exports import EXPORTS, exported
 from tuner.review.guard import Guard
 from tuner.review.launch import Launcher
@@ -46,9 +47,8 @@ from tuner.review.report import (
     SCRIPTS,
     json_markup,
 )
-from tuner.review.shelf import Shelf
+from tuner.review.run_index import RunIndex
 from tuner.review.site import asset, rendered, warm_up
-from tuner.review.versus import Comparison, compare_runs, confidence_words, lettered
 from tuner.trial import Status
 from tuner.wording import one_line
 
@@ -69,13 +69,13 @@ class Dashboard:
     """
 
     def __init__(self, runs_dir: Path, configs: Path | None = None) -> None:
-        self.shelf = Shelf(runs_dir)
-        self.launcher = Launcher(self.shelf, configs)
+        self.run_index = RunIndex(runs_dir)
+        self.launcher = Launcher(self.run_index, configs)
         self.token = secrets.token_urlsafe(32)
         self.num_stopped = 0  # processes that were asked to stop at the end
         self.is_closing: Callable[[], bool] = lambda: False
-        self._studies = Studies(self.shelf)
-        self._pages = LivePages(self.shelf)
+        self._studies = Studies(self.run_index)
+        self._pages = LivePages(self.run_index)
         self._key = ""
 
     def app(self, port: int) -> Guard:
@@ -117,14 +117,16 @@ class Dashboard:
     # ---- pages ------------------------------------------------------------------------------
 
     def _rendered(self, template: str, **values: Any) -> Response:
-        return HTMLResponse(rendered(template, key=self._key, folder=self.shelf.folder, **values))
+        return HTMLResponse(
+            rendered(template, key=self._key, folder=self.run_index.folder, **values)
+        )
 
     async def _list(self, request: Request) -> Response:
         return self._rendered("runs.html.j2", configs=self.launcher.configs(), states=STATES)
 
     async def _page(self, request: Request) -> Response:
         name = request.path_params["name"]
-        shown = await anyio.to_thread.run_sync(self.shelf.shown, name)
+        shown = await anyio.to_thread.run_sync(self.run_index.shown, name)
         if shown.state == "unreadable":
             return self._told(request, 404, f"{name}: {shown.problem}")
         may_resume = await anyio.to_thread.run_sync(self.launcher.may_resume, name)
@@ -132,9 +134,9 @@ class Dashboard:
             "run.html.j2",
             run=shown,
             may_resume=may_resume,
-            note=note_of(self.shelf.folder / name),
+            note=note_of(self.run_index.folder / name),
             exports=list(EXPORTS),
-            has_study=self.shelf.run(name).journal_path.exists(),
+            has_study=self.run_index.run(name).journal_path.exists(),
             title=f"{shown.op} on {shown.device}",
             parts=defaultdict(str),
             charts=defaultdict(lambda: {"label": "", "caption": "", "figure": None}),
@@ -148,10 +150,12 @@ class Dashboard:
 
     async def _compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))
-        others = [n for n in await anyio.to_thread.run_sync(self.shelf.names) if n not in names]
+        others = [
+            n for n in await anyio.to_thread.run_sync(self.run_index.names) if n not in names
+        ]
         if len(names) < 2:
             for name in names:
-                self.shelf.run(name)
+                self.run_index.run(name)
             found = None
         else:
             found = await anyio.to_thread.run_sync(self._compared, names)
@@ -169,7 +173,7 @@ class Dashboard:
         )
 
     def _compared(self, names: Sequence[str]) -> Comparison:
-        return compare_runs([self.shelf.facts(name) for name in names])
+        return compare_runs([self.run_index.run_data(name) for name in names])
 
     # ---- data of one run --------------------------------------------------------------------
 
@@ -190,13 +194,15 @@ class Dashboard:
 
     async def _export(self, request: Request) -> Response:
         name, what = request.path_params["name"], request.path_params["what"]
-        facts = await anyio.to_thread.run_sync(self.shelf.facts, name)
-        data, media_type = await anyio.to_thread.run_sync(exported, facts, what)
-        headers = {"content-disposition": f'attachment; filename="{facts.run.path.name}-{what}"'}
+        run_data = await anyio.to_thread.run_sync(self.run_index.run_data, name)
+        data, media_type = await anyio.to_thread.run_sync(exported, run_data, what)
+        headers = {
+            "content-disposition": f'attachment; filename="{run_data.run.path.name}-{what}"'
+        }
         return Response(data, media_type=media_type, headers=headers)
 
     async def _study(self, request: Request) -> Response:
-        run = self.shelf.run(request.path_params["name"])
+        run = self.run_index.run(request.path_params["name"])
         if not run.journal_path.exists():
             raise InputError(f"{run.path.name}: it has no study yet")
         return RedirectResponse(f"/dashboard/studies/{self._studies.id_of(run.path.name)}", 303)
@@ -208,7 +214,7 @@ class Dashboard:
         jobs_sent: list[Any] = [None]
 
         def look() -> Mapping[str, Any] | None:
-            now = {shown.name: shown for shown in self.shelf.runs()}
+            now = {shown.name: shown for shown in self.run_index.runs()}
             changed = [s for s in now.values() if sent.get(s.name) != _lasting(s)]
             gone = [name for name in sent if name not in now]
             jobs = [dataclasses.asdict(job) for job in self.launcher.jobs()]
@@ -223,11 +229,11 @@ class Dashboard:
 
     async def _run_events(self, request: Request) -> Response:
         name = request.path_params["name"]
-        await anyio.to_thread.run_sync(self.shelf.shown, name)  # 404 where there is none
+        await anyio.to_thread.run_sync(self.run_index.shown, name)  # 404 where there is none
         sent: list[Any] = [None]
 
         def look() -> Mapping[str, Any] | None:
-            stamp = self.shelf.stamp(name)
+            stamp = self.run_index.stamp(name)
             if not stamp:
                 return None
             jobs = [job for job in self.launcher.jobs() if job.run == name][:1]
@@ -238,7 +244,7 @@ class Dashboard:
             sent[0] = told
             return {
                 "stamp": stamp,
-                "run": dataclasses.asdict(self.shelf.shown(name)),
+                "run": dataclasses.asdict(self.run_index.shown(name)),
                 "job": dataclasses.asdict(jobs[0]) if jobs else None,
                 "waiting": waiting,
             }
@@ -280,7 +286,7 @@ class Dashboard:
         return JSONResponse(dataclasses.asdict(job))
 
     async def _note(self, request: Request) -> Response:
-        run = self.shelf.run(request.path_params["name"])
+        run = self.run_index.run(request.path_params["name"])
         text = (await _words_of(request)).get("text", "")
         note = await anyio.to_thread.run_sync(write_note, run.path, text)
         return JSONResponse(dataclasses.asdict(note))

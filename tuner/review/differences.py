@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from tuner.capture.outline import KernelTask, Outline
-from tuner.review.facts import Facts
+from tuner.review.run_data import RunData
 from tuner.trial import Trial
 
 __all__ = [
@@ -35,31 +35,31 @@ class Difference:
     values: tuple[str, ...]
 
 
-def config_differences(runs: Sequence[Facts]) -> tuple[Difference, ...]:
+def config_differences(runs: Sequence[RunData]) -> tuple[Difference, ...]:
     """Return what differs between the configs, and what was given beside them."""
-    return _differences([_flat(_config(facts)) for facts in runs])
+    return _differences([_flat(_config(run_data)) for run_data in runs])
 
 
-def machine_differences(runs: Sequence[Facts]) -> tuple[Difference, ...]:
+def machine_differences(runs: Sequence[RunData]) -> tuple[Difference, ...]:
     """Return what differs between the environments."""
     kept = [{k: v for k, v in f.environment.items() if k not in _OMITTED} for f in runs]
-    return _differences([_flat(facts) for facts in kept])
+    return _differences([_flat(run_data) for run_data in kept])
 
 
-def winner_differences(runs: Sequence[Facts]) -> tuple[Difference, ...]:
+def winner_differences(runs: Sequence[RunData]) -> tuple[Difference, ...]:
     """Return what differs between the parameters of the winners."""
-    return _differences([_params(facts.best) for facts in runs])
+    return _differences([_params(run_data.best) for run_data in runs])
 
 
-def tasks(runs: Sequence[Facts]) -> tuple[Difference, ...]:
+def tasks(runs: Sequence[RunData]) -> tuple[Difference, ...]:
     """Return every task of modules that were captured, with each winner's parameters of it.
 
     A task has the same key wherever the same work is done, in any module; older runs have none.
     """
     sides = []
-    for facts in runs:
-        outline = facts.module.outline if facts.module is not None else None
-        params = _params(facts.best)
+    for run_data in runs:
+        outline = run_data.module.outline if run_data.module is not None else None
+        params = _params(run_data.best)
         of_run = {}
         for task in outline.tasks if outline is not None else ():
             assert outline is not None
@@ -85,13 +85,13 @@ def _of_task(task: KernelTask, outline: Outline, params: Mapping[str, str]) -> l
     ]
 
 
-def _config(facts: Facts) -> Mapping[str, Any]:
+def _config(run_data: RunData) -> Mapping[str, Any]:
     try:
-        data = yaml.safe_load(facts.config)
+        data = yaml.safe_load(run_data.config)
     except yaml.YAMLError:
         data = None
-    found: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"text": facts.config}
-    changed = facts.environment.get("overrides")
+    found: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"text": run_data.config}
+    changed = run_data.environment.get("overrides")
     if isinstance(changed, Mapping):
         found["overrides"] = changed
     return found

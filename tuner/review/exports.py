@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import InputError, MachineError
-from tuner.review.facts import Facts
+from tuner.review.run_data import RunData
 from tuner.review.tables import Column, trial_columns
 from tuner.review.timeline import spans_of
 from tuner.run import Run
@@ -25,7 +25,7 @@ from tuner.trial import Value
 __all__ = ["EXPORTS", "exported", "write_export"]
 
 
-def exported(facts: Facts, name: str) -> tuple[bytes, str]:
+def exported(run_data: RunData, name: str) -> tuple[bytes, str]:
     """Return one of `EXPORTS` and its media type.
 
     Raises:
@@ -35,7 +35,7 @@ def exported(facts: Facts, name: str) -> tuple[bytes, str]:
     if name not in EXPORTS:
         raise InputError(f"{name[:80]}: expected one of {', '.join(EXPORTS)}")
     make, media_type = EXPORTS[name]
-    return make(facts), media_type
+    return make(run_data), media_type
 
 
 def write_export(run: Run, path: Path) -> Path:
@@ -52,7 +52,7 @@ def write_export(run: Run, path: Path) -> Path:
             f"{path}: expected a file that ends in {', '.join(by_ending)}\n"
             "  next: .csv and .parquet hold the trials, .json the timeline for ui.perfetto.dev"
         )
-    data, _ = exported(Facts.of(run), by_ending[path.suffix])
+    data, _ = exported(RunData.of(run), by_ending[path.suffix])
     if path.suffix == ".parquet":
         with storage_errors(path):
             path.write_bytes(data)
@@ -61,9 +61,9 @@ def write_export(run: Run, path: Path) -> Path:
     return path
 
 
-def _csv(facts: Facts) -> bytes:
+def _csv(run_data: RunData) -> bytes:
     """Return the trials as CSV; no word begins like a formula, which a spreadsheet would run."""
-    columns = trial_columns(facts)
+    columns = trial_columns(run_data)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.name for column in columns])
@@ -78,7 +78,7 @@ def _cell(column: Column, value: Value | None) -> str:
     return f"'{text}" if column.kind == "word" and text[:1] in "=+-@\t" and text else text
 
 
-def _parquet(facts: Facts) -> bytes:
+def _parquet(run_data: RunData) -> bytes:
     """Return the trials as Parquet: numbers as numbers, what is absent as null."""
     try:
         import pyarrow
@@ -93,22 +93,22 @@ def _parquet(facts: Facts) -> bytes:
             value if value is None or column.kind != "word" else str(value)
             for value in column.values
         ]
-        for column in trial_columns(facts)
+        for column in trial_columns(run_data)
     }
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), sink)
     return sink.getvalue()
 
 
-def _trace(facts: Facts) -> bytes:
+def _trace(run_data: RunData) -> bytes:
     """Return the timeline as a Chrome trace: one complete event a span, times in us.
 
     Source: "Trace Event Format", Google, 2016.
     """
-    spans = spans_of(facts.trials)
+    spans = spans_of(run_data.trials)
     threads = {worker: n for n, worker in enumerate(dict.fromkeys(s.worker for s in spans), 1)}
-    params = {trial.number: trial.params for trial in facts.trials}
-    events: list[dict[str, Any]] = [_named("process_name", 0, facts.run.path.name)]
+    params = {trial.number: trial.params for trial in run_data.trials}
+    events: list[dict[str, Any]] = [_named("process_name", 0, run_data.run.path.name)]
     events += [_named("thread_name", thread, worker) for worker, thread in threads.items()]
     events += [
         {
@@ -131,7 +131,7 @@ def _named(what: str, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": 1, "tid": thread, "name": what, "args": {"name": name}}
 
 
-EXPORTS: dict[str, tuple[Callable[[Facts], bytes], str]] = {
+EXPORTS: dict[str, tuple[Callable[[RunData], bytes], str]] = {
     "trials.csv": (_csv, "text/csv; charset=utf-8"),
     "trials.parquet": (_parquet, "application/vnd.apache.parquet"),
     "timeline.json": (_trace, "application/json"),

@@ -12,16 +12,16 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from tuner.review.facts import correct_trials, latency_us_of
-from tuner.review.tables import (
-    pareto,
-    rms_of,
-)
-from tuner.review.words import (
+from tuner.review.formatting import (
     params_words,
     percent_words,
     seconds_words,
     us_words,
+)
+from tuner.review.run_data import correct_trials, latency_us_of
+from tuner.review.tables import (
+    pareto,
+    rms_of,
 )
 from tuner.trial import Status, Trial
 

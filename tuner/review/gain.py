@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from tuner.capture.outline import Outline
-from tuner.review.words import count_words, three_digits, us_words
+from tuner.review.formatting import count_words, three_digits, us_words
 from tuner.wording import percent
 
 __all__ = [

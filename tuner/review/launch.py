@@ -20,7 +20,7 @@ from typing import IO
 
 from tuner.errors import InputError, RunLockedError
 from tuner.review.listing import WORKING
-from tuner.review.shelf import Shelf
+from tuner.review.run_index import RunIndex
 
 __all__ = ["Job", "Launcher"]
 
@@ -59,12 +59,12 @@ class Launcher:
     """The processes of one dashboard; safe to use from several threads.
 
     Args:
-        shelf: the runs.
+        run index: the runs.
         configs: the folder whose configs may be run; None if nothing may be.
     """
 
-    def __init__(self, shelf: Shelf, configs: Path | None) -> None:
-        self._shelf = shelf
+    def __init__(self, run_index: RunIndex, configs: Path | None) -> None:
+        self._run_index = run_index
         self._configs = configs.resolve() if configs else None
         self._processes: list[_Process] = []
         self._lock = RLock()
@@ -96,7 +96,7 @@ class Launcher:
             options.append(f"--{name}={value}")
         assert self._configs is not None
         path = str(self._configs / config)
-        folder = str(self._shelf.folder.resolve())
+        folder = str(self._run_index.folder.resolve())
         return self._run(config, "", ["--config", path, "--runs-dir", folder, *options])
 
     def resume(self, name: str) -> Job:
@@ -111,14 +111,14 @@ class Launcher:
                 f"{name[:80]!r}: its config is none of the folder given by --configs\n"
                 "  next: tune --resume in a terminal, if you trust it"
             )
-        path = self._shelf.run(name).path.resolve()
+        path = self._run_index.run(name).path.resolve()
         return self._run(f"resume {name}", name, ["--resume", str(path)])
 
     def may_resume(self, name: str) -> bool:
         """Whether a run's config is, byte for byte, one of the folder's, and was read there."""
         if self._configs is None:
             return False
-        run = self._shelf.run(name)
+        run = self._run_index.run(name)
         try:
             folder = run.environment().get("config_folder")
             text = run.config_path.read_bytes()
@@ -176,7 +176,7 @@ class Launcher:
 
     def _refuse_a_second(self) -> None:
         busy = [p.what for p in self._processes if p.child.poll() is None]
-        busy += [shown.name for shown in self._shelf.runs() if shown.state in WORKING]
+        busy += [shown.name for shown in self._run_index.runs() if shown.state in WORKING]
         if busy:
             raise RunLockedError(
                 f"{busy[0]} is running: two at once would disturb each other's times\n"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
+from tuner.review.formatting import sizes_words
 from tuner.review.notes import Note
-from tuner.review.words import sizes_words
 from tuner.review.workloads import (
     Tone,
     Workload,

@@ -19,11 +19,11 @@ from pydantic_core import to_json
 from tuner.at_work import AtWork
 from tuner.errors import InputError
 from tuner.review.charts import CHART_NAMES
-from tuner.review.facts import Facts, correct_trials
+from tuner.review.formatting import ratio_words
 from tuner.review.parameters import importances
 from tuner.review.report import PARTS, chart_data, page_data, parts_of
-from tuner.review.shelf import Shelf
-from tuner.review.words import ratio_words
+from tuner.review.run_data import RunData, correct_trials
+from tuner.review.run_index import RunIndex
 from tuner.run import LOG_NAME
 from tuner.trial import Finalist
 from tuner.wording import one_line
@@ -42,11 +42,11 @@ class LivePages:
     """The pieces of every run's page, as JSON with the run's `stamp`; made once where several ask.
 
     Args:
-        shelf: whose runs they are.
+        run index: whose runs they are.
     """
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, run_index: RunIndex) -> None:
+        self._run_index = run_index
         self._kept = _Kept()
 
     def first(self, name: str) -> bytes:
@@ -57,30 +57,30 @@ class LivePages:
             StorageError: a file of the run cannot be read.
         """
         return self._piece(
-            name, "first", lambda facts: page_data(facts, [FIRST_CHART], FIRST_PARTS)
+            name, "first", lambda run_data: page_data(run_data, [FIRST_CHART], FIRST_PARTS)
         )
 
     def rest(self, name: str) -> bytes:
         """Return the other texts; raises as `first` does."""
         others = [part for part in PARTS if part not in FIRST_PARTS]
-        return self._piece(name, "rest", lambda facts: {"parts": parts_of(facts, others)})
+        return self._piece(name, "rest", lambda run_data: {"parts": parts_of(run_data, others)})
 
     def chart(self, name: str, chart: str) -> bytes:
         """Return one figure, of `CHART_NAMES`; raises as `first` does."""
         if chart not in CHART_NAMES:
             raise InputError(f"charts/{chart[:80]}: expected one of {', '.join(CHART_NAMES)}")
 
-        def made(facts: Facts) -> dict[str, Any]:
-            return {"charts": chart_data(facts, [chart], lambda: self._shares(name, facts))}
+        def made(run_data: RunData) -> dict[str, Any]:
+            return {"charts": chart_data(run_data, [chart], lambda: self._shares(name, run_data))}
 
         return self._piece(name, chart, made)
 
     def source(self, name: str, number: int) -> list[str] | None:
         """Return the lines of a trial's source, None if it is not kept; raises as `first` does."""
-        facts = self._shelf.facts(name)
-        for trial in facts.trials:
+        run_data = self._run_index.run_data(name)
+        for trial in run_data.trials:
             if trial.number == number:
-                text = facts.source(trial)[1]
+                text = run_data.source(trial)[1]
                 return text.splitlines() if text else None
         return None
 
@@ -97,15 +97,15 @@ class LivePages:
         Raises:
             InputError: there is no such run.
         """
-        now = self._shelf.underway(name)
+        now = self._run_index.underway(name)
         if now is None:
             return None
         latest: Mapping[int, Finalist] = {}
         if now.finalists:
             latest = self._kept.get(
                 (name, "checks"),
-                self._shelf.stamp(name),
-                lambda: {entry.trial: entry for entry in self._shelf.run(name).checks()},
+                self._run_index.stamp(name),
+                lambda: {entry.trial: entry for entry in self._run_index.run(name).checks()},
             )
         entries = [latest[number] for number in now.finalists if number in latest]
         return {
@@ -121,30 +121,30 @@ class LivePages:
             "verdicts": [_verdict_words(entry) for entry in entries],
             "bands": bands_of(now.at_work),
             "rate": f"{now.per_minute:g} trials a minute" if now.per_minute else "",
-            "log": _tail(self._shelf.run(name).path / LOG_NAME),
+            "log": _tail(self._run_index.run(name).path / LOG_NAME),
         }
 
-    def _piece(self, name: str, piece: str, make: Callable[[Facts], dict[str, Any]]) -> bytes:
-        run = self._shelf.run(name)
+    def _piece(self, name: str, piece: str, make: Callable[[RunData], dict[str, Any]]) -> bytes:
+        run = self._run_index.run(name)
         # Before reading: what is added meanwhile is a change.
-        stamp = self._shelf.stamp(run.path.name)
+        stamp = self._run_index.stamp(run.path.name)
 
         def made() -> bytes:
-            told = make(self._shelf.facts(name)) | {"stamp": stamp}
+            told = make(self._run_index.run_data(name)) | {"stamp": stamp}
             return to_json(told, inf_nan_mode="null")
 
         found: bytes = self._kept.get((name, piece), stamp, made)
         return found
 
-    def _shares(self, name: str, facts: Facts) -> Mapping[str, float]:
+    def _shares(self, name: str, run_data: RunData) -> Mapping[str, float]:
         """Return the importance of each parameter: of a running search, of a little while ago."""
-        count = len(correct_trials(facts.trials))
+        count = len(correct_trials(run_data.trials))
         age = count
-        if facts.is_running and count:
+        if run_data.is_running and count:
             age = int(math.log(count, SHARES_GROWTH))
-        stamp = f"{facts.is_running} {age}"
+        stamp = f"{run_data.is_running} {age}"
         found: Mapping[str, float] = self._kept.get(
-            (name, "shares"), stamp, lambda: importances(facts.trials)
+            (name, "shares"), stamp, lambda: importances(run_data.trials)
         )
         return found
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tuner.errors import MachineError
 from tuner.review.charts import charts_of
 from tuner.review.exports import write_export
-from tuner.review.facts import Facts
 from tuner.review.figures import with_hovers
+from tuner.review.run_data import RunData
 from tuner.review.summary import Summary, format_summary, summary_of
 from tuner.review.tables import trial_columns
 from tuner.run import open_run
@@ -35,28 +35,28 @@ def load_run(path: str | Path) -> LoadedRun:
     Raises:
         StorageError: there is no run, or a file of it cannot be read.
     """
-    return LoadedRun(Facts.of(open_run(Path(path))))
+    return LoadedRun(RunData.of(open_run(Path(path))))
 
 
 class LoadedRun:
     """A run as it was when it was read; `load_run` makes it.
 
     Attributes:
-        facts: all that was read.
+        run_data: all that was read.
     """
 
-    def __init__(self, facts: Facts) -> None:
-        self.facts = facts
+    def __init__(self, run_data: RunData) -> None:
+        self.run_data = run_data
 
     @property
     def path(self) -> Path:
         """The run's directory."""
-        return self.facts.run.path
+        return self.run_data.run.path
 
     @cached_property
     def summary(self) -> Summary:
         """The verdict and the numbers behind it."""
-        return summary_of(self.facts)
+        return summary_of(self.run_data)
 
     @cached_property
     def trials(self) -> pandas.DataFrame:
@@ -75,7 +75,7 @@ class LoadedRun:
                 "load_run(...).trials: a data frame needs pandas, which is not installed\n"
                 "  next: pip install 'tuner[notebook]', or pip install pandas"
             ) from error
-        columns = {column.name: list(column.values) for column in trial_columns(self.facts)}
+        columns = {column.name: list(column.values) for column in trial_columns(self.run_data)}
         return pandas.DataFrame(columns).set_index("number")
 
     @cached_property
@@ -84,9 +84,9 @@ class LoadedRun:
 
         The names are `tuner.review.charts.CHART_NAMES`; one that this run cannot have is absent.
         """
-        charts = charts_of(self.facts)
+        charts = charts_of(self.run_data)
         return {
-            chart.name: with_hovers(chart.figure, self.facts.trials)
+            chart.name: with_hovers(chart.figure, self.run_data.trials)
             for chart in charts
             if chart.figure is not None
         }
@@ -99,7 +99,7 @@ class LoadedRun:
             MachineError: pyarrow is not installed, which .parquet needs.
             StorageError: the file cannot be written.
         """
-        return write_export(self.facts.run, Path(path))
+        return write_export(self.run_data.run, Path(path))
 
     def __repr__(self) -> str:
         return format_summary(self.summary)

@@ -24,7 +24,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tuner.errors import InputError
-from tuner.review.shelf import Shelf
+from tuner.review.run_index import RunIndex
 
 __all__ = ["PATHS", "Studies", "optuna_app"]
 
@@ -47,8 +47,8 @@ class Studies(BaseStorage):  # type: ignore[misc]  # optuna is not followed
     create_new_trial = set_trial_param = set_trial_state_values = _refused
     set_trial_intermediate_value = set_trial_user_attr = set_trial_system_attr = _refused
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, run_index: RunIndex) -> None:
+        self._run_index = run_index
         self._ids: dict[str, int] = {}  # a run keeps its number while the server runs
         self._journals: OrderedDict[str, tuple[int, JournalStorage]] = OrderedDict()
         self._lock = RLock()
@@ -60,8 +60,8 @@ class Studies(BaseStorage):  # type: ignore[misc]  # optuna is not followed
 
     def get_all_studies(self) -> list[FrozenStudy]:
         """Return a study for every run that has a journal."""
-        folder = self._shelf.folder
-        names = [n for n in self._shelf.names() if (folder / n / "study.journal").exists()]
+        folder = self._run_index.folder
+        names = [n for n in self._run_index.names() if (folder / n / "study.journal").exists()]
         return [
             FrozenStudy(
                 study_name=name,
@@ -75,7 +75,7 @@ class Studies(BaseStorage):  # type: ignore[misc]  # optuna is not followed
 
     def get_study_id_from_name(self, study_name: str) -> int:
         """Return the number of a run's study; KeyError if there is no such run."""
-        if study_name not in self._shelf.names():
+        if study_name not in self._run_index.names():
             raise KeyError(study_name)
         return self.id_of(study_name)
 
@@ -127,7 +127,7 @@ class Studies(BaseStorage):  # type: ignore[misc]  # optuna is not followed
 
     def _journal(self, name: str) -> JournalStorage | None:
         try:
-            path = self._shelf.run(name).journal_path
+            path = self._run_index.run(name).journal_path
             inode = os.stat(path).st_ino
         except (InputError, OSError):
             return None

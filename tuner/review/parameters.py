@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.review.facts import correct_trials, latency_us_of
 from tuner.review.figures import ACCENT, MAX_POINTS, log_axis, plotly_text, thinned, trial_points
+from tuner.review.formatting import us_words
+from tuner.review.run_data import correct_trials, latency_us_of
 from tuner.review.tables import grouped, ordered_values, parameter_names, value_words
-from tuner.review.words import us_words
 from tuner.trial import Trial
 
 __all__ = ["importance_figure", "importances", "parallel_figure", "parameter_figure"]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from tuner.review.facts import correct_trials, latency_us_of
 from tuner.review.figures import (
     BASELINE,
     BEST,
@@ -18,7 +17,8 @@ from tuner.review.figures import (
     thinned,
     trial_points,
 )
-from tuner.review.words import ratio_words, us_words
+from tuner.review.formatting import ratio_words, us_words
+from tuner.review.run_data import correct_trials, latency_us_of
 from tuner.run import Outlook
 from tuner.trial import Finalist, Status, Trial
 from tuner.wording import percent

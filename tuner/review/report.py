@@ -22,13 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tuner.review.charts import charts_of, figure_data
-from tuner.review.facts import Facts
-from tuner.review.gain import bytes_words, shape_words
-from tuner.review.sections import PARTS, shown
-from tuner.review.sources import code_styles, packed_sources
-from tuner.review.summary import Summary, error_ratio, summary_of, trial_words
-from tuner.review.tables import Column, trial_columns
-from tuner.review.words import (
+from tuner.review.formatting import (
     count_words,
     outlook_words,
     params_words,
@@ -38,6 +32,12 @@ from tuner.review.words import (
     us_in,
     us_words,
 )
+from tuner.review.gain import bytes_words, shape_words
+from tuner.review.run_data import RunData
+from tuner.review.sections import PARTS, shown
+from tuner.review.sources import code_styles, packed_sources
+from tuner.review.summary import Summary, error_ratio, summary_of, trial_words
+from tuner.review.tables import Column, trial_columns
 from tuner.run import Run
 from tuner.storage import write_whole
 from tuner.trial import Status
@@ -71,15 +71,15 @@ def write_report(run: Run) -> Path:
     Raises:
         StorageError: a file of the run cannot be read, or the report not written.
     """
-    text = page(Facts.of(run))
+    text = page(RunData.of(run))
     # A lone surrogate (a file name that is not UTF-8, in a reason) cannot be written.
     write_whole(run.report_path, text.encode("utf-8", "replace").decode("utf-8"))
     return run.report_path
 
 
-def page(facts: Facts) -> str:
+def page(run_data: RunData) -> str:
     """Return the page of a run with everything in it."""
-    data = page_data(facts)
+    data = page_data(run_data)
     parts = {name: Markup(text) for name, text in data.pop("parts").items()}
     return (
         page_environment()
@@ -88,7 +88,7 @@ def page(facts: Facts) -> str:
             parts=parts,
             charts=data["charts"],
             data=json_markup(data),
-            sources=packed_sources(facts),
+            sources=packed_sources(run_data),
             title=data["title"],
             statuses=[status.value for status in Status],
             styles=styles(),
@@ -98,12 +98,14 @@ def page(facts: Facts) -> str:
 
 
 def page_data(
-    facts: Facts, chart_names: Sequence[str] | None = None, part_names: Sequence[str] | None = None
+    run_data: RunData,
+    chart_names: Sequence[str] | None = None,
+    part_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Return what the page shows, ready for JSON (no NaN, no infinity).
 
     Args:
-        facts: of the run.
+        run_data: of the run.
         chart_names: figures wanted, of `charts.CHART_NAMES`; all if None. A live page asks for
             one at first, and for the others as they are looked at.
         part_names: texts wanted, of `PARTS`; all if None.
@@ -113,14 +115,14 @@ def page_data(
         null) by name; `columns`: the table of all trials; `winner`: its number or null;
         `csv_name`.
     """
-    told = summary_of(facts)
+    told = summary_of(run_data)
     return {
         "title": f"{told.op} on {told.device}: {told.verdict}",
-        "parts": parts_of(facts, part_names, told),
-        "charts": chart_data(facts, chart_names),
-        "columns": [_column(column) for column in trial_columns(facts)],
+        "parts": parts_of(run_data, part_names, told),
+        "charts": chart_data(run_data, chart_names),
+        "columns": [_column(column) for column in trial_columns(run_data)],
         "winner": told.best.number if told.best else None,
-        "csv_name": f"{facts.run.path.name}-trials.csv",
+        "csv_name": f"{run_data.run.path.name}-trials.csv",
     }
 
 
@@ -139,7 +141,7 @@ def _column(column: Column) -> dict[str, Any]:
 
 
 def chart_data(
-    facts: Facts,
+    run_data: RunData,
     names: Sequence[str] | None = None,
     shares: Callable[[], Mapping[str, float]] | None = None,
 ) -> dict[str, Any]:
@@ -153,24 +155,24 @@ def chart_data(
             "caption": chart.caption,
             "figure": None if chart.figure is None else figure_data(chart.figure),
         }
-        for chart in charts_of(facts, names, shares)
+        for chart in charts_of(run_data, names, shares)
     }
 
 
 def parts_of(
-    facts: Facts, names: Sequence[str] | None = None, told: Summary | None = None
+    run_data: RunData, names: Sequence[str] | None = None, told: Summary | None = None
 ) -> dict[str, str]:
     """Return the parts of the page that are text and tables, as HTML by name, all escaped.
 
     Args:
-        facts: of the run.
+        run_data: of the run.
         names: those wanted, of `PARTS`; all if None.
         told: the run's summary, where it is known already.
     """
     module = page_environment().get_template("parts.html.j2").module
-    summary = told or summary_of(facts)
+    summary = told or summary_of(run_data)
     return {
-        name: str(getattr(module, name)({"summary": summary, **shown(name, facts, summary)}))
+        name: str(getattr(module, name)({"summary": summary, **shown(name, run_data, summary)}))
         for name in names or PARTS
     }
 

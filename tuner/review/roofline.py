@@ -8,7 +8,6 @@ from typing import Any
 
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
-from tuner.review.facts import UNITS, correct_trials, latency_us_of
 from tuner.review.figures import (
     FLOOR,
     baseline_point,
@@ -18,8 +17,9 @@ from tuner.review.figures import (
     thinned,
     trial_points,
 )
+from tuner.review.formatting import rate_words, us_words
+from tuner.review.run_data import UNITS, correct_trials, latency_us_of
 from tuner.review.tables import Resources, resources_of
-from tuner.review.words import rate_words, us_words
 from tuner.trial import Trial
 
 __all__ = ["resource_figure", "roofline_figure", "roofs_of"]

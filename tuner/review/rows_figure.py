@@ -6,7 +6,7 @@ from typing import Any
 
 from tuner.by_batch import ANY_ROWS, WAYS, ByBatch, Way, least_of
 from tuner.review.figures import ACCENT, BASELINE, TEMPLATE_MARKS, log_axis
-from tuner.review.words import ratio_words, us_words
+from tuner.review.formatting import ratio_words, us_words
 
 __all__ = ["is_taken", "rows_caption", "rows_figure", "rows_table"]
 

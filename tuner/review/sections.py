@@ -11,13 +11,13 @@ from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.datasheets import bandwidth_gbps
 from tuner.profiled import Launch
 from tuner.review.ablation import choices_of, choices_words, unvaried
-from tuner.review.facts import UNITS, Facts
+from tuner.review.formatting import NONE, percent_words, three_digits, time_unit
 from tuner.review.rows_figure import rows_table
+from tuner.review.run_data import UNITS, RunData
 from tuner.review.sources import highlighted, winner_source
 from tuner.review.summary import Summary
 from tuner.review.tables import contest, failures, strategies
 from tuner.review.timeline import stages_of, workers_of
-from tuner.review.words import NONE, percent_words, three_digits, time_unit
 from tuner.review.workloads import AS_GIVEN, Workload
 from tuner.trial import Finalist, Status, Trial
 
@@ -36,21 +36,21 @@ _STATUS_MEANING = {
 }
 
 
-def shown(name: str, facts: Facts, told: Summary) -> dict[str, Any]:
+def shown(name: str, run_data: RunData, told: Summary) -> dict[str, Any]:
     """Return what a part, of `PARTS`, shows beside the summary."""
-    return _SHOWN[name](facts, told)
+    return _SHOWN[name](run_data, told)
 
 
-def _shown_verdict(facts: Facts, told: Summary) -> dict[str, Any]:
-    result = facts.result
+def _shown_verdict(run_data: RunData, told: Summary) -> dict[str, Any]:
+    result = run_data.result
     finalists: Sequence[Finalist] = result.finalists if result else ()
     exported = result.exported if result else None
     rows = [exported, *finalists] if exported is not None else list(finalists)
-    screened = {trial.number: trial.outcome.latency_us for trial in facts.trials}
+    screened = {trial.number: trial.outcome.latency_us for trial in run_data.trials}
     times = [us for f in rows for us in (f.latency_us, f.baseline_us, screened.get(f.trial))]
     return {
         "intervals": _intervals(told.workloads),
-        "by_rows": _by_rows(facts),
+        "by_rows": _by_rows(run_data),
         "finalists": finalists,
         "exported": exported,
         "screened": screened,
@@ -59,8 +59,8 @@ def _shown_verdict(facts: Facts, told: Summary) -> dict[str, Any]:
     }
 
 
-def _by_rows(facts: Facts) -> dict[str, Any] | None:
-    found = facts.proof.by_batch if facts.proof is not None else None
+def _by_rows(run_data: RunData) -> dict[str, Any] | None:
+    found = run_data.proof.by_batch if run_data.proof is not None else None
     if found is None or not found.measured:
         return None
     head, rows = rows_table(found)
@@ -102,25 +102,25 @@ def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
     ]
 
 
-def _shown_why(facts: Facts, told: Summary) -> dict[str, Any]:
-    choices = choices_of(facts)
+def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
+    choices = choices_of(run_data)
     return {
         "choices": choices,
         "choices_words": choices_words(choices),
-        "unvaried": unvaried(facts, choices),
+        "unvaried": unvaried(run_data, choices),
         "most": max((choice.gain for choice in choices), default=1.0),
-        "limits": _limits(facts, told),
-        "kernels": _kernels(facts),
+        "limits": _limits(run_data, told),
+        "kernels": _kernels(run_data),
     }
 
 
-def _limits(facts: Facts, told: Summary) -> list[dict[str, Any]]:
+def _limits(run_data: RunData, told: Summary) -> list[dict[str, Any]]:
     """Return how near one call comes to each of the device's rates, PyTorch's call beside it."""
-    device, flops, num_bytes = facts.device, facts.number("flops"), facts.number("bytes")
+    device, flops, num_bytes = run_data.device, run_data.number("flops"), run_data.number("bytes")
     if device is None or not flops or not told.latency_us:
         return []
-    fastest = min(facts.bounds(), key=lambda bound: bound.latency_us, default=None)
-    units = facts.precision or (fastest.precision if fastest else "fp16")
+    fastest = min(run_data.bounds(), key=lambda bound: bound.latency_us, default=None)
+    units = run_data.precision or (fastest.precision if fastest else "fp16")
     known = [
         (UNITS[units], "TFLOPS", flops / 1e6, roofline_tflops(flops, 0.0, device, units)),
         ("memory", "GB/s", (num_bytes or 0.0) / 1e3, bandwidth_gbps(device)),
@@ -138,9 +138,9 @@ def _limits(facts: Facts, told: Summary) -> list[dict[str, Any]]:
     ]
 
 
-def _kernels(facts: Facts) -> dict[str, Any] | None:
+def _kernels(run_data: RunData) -> dict[str, Any] | None:
     """Return both calls as bars on one axis of time, and each kernel's time in both."""
-    profiles = facts.profiles
+    profiles = run_data.profiles
     if profiles is None:
         return None
     calls = [("PyTorch", profiles.baseline), ("exported file", profiles.winner)]
@@ -192,12 +192,12 @@ def _launch_words(launch: Launch) -> str:
     return words if share is None else f"{words}, occupancy {percent_words(share)}"
 
 
-def _shown_module(facts: Facts, told: Summary) -> dict[str, Any]:
+def _shown_module(run_data: RunData, told: Summary) -> dict[str, Any]:
     """Return the module's graph, and the times of one call: before, after, the least."""
-    module = facts.module
+    module = run_data.module
     if module is None:
         return {"module": None}
-    is_fallback = facts.result is not None and facts.result.is_fallback
+    is_fallback = run_data.result is not None and run_data.result.is_fallback
     times = [
         ("PyTorch", told.baseline_us),
         ("what was found: nothing faster" if is_fallback else "what was found", told.latency_us),
@@ -243,8 +243,8 @@ def _pieces(outline: Outline) -> list[dict[str, Any]]:
     return pieces
 
 
-def _shown_contests(facts: Facts, _: Summary) -> dict[str, Any]:
-    trials = facts.trials
+def _shown_contests(run_data: RunData, _: Summary) -> dict[str, Any]:
+    trials = run_data.trials
     words = strategies(trials)
     return {
         "contests": [(name, contest(trials, [name])) for name in words],
@@ -252,13 +252,13 @@ def _shown_contests(facts: Facts, _: Summary) -> dict[str, Any]:
     }
 
 
-def _shown_failures(facts: Facts, _: Summary) -> dict[str, Any]:
+def _shown_failures(run_data: RunData, _: Summary) -> dict[str, Any]:
     meaning = {status.value: text for status, text in _STATUS_MEANING.items()}
-    return {"status_meaning": meaning, "failures": failures(facts)}
+    return {"status_meaning": meaning, "failures": failures(run_data)}
 
 
-def _shown_time(facts: Facts, _: Summary) -> dict[str, Any]:
-    trials = facts.trials
+def _shown_time(run_data: RunData, _: Summary) -> dict[str, Any]:
+    trials = run_data.trials
     builds = [trial.outcome.build for trial in trials]
     return {
         "stages": stages_of(trials) if _is_timed(trials) else [],
@@ -268,21 +268,21 @@ def _shown_time(facts: Facts, _: Summary) -> dict[str, Any]:
     }
 
 
-def _shown_source(facts: Facts, _: Summary) -> dict[str, Any]:
-    name, text = winner_source(facts)
+def _shown_source(run_data: RunData, _: Summary) -> dict[str, Any]:
+    name, text = winner_source(run_data)
     return {"source_name": name, "source": text}
 
 
-def _shown_how(facts: Facts, _: Summary) -> dict[str, Any]:
+def _shown_how(run_data: RunData, _: Summary) -> dict[str, Any]:
     return {
-        "config": highlighted(facts.config, "yaml") if facts.config else "",
-        "environment": _flat(facts.environment),
+        "config": highlighted(run_data.config, "yaml") if run_data.config else "",
+        "environment": _flat(run_data.environment),
     }
 
 
 # What each part shows beside the summary.
-_SHOWN: dict[str, Callable[[Facts, Summary], dict[str, Any]]] = {
-    "head": lambda facts, _: {"started_at": facts.word("started_at")},
+_SHOWN: dict[str, Callable[[RunData, Summary], dict[str, Any]]] = {
+    "head": lambda run_data, _: {"started_at": run_data.word("started_at")},
     "verdict": _shown_verdict,
     "module": _shown_module,
     "why": _shown_why,

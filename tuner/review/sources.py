@@ -14,8 +14,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tuner.review.facts import MAX_SOURCE_CHARS, Facts, latency_us_of, text_of
-from tuner.review.words import relative_path
+from tuner.review.formatting import relative_path
+from tuner.review.run_data import MAX_SOURCE_CHARS, RunData, latency_us_of, text_of
 
 __all__ = ["code_styles", "highlighted", "packed_sources", "sources_data", "winner_source"]
 
@@ -45,19 +45,19 @@ def code_styles() -> Markup:
     return Markup(f"{light}\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}")
 
 
-def winner_source(facts: Facts) -> tuple[str, Markup]:
+def winner_source(run_data: RunData) -> tuple[str, Markup]:
     """Return where the winner's source is, and its highlighted text; empty if it is not kept."""
-    name, text = facts.source(facts.best) if facts.best else ("", "")
-    if text and facts.best is not None:
-        name = f"candidates/{facts.best.candidate_key}/{name}"
-    elif text := text_of(facts.run.export_path, MAX_SOURCE_CHARS):
-        name = relative_path(str(facts.run.export_path), facts.run.path)
+    name, text = run_data.source(run_data.best) if run_data.best else ("", "")
+    if text and run_data.best is not None:
+        name = f"candidates/{run_data.best.candidate_key}/{name}"
+    elif text := text_of(run_data.run.export_path, MAX_SOURCE_CHARS):
+        name = relative_path(str(run_data.run.export_path), run_data.run.path)
     if not text:
         return "", Markup("")
     return name, highlighted(text, _LEXERS.get(Path(name).suffix, "text"))
 
 
-def sources_data(facts: Facts) -> dict[str, Any]:
+def sources_data(run_data: RunData) -> dict[str, Any]:
     """Return the sources that are kept with a run, the fastest trials' first.
 
     Returns:
@@ -69,9 +69,9 @@ def sources_data(facts: Facts) -> dict[str, Any]:
     by_key: dict[str, int] = {}
     trials: dict[int, int] = {}
     num_chars = 0
-    for trial in sorted(facts.trials, key=lambda trial: (latency_us_of(trial), trial.number)):
+    for trial in sorted(run_data.trials, key=lambda trial: (latency_us_of(trial), trial.number)):
         if trial.candidate_key not in by_key:
-            text = facts.source(trial)[1] if num_chars < MAX_PACKED_CHARS else ""
+            text = run_data.source(trial)[1] if num_chars < MAX_PACKED_CHARS else ""
             if not text:
                 continue
             num_chars += len(text)
@@ -82,8 +82,8 @@ def sources_data(facts: Facts) -> dict[str, Any]:
     return {"lines": list(positions), "sources": sources, "trials": trials}
 
 
-def packed_sources(facts: Facts) -> str:
+def packed_sources(run_data: RunData) -> str:
     """Return `sources_data` as JSON, compressed with gzip, in base64."""
-    text = json.dumps(sources_data(facts), separators=(",", ":"))
+    text = json.dumps(sources_data(run_data), separators=(",", ":"))
     # A lone surrogate (a source that is not UTF-8) stays an escape in JSON.
     return base64.b64encode(gzip.compress(text.encode("ascii"), mtime=0)).decode("ascii")

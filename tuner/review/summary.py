@@ -11,8 +11,7 @@ from typing import Literal
 
 from tuner.problem.modes import MODE_WORDS
 from tuner.review.advice import Advice, advice_of
-from tuner.review.facts import Facts
-from tuner.review.words import (
+from tuner.review.formatting import (
     NONE,
     count_words,
     draws_words,
@@ -27,6 +26,7 @@ from tuner.review.words import (
     three_digits,
     us_words,
 )
+from tuner.review.run_data import RunData
 from tuner.review.workloads import (
     Tone,
     Workload,
@@ -115,30 +115,30 @@ def summary(run: Run) -> Summary:
     Raises:
         StorageError: a file of the run cannot be read.
     """
-    return summary_of(Facts.of(run))
+    return summary_of(RunData.of(run))
 
 
-def summary_of(facts: Facts) -> Summary:
+def summary_of(run_data: RunData) -> Summary:
     """Say what a run found, from its records."""
-    result, proof, best = facts.result, facts.proof, facts.best
+    result, proof, best = run_data.result, run_data.proof, run_data.best
     interval = proof.interval if proof else None
-    latency_us, noise, baseline_us, measured = _figures_of(facts)
-    kind, verdict = _verdict(facts, interval, latency_us, baseline_us)
+    latency_us, noise, baseline_us, measured = _figures_of(run_data)
+    kind, verdict = _verdict(run_data, interval, latency_us, baseline_us)
     check = proof.check if proof else best.outcome.check if best else None
-    if facts.is_rejected:
-        check = facts.rejected[0].check
+    if run_data.is_rejected:
+        check = run_data.rejected[0].check
     workloads = workloads_of(result)
-    counts = Counter(trial.outcome.status for trial in facts.trials)
-    num_feasible = facts.number("num_feasible")
-    export_path = relative_path(result.export_path, facts.run.path) if result else ""
+    counts = Counter(trial.outcome.status for trial in run_data.trials)
+    num_feasible = run_data.number("num_feasible")
+    export_path = relative_path(result.export_path, run_data.run.path) if result else ""
     return Summary(
-        path=str(facts.run.path),
-        op=facts.word("op", facts.run.path.name),
-        title=facts.word("title", facts.word("op", facts.run.path.name)),
-        device=facts.device_name,
-        accuracy=facts.word("accuracy", "unknown"),
-        mode=MODE_WORDS.get(facts.word("mode", ""), ""),
-        sizes=sizes_words(facts.sizes),
+        path=str(run_data.run.path),
+        op=run_data.word("op", run_data.run.path.name),
+        title=run_data.word("title", run_data.word("op", run_data.run.path.name)),
+        device=run_data.device_name,
+        accuracy=run_data.word("accuracy", "unknown"),
+        mode=MODE_WORDS.get(run_data.word("mode", ""), ""),
+        sizes=sizes_words(run_data.sizes),
         verdict=verdict,
         certainty=_interval_words(interval) if interval and kind != "rejected" else "",
         caveat=caveat_of(workloads),
@@ -151,53 +151,58 @@ def summary_of(facts: Facts) -> Summary:
         latency_us=latency_us,
         noise=noise,
         baseline_us=baseline_us,
-        baseline_noise=facts.baseline.noise,
+        baseline_noise=run_data.baseline.noise,
         best=best,
         counts={status.value: counts[status] for status in Status if counts[status]},
-        num_trials=len(facts.trials),
-        num_rejected=len(facts.rejected),
+        num_trials=len(run_data.trials),
+        num_rejected=len(run_data.rejected),
         num_feasible=None if num_feasible is None else int(num_feasible),
-        outlook=facts.outlooks[-1] if facts.outlooks else None,
+        outlook=run_data.outlooks[-1] if run_data.outlooks else None,
         error=_error_words(check.probes if check else ()),
         probes=check.probes if check else (),
         ties=tuple(n for n in result.ties if n != result.winner) if result else (),
         compiled=_compiled_words(result.compiled if result else None),
-        throughput=_throughput_words(facts, latency_us),
-        roofline=_roofline_words(facts, latency_us),
-        bound=_bound_words(facts, latency_us, baseline_us),
-        rewrites=tuple(r.words for r in facts.module.outline.rewrites) if facts.module else (),
+        throughput=_throughput_words(run_data, latency_us),
+        roofline=_roofline_words(run_data, latency_us),
+        bound=_bound_words(run_data, latency_us, baseline_us),
+        rewrites=tuple(r.words for r in run_data.module.outline.rewrites)
+        if run_data.module
+        else (),
         rows=proof.by_batch.brief if proof is not None and proof.by_batch is not None else "",
         export_path=export_path,
-        reproduce=facts.word("command"),
-        export_command=f"tune export {facts.run.path}",
-        warnings=tuple(advice_of(facts, interval, noise)),
+        reproduce=run_data.word("command"),
+        export_command=f"tune export {run_data.run.path}",
+        warnings=tuple(advice_of(run_data, interval, noise)),
     )
 
 
-def _figures_of(facts: Facts) -> tuple[float | None, float | None, float | None, str]:
+def _figures_of(run_data: RunData) -> tuple[float | None, float | None, float | None, str]:
     """Return latency, noise and baseline latency, and where they were measured."""
-    proof, best, baseline_us = facts.proof, facts.best, facts.baseline.latency_us
+    proof, best, baseline_us = run_data.proof, run_data.best, run_data.baseline.latency_us
     if proof is not None and proof.latency_us is not None:
-        is_export = facts.result is not None and facts.result.exported is proof
+        is_export = run_data.result is not None and run_data.result.exported is proof
         what = "the exported file" if is_export else "the winner"
         words = f"{what}, raced against the baseline in fresh processes"
         return proof.latency_us, proof.noise, baseline_us, words
     measurement = best.outcome.measurement if best else None
     if measurement is None:
         return None, None, baseline_us, ""
-    words = "screening only, " + ("and rejected since" if facts.is_rejected else "not verified")
+    words = "screening only, " + ("and rejected since" if run_data.is_rejected else "not verified")
     return measurement.told_us, measurement.noise, baseline_us, words
 
 
 def _verdict(
-    facts: Facts, interval: Interval | None, latency_us: float | None, baseline_us: float | None
+    run_data: RunData,
+    interval: Interval | None,
+    latency_us: float | None,
+    baseline_us: float | None,
 ) -> tuple[Literal["faster", "slower", "no difference", "rejected", "open"], str]:
-    proof = facts.proof
+    proof = run_data.proof
     if proof is not None and (proof.error or not proof.check.is_accepted):
         return "rejected", f"Rejected: {proof.error or proof.check.reason}"
-    if facts.is_rejected:
-        return "rejected", f"Rejected: {rejection_words(facts.rejected)}"
-    if interval is not None and facts.result is not None and facts.result.is_fallback:
+    if run_data.is_rejected:
+        return "rejected", f"Rejected: {rejection_words(run_data.rejected)}"
+    if interval is not None and run_data.result is not None and run_data.result.is_fallback:
         said = "No faster kernel found: the exported file holds PyTorch's own modules"
         return interval.verdict, said
     if interval is not None and proof is not None and proof.verdict != interval.verdict:
@@ -219,7 +224,7 @@ def _verdict(
             )
         return interval.verdict, words[interval.verdict]
     if latency_us is None:
-        return "open", "No trial yet" if not facts.trials else "Nothing correct found so far"
+        return "open", "No trial yet" if not run_data.trials else "Nothing correct found so far"
     if baseline_us is None:
         return (
             "open",
@@ -274,8 +279,8 @@ def _compiled_words(compiled: Compiled | None) -> str:
     )
 
 
-def _throughput_words(facts: Facts, latency_us: float | None) -> str:
-    flops, num_bytes = facts.number("flops"), facts.number("bytes")
+def _throughput_words(run_data: RunData, latency_us: float | None) -> str:
+    flops, num_bytes = run_data.number("flops"), run_data.number("bytes")
     if not latency_us or not flops:
         return ""
     words = rate_words(flops / latency_us / 1e6)
@@ -284,16 +289,16 @@ def _throughput_words(facts: Facts, latency_us: float | None) -> str:
     return words
 
 
-def _roofline_words(facts: Facts, latency_us: float | None) -> str:
+def _roofline_words(run_data: RunData, latency_us: float | None) -> str:
     """Return the share of the roofline of the units that are used; empty if it is not known.
 
     Which units a kernel of PyTorch's own uses is not recorded: then the fastest that the accuracy
     class allows are named, the only ones that cannot be passed.
     """
-    bounds = facts.bounds()
+    bounds = run_data.bounds()
     if not latency_us or not bounds:
         return ""
-    used = next((b for b in bounds if b.precision == facts.precision), None)
+    used = next((b for b in bounds if b.precision == run_data.precision), None)
     bound = used or min(bounds, key=lambda bound: bound.latency_us)
     which = "which it computes in" if used else "the fastest that the accuracy class allows"
     limit = "memory" if bound.is_memory else "arithmetic"
@@ -303,12 +308,12 @@ def _roofline_words(facts: Facts, latency_us: float | None) -> str:
     )
 
 
-def _bound_words(facts: Facts, latency_us: float | None, baseline_us: float | None) -> str:
+def _bound_words(run_data: RunData, latency_us: float | None, baseline_us: float | None) -> str:
     """Return how far a derived operator is from the device's bound; empty if not known."""
-    bound_us = facts.module.gain.bound_us if facts.module else None
+    bound_us = run_data.module.gain.bound_us if run_data.module else None
     if not bound_us:
         return ""
-    is_fallback = facts.result is not None and facts.result.is_fallback
+    is_fallback = run_data.result is not None and run_data.result.is_fallback
     ours_us = None if is_fallback else latency_us
     times = {"PyTorch": baseline_us, "what was found": ours_us}
     parts = [f"{who} takes {us / bound_us:.2f} times that" for who, us in times.items() if us]

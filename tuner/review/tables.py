@@ -18,8 +18,8 @@ from typing import Any, Literal
 from tuner.errors import DeviceError
 from tuner.machine.ceilings import occupancy
 from tuner.machine.device import Device
-from tuner.review.facts import Facts, correct_trials, latency_us_of
-from tuner.review.words import NONE, number_words
+from tuner.review.formatting import NONE, number_words
+from tuner.review.run_data import RunData, correct_trials, latency_us_of
 from tuner.trial import Status, Trial, Value
 from tuner.wording import one_line
 
@@ -200,20 +200,20 @@ _TAKEN: tuple[tuple[str, str, Kind], ...] = (
 )
 
 
-def trial_columns(facts: Facts) -> list[Column]:
+def trial_columns(run_data: RunData) -> list[Column]:
     """Return the table of all trials, one row a trial, in order.
 
     The columns are the result, then the parameters, then what it took. A parameter that bears
     the name of another column is called `param_<name>`.
     """
-    trials, device = facts.trials, facts.device
+    trials, device = run_data.trials, run_data.device
     taken = [resources_of(trial, device) for trial in trials]
     before = [
         _column("number", "trial", "count", trials, lambda t: t.number),
         _column("status", "status", "word", trials, lambda t: t.outcome.status.value),
         _column("latency_us", "latency µs", "us", trials, lambda t: t.outcome.latency_us),
         _column("noise", "noise", "percent", trials, _noise),
-        _column("speedup", "speed-up", "ratio", trials, lambda t: speedup_of(t, facts)),
+        _column("speedup", "speed-up", "ratio", trials, lambda t: speedup_of(t, run_data)),
         _column("rms_rel", "rms error", "error", trials, rms_of),
     ]
     after = [
@@ -257,12 +257,12 @@ def _noise(trial: Trial) -> float | None:
     return measurement.noise if measurement is not None else None
 
 
-def speedup_of(trial: Trial, facts: Facts) -> float | None:
+def speedup_of(trial: Trial, run_data: RunData) -> float | None:
     """Return a trial's speed over PyTorch as timed just before it; None where nobody timed it."""
     outcome = trial.outcome
     if outcome.latency_us is None or outcome.measurement is None:
         return None
-    anchor_us = outcome.measurement.anchor_us or facts.sitting(trial.number).latency_us
+    anchor_us = outcome.measurement.anchor_us or run_data.sitting(trial.number).latency_us
     return anchor_us / outcome.measurement.latency_us if anchor_us else None
 
 
@@ -333,21 +333,21 @@ class Failure:
     example: int
 
 
-def failures(facts: Facts) -> list[Failure]:
+def failures(run_data: RunData) -> list[Failure]:
     """Return why trials failed, the most frequent reason first."""
     groups: dict[tuple[Status, str], list[Trial]] = defaultdict(list)
-    for trial in facts.trials:
+    for trial in run_data.trials:
         if trial.outcome.status is not Status.CORRECT:
             first = one_line(trial.outcome.reason) or "no reason was recorded"
             groups[trial.outcome.status, _NUMBER.sub("#", first)].append(trial)
     ranked = sorted(groups.values(), key=len, reverse=True)
-    return [_failure(facts, group) for group in ranked[:MAX_FAILURE_GROUPS]]
+    return [_failure(run_data, group) for group in ranked[:MAX_FAILURE_GROUPS]]
 
 
-def _failure(facts: Facts, group: Sequence[Trial]) -> Failure:
+def _failure(run_data: RunData, group: Sequence[Trial]) -> Failure:
     first = group[0]
     is_compile = first.outcome.status is Status.COMPILE
-    log = facts.log(first, MAX_LOG_CHARS) if is_compile else ""
+    log = run_data.log(first, MAX_LOG_CHARS) if is_compile else ""
     return Failure(
         first.outcome.status.value,
         first.outcome.reason.strip()[:2000] or "no reason was recorded",

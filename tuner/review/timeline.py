@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from tuner.review.figures import ACCENT, BEST, FLOOR, HOVER_SPANS, plotly_text
-from tuner.review.words import seconds_words
+from tuner.review.formatting import seconds_words
 from tuner.trial import Trial
 
 __all__ = [

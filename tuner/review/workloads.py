@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.review.words import count_words, ratio_words
+from tuner.review.formatting import count_words, ratio_words
 from tuner.trial import SAME_SPEED, Finalist, Interval, Result
 
 __all__ = [

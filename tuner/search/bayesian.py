@@ -11,10 +11,10 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import ThreadpoolController
 
-from tuner.search.drawn import CENSORED
 from tuner.search.encoding import Encoding
 from tuner.search.firsts import Opening, first_by_turns
 from tuner.search.levels import Known
+from tuner.search.optuna_codec import CENSORED
 from tuner.search.pools import Pool
 from tuner.search.proposers import Random, Tried
 from tuner.search.surrogate import Remaining, Surrogate
@@ -33,7 +33,7 @@ HOPELESS = 3  # trials of a kind, all failed, after which the others come first
 PROGRESS = 0.002  # by which the logarithm of a time must be less to be better
 NUM_CENTRES = 3  # fastest trials that a pool is drawn near
 
-Seen = Mapping[int, tuple[Known, float]]  # by position: what is known, the logarithm of the time
+Seen = Mapping[int, tuple[Known, float]]  # by config_id: what is known, the logarithm of the time
 
 
 @cache
@@ -75,13 +75,13 @@ class Bayesian:
         self._judged: list[tuple[int, Remaining]] = []  # trials, and what was left then
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
-        """Return the position to try next."""
+        """Return the config id to try next."""
         with _blas().limit(limits=1, user_api="blas"):
             found = self._proposed(_seen(tried))
         return self._random.propose(study, trial, tried) if found is None else found
 
     def _proposed(self, known: Seen) -> int | None:
-        """Return the position that promises most, or None where nothing can tell."""
+        """Return the config id that promises most, or None where nothing can tell."""
         if self._model is None:
             self._model = self._made(list(known))
         model, pool = self._model, self._pool
@@ -89,9 +89,9 @@ class Bayesian:
             assert isinstance(model, Informed)
             model.distrust()
         aside = self._hopeless(known)
-        for position in self._opening.positions:
-            if position not in known and not any(position in kind for kind in aside):
-                return position
+        for config_id in self._opening.config_ids:
+            if config_id not in known and not any(config_id in kind for kind in aside):
+                return config_id
         logs = _logs(known)
         if np.isinf(logs).all():
             return None
@@ -99,20 +99,20 @@ class Bayesian:
         centres = [tried[i] for i in np.argsort(logs, kind="stable")[:NUM_CENTRES]]
         if not pool.is_whole and model.is_fit_due(len(known)):
             pool.draw_anew(centres, model.log_improvement() if self._is_told else None)
-            model.look_at(self._codes(pool.positions))
+            model.look_at(self._codes(pool.config_ids))
         since = _since_progress(logs)
         num_pending = sum(what is Known.PENDING for what, _ in known.values())
         is_stuck = since - num_pending >= PATIENCE  # what is in flight may be better
         self._tell(model, known, is_wide=is_stuck and since % 2 == 0)
-        is_tried = np.isin(pool.positions, tried)
+        is_tried = np.isin(pool.config_ids, tried)
         if is_tried.all():
             return None
-        is_out = is_tried | _is_within(pool.positions, aside)
+        is_out = is_tried | _is_within(pool.config_ids, aside)
         if is_out.all():
             aside, is_out = [], is_tried
         merit = np.where(is_out, -np.inf, model.log_improvement())
         if pool.is_whole:
-            return int(pool.positions[np.argmax(merit)])
+            return int(pool.config_ids[np.argmax(merit)])
 
         def merit_of(near: np.ndarray) -> np.ndarray:
             promised = model.log_improvement(self._codes(near))
@@ -124,36 +124,36 @@ class Bayesian:
         """Return the kinds of which all that is known failed, unless all kinds are such."""
         found = []
         for kind in self._kinds:
-            own = [what for position, (what, _) in known.items() if position in kind]
+            own = [what for config_id, (what, _) in known.items() if config_id in kind]
             own = [what for what in own if what is not Known.PENDING]
             if len(own) >= HOPELESS and set(own) == {Known.FAILED}:
                 found.append(kind)
         return found if len(found) < len(self._kinds) else []
 
     def _made(self, tried: Sequence[int]) -> Surrogate | Informed:
-        positions = self._pool.positions
-        codes = self._codes(positions)
+        config_ids = self._pool.config_ids
+        codes = self._codes(config_ids)
         before = self._codes(np.array(sorted(tried), dtype=np.int64))
-        kinds = [np.flatnonzero(_is_within(positions, [kind])) for kind in self._kinds]
+        kinds = [np.flatnonzero(_is_within(config_ids, [kind])) for kind in self._kinds]
         first = first_by_turns(codes, kinds, self._encoding, NUM_FIRST, self._rng, before)
-        spread = [int(positions[i]) for i in first]
+        spread = [int(config_ids[i]) for i in first]
         if not self._sources:
             self._opening = Opening(spread)
             return Surrogate(self._encoding, codes)
         expectation = Expectation(self._space, self._encoding, self._sources)
-        best = [int(positions[i]) for i in expectation.best(codes, NUM_WARM)]
+        best = [int(config_ids[i]) for i in expectation.best(codes, NUM_WARM)]
         self._opening = Opening(spread, best)
         return Informed(self._encoding, codes, expectation)
 
-    def _codes(self, positions: np.ndarray) -> np.ndarray:
-        return self._encoding.codes(self._space.rows(positions))
+    def _codes(self, config_ids: np.ndarray) -> np.ndarray:
+        return self._encoding.codes(self._space.rows(config_ids))
 
     def remaining(self, tried: Tried, shares: Sequence[float]) -> Remaining | None:
         """Judge what is left; see `FeasibleSampler.remaining`."""
         known = _seen(tried)
         if self._model is None or len(known) <= NUM_FIRST or np.isinf(_logs(known)).all():
             return None
-        is_untried = ~np.isin(self._pool.positions, list(known))
+        is_untried = ~np.isin(self._pool.config_ids, list(known))
         # Random numbers of their own: asking this must draw none of the suggestions'.
         rng = np.random.default_rng(len(known))
         with _blas().limit(limits=1, user_api="blas"):
@@ -177,10 +177,10 @@ class Bayesian:
         self._is_told = True
 
 
-def _is_within(positions: np.ndarray, kinds: Sequence[range]) -> np.ndarray:
-    is_within = np.zeros(len(positions), dtype=bool)
+def _is_within(config_ids: np.ndarray, kinds: Sequence[range]) -> np.ndarray:
+    is_within = np.zeros(len(config_ids), dtype=bool)
     for kind in kinds:
-        is_within |= (positions >= kind.start) & (positions < kind.stop)
+        is_within |= (config_ids >= kind.start) & (config_ids < kind.stop)
     return is_within
 
 
@@ -203,4 +203,4 @@ def _seen(tried: Tried) -> Seen:
             return kind, math.log(max(trial.value, 1e-9))
         return (Known.FAILED if trial.state is TrialState.PRUNED else Known.PENDING), 0.0
 
-    return {position: known(trial) for position, trial in tried.items()}
+    return {config_id: known(trial) for config_id, trial in tried.items()}

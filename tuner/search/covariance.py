@@ -37,8 +37,8 @@ class Kernel:
     def __init__(self, encoding: Encoding, num_priors: int) -> None:
         widths = [table.shape[1] for _, table in encoding.places]
         self._lengths = np.repeat(np.arange(len(widths)), widths)
-        self._digits = np.repeat(np.arange(len(encoding.sizes)), encoding.sizes)
-        self._ends = len(self._lengths), len(self._lengths) + len(self._digits)
+        self._value_indices = np.repeat(np.arange(len(encoding.sizes)), encoding.sizes)
+        self._ends = len(self._lengths), len(self._lengths) + len(self._value_indices)
         parts = [
             (len(widths), 1.0, 0.8),  # the whole range: smooth until shown otherwise
             (len(encoding.sizes), 0.3, 1.0),
@@ -80,8 +80,8 @@ class Kernel:
         total *= 1.0 + r + r * r / 3.0
         total *= matern[0]
         between = slice(first, second)
-        # Two configurations that differ in a parameter differ in two of its digits.
-        unlike = _squared(left[:, between], right[:, between], 0.5 * weights[self._digits])
+        # Two configurations that differ in a parameter differ in two of its value indices.
+        unlike = _squared(left[:, between], right[:, between], 0.5 * weights[self._value_indices])
         np.exp(-unlike, out=unlike)
         unlike *= hamming[0]
         total += unlike
@@ -103,7 +103,7 @@ class Kernel:
         (first, second), size = self._ends, len(targets)
         points = points.astype(float)
         distances = _by_owner(points[:, :first], self._lengths)
-        mismatches = 0.5 * _by_owner(points[:, first:second], self._digits)
+        mismatches = 0.5 * _by_owner(points[:, first:second], self._value_indices)
         traits = points[:, second:]
         linear = np.einsum("ip,jp->pij", traits, traits).reshape(-1, size**2)
         diagonal = np.arange(size)

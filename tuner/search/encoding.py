@@ -40,11 +40,11 @@ class Encoding:
     """What the kernel needs to know of a space's parameters.
 
     Attributes:
-        keep: the parameters with more than one digit; codes are the digits of these.
-        sizes: how many digits each of them has, absence included.
+        keep: the parameters with more than one value index; codes are the value indices of these.
+        sizes: how many value indices each of them has, absence included.
         is_ordered: whether its values are numbers, at least three.
         places: for each of them, then for those of which odd parts differ, the parameter and
-            where its digits lie: [digits, coordinates].
+            where its value indices lie: [value indices, coordinates].
         num_linear: how many columns of points the kernel is linear in; they are the last.
     """
 
@@ -64,15 +64,15 @@ class Encoding:
         self.places += [(j, odd / odd.max()) for j, odd in self._odd]
         self.num_linear = int(len(self._odd) > 0)
 
-    def codes(self, digits: Array) -> Array:
-        """Return [configurations, kept parameters], int32, of rows of a space's digits."""
-        return np.ascontiguousarray(digits[:, self.keep], dtype=np.int32)
+    def codes(self, value_indices: Array) -> Array:
+        """Return [configurations, kept parameters], int32, of rows of a space's value indices."""
+        return np.ascontiguousarray(value_indices[:, self.keep], dtype=np.int32)
 
     def points(self, codes: Array) -> Array:
         """Return [configurations, coordinates].
 
-        All places, then 1 at each digit that is had, then (where numbers have odd parts) whether
-        one of them is no power of two.
+        All places, then 1 at each value index that is had, then (where numbers have odd parts)
+        whether one of them is no power of two.
         """
         found = [table[codes[:, j]] for j, table in self.places]
         found += [np.eye(size)[codes[:, j]] for j, size in enumerate(self.sizes)]

@@ -28,19 +28,19 @@ class Opening:
         best: those that are fastest elsewhere; the search begins with them.
 
     Attributes:
-        positions: what to try, in order.
+        config_ids: what to try, in order.
     """
 
     def __init__(self, spread: Sequence[int], best: Sequence[int] = ()) -> None:
-        others = [position for position in spread if position not in best]
+        others = [config_id for config_id in spread if config_id not in best]
         rivals = others[:NUM_AGAINST] if best else []
         # By turns: where the sources mislead, the first spread one is known after two trials.
         pairs = [*zip(best, rivals, strict=False)]
-        self.positions = [p for pair in pairs for p in pair] + [*best[len(pairs) :]]
+        self.config_ids = [p for pair in pairs for p in pair] + [*best[len(pairs) :]]
         self._rest = others[len(rivals) :]  # as many as without sources
         self._contest = (best[:NUM_CONTEST], rivals) if best else None
         if not best:
-            self.positions = self._rest
+            self.config_ids = self._rest
 
     def is_misled(self, known: Mapping[int, tuple[Known, float]]) -> bool:
         """Whether it shows now that the best elsewhere are slower here than the spread ones.
@@ -58,7 +58,7 @@ class Opening:
             for side in sides
         )
         if best > rival:
-            self.positions = self._rest
+            self.config_ids = self._rest
         return best > rival
 
 

@@ -14,7 +14,7 @@ from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import BaseJournalBackend, JournalFileBackend
 from optuna.trial import TrialState
 
-from tuner.search.drawn import CENSORED, distributions, encoded
+from tuner.search.optuna_codec import CENSORED, distributions, encoded
 from tuner.search.samplers import make_sampler
 from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace

@@ -19,19 +19,19 @@ KEPT_SHARE = 0.2  # what promised most in the pool before
 
 
 class Pool:
-    """Positions in a space, drawn anew now and then where they are not all there are.
+    """Config ids in a space, drawn anew now and then where they are not all there are.
 
     Attributes:
-        positions: in `space.feasible`.
+        config_ids: in `space.feasible`.
         is_whole: whether these are all.
     """
 
     def __init__(self, space: SearchSpace, rng: np.random.Generator) -> None:
         self._space = space
         self._rng = rng
-        self._neighbours: dict[int, np.ndarray] = {}  # of positions that were climbed from
+        self._neighbours: dict[int, np.ndarray] = {}  # of config ids that were climbed from
         self.is_whole = space.is_listed and space.num_feasible <= POOL
-        self.positions = np.arange(space.num_feasible) if self.is_whole else self._drawn(POOL)
+        self.config_ids = np.arange(space.num_feasible) if self.is_whole else self._drawn(POOL)
 
     def _drawn(self, count: int) -> np.ndarray:
         return np.sort(self._space.sample(count, self._rng))
@@ -40,8 +40,8 @@ class Pool:
         """Take some near the fastest trials, what promised most, and anything.
 
         Args:
-            centres: positions of the fastest trials.
-            merit: of the positions there are; None while nothing is known.
+            centres: config ids of the fastest trials.
+            merit: of the config ids there are; None while nothing is known.
         """
         near = [self._near(at) for at in centres]
         near += [self._near(int(at)) for ring in near[:1] for at in ring]  # two changes away
@@ -50,9 +50,9 @@ class Pool:
         kept = np.empty(0, dtype=np.int64)
         if merit is not None:
             order = np.argsort(-merit, kind="stable")
-            kept = self.positions[order[: int(POOL * KEPT_SHARE)]]
+            kept = self.config_ids[order[: int(POOL * KEPT_SHARE)]]
         fresh = self._drawn(POOL - len(around) - len(kept))
-        self.positions = np.unique(np.concatenate([around, kept, fresh]))
+        self.config_ids = np.unique(np.concatenate([around, kept, fresh]))
 
     def climbed(
         self,
@@ -64,14 +64,14 @@ class Pool:
         """Walk from the best of the pool and of the trials to neighbours that promise more.
 
         Args:
-            merit: of the positions; -inf where not to end.
+            merit: of the config ids; -inf where not to end.
             merit_of: judges others.
-            centres: positions of the fastest trials, which are starts, too.
+            centres: config ids of the fastest trials, which are starts, too.
             tried: where not to end.
         """
         is_tried = np.fromiter(tried, np.int64, len(tried))
         top = np.argsort(-merit, kind="stable")[:BEAM]
-        at, merits = self.positions[top], merit[top]
+        at, merits = self.config_ids[top], merit[top]
         for _ in range(MAX_STEPS):
             near = np.unique(np.concatenate([self._near(int(p)) for p in [*at, *centres]]))
             near = near[~np.isin(near, is_tried) & ~np.isin(near, at)]
@@ -85,7 +85,7 @@ class Pool:
                 break
         return int(at[0])
 
-    def _near(self, position: int) -> np.ndarray:
-        if position not in self._neighbours:
-            self._neighbours[position] = self._space.neighbour_positions(position)
-        return self._neighbours[position]
+    def _near(self, config_id: int) -> np.ndarray:
+        if config_id not in self._neighbours:
+            self._neighbours[config_id] = self._space.neighbour_ids(config_id)
+        return self._neighbours[config_id]

@@ -17,7 +17,7 @@ from optuna.samplers import BaseSampler, TPESampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from tuner.search.drawn import decoded, distributions
+from tuner.search.optuna_codec import decoded, distributions
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Value
 
@@ -26,14 +26,14 @@ __all__ = ["PROPOSERS", "Grid", "Inner", "Proposer", "Random", "Tried"]
 MAX_DRAWS = 10  # of the inner sampler, before the nearest feasible configuration is taken
 MAX_NEAR = 100_000  # configurations looked at for the nearest; 0.3 s to unpack, once
 
-Tried = Mapping[int, FrozenTrial]  # by position in `space.feasible`, the first trial that has it
+Tried = Mapping[int, FrozenTrial]  # by config id in `space.feasible`, the first trial that has it
 
 
 class Proposer(Protocol):
     """Chooses the next configuration."""
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
-        """Return a position in `space.feasible` that is not in `tried`; there is one."""
+        """Return a config id in `space.feasible` that is not in `tried`; there is one."""
 
 
 class Random:
@@ -45,15 +45,15 @@ class Random:
         self._rng = np.random.default_rng(seed)
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
-        """Return the position to try next."""
+        """Return the config id to try next."""
         if len(tried) * 2 > self._num_feasible:
             left = [i for i in range(self._num_feasible) if i not in tried]
             return left[int(self._rng.integers(len(left)))]
         while True:  # of a kind that is small all may be tried: soon another one is drawn
             kind = self._kinds[int(self._rng.integers(len(self._kinds)))]
-            position = kind[int(self._rng.integers(len(kind)))]
-            if position not in tried:
-                return position
+            config_id = kind[int(self._rng.integers(len(kind)))]
+            if config_id not in tried:
+                return config_id
 
 
 class Grid:
@@ -63,8 +63,8 @@ class Grid:
         self._num_feasible = space.num_feasible
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
-        """Return the position to try next."""
-        return next(position for position in range(self._num_feasible) if position not in tried)
+        """Return the config id to try next."""
+        return next(config_id for config_id in range(self._num_feasible) if config_id not in tried)
 
 
 class Inner:
@@ -88,7 +88,7 @@ class Inner:
         self._near: tuple[np.ndarray, np.ndarray] | None = None
 
     def propose(self, study: Study, trial: FrozenTrial, tried: Tried) -> int:
-        """Return the position to try next."""
+        """Return the config id to try next."""
         drawn: dict[str, Value] = {}
         for _ in range(MAX_DRAWS):
             draw = self._inner.sample_relative(study, trial, self._drawable)
@@ -96,18 +96,18 @@ class Inner:
                 return self._random.propose(study, trial, tried)
             drawn = {p.name: draw.get(p.name, p.values[0]) for p in self._space.parameters}
             params = self._space.complete(decoded(drawn, self._space))
-            position = None if params is None else self._space.index(params)
-            if position is not None and position not in tried:
-                return position
+            config_id = None if params is None else self._space.index(params)
+            if config_id is not None and config_id not in tried:
+                return config_id
         return self._nearest(drawn, tried)
 
     def _nearest(self, drawn: Mapping[str, Value], tried: Tried) -> int:
-        """Return the untried position with the smallest Hamming distance from `drawn`."""
+        """Return the untried config id with the smallest Hamming distance from `drawn`."""
         if self._near is None:
-            positions = np.sort(self._space.sample(MAX_NEAR, self._rng))
-            self._near = positions, self._space.rows(positions)
-        positions, rows = self._near
-        is_untried = ~np.isin(positions, list(tried))
+            config_ids = np.sort(self._space.sample(MAX_NEAR, self._rng))
+            self._near = config_ids, self._space.rows(config_ids)
+        config_ids, rows = self._near
+        is_untried = ~np.isin(config_ids, list(tried))
         if not is_untried.any():  # all that is looked at is tried, but not all there is
             return next(i for i in range(self._space.num_feasible) if i not in tried)
         point = [
@@ -116,7 +116,7 @@ class Inner:
         ]
         distances = np.where(is_untried, (rows != np.array(point)).sum(axis=1), len(point) + 1)
         nearest = np.flatnonzero(distances == distances.min())
-        return int(positions[nearest[int(self._rng.integers(len(nearest)))]])
+        return int(config_ids[nearest[int(self._rng.integers(len(nearest)))]])
 
 
 PROPOSERS: Mapping[str, Callable[[SearchSpace, int], Proposer]] = {  # by the sampler's name

@@ -50,7 +50,7 @@ class Recording:
         kernel: what was tuned, as the source calls it; empty where it does not say.
         device: where; empty where the source does not say.
         space: exactly the recorded configurations are feasible in it, in order of declaration.
-        keys: by position in `space.feasible`, the configuration's key in the source: the
+        keys: by config id in `space.feasible`, the configuration's key in the source: the
             values in the source's own order, joined by commas (nothing for an absent one).
         latency_us: float64 (n,), NaN where the configuration failed.
         is_bound: bool (n,), where measuring was stopped early: the configuration is slower than
@@ -312,7 +312,7 @@ def _key(params: Mapping[str, Value], names: Sequence[str]) -> str:
 def _parameters(
     entries: Sequence[_Entry], declared: Mapping[str, Any]
 ) -> tuple[list[Parameter], NDArray[np.int64]]:
-    """Return the parameters, and for each entry (rows) the positions of its values."""
+    """Return the parameters, and for each entry (rows) the indices of its values."""
     names: dict[str, None] = {}
     for entry in entries:
         names.update(dict.fromkeys(entry.params))
@@ -323,9 +323,9 @@ def _parameters(
         listed = declared.get(name)
         is_listed = isinstance(listed, list) and seen <= set(filter(_is_value, listed))
         values = tuple(dict.fromkeys(listed)) if is_listed else tuple(sorted(seen, key=_rank))  # type: ignore[arg-type]
-        position: dict[Value | None, int] = {value: i for i, value in enumerate(values)}
-        position[None] = len(values)
-        columns.append(np.array([position[value] for value in drawn]))
+        value_index: dict[Value | None, int] = {value: i for i, value in enumerate(values)}
+        value_index[None] = len(values)
+        columns.append(np.array([value_index[value] for value in drawn]))
         parameters.append(Parameter(name, values))
     rows = np.stack(columns, axis=1)
     for index, parameter in enumerate(parameters):
@@ -357,12 +357,15 @@ def _condition(
     `True` where no single parameter tells; then nothing more is said than that it may be absent.
     """
     for other, parameter in enumerate(parameters):
-        digits = rows[:, other]
-        if other == index or (digits == len(parameter.values)).any():
+        value_indices = rows[:, other]
+        if other == index or (value_indices == len(parameter.values)).any():
             continue
-        with_it, without = set(digits[is_there].tolist()), set(digits[~is_there].tolist())
+        with_it, without = (
+            set(value_indices[is_there].tolist()),
+            set(value_indices[~is_there].tolist()),
+        )
         if not with_it & without:
-            text = f"{parameter.name} in {[parameter.values[digit] for digit in sorted(with_it)]}"
+            text = f"{parameter.name} in {[parameter.values[i] for i in sorted(with_it)]}"
             if len(text) <= 1000 and parameter.name.isidentifier():
                 return text
     return "True"

@@ -31,7 +31,7 @@ class Replayed:
 
     Attributes:
         seed: of the sampler.
-        order: the positions evaluated, in order.
+        order: the config ids evaluated, in order.
         score: see `tuner.search.score`; NaN where every configuration is equally fast.
         ms_per_suggestion: of telling an outcome and asking for the next configuration.
     """
@@ -112,7 +112,7 @@ def replay(
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    position: int
+    config_id: int
     candidate_key: str = ""
 
 
@@ -130,18 +130,18 @@ class _Lookup:
 
     def submit(self, params: Params) -> _Known:
         self.suggestion_s += time.perf_counter() - self._since_s
-        position = self._recording.space.index(params)
-        assert position is not None, "a search asks for what is in the space"
-        self.order.append(position)
+        config_id = self._recording.space.index(params)
+        assert config_id is not None, "a search asks for what is in the space"
+        self.order.append(config_id)
         self._since_s = time.perf_counter()
-        return _Known(position)
+        return _Known(config_id)
 
     def first_ready(self, pending: Sequence[_Known], timeout_s: float | None = None) -> int:
         return 0
 
     def finish(self, pending: _Known, number: int, best_us: float | None) -> Outcome:
-        status = self._recording.statuses[pending.position]
-        latency_us = float(self._recording.latency_us[pending.position])
+        status = self._recording.statuses[pending.config_id]
+        latency_us = float(self._recording.latency_us[pending.config_id])
         measurement = None
         if status is Status.CORRECT:
             measurement = Measurement(
@@ -149,7 +149,7 @@ class _Lookup:
                 0.0,
                 (latency_us,),
                 is_cold=False,
-                is_censored=bool(self._recording.is_bound[pending.position]),
+                is_censored=bool(self._recording.is_bound[pending.config_id]),
             )
         self._since_s = time.perf_counter()
         return Outcome(status, measurement=measurement)
@@ -167,7 +167,7 @@ def replays_to_json(replays: Sequence[Replay]) -> str:
         runs.setdefault(entry.sampler, {})[entry.recording.name] = [
             {
                 "seed": one.seed,
-                "order": [keys[position] for position in one.order],
+                "order": [keys[config_id] for config_id in one.order],
                 "score": one.score if math.isfinite(one.score) else None,
                 "ms_per_suggestion": round(one.ms_per_suggestion, 3),
             }

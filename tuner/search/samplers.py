@@ -1,6 +1,6 @@
 """Optuna samplers that draw only feasible configurations, each of them once.
 
-study -> FeasibleSampler -> Proposer: which of the untried feasible positions next?
+study -> FeasibleSampler -> Proposer: which of the untried feasible config ids next?
                                |-- Bayesian    the one that promises most, by a model
                                '-- PROPOSERS   without a model of our own
 """
@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from tuner.errors import InputError, did_you_mean
 from tuner.search.bayesian import Bayesian
-from tuner.search.drawn import decoded, distributions, encoded
+from tuner.search.optuna_codec import decoded, distributions, encoded
 from tuner.search.proposers import PROPOSERS, Proposer
 from tuner.search.surrogate import Remaining
 from tuner.search.transfer import Source
@@ -42,8 +42,8 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
     def __init__(self, space: SearchSpace, proposer: Proposer) -> None:
         self._space = space
         self._proposer = proposer
-        self._first: dict[int, int] = {}  # by position, the number of the first trial that has it
-        self._placed: set[int] = set()  # numbers of trials whose position is known for good
+        self._first: dict[int, int] = {}  # by config id, the number of the first trial that has it
+        self._placed: set[int] = set()  # numbers of trials whose config id is known for good
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -62,8 +62,8 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
         if len(tried) == self._space.num_feasible:
             study.tell(trial.number, state=TrialState.FAIL)  # not left running for ever
             raise SpaceExhausted
-        position = self._proposer.propose(study, trial, tried)
-        return encoded(self._space.feasible[position], self._space)
+        config_id = self._proposer.propose(study, trial, tried)
+        return encoded(self._space.feasible[config_id], self._space)
 
     def remaining(self, study: Study, shares: Sequence[float]) -> Remaining | None:
         """Judge what the untried configurations may still bring.
@@ -96,12 +96,12 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
             if trial.number in self._placed or (current and trial.number == current.number):
                 continue
             drawn = trial.params or trial.system_attrs.get("fixed_params", {})  # enqueued
-            position = self._space.index(decoded(drawn, self._space))
-            if position is not None:
-                self._first.setdefault(position, trial.number)
-            if position is not None or trial.state.is_finished():  # or it may yet get parameters
+            config_id = self._space.index(decoded(drawn, self._space))
+            if config_id is not None:
+                self._first.setdefault(config_id, trial.number)
+            if config_id is not None or trial.state.is_finished():  # or it may yet get parameters
                 self._placed.add(trial.number)
-        return {position: trials[number] for position, number in self._first.items()}
+        return {config_id: trials[number] for config_id, number in self._first.items()}
 
 
 SAMPLERS: Mapping[str, Callable[[SearchSpace, int], Proposer]]  # by name

@@ -61,7 +61,7 @@ class Yardstick:
         """Return the best found after 1 to `num` evaluations; it stays when a search ends early.
 
         Args:
-            order: the positions that a search evaluated, in order.
+            order: the config ids that a search evaluated, in order.
             num: how many evaluations.
         """
         seen_us = np.full(num, np.inf)

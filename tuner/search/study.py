@@ -28,9 +28,9 @@ import optuna
 from optuna.trial import TrialState
 
 from tuner.search.bayesian import JUDGE_EVERY, NUM_FIRST
-from tuner.search.drawn import distributions, encoded, params_of
 from tuner.search.finishing import Evaluator, Finisher, InFlight, Pending
 from tuner.search.journal import Journal, add_previous, new_study, quiet_optuna, tell
+from tuner.search.optuna_codec import distributions, encoded, params_of
 from tuner.search.surrogate import Remaining
 from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
@@ -217,7 +217,7 @@ def _loop(
                     clock.start()
                 flying.append(_ask(study, space, evaluator, asked, known.get(asked)))
                 finisher.take(flying[-1])
-                tried.add(flying[-1].position)
+                tried.add(flying[-1].config_id)
                 asked += 1
             if not flying:
                 if number < len(previous):
@@ -307,15 +307,15 @@ def _ask(
 ) -> InFlight[P]:
     trial = study.ask(fixed_distributions=distributions(space))
     params = params_of(trial, space)
-    position = space.index(params)
-    assert position is not None, "a sampler gave an infeasible configuration"
+    config_id = space.index(params)
+    assert config_id is not None, "a sampler gave an infeasible configuration"
     if known is not None:
         if params != known.params:
             raise _Diverged
         at = known.started_at
-        return InFlight(number, trial, params, position, at, outcome=known.outcome)
+        return InFlight(number, trial, params, config_id, at, outcome=known.outcome)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return InFlight(number, trial, params, position, now, evaluator.submit(params))
+    return InFlight(number, trial, params, config_id, now, evaluator.submit(params))
 
 
 def _stopped(

@@ -261,7 +261,7 @@ class Surrogate:
 
 
 def _spread_of(target: Array, count: int) -> Array:
-    """Return at most `count` positions in order: the smallest half, and others evenly."""
+    """Return at most `count` config ids in order: the smallest half, and others evenly."""
     if len(target) <= count:
         return np.arange(len(target))
     by_target = np.argsort(target, kind="stable")

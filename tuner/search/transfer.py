@@ -41,8 +41,8 @@ class Source:
     Attributes:
         name: for messages.
         space: what it searched.
-        latency_us: float64 by position in `space.feasible`; NaN where a configuration failed.
-        is_bound: bool by position, where measuring was stopped early: the time is longer than
+        latency_us: float64 by config id in `space.feasible`; NaN where a configuration failed.
+        is_bound: bool by config id, where measuring was stopped early: the time is longer than
             `latency_us`, nobody knows by how much. None where all were measured to the end.
     """
 
@@ -160,15 +160,15 @@ class _Table:
     """One source, in the codes of the space that is searched."""
 
     def __init__(self, space: SearchSpace, encoding: Encoding, source: Source) -> None:
-        digits = _translated(space, source)
-        fits = (digits >= 0).all(axis=1)
+        value_indices = _translated(space, source)
+        fits = (value_indices >= 0).all(axis=1)
         if fits.sum() < MIN_SHARED or np.isnan(source.known_us[fits]).all():
             raise InputError(
-                f"warm start from {source.name}: {fits.sum()} of its {len(digits)} configurations "
-                "have values that this space has too\n"
+                f"warm start from {source.name}: {fits.sum()} of its {len(value_indices)} "
+                "configurations have values that this space has too\n"
                 f"  expected: at least {MIN_SHARED}, one of them correct and timed to the end"
             )
-        codes = encoding.codes(digits[fits])
+        codes = encoding.codes(value_indices[fits])
         codes, first = np.unique(codes, axis=0, return_index=True)
         log, known = (np.log(us[fits][first]) for us in (source.latency_us, source.known_us))
         is_bound = np.isfinite(log) & np.isnan(known)
@@ -223,7 +223,7 @@ def _scaled(log: Array, known: Array, clip: float) -> Array:
 
 
 def _translated(space: SearchSpace, source: Source) -> Array:
-    """Return the source's configurations as digits of `space`; -1 where it has no such value."""
+    """Return the source's rows as value indices of `space`; -1 where it has no such value."""
     theirs = {parameter.name: i for i, parameter in enumerate(source.space.parameters)}
     rows = source.space.rows()
     columns = []
@@ -239,8 +239,8 @@ def _translated(space: SearchSpace, source: Source) -> Array:
             )
         column = theirs[parameter.name]
         values = source.space.parameters[column].values
-        digit = {value: i for i, value in enumerate(parameter.values)}
+        value_index = {value: i for i, value in enumerate(parameter.values)}
         absent = len(parameter.values) if parameter.when is not None else -1
-        table = np.array([*[digit.get(value, -1) for value in values], absent])
+        table = np.array([*[value_index.get(value, -1) for value in values], absent])
         columns.append(table[rows[:, column]])
     return np.stack(columns, axis=1)

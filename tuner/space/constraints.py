@@ -19,23 +19,23 @@ __all__ = [
     "MAX_PACKED",
     "Bools",
     "Constraint",
-    "Digits",
     "Judge",
     "Parameter",
+    "ValueIndices",
     "base_of",
     "check_declared",
     "condition_holds",
-    "digit_type",
+    "index_type",
     "is_obeyed",
     "pack",
 ]
 
 MAX_TABLE = 2**22  # remembered verdicts of one rule; 4 MiB
 MAX_JUDGED = 30_000_000  # configurations that one rule is judged for; about 10 s
-MAX_PACKED = 2**62  # so that packed digits stay within int64
+MAX_PACKED = 2**62  # so that packed value indices stay within int64
 
 Bools = NDArray[np.bool_]
-Digits = NDArray[np.signedinteger]  # positions of values; after the last one: absent
+ValueIndices = NDArray[np.signedinteger]  # of values; after the last one: absent
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +96,12 @@ def check_declared(
 
 
 def base_of(parameter: Parameter) -> int:
-    """How many digits a parameter has: its values, and absence where it is conditional."""
+    """How many value indices a parameter has: its values, and absence where it is conditional."""
     return len(parameter.values) + (parameter.when is not None)
 
 
-def digit_type(bases: Iterable[int]) -> type[np.signedinteger]:
-    """Return the smallest signed type for digits; their differences are then exact, too."""
+def index_type(bases: Iterable[int]) -> type[np.signedinteger]:
+    """Return the smallest signed type for value indices; their differences are then exact, too."""
     largest = max(bases, default=1)
     return np.int8 if largest <= 2**7 else np.int16 if largest <= 2**15 else np.int32
 
@@ -122,13 +122,13 @@ def is_obeyed(constraint: Constraint, env: Env) -> bool:
 
 
 def pack(
-    columns: Sequence[Digits], bases: Sequence[int], num: int
+    columns: Sequence[ValueIndices], bases: Sequence[int], num: int
 ) -> tuple[NDArray[np.int64], int]:
     """Return one whole number for each of `num` rows, and how many there can be.
 
     The numbers are ordered as the rows are; equal rows have equal ones. They are in mixed radix,
-    the first column's digit most significant. Where that is too long for 64 bits, leading digits
-    are replaced by their ranks among these rows.
+    the first column's value index most significant. Where that is too long for 64 bits, leading
+    ones are replaced by their ranks among these rows.
     """
     packed, size = np.zeros(num, dtype=np.int64), 1
     for column, base in zip(columns, bases, strict=True):
@@ -141,7 +141,7 @@ def pack(
 
 
 class Judge:
-    """Judges one rule for many rows of digits; remembers verdicts where there are few.
+    """Judges one rule for many rows of value indices; remembers verdicts where there are few.
 
     Args:
         rule: what must hold.
@@ -175,14 +175,14 @@ class Judge:
             rule.tree, guard.tree if guard else None, where_absent, self.tuned, facts
         )
 
-    def verdicts(self, digits: Mapping[str, Digits], num: int) -> Bools:
-        """Return the verdict for each of `num` rows; `digits` has at least the names of `tuned`.
+    def verdicts(self, value_indices: Mapping[str, ValueIndices], num: int) -> Bools:
+        """Return the verdict for each of `num` rows; the names of `tuned` must be there.
 
         Raises:
             ExpressionError: the rule cannot be computed; the message says for which values.
             InputError: there are too many rows.
         """
-        columns = [digits[name] for name in self.tuned]
+        columns = [value_indices[name] for name in self.tuned]
         if self._memo is None:
             return self._judged(columns, num)
         packed, size = pack(columns, self._bases, num)
@@ -195,14 +195,17 @@ class Judge:
         verdicts: Bools = self._memo[packed].astype(bool)
         return verdicts
 
-    def _judged(self, columns: Sequence[Digits], num: int) -> Bools:
+    def _judged(self, columns: Sequence[ValueIndices], num: int) -> Bools:
         self._num_judged += num
         if self._num_judged > MAX_JUDGED:
             raise InputError(
                 f"{self._rule.text!r} would have to be judged for more than {MAX_JUDGED:,} "
                 "configurations\n  hint: add a constraint over fewer of its parameters"
             )
-        values = [known[digits] for known, digits in zip(self._values, columns, strict=True)]
+        values = [
+            known[value_indices]
+            for known, value_indices in zip(self._values, columns, strict=True)
+        ]
         rows = zip(*(column.tolist() for column in values), strict=True) if values else [()] * num
         return np.fromiter(map(self._verdict, rows), dtype=bool, count=num)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.space.constraints import Digits, digit_type
+from tuner.space.constraints import ValueIndices, index_type
 
 __all__ = ["Diagram", "Layer"]
 
@@ -17,23 +17,23 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """The choices of one parameter's digit; choice i leads from a state to `targets[i]`.
+    """The choices of one parameter's value index; choice i leads from a state to `targets[i]`.
 
-    `keys` are state * base + digit, ascending; `below[i]` counts the completions of all choices
-    before choice i (its last entry, of all); `first[s]` is the first choice of state s.
+    `keys` are state * base + value index, ascending; `below[i]` counts the completions of all
+    choices before choice i (its last entry, of all); `first[s]` is the first choice of state s.
     """
 
     column: int  # the parameter, by declaration
     base: int
     keys: Ints
-    targets: Digits
+    targets: ValueIndices
     below: Ints
     first: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Diagram:
-    """All feasible configurations, each a path through the layers; positions count paths.
+    """All feasible configurations, each a path through the layers; config ids count paths.
 
     Attributes:
         num_feasible: how many paths there are.
@@ -42,10 +42,10 @@ class Diagram:
     num_feasible: int
     _layers: tuple[Layer, ...]
 
-    def rows(self, positions: Ints) -> Ints:
-        """Return the digits of the configurations at `positions`, as int64 (n, d)."""
-        rows = np.empty((len(positions), len(self._layers)), dtype=np.int64)
-        state, rest = np.zeros(len(positions), dtype=np.int64), positions
+    def rows(self, config_ids: Ints) -> Ints:
+        """Return the value indices of the configurations at `config_ids`, as int64 (n, d)."""
+        rows = np.empty((len(config_ids), len(self._layers)), dtype=np.int64)
+        state, rest = np.zeros(len(config_ids), dtype=np.int64), config_ids
         for layer in self._layers:
             value = layer.below[layer.first[state]] + rest
             choice = np.searchsorted(layer.below, value, side="right") - 1
@@ -54,35 +54,35 @@ class Diagram:
             state = layer.targets[choice].astype(np.int64)
         return rows
 
-    def positions(self, rows: Ints) -> Ints:
-        """Return the positions of the configurations with the digits `rows`, -1 for none."""
-        positions = np.zeros(len(rows), dtype=np.int64)
-        state, is_there = positions.copy(), np.ones(len(rows), dtype=bool)
+    def config_ids(self, rows: Ints) -> Ints:
+        """Return the config ids of the rows of value indices, -1 for none."""
+        config_ids = np.zeros(len(rows), dtype=np.int64)
+        state, is_there = config_ids.copy(), np.ones(len(rows), dtype=bool)
         for layer in self._layers:
             key = state * layer.base + rows[:, layer.column]
             choice = np.minimum(np.searchsorted(layer.keys, key), len(layer.keys) - 1)
             is_there &= layer.keys[choice] == key
-            positions += layer.below[choice] - layer.below[layer.first[state]]
+            config_ids += layer.below[choice] - layer.below[layer.first[state]]
             state = np.where(is_there, layer.targets[choice], 0).astype(np.int64)
-        return np.where(is_there, positions, -1)
+        return np.where(is_there, config_ids, -1)
 
     def counts(self, column: int) -> Ints:
-        """Return how many configurations have each digit of a parameter, int64 (base,)."""
+        """Return how many configurations have each value index of a parameter, int64 (base,)."""
         arrivals = np.ones(1, dtype=np.int64)  # paths into each state
         for layer in self._layers:
             arrivals = np.pad(arrivals, (0, len(layer.first) - 1 - len(arrivals)))  # dead ends
             paths = np.repeat(arrivals, np.diff(layer.first))
             if layer.column == column:
-                digits = layer.keys % layer.base
+                value_indices = layer.keys % layer.base
                 found = np.zeros(layer.base, dtype=np.int64)
-                np.add.at(found, digits, paths * np.diff(layer.below))
+                np.add.at(found, value_indices, paths * np.diff(layer.below))
                 return found
             arrivals = np.zeros(int(layer.targets.max()) + 1, dtype=np.int64)
             np.add.at(arrivals, layer.targets, paths)
         raise IndexError(column)
 
     def first(self, allowed: Sequence[Collection[int]]) -> int | None:
-        """Return the first position of which each digit is among those allowed, by parameter."""
+        """Return the first config id whose value indices are all among those allowed."""
         dead: set[tuple[int, int]] = set()
 
         def found(depth: int, state: int) -> int | None:
@@ -92,9 +92,9 @@ class Diagram:
             layer = self._layers[depth]
             begin, end = layer.first[state : state + 2].tolist()
             for choice in range(begin, end):
-                digit = int(layer.keys[choice]) - state * layer.base
+                value_index = int(layer.keys[choice]) - state * layer.base
                 target = int(layer.targets[choice])
-                if digit not in allowed[layer.column] or (depth, target) in dead:
+                if value_index not in allowed[layer.column] or (depth, target) in dead:
                     continue
                 behind = found(depth + 1, target)
                 if behind is not None:
@@ -104,22 +104,22 @@ class Diagram:
 
         return found(0, 0)
 
-    def all_rows(self) -> Digits:
-        """Return the digits of all configurations, as the smallest integers (n, d)."""
-        kind = digit_type(layer.base for layer in self._layers)
+    def all_rows(self) -> ValueIndices:
+        """Return the value indices of all configurations, as the smallest integers (n, d)."""
+        kind = index_type(layer.base for layer in self._layers)
         state = np.zeros(1, dtype=np.int64)
-        steps: list[tuple[Digits, Ints]] = []  # digits, and whose they are
+        steps: list[tuple[ValueIndices, Ints]] = []  # value indices, and whose they are
         for layer in self._layers:
             counts = layer.first[state + 1] - layer.first[state]
             parent = np.repeat(np.arange(len(state)), counts)
             start = np.cumsum(counts) - counts
             choice = np.arange(len(parent)) - np.repeat(start - layer.first[state], counts)
-            digits = layer.keys[choice] - state[parent] * layer.base
-            steps.append((digits.astype(kind), parent))
+            value_indices = layer.keys[choice] - state[parent] * layer.base
+            steps.append((value_indices.astype(kind), parent))
             state = layer.targets[choice].astype(np.int64)
         rows = np.empty((len(state), len(self._layers)), dtype=kind, order="F")
         index = np.arange(len(state))
-        for layer, (digits, parent) in zip(self._layers[::-1], steps[::-1], strict=True):
-            rows[:, layer.column] = digits[index]
+        for layer, (value_indices, parent) in zip(self._layers[::-1], steps[::-1], strict=True):
+            rows[:, layer.column] = value_indices[index]
             index = parent[index]
         return rows

@@ -5,7 +5,7 @@ configurations at once (NumPy); each constraint is judged as soon as its last na
 Of a partial configuration only the values are kept that something later still asks for, so that
 those which cannot differ in what may follow become one *state*. What remains is a decision
 diagram: states in layers, and choices between them. It counts the feasible configurations
-without listing them, finds any one by its position, and is far smaller than the list wherever
+without listing them, finds any one by its config id, and is far smaller than the list wherever
 parts of the space are independent of each other.
 """
 
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from tuner.errors import InputError
 from tuner.space.constraints import (
     Constraint,
-    Digits,
     Judge,
     Parameter,
+    ValueIndices,
     base_of,
-    digit_type,
+    index_type,
     is_obeyed,
     pack,
 )
@@ -36,7 +36,7 @@ __all__ = ["Walk"]
 CHUNK = 2**20  # partial configurations judged at once: 8 MiB a column
 MAX_VISITED = 150_000_000  # partial configurations judged; about 10 s
 MAX_CHOICES = 16_000_000  # of the diagram, kept; about 400 MB
-MAX_FEASIBLE = 2**62  # positions are int64, and so are sums of two
+MAX_FEASIBLE = 2**62  # config ids are int64, and so are sums of two
 
 MAX_COUNT = 10**300  # combinations; beyond, float64 ends
 
@@ -132,7 +132,7 @@ class Walk:
             if p.when is not None
         }
         self._depths, self._bases = depths, {p.name: base_of(p) for p in self.order}
-        self._kind = digit_type(self._bases.values())
+        self._kind = index_type(self._bases.values())
 
     def _need(self, depths: Sequence[int], until: int | None = None) -> None:
         last = max(depths, default=-1) if until is None else until
@@ -150,33 +150,35 @@ class Walk:
             if not is_obeyed(self.constraints[number], self.facts):
                 self.rejected[number] += float(min(self.num_cartesian, MAX_COUNT))
                 return None
-        states: dict[str, Digits] = {}  # the digits that are still needed, by parameter
+        states: dict[
+            str, ValueIndices
+        ] = {}  # the value indices that are still needed, by parameter
         weights = np.ones(1)  # how many combinations each state stands for; never empty
         grown = []
         for depth, parameter in enumerate(self.order):
-            sources, digits = self._choices(depth, states, weights)
+            sources, value_indices = self._choices(depth, states, weights)
             self.num_choices += len(sources)
             if not len(sources):
                 return None
             kept = {
-                name: digits if name == parameter.name else states[name][sources]
+                name: value_indices if name == parameter.name else states[name][sources]
                 for name in (*states, parameter.name)
                 if self._needed[self._depths[name]] > depth
             }
-            targets: Digits
+            targets: ValueIndices
             if len(kept) == len(states) + 1:  # nothing is forgotten: all differ
                 targets = examples = np.arange(len(sources), dtype=np.int32)
             else:
                 targets, examples = _merge(kept, self._bases, len(sources))
             states = {name: column[examples] for name, column in kept.items()}
             weights = np.bincount(targets, weights[sources], len(examples)).astype(np.float64)
-            grown.append((sources, digits, targets))
+            grown.append((sources, value_indices, targets))
         return self._counted(grown)
 
     def _choices(
-        self, depth: int, states: dict[str, Digits], weights: NDArray[np.float64]
-    ) -> tuple[Digits, Digits]:
-        """Return the choices that every constraint judged here allows: states and digits."""
+        self, depth: int, states: dict[str, ValueIndices], weights: NDArray[np.float64]
+    ) -> tuple[ValueIndices, ValueIndices]:
+        """Return the choices that all constraints judged here allow: states, value indices."""
         parameter = self.order[depth]
         num_values = len(parameter.values)
         below = float(min(math.prod(len(p.values) for p in self.order[depth + 1 :]), MAX_COUNT))
@@ -189,45 +191,53 @@ class Walk:
             here = np.arange(start, min(start + step, len(weights)), dtype=np.int32)
             there, gone = here[exists[here]], here[~exists[here]]
             sources = np.repeat(there, num_values)
-            digits = np.tile(np.arange(num_values, dtype=self._kind), len(there))
+            value_indices = np.tile(np.arange(num_values, dtype=self._kind), len(there))
             if len(gone):
                 sources = np.concatenate([sources, gone])
-                digits = np.concatenate([digits, np.full(len(gone), num_values, self._kind)])
+                value_indices = np.concatenate(
+                    [value_indices, np.full(len(gone), num_values, self._kind)]
+                )
                 by_source = np.argsort(sources, kind="stable")
-                sources, digits = sources[by_source], digits[by_source]
+                sources, value_indices = sources[by_source], value_indices[by_source]
             self.num_visited += len(sources)
             for number in self._judged[depth]:
                 if not len(sources):
                     break
                 judge = self._judges[number]
                 columns = {
-                    name: digits if name == parameter.name else states[name][sources]
+                    name: value_indices if name == parameter.name else states[name][sources]
                     for name in judge.tuned
                 }
                 allowed = judge.verdicts(columns, len(sources))
                 self.rejected[number] += float(weights[sources[~allowed]].sum()) * below
-                sources, digits = sources[allowed], digits[allowed]
-            found.append((sources, digits))
+                sources, value_indices = sources[allowed], value_indices[allowed]
+            found.append((sources, value_indices))
             num_choices = self.num_choices + sum(len(s) for s, _ in found)
             if self.num_visited > MAX_VISITED or num_choices > MAX_CHOICES:
                 raise InputError(self._explain_too_much(depth, states))
         return np.concatenate([s for s, _ in found]), np.concatenate([d for _, d in found])
 
-    def _counted(self, grown: Sequence[tuple[Digits, Digits, Digits]]) -> Diagram | None:
+    def _counted(
+        self, grown: Sequence[tuple[ValueIndices, ValueIndices, ValueIndices]]
+    ) -> Diagram | None:
         """Count the completions of every choice, last layer first, and drop the dead ends."""
         counts = np.ones(1, dtype=np.int64)
         layers = []
         columns = {parameter.name: column for column, parameter in enumerate(self.parameters)}
         for depth in reversed(range(len(self.order))):
             parameter = self.order[depth]
-            sources, digits, targets = grown[depth]
+            sources, value_indices, targets = grown[depth]
             completions = counts[targets]
             if completions.sum(dtype=np.float64) > MAX_FEASIBLE:
                 raise InputError(self._explain_too_many())
             is_alive = completions > 0
-            sources, digits, targets = sources[is_alive], digits[is_alive], targets[is_alive]
+            sources, value_indices, targets = (
+                sources[is_alive],
+                value_indices[is_alive],
+                targets[is_alive],
+            )
             below = np.concatenate([[0], np.cumsum(completions[is_alive])])
-            keys = sources.astype(np.int64) * base_of(parameter) + digits
+            keys = sources.astype(np.int64) * base_of(parameter) + value_indices
             num_states = 1 if depth == 0 else int(grown[depth - 1][2].max()) + 1
             first = np.searchsorted(sources, np.arange(num_states + 1))
             counts = below[first[1:]] - below[first[:-1]]
@@ -246,7 +256,7 @@ class Walk:
 
     # ---- why it is too much -----------------------------------------------------------------
 
-    def _explain_too_much(self, depth: int, states: Mapping[str, Digits]) -> str:
+    def _explain_too_much(self, depth: int, states: Mapping[str, ValueIndices]) -> str:
         bound = {parameter.name for parameter in self.order[: depth + 1]}
         late = [
             constraint
@@ -285,8 +295,8 @@ class Walk:
 
 
 def _merge(
-    kept: Mapping[str, Digits], bases: Mapping[str, int], num: int
-) -> tuple[Digits, Digits]:
+    kept: Mapping[str, ValueIndices], bases: Mapping[str, int], num: int
+) -> tuple[ValueIndices, ValueIndices]:
     """Give equal rows one number; return it by row, and a row of each number."""
     packed, size = pack(list(kept.values()), [bases[name] for name in kept], num)
     if size > 4 * num + 2**16:

@@ -1,4 +1,4 @@
-"""Feasible configurations as a list of rows of digits: by position, and back by binary search."""
+"""Feasible configurations as a list of rows of value indices: by id, and back by binary search."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.space.constraints import MAX_PACKED, Digits
+from tuner.space.constraints import MAX_PACKED, ValueIndices
 
 __all__ = ["Listed"]
 
@@ -19,12 +19,12 @@ class Listed:
     """Feasible configurations as a list, in the order of declaration; asked as a `Diagram` is.
 
     Attributes:
-        digits: int (n, d), one row a configuration, read-only.
+        value indices: int (n, d), one row a configuration, read-only.
     """
 
-    def __init__(self, rows: Digits, bases: Sequence[int]) -> None:
+    def __init__(self, rows: ValueIndices, bases: Sequence[int]) -> None:
         self._bases = bases
-        self._weights = None  # of each digit in a key; none where that is too long for int64
+        self._weights = None  # of each value index in a key; none where that is too long for int64
         if math.prod(bases) <= MAX_PACKED:
             self._weights = np.array(
                 [math.prod(bases[i + 1 :]) for i in range(len(bases))], dtype=np.int64
@@ -32,34 +32,34 @@ class Listed:
         keys = self._keys(rows)
         order = np.argsort(keys, kind="stable")
         self._sorted_keys = keys[order]
-        self.digits = rows[order]
-        self.digits.setflags(write=False)  # handed out as it is
+        self.value_indices = rows[order]
+        self.value_indices.setflags(write=False)  # handed out as it is
 
     @property
     def num_feasible(self) -> int:
         """How many configurations there are."""
-        return len(self.digits)
+        return len(self.value_indices)
 
     def counts(self, column: int) -> Ints:
-        """Return how many configurations have each digit of a parameter, int64 (base,)."""
-        return np.bincount(self.digits[:, column], minlength=self._bases[column])
+        """Return how many configurations have each value index of a parameter, int64 (base,)."""
+        return np.bincount(self.value_indices[:, column], minlength=self._bases[column])
 
-    def rows(self, positions: Ints) -> Digits:
-        """Return the digits at `positions`, int (n, d)."""
-        return self.digits[positions]
+    def rows(self, config_ids: Ints) -> ValueIndices:
+        """Return the value indices at `config_ids`, int (n, d)."""
+        return self.value_indices[config_ids]
 
-    def positions(self, rows: Ints) -> Ints:
-        """Return the positions of `rows`, -1 where there is none."""
+    def config_ids(self, rows: Ints) -> Ints:
+        """Return the config ids of `rows`, -1 where there is none."""
         keys = self._keys(rows)
         found = np.minimum(np.searchsorted(self._sorted_keys, keys), self.num_feasible - 1)
         return np.where(self._sorted_keys[found] == keys, found, -1)
 
     def first(self, allowed: Sequence[Collection[int]]) -> int | None:
-        """Return the first position of which each digit is among those allowed, by parameter."""
+        """Return the first config id whose value indices are all among those allowed."""
         is_it = np.ones(self.num_feasible, dtype=bool)
-        for column, digits in enumerate(allowed):
-            if len(digits) < self._bases[column]:
-                is_it &= np.isin(self.digits[:, column], list(digits))
+        for column, value_indices in enumerate(allowed):
+            if len(value_indices) < self._bases[column]:
+                is_it &= np.isin(self.value_indices[:, column], list(value_indices))
         found = int(is_it.argmax())
         return found if is_it[found] else None
 

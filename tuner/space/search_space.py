@@ -1,9 +1,9 @@
 """The finite set of feasible configurations: look one up, walk to its neighbours, encode it.
 
-A configuration is a row of *digits*: by parameter, the position of its value, or the position
-after the last value where the parameter is absent. A *position* is the place of a feasible
+A configuration is a row of *value indices*: by parameter, the place of its value, or the place
+after the last value where the parameter is absent. A *config id* is the place of a feasible
 configuration in the set. Whatever works on many configurations at once (samplers) works on
-NumPy arrays of digits and positions, and need not know what the parameters are.
+NumPy arrays of value indices and config ids, and need not know what the parameters are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tuner.errors import InputError
 from tuner.space.constraints import (
     Bools,
     Constraint,
-    Digits,
     Parameter,
+    ValueIndices,
     base_of,
     check_declared,
-    digit_type,
+    index_type,
 )
 from tuner.space.diagram import Diagram
 from tuner.space.emptiness import explain_nothing
@@ -44,7 +44,7 @@ Ints = NDArray[np.int64]
 class SearchSpace:
     """Parameters, constraints, and every configuration that obeys them.
 
-    Below `MAX_LISTED` configurations the positions are in the order of declaration (the first
+    Below `MAX_LISTED` configurations the config ids are in the order of declaration (the first
     parameter varies slowest); above, in an order of their own.
 
     Attributes:
@@ -94,10 +94,10 @@ class SearchSpace:
 
         Args:
             parameters: as declared; one with `when` may be absent.
-            rows: int (n, d), each row different: the digits of the configurations.
+            rows: int (n, d), each row different: the value indices of the configurations.
         """
         bases = [base_of(parameter) for parameter in parameters]
-        held = Listed(rows.astype(digit_type(bases)), bases)
+        held = Listed(rows.astype(index_type(bases)), bases)
         return cls(tuple(parameters), (), {}, {}, held)
 
     @property
@@ -120,40 +120,40 @@ class SearchSpace:
         """Every feasible configuration, each made when it is looked at."""
         return _Feasible(self)
 
-    # ---- many at once: digits and positions -------------------------------------------------
+    # ---- many at once: value indices and config ids -----------------------------------------
 
-    def rows(self, positions: NDArray[np.integer] | None = None) -> Digits:
-        """Return the digits of configurations, as signed integers (n, d).
+    def rows(self, config_ids: NDArray[np.integer] | None = None) -> ValueIndices:
+        """Return the value indices of configurations, as signed integers (n, d).
 
         Args:
-            positions: int (n,), each below `num_feasible`; all of them when None.
+            config_ids: int (n,), each below `num_feasible`; all of them when None.
 
         Raises:
             InputError: all are asked for, of a space that is too large to list.
         """
-        if positions is not None:
-            return self._set.rows(np.asarray(positions, dtype=np.int64))
+        if config_ids is not None:
+            return self._set.rows(np.asarray(config_ids, dtype=np.int64))
         if isinstance(self._set, Listed):
-            return self._set.digits
+            return self._set.value_indices
         raise InputError(
             f"{self.num_feasible:,} feasible configurations are too many to list "
             f"(at most {MAX_LISTED:,})\n  hint: add a constraint, or use a sampler that draws"
         )
 
-    def positions(self, rows: NDArray[np.integer]) -> Ints:
-        """Return the positions (n,) of configurations with the given digits, -1 for none."""
+    def config_ids(self, rows: NDArray[np.integer]) -> Ints:
+        """Return the config ids (n,) of rows of value indices, -1 for none."""
         rows = np.asarray(rows, dtype=np.int64)
         bases = np.array([base_of(parameter) for parameter in self.parameters])
-        is_digit: Bools = np.all((rows >= 0) & (rows < bases), axis=1)
-        found = self._set.positions(np.where(is_digit[:, None], rows, 0))
-        return np.where(is_digit, found, -1)
+        is_index: Bools = np.all((rows >= 0) & (rows < bases), axis=1)
+        found = self._set.config_ids(np.where(is_index[:, None], rows, 0))
+        return np.where(is_index, found, -1)
 
     @property
     def kinds(self) -> list[range]:
-        """The positions by what the first parameter is, where that decides which others exist.
+        """The config ids by what the first parameter is, where that decides which others exist.
 
         Templates, say: one with more parameters has a thousand times as many configurations, and
-        is not a thousand times as likely to have the best one. Else all positions are of one kind.
+        is not a thousand times as likely to have the best one. Else all are of one kind.
         """
         whole = [range(self.num_feasible)]
         if not self._decides(0):
@@ -166,25 +166,25 @@ class SearchSpace:
         return found if is_in_order else whole
 
     def sample(self, num: int, rng: np.random.Generator) -> Ints:
-        """Draw different positions, as many of each kind; fewer where there are fewer."""
+        """Draw different config ids, as many of each kind; fewer where there are fewer."""
         drawn: list[Ints] = []
         for left, kind in zip(itertools.count(len(self.kinds), -1), sorted(self.kinds, key=len)):
             share = -(-(num - sum(map(len, drawn))) // left)  # of what smaller kinds leave
             drawn.append(kind.start + _distinct(len(kind), share, rng))
         return rng.permutation(np.concatenate(drawn))[:num]
 
-    def neighbour_positions(self, position: int, *, adjacent: bool = False) -> Ints:
-        """Return the positions of the feasible configurations one change away, ascending.
+    def neighbour_ids(self, config_id: int, *, adjacent: bool = False) -> Ints:
+        """Return the config ids of the feasible configurations one change away, ascending.
 
         A change gives one parameter another value. What cannot exist beside the rest then
         vanishes; what appears takes the first values that are feasible.
 
         Args:
-            position: of a feasible configuration.
+            config_id: of a feasible configuration.
             adjacent: numbers move only to the next lower and higher value; words and booleans,
                 which have no order, still take any other.
         """
-        row = self.rows(np.array([position]))[0].astype(np.int64)
+        row = self.rows(np.array([config_id]))[0].astype(np.int64)
         changed = []
         for column, (parameter, is_ordered) in enumerate(
             zip(self.parameters, self.is_ordered, strict=True)
@@ -192,15 +192,15 @@ class SearchSpace:
             here, num = int(row[column]), len(parameter.values)
             if here == num:  # absent
                 continue
-            digits = [here - 1, here + 1] if adjacent and is_ordered else range(num)
-            for digit in digits:
-                if digit != here and 0 <= digit < num:
+            value_indices = [here - 1, here + 1] if adjacent and is_ordered else range(num)
+            for value_index in value_indices:
+                if value_index != here and 0 <= value_index < num:
                     other = row.copy()
-                    other[column] = digit
+                    other[column] = value_index
                     changed.append((column, other))
         if not changed:
             return np.empty(0, dtype=np.int64)
-        found = self.positions(np.stack([other for _, other in changed]))
+        found = self.config_ids(np.stack([other for _, other in changed]))
         missing = [i for i in np.flatnonzero(found < 0) if self._decides(changed[i][0])]
         for i in missing:  # the change may make others vanish or appear
             params = self.complete(self.params_of(changed[i][1]))
@@ -224,11 +224,11 @@ class SearchSpace:
         )
 
     def points(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Return rows of digits as points of the unit cube, float64 (n, d).
+        """Return rows of value indices as points of the unit cube, float64 (n, d).
 
         A number becomes its logarithm, scaled so that the parameter's values span 0 to 1
         (`sign(x) * log2(1 + |x| / s)` where some are 0 or negative, s the smallest magnitude).
-        Words and booleans have no order: they are all 0, and are told apart by their digits. A
+        Words and booleans have no order: they are all 0, and differ in their value indices. A
         parameter that is absent, or has one value, is at 0.5.
         """
         points = np.empty(rows.shape, dtype=np.float64)
@@ -251,52 +251,56 @@ class SearchSpace:
 
     # ---- one at a time: params --------------------------------------------------------------
 
-    def coordinates(self, position: int) -> tuple[int, ...]:
-        """Return the digits of `feasible[position]`."""
-        if not 0 <= position < self.num_feasible:
-            raise IndexError(position)
-        return tuple(self._set.rows(np.array([position]))[0].tolist())
+    def coordinates(self, config_id: int) -> tuple[int, ...]:
+        """Return the value indices of `feasible[config id]`."""
+        if not 0 <= config_id < self.num_feasible:
+            raise IndexError(config_id)
+        return tuple(self._set.rows(np.array([config_id]))[0].tolist())
 
-    def params_of(self, digits: Sequence[int] | Digits) -> Params:
-        """Return the configuration with the given digits, whether it is feasible or not."""
-        pairs = zip(self.parameters, digits, strict=True)
-        return {p.name: p.values[digit] for p, digit in pairs if digit < len(p.values)}
+    def params_of(self, value_indices: Sequence[int] | ValueIndices) -> Params:
+        """Return the configuration with the given value indices, whether it is feasible or not."""
+        pairs = zip(self.parameters, value_indices, strict=True)
+        return {
+            p.name: p.values[value_index]
+            for p, value_index in pairs
+            if value_index < len(p.values)
+        }
 
     def index(self, params: Mapping[str, Value]) -> int | None:
-        """Return the position of `params` in `feasible`, None when it is not there."""
-        digits = []
+        """Return the config id of `params` in `feasible`, None when it is not there."""
+        value_indices = []
         for parameter in self.parameters:
-            digit = len(parameter.values)
+            value_index = len(parameter.values)
             if parameter.name in params:
                 if params[parameter.name] not in parameter.values:
                     return None
-                digit = parameter.values.index(params[parameter.name])
+                value_index = parameter.values.index(params[parameter.name])
             elif parameter.when is None:
                 return None
-            digits.append(digit)
+            value_indices.append(value_index)
         if len(params) > sum(
-            d < len(p.values) for p, d in zip(self.parameters, digits, strict=True)
+            d < len(p.values) for p, d in zip(self.parameters, value_indices, strict=True)
         ):
             return None  # it has names that are no parameters
-        position = int(self._set.positions(np.array([digits]))[0])
-        return None if position < 0 else position
+        config_id = int(self._set.config_ids(np.array([value_indices]))[0])
+        return None if config_id < 0 else config_id
 
     def complete(self, wanted: Mapping[str, Value]) -> Params | None:
         """Return the feasible configuration that `wanted` describes, None when there is none.
 
         What cannot exist beside the rest is dropped; what is missing takes the first values that
-        are feasible, in the order of the positions.
+        are feasible, in the order of the config ids.
         """
         allowed = []
         for parameter in self.parameters:
-            digits = set(range(base_of(parameter)))
+            value_indices = set(range(base_of(parameter)))
             if parameter.name in wanted:
-                digits &= {len(parameter.values)}
+                value_indices &= {len(parameter.values)}
                 if wanted[parameter.name] in parameter.values:
-                    digits.add(parameter.values.index(wanted[parameter.name]))
-            allowed.append(digits)
-        position = self._set.first(allowed)
-        return None if position is None else self.params_of(self.coordinates(position))
+                    value_indices.add(parameter.values.index(wanted[parameter.name]))
+            allowed.append(value_indices)
+        config_id = self._set.first(allowed)
+        return None if config_id is None else self.params_of(self.coordinates(config_id))
 
 
 def _distinct(count: int, num: int, rng: np.random.Generator) -> Ints:
@@ -310,7 +314,7 @@ def _distinct(count: int, num: int, rng: np.random.Generator) -> Ints:
 
 
 class _Feasible(Sequence[Params]):
-    """The feasible configurations, each made from its digits when it is looked at."""
+    """The feasible configurations, each made from its value indices when it is looked at."""
 
     def __init__(self, space: SearchSpace) -> None:
         self._space = space
@@ -319,21 +323,21 @@ class _Feasible(Sequence[Params]):
         return self._space.num_feasible
 
     @overload
-    def __getitem__(self, position: int) -> Params: ...
+    def __getitem__(self, config_id: int) -> Params: ...
     @overload
-    def __getitem__(self, position: slice) -> list[Params]: ...
-    def __getitem__(self, position: int | slice) -> Params | list[Params]:
-        if isinstance(position, slice):
-            return [self[i] for i in range(*position.indices(len(self)))]
-        place = position + len(self) if position < 0 else position
+    def __getitem__(self, config_id: slice) -> list[Params]: ...
+    def __getitem__(self, config_id: int | slice) -> Params | list[Params]:
+        if isinstance(config_id, slice):
+            return [self[i] for i in range(*config_id.indices(len(self)))]
+        place = config_id + len(self) if config_id < 0 else config_id
         return self._space.params_of(self._space.coordinates(place))
 
     def __iter__(self) -> Iterator[Params]:
         num, chunk = len(self), 1000  # at once: ten times faster than one by one
         for start in range(0, num, chunk):
             rows = self._space.rows(np.arange(start, min(start + chunk, num)))
-            for digits in rows.tolist():
-                yield self._space.params_of(digits)
+            for value_indices in rows.tolist():
+                yield self._space.params_of(value_indices)
 
 
 def _scaled(values: Sequence[Value]) -> NDArray[np.float64]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tuner.review.comparing import Comparison, RunPair
+from tuner.review.formatting import params_words, percent_words, ratio_words, us_words
 from tuner.review.summary import trial_words
-from tuner.review.versus import Comparison, Versus
-from tuner.review.words import params_words, percent_words, ratio_words, us_words
 
 __all__ = ["cell_words", "curves_of", "rows_of"]
 
@@ -34,14 +34,14 @@ def rows_of(found: Comparison) -> list[tuple[str, list[str]]]:
     return [(label, texts) for label, texts in rows if any(texts)]
 
 
-def cell_words(versus: Versus | None) -> str:
+def cell_words(pair: RunPair | None) -> str:
     """Return what stands in a cell of the matrix: the row's run over the column's."""
-    if versus is None:
+    if pair is None:
         return ""
-    if versus.ratio is None or versus.low is None or versus.high is None:
-        return "no verdict" if versus.kind == "unknown" else versus.kind
-    ends = f"{ratio_words(versus.low)} to {ratio_words(versus.high)}"
-    return f"{ratio_words(versus.ratio)} ({ends})"
+    if pair.ratio is None or pair.low is None or pair.high is None:
+        return "no verdict" if pair.kind == "unknown" else pair.kind
+    ends = f"{ratio_words(pair.low)} to {ratio_words(pair.high)}"
+    return f"{ratio_words(pair.ratio)} ({ends})"
 
 
 def curves_of(found: Comparison) -> list[dict[str, Any]]:

@@ -21,20 +21,20 @@ from tuner.review.differences import (
     tasks,
     winner_differences,
 )
-from tuner.review.facts import Facts
+from tuner.review.formatting import params_words, percent_words, ratio_words, us_words
+from tuner.review.run_data import RunData
 from tuner.review.summary import Summary, summary_of
-from tuner.review.words import params_words, percent_words, ratio_words, us_words
 from tuner.trial import Interval
 from tuner.wording import percent
 
 __all__ = [
     "Comparison",
     "Curve",
+    "RunPair",
     "Side",
-    "Versus",
     "compare_runs",
     "confidence_words",
-    "format_versus",
+    "format_comparison",
     "lettered",
 ]
 
@@ -71,7 +71,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Versus:
+class RunPair:
     """One run against another.
 
     `ratio` is how many times faster the file of `one` is than that of `other`, typically; it lies
@@ -93,7 +93,7 @@ class Versus:
 class Comparison:
     """Two or more runs, in the order asked for; `best` is None where there is no verdict.
 
-    `versus` has the first against the second; with more runs, within each problem the best
+    `pairs` has the first against the second; with more runs, within each problem the best
     against each other one. `bests` are the best of each problem, `matrix` has each run against
     each, row by row, and None against itself. `tasks` are those of modules that were captured.
     """
@@ -101,8 +101,8 @@ class Comparison:
     sides: tuple[Side, ...]
     best: str | None
     bests: tuple[str, ...]
-    versus: tuple[Versus, ...]
-    matrix: tuple[tuple[Versus | None, ...], ...]
+    pairs: tuple[RunPair, ...]
+    matrix: tuple[tuple[RunPair | None, ...], ...]
     notes: tuple[str, ...]
     tasks: tuple[Difference, ...]
     config: tuple[Difference, ...]
@@ -110,29 +110,29 @@ class Comparison:
     environment: tuple[Difference, ...]
 
 
-def compare_runs(runs: Sequence[Facts]) -> Comparison:
+def compare_runs(runs: Sequence[RunData]) -> Comparison:
     """Compare two or more runs.
 
     Raises:
         InputError: fewer than two, more than twelve, or one of them twice.
     """
-    names = [facts.run.path.name for facts in runs]
-    if not 2 <= len(runs) <= MAX_RUNS or len({facts.run.path for facts in runs}) < len(runs):
+    names = [run_data.run.path.name for run_data in runs]
+    if not 2 <= len(runs) <= MAX_RUNS or len({run_data.run.path for run_data in runs}) < len(runs):
         raise InputError(
             f"expected two to {MAX_RUNS} different runs, got {len(runs)}: {', '.join(names)}\n"
             "  next: tune runs lists them"
         )
-    sides = tuple(_side(facts) for facts in runs)
+    sides = tuple(_side(run_data) for run_data in runs)
     problems = _problems(sides)
     matrix = tuple(
         tuple(None if one is other else _against(one, other) for other in sides) for one in sides
     )
-    versus, bests = _verdicts(problems, sides)
+    pair, bests = _verdicts(problems, sides)
     return Comparison(
         sides=sides,
         best=bests[0] if len(problems) == 1 and bests else None,
         bests=bests,
-        versus=versus,
+        pairs=pair,
         matrix=matrix,
         notes=tuple(note for problem in problems for note in _notes(problem, sides)),
         tasks=tasks(runs),
@@ -142,28 +142,28 @@ def compare_runs(runs: Sequence[Facts]) -> Comparison:
     )
 
 
-def _side(facts: Facts) -> Side:
-    sizes = facts.environment.get("sizes")
+def _side(run_data: RunData) -> Side:
+    sizes = run_data.environment.get("sizes")
     return Side(
-        facts.run.path.name,
-        summary_of(facts),
+        run_data.run.path.name,
+        summary_of(run_data),
         dict(sizes) if isinstance(sizes, Mapping) else {},
-        _curve(facts),
+        _curve(run_data),
     )
 
 
-def _curve(facts: Facts) -> Curve:
+def _curve(run_data: RunData) -> Curve:
     steps: list[tuple[int, float, float, float | None]] = []
-    for trial in facts.trials:
+    for trial in run_data.trials:
         latency_us, measurement = trial.outcome.latency_us, trial.outcome.measurement
         if latency_us is None or measurement is None:
             continue
         if not steps or latency_us < steps[-1][2]:
-            anchor_us = measurement.anchor_us or facts.sitting(trial.number).latency_us
+            anchor_us = measurement.anchor_us or run_data.sitting(trial.number).latency_us
             ratio = anchor_us / measurement.latency_us if anchor_us else None
             steps.append((trial.number, trial.elapsed_s, latency_us, ratio))
     if steps:
-        last = facts.trials[-1]
+        last = run_data.trials[-1]
         steps.append((last.number, last.elapsed_s, *steps[-1][2:]))
     columns = list(zip(*steps, strict=True)) or [(), (), (), ()]
     return Curve(*columns)
@@ -186,21 +186,21 @@ def _problems(sides: Sequence[Side]) -> list[list[Side]]:
 
 def _verdicts(
     problems: Sequence[Sequence[Side]], sides: Sequence[Side]
-) -> tuple[tuple[Versus, ...], tuple[str, ...]]:
+) -> tuple[tuple[RunPair, ...], tuple[str, ...]]:
     """Return who is held against whom, and the best of each problem."""
-    found: list[Versus] = []
+    found: list[RunPair] = []
     bests: list[str] = []
     for group in problems:
         if len(group) == 2:
-            versus = [_against(*group)]
-            winner = {"better": group[0].name, "worse": group[1].name}.get(versus[0].kind)
+            pair = [_against(*group)]
+            winner = {"better": group[0].name, "worse": group[1].name}.get(pair[0].kind)
         elif len(group) > 2:
             best = max(group, key=_speedup)
-            versus = [_against(best, side) for side in group if side is not best]
-            winner = best.name if all(v.kind == "better" for v in versus) else None
+            pair = [_against(best, side) for side in group if side is not best]
+            winner = best.name if all(v.kind == "better" for v in pair) else None
         else:
             continue
-        found += versus
+        found += pair
         bests += [winner] if winner else []
     if not found:  # as many problems as runs: say why
         found = [_against(sides[0], side) for side in sides[1:]]
@@ -233,16 +233,16 @@ def _sizes_words(side: Side) -> str:
     return ", ".join(f"{name}={value}" for name, value in side.sizes.items()) or "not recorded"
 
 
-def _against(one: Side, other: Side) -> Versus:
+def _against(one: Side, other: Side) -> RunPair:
     why = _mismatch(one, other)
     if why:
         why = f"{one.name} and {other.name} are not comparable: {why}"
-        return Versus(one.name, other.name, "not comparable", None, None, None, None, why)
+        return RunPair(one.name, other.name, "not comparable", None, None, None, None, why)
     a, b = _interval(one), _interval(other)
     if a is None or b is None:
         which = " and ".join(s.name for s, i in ((one, a), (other, b)) if i is None)
         why = f"no verdict: {which} had no verification, and screening decides nothing"
-        return Versus(one.name, other.name, "unknown", None, None, None, None, why)
+        return RunPair(one.name, other.name, "unknown", None, None, None, None, why)
     drift = _drift([one, other])
     if drift > MOST_DRIFT:
         times = " and ".join(us_words(side.summary.baseline_us) for side in (one, other))
@@ -251,12 +251,12 @@ def _against(one: Side, other: Side) -> Versus:
             "machine, its clocks or its load changed too much for their speed-ups to be compared; "
             "next: tune both again on a quiet machine"
         )
-        return Versus(one.name, other.name, "unknown", None, None, None, None, why)
+        return RunPair(one.name, other.name, "unknown", None, None, None, None, why)
     ratio = a.speedup / b.speedup
     error, degrees = _error_of(a, b)
     if not math.isfinite(error):
         why = f"no verdict: {one.name} or {other.name} was raced in one process only"
-        return Versus(one.name, other.name, "unknown", ratio, None, None, None, why)
+        return RunPair(one.name, other.name, "unknown", ratio, None, None, None, why)
     from scipy import stats
 
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees)) * error
@@ -270,7 +270,7 @@ def _against(one: Side, other: Side) -> Versus:
     }[kind]
     bounds = (1 / high, 1 / low) if kind == "worse" else (low, high)
     words += f" ({ratio_words(bounds[0])} to {ratio_words(bounds[1])})"
-    return Versus(one.name, other.name, kind, ratio, low, high, confidence, words)
+    return RunPair(one.name, other.name, kind, ratio, low, high, confidence, words)
 
 
 def _error_of(a: Interval, b: Interval) -> tuple[float, float]:
@@ -327,7 +327,7 @@ def _notes(problem: Sequence[Side], sides: Sequence[Side]) -> list[str]:
 _COLUMNS, _LABEL = 80, 12
 
 
-def format_versus(found: Comparison) -> str:
+def format_comparison(found: Comparison) -> str:
     """Return a comparison as plain text of at most 80 columns; A, B, ... stand for the names."""
 
     def wrapped(label: str, text: str) -> list[str]:
@@ -356,11 +356,11 @@ def format_versus(found: Comparison) -> str:
         )
         if s.best is not None:
             lines += wrapped("", params_words(s.best))
-    for versus in found.versus:
+    for pair in found.pairs:
         sure = ""
-        if versus.confidence is not None:
-            sure = f"; confidence {confidence_words(versus.confidence)}"
-        lines += wrapped("verdict", lettered(versus.words, names) + sure)
+        if pair.confidence is not None:
+            sure = f"; confidence {confidence_words(pair.confidence)}"
+        lines += wrapped("verdict", lettered(pair.words, names) + sure)
     for note in found.notes:
         lines += wrapped("note", lettered(note, names))
     for title, rows in (

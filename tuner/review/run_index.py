@@ -18,17 +18,17 @@ from threading import RLock
 from tuner.capture.outline import MODULE_FILE
 from tuner.errors import InputError, TunerError
 from tuner.profiled import PROFILE_NAME
-from tuner.review.facts import Facts, is_all_rejected, rejected_of
+from tuner.review.formatting import rejection_words
 from tuner.review.listing import WRITTEN, Shown, Tally, put_in_words, shown
 from tuner.review.notes import NOTES_NAME, Note, note_of
-from tuner.review.words import rejection_words
+from tuner.review.run_data import RunData, is_all_rejected, rejected_of
 from tuner.run import LOG_NAME, PROGRESS_NAME, Run, is_locked, parsed_trials
 from tuner.storage import storage_errors
 from tuner.trial import Trial
 from tuner.underway import Underway, underway
 from tuner.wording import one_line
 
-__all__ = ["Shelf"]
+__all__ = ["RunIndex"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")
 _FILES = (
@@ -56,7 +56,7 @@ _STARTED = re.compile(r"\d{8}-\d{6}-")  # how the name of a run begins
 _KEPT_RUNS = 6  # whose trials stay in memory: about 10 kB a trial
 
 
-class Shelf:
+class RunIndex:
     """The runs of one folder; safe to use from several threads."""
 
     def __init__(self, folder: Path) -> None:
@@ -119,7 +119,7 @@ class Shelf:
             )
         return run
 
-    def facts(self, name: str) -> Facts:
+    def run_data(self, name: str) -> RunData:
         """Return all that is known of a run; of its trials only new ones are read again.
 
         Raises:
@@ -133,7 +133,7 @@ class Shelf:
             while len(self._trials) > _KEPT_RUNS:
                 self._trials.popitem(last=False)
             trials = reader.read()
-        return replace(Facts.of(run, trials), is_running=is_locked(run))
+        return replace(RunData.of(run, trials), is_running=is_locked(run))
 
     def underway(self, name: str) -> Underway | None:
         """Return what a run is at; None where no process works on it, or it has not said.
@@ -229,24 +229,24 @@ def _newer(path: Path, offset: int, inode: int) -> tuple[bytes | None, int, int]
     if not path.exists():
         return b"", 0, 0
     with storage_errors(path), path.open("rb") as file:
-        facts = os.fstat(file.fileno())
-        if offset and (facts.st_ino != inode or facts.st_size < offset):
+        run_data = os.fstat(file.fileno())
+        if offset and (run_data.st_ino != inode or run_data.st_size < offset):
             return None, 0, 0
         file.seek(offset)
         data = file.read()
     end = data.rfind(b"\n") + 1
-    return data[:end], offset + end, facts.st_ino
+    return data[:end], offset + end, run_data.st_ino
 
 
 def _stamps(path: Path) -> tuple[tuple[int, int, int], ...]:
     found = []
     for name in _STAMPED:
         try:
-            facts = os.stat(path / name)
+            run_data = os.stat(path / name)
         except OSError:
             found.append(_ABSENT)
         else:
-            found.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
+            found.append((run_data.st_ino, run_data.st_size, run_data.st_mtime_ns))
     return tuple(found)
 
 

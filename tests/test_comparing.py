@@ -13,10 +13,10 @@ from made_runs import BASELINE_US, CONFIG, made_run, result, trial, trials
 
 from tuner.capture.outline import KernelTask, Outline
 from tuner.errors import InputError
-from tuner.review.comparison import cell_words, rows_of
-from tuner.review.facts import Facts
+from tuner.review.compare_page import cell_words, rows_of
+from tuner.review.comparing import Comparison, compare_runs, confidence_words, format_comparison
 from tuner.review.gain import Gain, ModuleRecord
-from tuner.review.versus import Comparison, compare_runs, confidence_words, format_versus
+from tuner.review.run_data import RunData
 from tuner.run import Run
 from tuner.trial import Interval, to_json
 
@@ -28,42 +28,42 @@ def proved(folder: Path, speedup: float, half: float = 0.05, **changes: object) 
 
 
 def compared(*runs: Run) -> Comparison:
-    return compare_runs([Facts.of(run) for run in runs])
+    return compare_runs([RunData.of(run) for run in runs])
 
 
 def test_the_faster_run_is_better_with_welchs_interval(tmp_path):
     a, b = proved(tmp_path, 2.4), proved(tmp_path, 2.0)
     found = compared(a, b)
-    (versus,) = found.versus
-    assert (found.best, versus.kind, versus.one) == (a.path.name, "better", a.path.name)
+    (pair,) = found.pairs
+    assert (found.best, pair.kind, pair.one) == (a.path.name, "better", a.path.name)
     # s = 0.05 / t(4) / sqrt(6 / 5); the error of the difference s sqrt(2 / 5), 8 degrees: t(4) =
     # 2.776445 and t(8) = 2.306004 at 97.5 %, from a printed table.
     error = 0.05 / 2.776445 / math.sqrt(6 / 5) * math.sqrt(2 / 5)
-    assert versus.ratio == pytest.approx(1.2)
-    assert versus.low == pytest.approx(1.2 * math.exp(-2.306004 * error), rel=1e-6)
-    assert versus.high == pytest.approx(1.2 * math.exp(2.306004 * error), rel=1e-6)
-    assert versus.confidence is not None and versus.confidence > 0.999
-    assert versus.words == (f"{a.path.name} is 1.200x as fast as {b.path.name} (1.172x to 1.229x)")
+    assert pair.ratio == pytest.approx(1.2)
+    assert pair.low == pytest.approx(1.2 * math.exp(-2.306004 * error), rel=1e-6)
+    assert pair.high == pytest.approx(1.2 * math.exp(2.306004 * error), rel=1e-6)
+    assert pair.confidence is not None and pair.confidence > 0.999
+    assert pair.words == (f"{a.path.name} is 1.200x as fast as {b.path.name} (1.172x to 1.229x)")
 
 
 def test_the_other_way_round_says_the_same(tmp_path):
     a, b = proved(tmp_path, 2.0), proved(tmp_path, 2.4)
     found = compared(a, b)
-    assert (found.best, found.versus[0].kind) == (b.path.name, "worse")
+    assert (found.best, found.pairs[0].kind) == (b.path.name, "worse")
     assert f"{b.path.name} is 1.200x as fast as {a.path.name} (1.172x to 1.229x)" in (
-        found.versus[0].words
+        found.pairs[0].words
     )
 
 
 def test_what_cannot_be_told_apart_has_no_best(tmp_path):
     found = compared(proved(tmp_path, 2.0), proved(tmp_path, 2.02))
-    assert found.best is None and found.versus[0].kind == "no difference"
+    assert found.best is None and found.pairs[0].kind == "no difference"
     # t = ln 1.01 / 0.0103964 = 0.957 with 8 degrees of freedom
-    assert found.versus[0].confidence == pytest.approx(0.8168, abs=2e-4)
+    assert found.pairs[0].confidence == pytest.approx(0.8168, abs=2e-4)
 
 
 def test_equal_runs_are_told_apart_with_a_confidence_of_one_half(tmp_path):
-    assert compared(proved(tmp_path, 2.0), proved(tmp_path, 2.0)).versus[
+    assert compared(proved(tmp_path, 2.0), proved(tmp_path, 2.0)).pairs[
         0
     ].confidence == pytest.approx(0.5)
 
@@ -80,20 +80,20 @@ def test_equal_runs_are_told_apart_with_a_confidence_of_one_half(tmp_path):
 def test_runs_of_different_things_are_not_compared(tmp_path, change, words):
     found = compared(proved(tmp_path, 2.4), proved(tmp_path, 2.0, environment=change))
     assert found.best is None
-    assert found.versus[0].kind == "not comparable" and words in found.versus[0].words
+    assert found.pairs[0].kind == "not comparable" and words in found.pairs[0].words
 
 
 def test_a_run_without_a_proof_gives_no_verdict(tmp_path):
     found = compared(proved(tmp_path, 2.4), made_run(tmp_path, trials(20)))
-    assert (found.best, found.versus[0].kind) == (None, "unknown")
-    assert found.versus[0].ratio is None
+    assert (found.best, found.pairs[0].kind) == (None, "unknown")
+    assert found.pairs[0].ratio is None
 
 
 def test_of_three_the_best_is_held_against_each(tmp_path):
     runs = [proved(tmp_path, speedup) for speedup in (2.0, 2.4, 1.5)]
     found = compared(*runs)
     assert found.best == runs[1].path.name
-    assert [(v.one, v.other, v.kind) for v in found.versus] == [
+    assert [(v.one, v.other, v.kind) for v in found.pairs] == [
         (runs[1].path.name, runs[0].path.name, "better"),
         (runs[1].path.name, runs[2].path.name, "better"),
     ]
@@ -147,7 +147,7 @@ def test_a_confidence_never_claims_to_be_certain():
 def test_the_terminal_has_80_columns_and_letters_for_names(tmp_path):
     a, b = proved(tmp_path, 2.4), proved(tmp_path, 2.0, config=CONFIG + "device: cuda\n")
     said = tune("compare", a.path, b.path, cwd=tmp_path, env={"NO_COLOR": "1"})
-    assert said.code == 0 and said.out.rstrip("\n") == format_versus(compared(a, b))
+    assert said.code == 0 and said.out.rstrip("\n") == format_comparison(compared(a, b))
     assert max(map(len, said.out.splitlines())) <= 80 and "\x1b" not in said.out
     assert (
         "verdict     A is 1.200x as fast as B (1.172x to 1.229x); confidence above 99.9 %"
@@ -160,7 +160,7 @@ def test_compare_gives_the_same_as_json(tmp_path):
     a, b = proved(tmp_path, 2.4), proved(tmp_path, 2.0)
     data = json.loads(tune("compare", a.path, b.path, "--json", cwd=tmp_path).out)
     assert data["best"] == a.path.name
-    assert data["versus"][0]["ratio"] == pytest.approx(1.2)
+    assert data["pairs"][0]["ratio"] == pytest.approx(1.2)
     assert [side["summary"]["interval"]["speedup"] for side in data["sides"]] == [2.4, 2.0]
 
 
@@ -200,10 +200,10 @@ def test_a_baseline_that_drifted_voids_the_verdict_with_the_reason(tmp_path):
     slow = replace(ended.exported, baseline_us=11 * BASELINE_US)
     path.write_text(to_json(replace(ended, exported=slow, finalists=(slow,))))
     found = compared(quiet, loaded)
-    (versus,) = found.versus
-    assert (found.best, found.bests, versus.kind, versus.ratio) == (None, (), "unknown", None)
-    assert "PyTorch itself took 3.00 ms and 33.0 ms, 11.0x between the two" in versus.words
-    assert "best" not in format_versus(found)
+    (pair,) = found.pairs
+    assert (found.best, found.bests, pair.kind, pair.ratio) == (None, (), "unknown", None)
+    assert "PyTorch itself took 3.00 ms and 33.0 ms, 11.0x between the two" in pair.words
+    assert "best" not in format_comparison(found)
 
 
 def test_a_smaller_drift_is_noted_and_only_within_one_problem(tmp_path):
@@ -225,7 +225,7 @@ def test_several_problems_have_a_best_each_and_a_matrix_of_all(tmp_path):
     found = compared(small[0], large[0], small[1], large[1])
     assert found.best is None
     assert found.bests == (small[1].path.name, large[0].path.name)
-    assert [v.kind for v in found.versus] == ["worse", "better"]
+    assert [v.kind for v in found.pairs] == ["worse", "better"]
     kinds = [[v and v.kind for v in row] for row in found.matrix]
     assert kinds[0] == [None, "not comparable", "worse", "not comparable"]
     assert kinds[2] == ["better", "not comparable", None, "not comparable"]
@@ -240,7 +240,7 @@ def test_what_is_less_than_the_headline_is_noted(tmp_path):
     found = compared(a, b)
     assert found.notes == (f"{a.path.name}: but 2.40x on random weights and normal inputs",)
     assert ("but", ["2.40x on random weights and normal inputs", ""]) in rows_of(found)
-    assert "A: but 2.40x on random weights" in format_versus(found)
+    assert "A: but 2.40x on random weights" in format_comparison(found)
 
 
 def test_captured_modules_are_compared_by_task(tmp_path):

@@ -16,12 +16,12 @@ from made_runs import append, facts, made_run, raced_result, result, trial, tria
 
 from tuner.capture.outline import MODULE_FILE, Outline
 from tuner.errors import InputError
-from tuner.review.facts import Facts
 from tuner.review.gain import Gain, ModuleRecord
 from tuner.review.listing import age_words
 from tuner.review.notes import Note, note_of, write_note
 from tuner.review.report import page, parts_of
-from tuner.review.shelf import Shelf
+from tuner.review.run_data import RunData
+from tuner.review.run_index import RunIndex
 from tuner.review.summary import format_summary, summary_of
 from tuner.run import Run, is_locked
 from tuner.trial import Check, Finalist, Interval, to_json
@@ -30,7 +30,7 @@ from tuner.trial import Check, Finalist, Interval, to_json
 def test_a_run_is_listed_with_what_it_proved(tmp_path):
     made = trials(30)
     run = made_run(tmp_path, made, raced_result(made, 2.4))
-    (shown,) = Shelf(tmp_path).runs()
+    (shown,) = RunIndex(tmp_path).runs()
     assert (shown.name, shown.op, shown.device) == (run.path.name, "gemm", "NVIDIA H200")
     assert (shown.state, shown.num_trials, shown.is_proved) == ("finished", 30, True)
     assert shown.low is not None and shown.high is not None and not shown.problem
@@ -40,21 +40,21 @@ def test_a_run_is_listed_with_what_it_proved(tmp_path):
 def test_a_speed_up_without_samples_is_not_listed_as_verified(tmp_path):
     made = trials(30)
     made_run(tmp_path, made, result(made, Interval(2.4, 2.3, 2.5, 0.95, 5)))
-    (shown,) = Shelf(tmp_path).runs()
+    (shown,) = RunIndex(tmp_path).runs()
     assert (shown.speedup, shown.is_proved) == (2.4, False)
 
 
 def test_an_open_run_is_listed_with_its_best_trial_and_follows_what_is_added(tmp_path):
     run = made_run(tmp_path, [trial(0, 2000.0), trial(1)])
-    shelf = Shelf(tmp_path)
-    assert [(r.state, r.num_trials, r.speedup) for r in shelf.runs()] == [("stopped", 2, 1.5)]
-    before = shelf.stamp(run.path.name)
+    run_index = RunIndex(tmp_path)
+    assert [(r.state, r.num_trials, r.speedup) for r in run_index.runs()] == [("stopped", 2, 1.5)]
+    before = run_index.stamp(run.path.name)
     append(run, trial(2, 1000.0))
     with (run.path / "trials.jsonl").open("a") as file:
         file.write('{"number": 3, "half')  # as a kill leaves it
-    assert [(r.num_trials, r.speedup) for r in shelf.runs()] == [(3, 3.0)]
-    assert shelf.stamp(run.path.name) != before
-    assert [t.number for t in shelf.facts(run.path.name).trials] == [0, 1, 2]
+    assert [(r.num_trials, r.speedup) for r in run_index.runs()] == [(3, 3.0)]
+    assert run_index.stamp(run.path.name) != before
+    assert [t.number for t in run_index.run_data(run.path.name).trials] == [0, 1, 2]
 
 
 WHY = "transposed input: output of call 1[0, 1]: got 2, expected 3"
@@ -70,43 +70,43 @@ def put_to_the_check(run: Run, *entries: tuple[int, str]) -> None:
 
 def test_a_run_whose_finalists_were_all_rejected_is_rejected_with_the_reason(tmp_path):
     run = made_run(tmp_path, [trial(0, 2000.0)])
-    shelf = Shelf(tmp_path)
-    assert [(r.state, r.speedup) for r in shelf.runs()] == [("stopped", 1.5)]
+    run_index = RunIndex(tmp_path)
+    assert [(r.state, r.speedup) for r in run_index.runs()] == [("stopped", 1.5)]
     put_to_the_check(run, (0, WHY))
-    (shown,) = shelf.runs()
+    (shown,) = run_index.runs()
     assert (shown.state, shown.speedup, shown.is_proved) == ("rejected", None, False)
     assert shown.problem == (
         f"1 trial was correct at screening, but rejected by the full check: {WHY}"
     )
-    told = summary_of(shelf.facts(run.path.name))
+    told = summary_of(run_index.run_data(run.path.name))
     assert (told.kind, told.verdict) == ("rejected", f"Rejected: {shown.problem}")
     assert told.measured == "screening only, and rejected since"
     text = format_summary(told)
     assert "1 correct, of them 1 rejected by the full check" in " ".join(text.split())
     assert "the run is not finished" not in text
-    assert parts_of(shelf.facts(run.path.name)).keys()  # the page says the same
+    assert parts_of(run_index.run_data(run.path.name)).keys()  # the page says the same
 
 
 def test_what_was_said_last_of_a_finalist_counts(tmp_path):
     run = made_run(tmp_path, [trial(0, 2000.0), trial(1, 2100.0)])
-    shelf = Shelf(tmp_path)
+    run_index = RunIndex(tmp_path)
     put_to_the_check(run, (0, WHY), (1, ""))
-    assert [(r.state, r.problem) for r in shelf.runs()] == [("stopped", "")]
+    assert [(r.state, r.problem) for r in run_index.runs()] == [("stopped", "")]
     put_to_the_check(run, (1, "killed by signal 11 (SIGSEGV)"))  # in the race
-    (shown,) = shelf.runs()
+    (shown,) = run_index.runs()
     assert shown.state == "rejected" and f"2 trials were correct {'at'} screening" in shown.problem
     assert f"trial 0: {WHY}" in shown.problem
     with run.locked():
-        assert [(r.state, r.problem) for r in shelf.runs()] == [("running", "")]
+        assert [(r.state, r.problem) for r in run_index.runs()] == [("running", "")]
     put_to_the_check(run, (0, ""))
-    assert [(r.state, r.problem) for r in shelf.runs()] == [("stopped", "")]
+    assert [(r.state, r.problem) for r in run_index.runs()] == [("stopped", "")]
 
 
 def test_a_result_says_more_than_the_checks_before_it(tmp_path):
     made = trials(30)
     run = made_run(tmp_path, made, result(made))
     put_to_the_check(run, (3, WHY))
-    (shown,) = Shelf(tmp_path).runs()
+    (shown,) = RunIndex(tmp_path).runs()
     assert (shown.state, shown.problem) == ("finished", "")
 
 
@@ -123,12 +123,12 @@ def test_the_command_line_lists_and_reports_a_rejected_run(tmp_path):
 
 def test_a_run_that_is_worked_on_is_running_and_its_lock_is_left_alone(tmp_path):
     run = made_run(tmp_path, trials(3))
-    shelf = Shelf(tmp_path)
+    run_index = RunIndex(tmp_path)
     with run.locked():
         assert is_locked(run)
-        assert shelf.runs()[0].state == "running"
+        assert run_index.runs()[0].state == "running"
     assert not is_locked(run)
-    assert shelf.runs()[0].state == "stopped"
+    assert run_index.runs()[0].state == "stopped"
 
 
 def test_a_page_advises_to_resume_only_what_no_other_process_works_on(tmp_path):
@@ -139,30 +139,33 @@ def test_a_page_advises_to_resume_only_what_no_other_process_works_on(tmp_path):
     (run.path / "lock").touch()
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"\n"
-        for read in (Shelf(tmp_path).facts(run.path.name), Facts.of(run)):
+        for read in (RunIndex(tmp_path).run_data(run.path.name), RunData.of(run)):
             told = parts_of(read)["verdict"]
             assert "the run is going on, and nothing is verified yet" in told
             assert "--resume" not in told and "--resume" not in format_summary(summary_of(read))
         other.communicate()
     with run.locked():  # a tuner that failed writes its last page while it has the lock
-        assert f"tune --resume {run.path}" in parts_of(Facts.of(run))["verdict"]
-    assert f"tune --resume {run.path}" in parts_of(Shelf(tmp_path).facts(run.path.name))["verdict"]
+        assert f"tune --resume {run.path}" in parts_of(RunData.of(run))["verdict"]
+    assert (
+        f"tune --resume {run.path}"
+        in parts_of(RunIndex(tmp_path).run_data(run.path.name))["verdict"]
+    )
 
 
 def test_trials_are_read_again_when_the_file_is_another(tmp_path):
     run = made_run(tmp_path, trials(5))
-    shelf = Shelf(tmp_path)
-    assert len(shelf.facts(run.path.name).trials) == 5
+    run_index = RunIndex(tmp_path)
+    assert len(run_index.run_data(run.path.name).trials) == 5
     other = made_run(tmp_path / "other", trials(2))
     os.replace(other.path / "trials.jsonl", run.path / "trials.jsonl")
-    assert len(shelf.facts(run.path.name).trials) == 2
-    assert shelf.runs()[0].num_trials == 2
+    assert len(run_index.run_data(run.path.name).trials) == 2
+    assert run_index.runs()[0].num_trials == 2
 
 
 def test_an_unreadable_run_is_listed_with_the_reason(tmp_path):
     run = made_run(tmp_path, trials(3))
     (run.path / "trials.jsonl").write_text("nonsense\n")
-    (shown,) = Shelf(tmp_path).runs()
+    (shown,) = RunIndex(tmp_path).runs()
     assert shown.state == "unreadable" and "trials.jsonl:1: not a trial" in shown.problem
 
 
@@ -172,7 +175,7 @@ def test_an_unreadable_run_is_listed_with_the_reason(tmp_path):
 def test_a_name_that_is_no_run_of_the_folder_is_refused(tmp_path, name):
     made_run(tmp_path / "runs", trials(2))
     with pytest.raises(InputError, match="no run of that name"):
-        Shelf(tmp_path / "runs").run(name)
+        RunIndex(tmp_path / "runs").run(name)
 
 
 def test_links_that_lead_out_of_a_run_are_never_followed(tmp_path):
@@ -190,16 +193,16 @@ def test_links_that_lead_out_of_a_run_are_never_followed(tmp_path):
     keep.symlink_to(secret)
     (made[2].path / "candidates" / f"{0:016x}" / "source.cu").unlink()
     (made[2].path / "candidates" / f"{0:016x}" / "source.cu").symlink_to(secret / "source.cu")
-    shelf = Shelf(runs)
-    states = {shown.name: (shown.state, shown.title) for shown in shelf.runs()}
+    run_index = RunIndex(runs)
+    states = {shown.name: (shown.state, shown.title) for shown in run_index.runs()}
     assert "linked" not in states
     assert "SECRET" not in str(states)
     assert states[made[0].path.name][0] == "unreadable"
     with pytest.raises(InputError, match=r"environment\.json"):
-        shelf.facts(made[0].path.name)
+        run_index.run_data(made[0].path.name)
     sources = []
     for run in made[1:]:
-        found = shelf.facts(run.path.name)
+        found = run_index.run_data(run.path.name)
         sources.append(found.source(found.trials[0])[0])
         assert "SECRET" not in page(found)
     assert sources == ["", "", "source.cu"]
@@ -208,11 +211,11 @@ def test_links_that_lead_out_of_a_run_are_never_followed(tmp_path):
 def test_a_shelf_reached_through_a_link_is_a_shelf(tmp_path):
     run = made_run(tmp_path / "runs", trials(2))
     (tmp_path / "link").symlink_to(tmp_path / "runs")
-    assert Shelf(tmp_path / "link").run(run.path.name).path == tmp_path / "link" / run.path.name
+    assert RunIndex(tmp_path / "link").run(run.path.name).path == tmp_path / "link" / run.path.name
 
 
 def test_a_folder_that_is_not_there_holds_no_runs(tmp_path: Path):
-    assert Shelf(tmp_path / "nowhere").runs() == []
+    assert RunIndex(tmp_path / "nowhere").runs() == []
 
 
 def test_ages_are_told_in_their_largest_unit():
@@ -231,8 +234,8 @@ def test_what_is_left_of_a_run_is_listed_with_what_is_missing(tmp_path):
     (broken.path / "environment.json").write_text("{half")
     (tmp_path / "notes about my runs").mkdir()
     (tmp_path / "figures").mkdir()  # is not called like a run
-    shelf = Shelf(tmp_path)
-    found = {shown.name: shown for shown in shelf.runs()}
+    run_index = RunIndex(tmp_path)
+    found = {shown.name: shown for shown in run_index.runs()}
     assert {shown.state for shown in found.values()} == {"unreadable"}
     assert found.keys() == {"20260101-120000-empty-cpu", part.path.name, broken.path.name}
     assert found["20260101-120000-empty-cpu"].problem == (
@@ -243,17 +246,17 @@ def test_what_is_left_of_a_run_is_listed_with_what_is_missing(tmp_path):
         "export, trials.jsonl"
     )
     assert "environment.json: not JSON" in found[broken.path.name].problem
-    assert shelf.names() == [broken.path.name]  # of which something can be asked
+    assert run_index.names() == [broken.path.name]  # of which something can be asked
 
 
 def test_a_result_without_its_trials_is_said(tmp_path):
     made = trials(3)
     run = made_run(tmp_path, made, raced_result(made, 2.0))
     (run.path / "trials.jsonl").unlink()
-    (shown,) = Shelf(tmp_path).runs()
+    (shown,) = RunIndex(tmp_path).runs()
     assert (shown.state, shown.num_trials) == ("finished", 0)
     assert shown.problem == "its trials are gone: trials.jsonl is missing or empty"
-    texts = [advice.text for advice in summary_of(Facts.of(run)).warnings]
+    texts = [advice.text for advice in summary_of(RunData.of(run)).warnings]
     assert "there is a result, but no trial: trials.jsonl is missing or empty" in texts
 
 
@@ -261,7 +264,7 @@ def test_a_run_is_as_old_as_its_start_and_not_as_its_files(tmp_path):
     a = made_run(tmp_path, trials(3), environment={"started_at": "2026-01-02T03:04:05+00:00"})
     b = made_run(tmp_path, trials(3), environment={"started_at": "yesterday"})
     (tmp_path / "20260101-000000-empty-cpu").mkdir()
-    ages = {shown.name: shown.age_s for shown in Shelf(tmp_path).runs()}
+    ages = {shown.name: shown.age_s for shown in RunIndex(tmp_path).runs()}
     started = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert ages[a.path.name] == pytest.approx(
         (datetime.now(UTC) - started).total_seconds(), abs=60
@@ -275,7 +278,7 @@ def test_the_dashboard_knows_the_module_of_a_run_as_the_report_does(tmp_path):
     gain = Gain("NVIDIA H200", True, 1, 1, 1, None)
     record = ModuleRecord(Outline((), (), (), (), 1, 1, 1, True), gain)
     (run.path / MODULE_FILE).write_text(to_json(record))
-    assert Shelf(tmp_path).facts(run.path.name).module == Facts.of(run).module == record
+    assert RunIndex(tmp_path).run_data(run.path.name).module == RunData.of(run).module == record
 
 
 # ---- notes ----------------------------------------------------------------------------------
@@ -283,15 +286,15 @@ def test_the_dashboard_knows_the_module_of_a_run_as_the_report_does(tmp_path):
 
 def test_a_note_is_a_file_of_the_run_with_tags_in_it(tmp_path):
     run = made_run(tmp_path, trials(3))
-    shelf = Shelf(tmp_path)
-    assert [(s.note, s.tags) for s in shelf.runs()] == [("", ())]
-    before = shelf.stamp(run.path.name)
+    run_index = RunIndex(tmp_path)
+    assert [(s.note, s.tags) for s in run_index.runs()] == [("", ())]
+    before = run_index.stamp(run.path.name)
     text = "#flagship before the fix (#12 is no tag here); see #h200-b. a#b"
     assert write_note(run.path, f"  {text}\n\n").tags == ("flagship", "h200-b")
     assert (run.path / "notes.txt").read_text() == f"{text}\n"
-    (shown,) = shelf.runs()
+    (shown,) = run_index.runs()
     assert (shown.note, shown.tags) == (text, ("flagship", "h200-b"))
-    assert shelf.stamp(run.path.name) != before  # the list and the page are told
+    assert run_index.stamp(run.path.name) != before  # the list and the page are told
     assert text in tune("runs", tmp_path, cwd=tmp_path).out.replace("\n  ", " ")
     assert write_note(run.path, " ") == Note() and not (run.path / "notes.txt").exists()
     with pytest.raises(InputError, match="at most 4,000 characters, got 4,001"):
@@ -303,5 +306,5 @@ def test_a_note_that_is_a_link_is_not_read(tmp_path):
     (tmp_path / "secret").write_text("SECRET")
     (run.path / "notes.txt").symlink_to(tmp_path / "secret")
     assert note_of(run.path) == Note()
-    (shown,) = Shelf(tmp_path / "runs").runs()
+    (shown,) = RunIndex(tmp_path / "runs").runs()
     assert "SECRET" not in shown.note and shown.state == "unreadable"

@@ -28,7 +28,7 @@ __all__ = [
     "UNITS",
     "Baseline",
     "Bound",
-    "Facts",
+    "RunData",
     "correct_trials",
     "is_all_rejected",
     "latency_us_of",
@@ -82,7 +82,7 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunData:
     """All that is read of a run, once. Any key of `environment` may be absent.
 
     `is_running`: another process works on it, so that it cannot be resumed. `outlooks`: what
@@ -103,7 +103,7 @@ class Facts:
     profiles: Profiles | None = None
 
     @classmethod
-    def of(cls, run: Run, trials: Sequence[Trial] | None = None) -> Facts:
+    def of(cls, run: Run, trials: Sequence[Trial] | None = None) -> RunData:
         """Read a run.
 
         Args:
