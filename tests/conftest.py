@@ -57,11 +57,10 @@ Path(os.environ["XDG_CACHE_HOME"]).mkdir()  # PyTorch's own kernel cache makes n
 
 
 def pytest_configure() -> None:
-    from impatience import few_probes, lean_captures, no_rest
+    from impatience import few_probes, no_rest
 
     no_rest()
     few_probes()
-    lean_captures()
 
 
 @pytest.fixture(scope="module")

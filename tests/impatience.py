@@ -14,16 +14,13 @@ import os
 import time
 from pathlib import Path
 
-import lean_export
-
 from tuner import verification
-from tuner.capture import tracing
 from tuner.evaluate import contender, evaluator, racing, runner, verifier
 from tuner.machine.forkserver import ALSO
 
 NAMED = {"own work, training"}  # asked among few probes, too
 __all__ = [
-    "few_probes", "held_at_a_trial", "lean_captures", "main", "no_rest", "soon_a_hang",
+    "few_probes", "held_at_a_trial", "main", "no_rest", "soon_a_hang",
 ]  # fmt: skip
 
 
@@ -63,17 +60,6 @@ def few_probes() -> None:
     verification.profile_into = lambda *args: (
         "left out" if "UNPROFILED" in os.environ else looked_at(*args)
     )
-
-
-def lean_captures() -> None:
-    """Let PyTorch do once what it would do for each module that is captured here."""
-    recorded = tracing._recorded
-
-    def lean(*args):
-        lean_export.install()
-        return recorded(*args)
-
-    tracing._recorded = lean
 
 
 def soon_a_hang() -> None:

@@ -6,7 +6,6 @@ where PyTorch knows CUDA: it asks a GPU for its random numbers then, whose conte
 
 import torch
 
-from tests import lean_export
 from tuner.capture.tracing import decompositions
 
 
@@ -15,7 +14,6 @@ class _Plus(torch.nn.Module):
         return x + 1.0
 
 
-lean_export.install()
 if torch.version.cuda is None:
     with torch.no_grad():
         _program = torch.export.export(_Plus(), (torch.zeros(2),), strict=False)
