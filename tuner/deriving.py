@@ -54,7 +54,7 @@ def derive_operator(
             leaves it.
         rewrites: of its graph, "exact" or "none"; None is exact.
         match: "any": where the forward is a family's reference, the operator is that family's;
-            "none": it is not looked at. None: that is told, and the operator is generated.
+            "none": it is not looked at. None: that is reported, and the operator is generated.
 
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is

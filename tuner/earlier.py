@@ -64,7 +64,7 @@ def earlier_of(planned: Planned, versions: str, runs_dir: Path) -> Earlier:
     Args:
         planned: what is to be searched.
         versions: of PyTorch and the compilers here, as `versions_of` gives them.
-        runs_dir: the folder; where it is missing or holds nothing of use, nothing is told.
+        runs_dir: the folder; where it is missing or holds nothing of use, nothing is reported.
     """
     match = _Match(planned, versions, known_runs(runs_dir))
     is_module = planned.outline is not None
@@ -89,7 +89,7 @@ def sources_from(planned: Planned, runs: Sequence[str], runs_dir: Path) -> list[
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A task of another run that is one of this search's; what is told by less has a lower tier.
+    """A task of another run that is one of this search's; what is known by less has a lower tier.
 
     Tiers: 0 the same task, device and versions; 1 other versions; 2 another device; 3 other
     sizes; 4 other sizes and another device.

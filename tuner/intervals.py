@@ -84,9 +84,9 @@ def median_interval(pairs: Sequence[Pair], confidence: float = 0.95) -> Interval
 
 
 def tie_set(rounds_us: Mapping[K, Sequence[Sequence[float]]], confidence: float = 0.95) -> list[K]:
-    """Return the candidates that cannot be told from the fastest, the fastest first.
+    """Return the candidates that cannot be distinguished from the fastest, the fastest first.
 
-    A candidate is told apart when the mean of its paired log-differences to the fastest is above
+    A candidate differs when the mean of its paired log-differences to the fastest is above
     0 at this confidence (one-sided Student test over processes; over rounds where there is one
     process), which is shared among the comparisons (Bonferroni).
 

@@ -24,7 +24,7 @@ from tuner.underway import Phase, Underway, write_underway
 __all__ = ["Observer", "Progress", "Recorder"]
 
 WRITE_EVERY_S = 1.0
-RATE_S = 60.0  # of which trials a minute are told
+RATE_S = 60.0  # of which trials a minute are reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Progress:
 
 
 class Observer:
-    """What happens during a run, told to whoever shows it; every method may be overridden."""
+    """What happens during a run, reported to whoever shows it; every method may be overridden."""
 
     def on_plan(self, planned: Planned) -> None:
         """The space is enumerated; nothing was compiled yet."""

@@ -348,7 +348,7 @@ class Compiled:
 class Result:
     """What a run ended with.
 
-    `ties` are the trial numbers that cannot be told from the winner. `exported` is the
+    `ties` are the trial numbers that cannot be distinguished from the winner. `exported` is the
     measurement of the exported file itself, made from its file in fresh processes; with
     `is_fallback` that file holds the reference's own modules, since even the winner was slower.
     `compiled` is there where the config asked for it. `effort` is how much was asked for.

@@ -185,7 +185,7 @@ def resume(
             " change"
         )
     run = open_run(path)
-    if is_locked(run):  # told at once, not when a process has imported PyTorch for the plan
+    if is_locked(run):  # said at once, not when a process has imported PyTorch for the plan
         with run.locked():
             pass
     environment = run.environment()

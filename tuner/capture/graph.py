@@ -220,8 +220,8 @@ class Graph:
         """Content key: equal for graphs that compute the same in the same way, whatever names.
 
         Neither names, lines, notes, `rewrites` and `sizes` count, nor the order of independent
-        nodes. Inputs are told apart by their order in the call, parameters, buffers and constants
-        by their first use.
+        nodes. Inputs differ by their order in the call, parameters, buffers and constants by their
+        first use.
         """
         return content_key(json.dumps(list(self._canonical())))
 

@@ -30,7 +30,7 @@ class Products:
         takes_batches: whether it makes products of several matrices, and those whose sums are
             longer than one sum in float32 should be.
         of: what it makes: products of matrices, convolutions, or those of each channel by itself.
-        more: numbers that its function is told behind its parameters.
+        more: numbers that its function gets behind its parameters.
     """
 
     title: str

@@ -99,7 +99,7 @@ def _given_in(text: str) -> set[str]:
 
 
 def _text_of(value: object) -> str:
-    """Return constructor arguments, of which tuples were told from lists, as Python."""
+    """Return constructor arguments, in which tuples differ from lists, as Python."""
     if isinstance(value, dict):
         return "(" + "".join(f"{_text_of(item)}, " for item in value["tuple"]) + ")"
     if isinstance(value, list):

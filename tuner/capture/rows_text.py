@@ -38,7 +38,7 @@ def with_rows(model_new: str, rows: Mapping[Way, tuple[int, int]] | None) -> str
 
 
 def has_rows(model_new: str) -> bool:
-    """Whether a module's text can be told at which rows to take its kernels."""
+    """Whether a module's text can be determined at which rows to take its kernels."""
     return _ROWS_LINE.search(model_new) is not None
 
 

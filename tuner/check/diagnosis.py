@@ -1,4 +1,4 @@
-"""Name the mistake behind wrong values, where it can be told from them."""
+"""Name the mistake behind wrong values, where they show it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def received(answer: Answer, want: torch.Tensor, name: str) -> torch.Tensor:
 
 
 def diagnosis(expected: Expected, answer: Answer, name: str, error: Error) -> str:
-    """Return what is likely wrong with a tensor of an answer; empty where it cannot be told."""
+    """Return what is likely wrong with a tensor of an answer; empty where nothing shows it."""
     want = expected.oracle[name]
     got = received(answer, want, name)
     if name.startswith("buffer."):

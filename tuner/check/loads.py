@@ -16,7 +16,7 @@ REFUSED = "refused"
 def told_of_loads(model: torch.nn.Module) -> list[str]:
     """Load what does not fit, with the values that a module has; say what each led to.
 
-    Names of single numbers are not told: batch normalisation adds its own counter where an old
+    Names of single numbers are not reported: batch normalisation adds its own counter where an old
     state_dict has none.
     """
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

@@ -84,7 +84,7 @@ TELLS = {
     "identity": "is an output kept for a tensor whose content was edited unnoticed?",
     "grads kept": "a backward must change no .grad but of what is asked for",
     "mapped": "is the rule for torch.func.vmap wrong?",
-    "loads": "what does not fit a state_dict must be told",
+    "loads": "what does not fit a state_dict must be reported",
     "hooks": "a copy must keep hooks, attributes, modes and what is frozen",
     "pointer": "memoised by pointer or version counter, or kept from the first call?",
     "content": "memoised by a part of the content?",

@@ -6,7 +6,7 @@
     rehearse   it takes what the operator returns, and autograd can go back through it
 
 The operator is a stand-in that returns numbers of no meaning, so values are not judged here. Every
-mistake is told with the file and line of `model_new.py`: its author is the one to read of it.
+mistake is reported with the file and line of `model_new.py`: its author is the one to read of it.
 """
 
 from __future__ import annotations

@@ -182,13 +182,13 @@ _HOST_SHARE = 0.25  # by which two clocks on a busy machine may differ
 def contradicted(
     latency_us: float, wall_us: float, *, slowdown: float = 1.0, allowed_us: float = 50.0
 ) -> str:
-    """Return why another process's clock contradicts a time that a process told, or nothing.
+    """Return why another process's clock contradicts a time that a process reported, or nothing.
 
     Calls in a row, on warm caches, take no longer than the same calls each on cold ones; what a
     module that patches its timers tells is less.
 
     Args:
-        latency_us: what the process told of one call.
+        latency_us: what the process reported of one call.
         wall_us: what the other one's clock says of one of many calls in a row.
         slowdown: the same ratio of a module that is trusted, at the same moment.
         allowed_us: the host's work for one call, which the device's clock does not see.

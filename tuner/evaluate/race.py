@@ -1,4 +1,4 @@
-"""What a race told: times of processes that took turns, and what follows for each contender."""
+"""A race's times, of processes that took turns, and what follows for each contender."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEHIND = 0.02  # in every set so far: no later one would make such a contender t
 
 @dataclass(slots=True)
 class Race:
-    """What processes that took turns told of their times, the baseline in lane 0.
+    """What processes that took turns reported of their times, the baseline in lane 0.
 
     `bursts` are samples in us, [lane][process][round][sample]; a lane that was clearly behind has
     fewer processes than the baseline. `race[lane]` is what counts of

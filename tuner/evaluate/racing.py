@@ -103,8 +103,8 @@ class Racer:
             until_s: when it should be over, by `time.monotonic`; two sets are raced anyway.
 
         Raises:
-            WorkerError: a process failed, or what it told cannot be believed; the message starts
-                with the contender's name.
+            WorkerError: a process failed, or what it reported cannot be believed; the message
+                starts with the contender's name.
         """
         race = Race([[] for _ in range(len(contenders) + 1)])
         if has_other_values:
@@ -154,7 +154,7 @@ class Racer:
         seconds: float,
         on_turn: Callable[[float], None],
     ) -> None:
-        """Let one set of processes race, and add what they told.
+        """Let one set of processes race, and add what they reported.
 
         `active` are the contenders of `lanes`; those of `asked_now` are judged in this set.
         """
@@ -295,14 +295,14 @@ class Racer:
     def _cross_check(
         self, racers: Sequence[Worker], told: Sequence[float], lane: int, is_bound_here: bool
     ) -> str:
-        """Return why the times that a contender told cannot be true, or its output is wrong.
+        """Return why the times that a contender reported cannot be true, or its output is wrong.
 
         A machine that does other work can be slow at any moment: the contender is asked for times
         again right before and after; the slowest counts, and clocks must disagree every time.
 
         Args:
             racers: all processes of this set, the baseline's first.
-            told: the median in us that each of them told in the race.
+            told: the median in us that each of them reported in the race.
             lane: which of them is the contender's.
             is_bound_here: whether its launches are our own binding's, in Python.
         """
@@ -331,7 +331,7 @@ class Racer:
                 times.append(time.perf_counter() - start_s)
             return min(times)
 
-        # As many as should take long enough; fewer where they do, whatever the process told.
+        # As many as should take long enough; fewer where they do, whatever the process reported.
         empty_s = seconds(0)
         most = max(1, round(CROSS_CHECK_S * 1e6 / max(latency_us, 1.0)))
         num_calls = min(most, 16)

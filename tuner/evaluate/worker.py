@@ -123,7 +123,7 @@ class Worker:
         name: for messages, e.g. "cuda:0".
         env: variables set in the child, on top of the parent's.
         on_start: (job, payload) pairs that every fresh child runs before its first call. With
-            them the child is replaced before a crash or timeout is told, so that what is told
+            them the child is replaced before a crash or timeout is reported, so that this
             is the job's fault and not that of a device that went away.
         start_timeout_s: for the start (imports included), and for each job of `on_start`.
     """

@@ -46,7 +46,7 @@ ASKED_S = 10.0  # nvidia-smi
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One claim, then and now: whether it holds; None: it cannot be told here.
+    """One claim, then and now: whether it holds; None: it cannot be determined here.
 
     With `is_claim` False it is no claim, but worth knowing, and `holds` is None.
     """
@@ -66,7 +66,7 @@ class Repeated:
 
     @property
     def holds(self) -> bool:
-        """Whether every claim does; one that cannot be told here does not."""
+        """Whether every claim does; one that cannot be determined here does not."""
         return all(point.holds is True for point in self.points if point.is_claim)
 
 
@@ -272,7 +272,7 @@ def compared(then: Interval, now: Interval) -> Point:
     It holds where each side's speed-up lies within the other's interval, give or take
     `SAME_SPEED`. A claim so wide that all would lie within it says nothing, and does not hold.
     Where today's interval is too wide to confirm anything, a claim that is twice what was seen,
-    or half of it, does not hold; of another it cannot be told.
+    or half of it, does not hold; of another it cannot be determined.
     """
     detail = f"{_words(then)} then, {_words(now)} now"
 
@@ -296,7 +296,7 @@ def _lies_in(speedup: float, interval: Interval) -> bool:
 
 
 def clocks_of(device: str) -> dict[str, str]:
-    """Return the clocks of a device as they are now, with their limits; what is not told is left.
+    """Return a device's clocks as they are now, with their limits; what is not reported is left.
 
     Args:
         device: as PyTorch names it. Asks nvidia-smi; initialises no CUDA.

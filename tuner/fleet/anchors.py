@@ -1,7 +1,7 @@
 """Times of the baseline on each of several devices, by which their candidates' times compare.
 
 Each device's is timed alone, then on all together, and again between candidates. A candidate's
-time is told as the leading device, working alone, would take it: by the ratio of both baselines.
+time is reported as the leading device, working alone, would take it: by the ratio of baselines.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Anchors:
         self._noise = {name: measured.noise for name, measured in alone.items()}
         self._leaves_out = leaves_out
         self._latest_us = dict(self.alone_us)
-        self._named: dict[str, bool] = {}  # that were told to have changed; whether too far
+        self._named: dict[str, bool] = {}  # that were reported to have changed; whether too far
         self._lock = threading.Lock()
 
     def off_at_start(self) -> list[Off]:

@@ -93,7 +93,7 @@ class Family:
     def places(self, candidate: Candidate, facts: Mapping[str, Value] | None = None) -> list[str]:
         """Return the template's `file:line` for each line of a candidate's source.
 
-        Empty where that cannot be told. `facts` are those that it was rendered with.
+        Empty where that cannot be determined. `facts` are those that it was rendered with.
         """
         template = self.template(candidate.template)
         filled = template.filled(candidate.params, facts)

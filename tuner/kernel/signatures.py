@@ -2,7 +2,7 @@
 
 While searching, a C function is called through its address, so a wrong number or type of arguments
 is no compiler's error: it would be wrong numbers, or a crash. What cannot be read here (macros,
-types by other names) is passed over: only what is surely wrong is told.
+types by other names) is passed over: only what is surely wrong is reported.
 """
 
 from __future__ import annotations

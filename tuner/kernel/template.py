@@ -124,7 +124,7 @@ class Template:
     def places(self, text: str, filled: Params, op: str, roots: Sequence[Path]) -> list[str]:
         """Return the template's `file:line` for each line of `text`, which it rendered.
 
-        Empty where that cannot be told. The other arguments are those of `text`.
+        Empty where that cannot be determined. The other arguments are those of `text`.
         """
         return places_of(self.path, self.body, roots, self._variables(filled, op), text)
 
@@ -276,7 +276,7 @@ def load_template(path: Path, roots: Sequence[Path], op: OpFile) -> Template:
         op: the call that it makes.
 
     Raises:
-        TemplateError: with every error of the file that can be told at once.
+        TemplateError: with every error of the file, at once where possible.
     """
     name, head, body, document = read_head(path, op, roots)
     template = Template(name, path, head, body)

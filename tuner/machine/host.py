@@ -1,7 +1,7 @@
 """The computer around the device: its processor, what a process may use of it, its programs.
 
 All is read from the system (/proc, /sys, control groups), whose files differ from machine to
-machine: what is not told has an answer too.
+machine: what is not reported has an answer too.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from tuner.machine.host import ask_program
 
 __all__ = ["LIMITS", "limits_of"]
 
-# By nvidia-smi's names. Clocks that were locked are not told; PyTorch's time shows them.
+# By nvidia-smi's names. Clocks that were locked are not reported; PyTorch's time shows them.
 LIMITS = {
     "power_limit_w": "enforced.power.limit",
     "max_clock_mhz": "clocks.max.sm",

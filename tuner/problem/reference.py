@@ -62,7 +62,7 @@ class Problem:
 
     @property
     def source(self) -> Path:
-        """The file whose lines are told: this one, or that of the class which it is made of."""
+        """The file whose lines are named: this one, or that of the class which it is made of."""
         return Path(getattr(self.module, "TUNED_FILE", self.path))
 
     def error(self, reason: str) -> ProblemError:

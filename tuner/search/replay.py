@@ -1,8 +1,8 @@
 """Search a recorded space again: any sampler, many seeds, no device.
 
 The search is the real one, with a real Optuna study in memory; only the evaluation is replaced,
-by looking the outcome up. What the recorded run stopped early is told as a lower bound, too, and
-counts as nothing found.
+by looking the outcome up. What the recorded run stopped early is reported as a lower bound, too,
+and counts as nothing found.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from tuner.trial import Outcome, Params, Trial
 __all__ = ["SearchBudget", "StopRule", "search"]
 
 NARROW = 8  # questions in flight that are never too many
-SHARES = (0.01, 0.05)  # of the optimum, for which the chance to be there is told
+SHARES = (0.01, 0.05)  # of the optimum, for which the chance to be there is reported
 
 P = TypeVar("P", bound=Pending)
 

@@ -41,7 +41,7 @@ class KnownRun:
         versions: of PyTorch and the compilers, as `versions_of` gives them.
         tasks: of its module, without their steps; the operator as a whole where it is no module.
         params: its fastest correct configuration, the verified winner where there is one.
-        latency_us: of that trial; it orders runs of the same tasks, and is told to nobody.
+        latency_us: of that trial; it orders runs of the same tasks, and is reported to nobody.
     """
 
     name: str
