@@ -72,6 +72,8 @@ MODULES: dict[str, tuple[str, str, str]] = {
     "instance_norm": ("self.n(x)", "self.n = nn.InstanceNorm2d(6, affine=True)",
                       "torch.randn(4, 6, 9, 11)"),
     "group_norm": ("self.n(x)", "self.n = nn.GroupNorm(3, 12)", "torch.randn(4, 12, 9, 5) + 10"),
+    # x * s + (b - m * s) with the same factor twice: its mean is taken off once.
+    "square_about_mean": ("x * x + (-x.mean(-1, keepdim=True) * x + y)", "", f"{X}, {X}"),
     "frobenius": ("x / torch.norm(x, p='fro')", "", "torch.randn(3, 5, 1000)"),
     "mse": (f"{F}.mse_loss(x, y)", "", f"{X}, {X}"),
     "huber": (f"{F}.smooth_l1_loss(x, y) + {F}.huber_loss(x, y, delta=0.5)", "", f"{X}, {X}"),

@@ -108,7 +108,7 @@ def test_the_table_names_only_rooms_and_only_upwards():
     above: set[str] = set()
     for room, allowed in table().items():
         assert allowed <= set(table()), room
-        assert allowed <= above, f"{room} imports downwards: {allowed - above}"
+        assert allowed <= above, f"{room} imports what stands below it: {allowed - above}"
         above.add(room)
 
 

@@ -1,6 +1,6 @@
 """What earlier runs tell a search: which configurations to try first, and where to start from.
 
-A task of a module may have been tuned in another one: `run_index` knows by its key. What is
+A task of a module may have been tuned in another one: `task_index` knows by its key. What is
 fastest there is written in terms of this module's parameters, and tried first; times, checks and
 verdicts are never taken over. Where several nests share their parameters, the one with the most
 bytes decides.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from tuner.capture.graph import Graph, Node, Operand, Ref, Tensor
 from tuner.capture.index_space import REDUCTIONS, SAME_ORDER, Space, name_of, refusal, space_of
+from tuner.capture.means import about_mean
 from tuner.capture.mixtures import refuse_mixtures
 from tuner.capture.nest import COLUMN, DTYPES, Fold, Nest, Output, Pass, Reduction, Statement, Tap
 from tuner.capture.operations import OPERATIONS, Kind, operation_of, simpler
@@ -334,29 +336,13 @@ class _Builder:
         digits left.
         """
         for name in list(self.order):
-            for product, shift in self._either(name, "add"):
-                for x, scale in self._either(product, "mul"):
-                    for less, bias in self._either(shift, "add"):
-                        for minus, again in self._either(less, "mul"):
-                            found = self.statements.get(minus)
-                            if again != scale or found is None or found.op != "neg":
-                                continue
-                            at = self.order.index(name)
-                            apart, scaled = f"{name}_apart", f"{name}_scaled"
-                            self._add(apart, "sub", (x, found.operands[0]))
-                            self._add(scaled, "mul", (apart, scale))
-                            self._add(name, "add", (scaled, bias))
-                            self.order[at:] = [apart, scaled, *self.order[at:-3]]
-
-    def _either(self, name: str, op: str) -> list[tuple[str, str]]:
-        """Return the operands of a value of that operation, in both orders."""
-        found = self.statements.get(name)
-        if found is None or found.op != op:
-            return []
-        one, other = found.operands
-        if not isinstance(one, str) or not isinstance(other, str):
-            return []
-        return [(one, other), (other, one)]
+            for x, mean, scale, bias in islice(about_mean(self.statements, name), 1):
+                at = self.order.index(name)
+                apart, scaled = f"{name}_apart", f"{name}_scaled"
+                self._add(apart, "sub", (x, mean))
+                self._add(scaled, "mul", (apart, scale))
+                self._add(name, "add", (scaled, bias))
+                self.order[at:] = [apart, scaled, *self.order[at:-3]]
 
     # ---- passes -------------------------------------------------------------------------------
 

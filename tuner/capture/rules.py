@@ -334,14 +334,12 @@ def _attention(low: Lowering, a: dict[str, Any]) -> Results:
 
 
 _SAME = "alias clone detach detach_ lift_fresh lift_fresh_copy contiguous lift"
-_PLAIN = """neg abs exp exp2 expm1 log log2 log1p sqrt rsqrt reciprocal square sin cos tanh sigmoid
-silu erf relu mish hardsigmoid hardswish sign floor ceil round trunc isnan logical_not selu mul pow
-maximum minimum lt le gt ge eq ne logical_and logical_or leaky_relu softplus where"""
 _POOLS = """max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
 adaptive_avg_pool2d adaptive_avg_pool3d linear"""
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_SAME.split(), _same),
-    **{name: _by_table(name) for name in _PLAIN.split()},
+    # As the vocabulary has them; below are those whose arguments differ.
+    **{name: _by_table(name) for name, op in VOCABULARY.items() if op.kind == "pointwise"},
     **{name: _library(name) for name in _POOLS.split()},
     **{f"conv{n}d": _whole_convolution(f"conv{n}d") for n in (1, 2, 3)},
     "convolution": _convolution,

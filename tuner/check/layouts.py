@@ -25,8 +25,12 @@ def laid_out(value: Any, layout: Layout, padding: int = 8) -> Any:
 
     if not isinstance(value, torch.Tensor):
         return value
-    if not value.is_floating_point() or value.ndim == 0 or not value.numel():
+    if value.ndim == 0 or not value.numel():
         return value.clone()
+    is_float = value.is_floating_point()
+    beside = float("nan") if is_float else 0  # in memory that belongs to no element
+    if not is_float and layout in ("expanded", "rows expanded", "overlapping", "negated"):
+        return value.clone()  # would be other labels
     if layout == "transposed" and value.ndim >= 2:
         return value.transpose(-1, -2).contiguous().transpose(-1, -2)
     if layout in ("channels_last", "reversed", "rows inside") and value.ndim >= 3:
@@ -38,24 +42,24 @@ def laid_out(value: Any, layout: Layout, padding: int = 8) -> Any:
         if value.ndim >= 2:
             return laid_out(value.transpose(-1, -2), kind, padding).transpose(-1, -2)
     if layout == "strided":
-        wide = value.new_full((*value.shape[:-1], 2 * value.shape[-1]), float("nan"))
+        wide = value.new_full((*value.shape[:-1], 2 * value.shape[-1]), beside)
         wide[..., ::2] = value
         return wide[..., ::2]
     if layout == "padded" and value.ndim >= 2:
-        wide = value.new_full((*value.shape[:-1], value.shape[-1] + padding), float("nan"))
+        wide = value.new_full((*value.shape[:-1], value.shape[-1] + padding), beside)
         wide[..., :-padding] = value
         return wide[..., :-padding]
     if layout == "sliced" and value.ndim >= 2:  # in the middle, as x[:, :t] is, or in the first
         sizes = [n + 3 * (i == value.ndim - 2) for i, n in enumerate(value.shape)]
-        whole = value.new_full(sizes, float("nan"))
+        whole = value.new_full(sizes, beside)
         return whole.narrow(-2, 0, value.shape[-2]).copy_(value)
     if layout == "cut":  # a part of a larger tensor: an odd offset, and odd strides
         width, rows = value.shape[-1], value.shape[0] if value.ndim > 1 else 0
         larger = (*([rows + 2] if rows else []), *value.shape[1:-1], width + 5 - width % 2)
-        whole = value.new_full(larger, float("nan"))
+        whole = value.new_full(larger, beside)
         return (whole[2:] if rows else whole)[..., 3 : 3 + width].copy_(value)
     if layout == "misaligned":
-        buffer = value.new_full((value.numel() + 1,), float("nan"))
+        buffer = value.new_full((value.numel() + 1,), beside)
         return buffer[1:].view(value.shape).copy_(value)
     if layout == "expanded":
         return value[..., :1].clone().expand(value.shape)
