@@ -126,7 +126,7 @@ def test_the_best_of_several_devices_are_timed_again_on_one(planned, builder, tm
     trials = []
     for number, (step, name) in enumerate(zip(steps, names, strict=True)):
         us = 10.0 + 0.1 * number
-        measured = Measurement(us, 0.001, (us,), is_cold=True, anchor_us=90.0, lead_us=100.0)
+        measured = Measurement(us, 0.001, (us,), is_cold=True, anchor_us=90.0, to_lead=1.1)
         params = {"template": "sweep", "mode": "ok", "salt": 0, "step": step}
         outcome = Outcome(Status.CORRECT, measurement=measured, device=name)
         trials.append(Trial(number, "sweep", params, "", outcome))
@@ -136,7 +136,7 @@ def test_the_best_of_several_devices_are_timed_again_on_one(planned, builder, tm
     def again(num_finalists: int, among: Sequence[Trial]) -> list[Trial]:
         with run.locked() as writer:
             return refereed(
-                planned, terms, builder, among, num_finalists=num_finalists, lead_us=100.0,
+                planned, terms, builder, among, num_finalists=num_finalists,
                 writer=writer, observer=told,
             )  # fmt: skip
 
@@ -148,8 +148,8 @@ def test_the_best_of_several_devices_are_timed_again_on_one(planned, builder, tm
     assert [entry.trial for entry in run.refereed()] == [0, 1, 2]
     for trial, entry in zip(found, run.refereed(), strict=True):
         raw = entry.measurement
-        assert raw.samples_us and raw.lead_us is None, "raw times are recorded"
-        assert trial.outcome.latency_us == raw.latency_us * 100.0 / raw.anchor_us
+        assert raw.samples_us and raw.to_lead is None, "it is the leading device"
+        assert trial.outcome.latency_us == raw.latency_us
     assert again(1, trials) == found and len(told.stages) == 1, "a later sitting takes these"
 
 

@@ -26,7 +26,6 @@ def refereed(
     trials: Sequence[Trial],
     *,
     num_finalists: int,
-    lead_us: float,
     writer: RunWriter,
     observer: Recorder,
 ) -> list[Trial]:
@@ -41,7 +40,6 @@ def refereed(
         builder: has built all of them.
         trials: of the search, whose devices are at rest now.
         num_finalists: how many are raced.
-        lead_us: the baseline's time that all are told by.
         writer: of the run.
         observer: is told.
 
@@ -59,7 +57,7 @@ def refereed(
         device = planned.device.torch_name
         observer.on_stage(f"timing the best {len(left)} of all devices again on {device}")
         found |= _timed(planned, terms, builder, left, writer)
-    return [_with(trial, found, lead_us) for trial in trials]
+    return [_with(trial, found) for trial in trials]
 
 
 def _timed(
@@ -83,8 +81,8 @@ def _timed(
     return found
 
 
-def _with(trial: Trial, found: Mapping[int, Measurement], lead_us: float) -> Trial:
+def _with(trial: Trial, found: Mapping[int, Measurement]) -> Trial:
     if trial.number not in found:
         return trial
-    measurement = replace(found[trial.number], lead_us=lead_us)
-    return replace(trial, outcome=replace(trial.outcome, measurement=measurement))
+    outcome = replace(trial.outcome, measurement=found[trial.number])
+    return replace(trial, outcome=outcome)

@@ -181,7 +181,7 @@ class Session:
         if not was_stopped and not self._is_late:
             trials = refereed(
                 planned, self._terms, builder, trials, num_finalists=self.asked.num_finalists,
-                lead_us=environment["baseline_us"], writer=writer, observer=self.observer,
+                writer=writer, observer=self.observer,
             )  # fmt: skip
         self._fit(is_searched=True)
         verification.schedule = self.schedule

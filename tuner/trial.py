@@ -182,8 +182,8 @@ class Measurement:
     `latency_us` is the median, `noise` a robust relative dispersion (0.005 = 0.5 %),
     `is_censored` says that sampling stopped early because the candidate is clearly slow
     (then `latency_us` is still the median of what was seen). `anchor_us` is the baseline's
-    latency measured last before this one, and `lead_us`, with several devices, what the baseline
-    takes on the leading one, alone. `wall_us` cross-checks the device's clock.
+    latency measured last before this one. `to_lead` is by how much times of this device are
+    multiplied to be those of the leading one of several. `wall_us` cross-checks the clock.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -196,14 +196,12 @@ class Measurement:
     num_throttled: int = 0
     anchor_us: float | None = None
     wall_us: float | None = None
-    lead_us: float | None = None
+    to_lead: float | None = None
 
     @property
     def told_us(self) -> float:
-        """The latency as the leading device would have it, by both devices' baselines."""
-        if self.lead_us is None or self.anchor_us is None:
-            return self.latency_us
-        return self.latency_us * self.lead_us / self.anchor_us
+        """The latency as the leading device would have it."""
+        return self.latency_us * (self.to_lead or 1.0)
 
 
 @dataclass(frozen=True, slots=True)

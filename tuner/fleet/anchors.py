@@ -1,22 +1,26 @@
 """Times of the baseline on each of several devices, by which their candidates' times compare.
 
 Each device's is timed alone, then on all together, and again between candidates. A candidate's
-time is reported as the leading device, working alone, would take it: by the ratio of baselines.
+time is told as the leading device would take it: by the ratio of both baselines. On a busy machine
+a baseline was seen to take five times as long, once; so it is the median of a device's last three,
+and the ratio goes no further than what devices may differ by.
 """
 
 from __future__ import annotations
 
 import statistics
 import threading
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tuner.trial import Measurement
 from tuner.wording import percent
 
-__all__ = ["Anchors", "Off"]
+__all__ = ["Anchors", "Off", "factor"]
 
 FAR, TOO_FAR = 0.03, 0.10  # shares by which a baseline's time differs from others'
+NUM_LAST = 3  # times of a baseline, of which the median counts
 MANY_NOISES = 3  # a difference of so many times the noise is none of chance
 
 
@@ -29,6 +33,11 @@ class Off:
     is_too_far: bool
 
 
+def factor(lead_us: float, own_us: float) -> float:
+    """Return what a device's times are multiplied with, by its baseline and the leading one's."""
+    return min(max(lead_us / own_us, 1 / (1 + TOO_FAR)), 1 + TOO_FAR)
+
+
 class Anchors:
     """What the baseline takes on each device, from the start on. From any thread.
 
@@ -39,12 +48,12 @@ class Anchors:
 
     def __init__(self, alone: Mapping[str, Measurement], *, leaves_out: bool) -> None:
         self.lead = next(iter(alone))
-        self.lead_us = alone[self.lead].latency_us
+        self.lead_us = alone[self.lead].latency_us  # what others disturb only takes longer
         self.alone_us = {name: measured.latency_us for name, measured in alone.items()}
         self.together_us: dict[str, float] = {}
         self._noise = {name: measured.noise for name, measured in alone.items()}
         self._leaves_out = leaves_out
-        self._latest_us = dict(self.alone_us)
+        self._last_us = {name: deque([us], NUM_LAST) for name, us in self.alone_us.items()}
         self._named: dict[str, bool] = {}  # that were reported to have changed; whether too far
         self._lock = threading.Lock()
 
@@ -57,14 +66,18 @@ class Anchors:
         """Take a device that came later; return how it differs from the first one, if it does."""
         with self._lock:
             self._noise[name] = baseline.noise
-            self.alone_us[name] = self._latest_us[name] = baseline.latency_us
+            self.alone_us[name] = baseline.latency_us
+            self._last_us[name] = deque([baseline.latency_us], NUM_LAST)
         return self._off_lead(name, baseline.latency_us)
 
     def worked_together(self, measured: Mapping[str, Measurement]) -> list[Off]:
         """Take the times while all devices work; return those that others hold up."""
         found = []
         for name, one in measured.items():
-            self.together_us[name] = self._latest_us[name] = one.latency_us
+            self.together_us[name] = one.latency_us
+            self._last_us[name].append(one.latency_us)
+            if name == self.lead:
+                self.lead_us = min(self.lead_us, one.latency_us)
             off = one.latency_us / self.alone_us[name] - 1
             if off > max(FAR, MANY_NOISES * self._noise[name]):
                 words = f"PyTorch takes {percent(off)} longer while the other devices work"
@@ -84,7 +97,8 @@ class Anchors:
         with self._lock:
             if name not in self.alone_us:
                 return None
-            self._latest_us[name] = anchor_us
+            if anchor_us != self._last_us[name][-1]:  # it is told with each candidate
+                self._last_us[name].append(anchor_us)
             others = [self._change(o) for o in self.alone_us if o != name and o in among]
             if not others:
                 return None
@@ -102,13 +116,19 @@ class Anchors:
         )
         return Off(name, words, is_too_far)
 
+    def to_lead(self, name: str) -> float:
+        """Return what times of a device are multiplied with to be the leading one's."""
+        with self._lock:
+            return factor(self.lead_us, statistics.median(self._last_us[name]))
+
     def leave(self, name: str) -> None:
         """Compare with this device no more."""
         with self._lock:
             self.alone_us.pop(name, None)
 
     def _change(self, name: str) -> float:
-        return self._latest_us[name] / self.together_us.get(name, self.alone_us[name])
+        now_us = statistics.median(self._last_us[name])
+        return now_us / self.together_us.get(name, self.alone_us[name])
 
     def _off_lead(self, name: str, us: float) -> Off | None:
         off = us / self.lead_us - 1

@@ -163,7 +163,8 @@ class FleetDevices:
             "candidate": json.loads(to_json(candidate)),
             "build": json.loads(to_json(build)),
             "artefact": artefact.name,
-            "best_share": None if best_us is None else best_us / self._anchors.lead_us,
+            "best_us": best_us,
+            "lead_us": self._anchors.lead_us,
         }
         call = self._dispatch.call(
             "screen", payload, {artefact.name: artefact}, limit_s=SCREEN_LIMIT_S
@@ -176,9 +177,9 @@ class FleetDevices:
         outcome = from_json(Outcome, json.dumps(reply["outcome"]))
         measured = outcome.measurement
         if measured is not None and (anchor_us := measured.anchor_us) is not None:
-            measured = replace(measured, lead_us=self._anchors.lead_us)
             if off := self._anchors.noted(reply["on"], anchor_us, self.names):
                 self._tell(off)
+            measured = replace(measured, to_lead=self._anchors.to_lead(reply["on"]))
         return replace(outcome, build=build, measurement=measured, device=reply["on"])
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tuner.evaluate.runner import Runner, Terms
 from tuner.evaluate.task import Task
+from tuner.fleet.anchors import factor
 from tuner.fleet.fleet import OPEN, AttemptLost
 from tuner.trial import Build, Candidate, from_json, to_json
 
@@ -62,10 +63,10 @@ class Screener:
         candidate = from_json(Candidate, json.dumps(payload["candidate"]))
         build = from_json(Build, json.dumps(payload["build"]))
         build = replace(build, artefact=str(files[payload["artefact"]]))
-        best_us = None
-        if payload["best_share"] is not None:  # of the baseline's time, on any device
+        best_us = payload["best_us"]
+        if best_us is not None:  # as the leading device would have it
             assert self._runner.baseline is not None  # timed at the start
-            best_us = payload["best_share"] * self._runner.baseline.latency_us
+            best_us /= factor(payload["lead_us"], self._runner.baseline.latency_us)
         outcome = self._runner.screen(candidate, build, best_us)
         if self._runner.was_killed:
             raise AttemptLost(outcome.reason)

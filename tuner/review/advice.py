@@ -76,7 +76,7 @@ def _advice_on_screening(run_data: RunData) -> list[Advice]:
         f"{'more' if change > 0 else 'less'}"
     )
     if measurement.anchor_us and proof.baseline_us:
-        before_us = measurement.lead_us or measurement.anchor_us
+        before_us = measurement.anchor_us * (measurement.to_lead or 1.0)
         baseline = proof.baseline_us / before_us - 1
         text += (
             f"; PyTorch took {percent_words(abs(baseline))} {'more' if baseline > 0 else 'less'}"

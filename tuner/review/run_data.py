@@ -202,7 +202,7 @@ class RunData:
         own = self.sitting(best.number if best else len(self.trials))
         measurement = best.outcome.measurement if best else None
         if measurement is not None and measurement.anchor_us:  # timed again shortly before
-            return Baseline(measurement.lead_us or measurement.anchor_us, own.noise)
+            return Baseline(measurement.anchor_us * (measurement.to_lead or 1.0), own.noise)
         return own
 
     def sitting(self, number: int) -> Baseline:

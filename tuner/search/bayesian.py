@@ -101,9 +101,7 @@ class Bayesian:
             pool.draw_anew(centres, model.log_improvement() if self._is_told else None)
             model.look_at(self._codes(pool.config_ids))
         since = _since_progress(logs)
-        num_pending = sum(what is Known.PENDING for what, _ in known.values())
-        is_stuck = since - num_pending >= PATIENCE  # what is in flight may be better
-        self._tell(model, known, is_wide=is_stuck and since % 2 == 0)
+        self._tell(model, known, is_wide=since >= PATIENCE and since % 2 == 0)
         is_tried = np.isin(pool.config_ids, tried)
         if is_tried.all():
             return None
