@@ -12,6 +12,7 @@ import pytest
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
 from tuner.config.run_config import load_config
+from tuner.environment import Environment
 from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import racing, runner as room
 from tuner.evaluate.contender import Contender
@@ -130,7 +131,7 @@ def test_the_best_of_several_devices_are_timed_again_on_one(planned, builder, tm
         params = {"template": "sweep", "mode": "ok", "salt": 0, "step": step}
         outcome = Outcome(Status.CORRECT, measurement=measured, device=name)
         trials.append(Trial(number, "sweep", params, "", outcome))
-    run, told = create_run(tmp_path, "op", "cpu", "", {}), Telling()
+    run, told = create_run(tmp_path, "op", "cpu", "", Environment()), Telling()
     terms = Terms(screen_s=0.02, max_noise=0.05, stop_slow=True, seed=SEED)
 
     def again(num_finalists: int, among: Sequence[Trial]) -> list[Trial]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tuner.config.run_config import parse_config
+from tuner.environment import Environment
 from tuner.errors import InputError
 from tuner.kernel.family import load_family
 from tuner.planning import sources_of
@@ -144,7 +145,7 @@ def test_a_missing_or_damaged_file_is_refused(tmp_path):
 
 def finished_run(tmp_path: Path) -> Path:
     """A run of two templates, one of which has a parameter more; with failures of each kind."""
-    environment = {"device_name": "AMD EPYC", "op": "layer_norm", "sizes": {"rows": 4}}
+    environment = Environment(device_name="AMD EPYC", op="layer_norm", sizes={"rows": 4})
     run = create_run(tmp_path, "layer_norm", "cpu", "op: layer_norm\n", environment)
     configurations: list[Params] = [
         {"template": "cpu", "width": 8, "stream": True},

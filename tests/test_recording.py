@@ -98,7 +98,7 @@ def test_a_recording_is_searched_within_what_it_recorded(recorded, tmp_path, sam
 
 
 def test_runs_of_another_problem_are_refused(recorded, tmp_path):
-    environment = {**recorded.run.environment(), "sizes": {"rows": 1}}
+    environment = replace(recorded.run.environment(), sizes={"rows": 1})
     other = create_run(tmp_path, "other", "cpu", "x", environment)
     with pytest.raises(InputError, match="expected runs of one problem"):
         merged([recorded.run.path, other.path])

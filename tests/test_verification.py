@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from benchmarks.kills import (
     write_problem,
 )
 from tuner.config.run_config import load_config
+from tuner.environment import Environment
 from tuner.evaluate import modules
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
@@ -147,8 +148,7 @@ def copied(verified: tuple[Path, Said], tmp_path: Path) -> Run:
     folder = tmp_path / "copy"
     shutil.copytree(verified[0], folder)
     run = only_run(folder)
-    facts = run.environment() | {"config_folder": str(folder)}
-    (run.path / "environment.json").write_text(json.dumps(facts))
+    replace(run.environment(), config_folder=str(folder)).write(run.path)
     return run
 
 
@@ -276,7 +276,7 @@ def verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ve
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_problem(tmp_path)
     planned = plan(load_config(tmp_path / "config.yaml"))
-    run = create_run(tmp_path / "runs", "doubled", "cpu", planned.config.text, {})
+    run = create_run(tmp_path / "runs", "doubled", "cpu", planned.config.text, Environment())
     toolchain = Toolchain.find("cpu")
     compiler = ExportCompiler("cpu", 1)
     schedule = scheduled(planned.config, Costs())

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -53,14 +49,12 @@ from tuner.trial import (
     Params,
     Value,
     from_json,
-    to_json,
 )
 
 __all__ = [
     "DESCRIBE_S",
     "Planned",
     "config_of",
-    "environment_of",
     "first_of_each",
     "languages_of",
     "num_workers",
@@ -318,8 +312,8 @@ def _describe(
 def config_of(run: Run, overrides: Mapping[str, Value] | None = None) -> RunConfig:
     """Return a run's own config, with what its command line had changed."""
     environment = run.environment()
-    changed = {**environment.get("overrides", {}), **(overrides or {})}
-    return load_config(run.config_path, changed, base=Path(environment["config_folder"]))
+    changed = {**environment.overrides, **(overrides or {})}
+    return load_config(run.config_path, changed, base=Path(environment.config_folder))
 
 
 # ---- the machine ----------------------------------------------------------------------------
@@ -343,36 +337,6 @@ def num_workers(planned: Planned) -> int:
     """One compiler a core; on a GPU one core stays free for the process that feeds it."""
     cores = len(os.sched_getaffinity(0))
     return max(1, cores - 1) if is_gpu(planned.device.kind) else cores
-
-
-def environment_of(
-    planned: Planned, toolchain: Toolchain, command: str, overrides: Mapping[str, Value]
-) -> dict[str, Any]:
-    """Return what a run records of the machine and of how it was started, JSON-able."""
-    config, family = planned.config, planned.family
-    sizes: dict[str, Value] = {**planned.facts, **planned.sizes}
-    return {
-        "tuner": version_here(),
-        "device": json.loads(to_json(planned.device)),
-        "device_name": planned.device.name,
-        "torch_name": planned.device.torch_name,
-        "facts": dict(planned.facts),
-        "machine": dict(planned.environment),
-        "toolchain": toolchain.label,
-        "op": family.name,
-        "title": family.title,
-        "sizes": dict(planned.sizes),
-        "accuracy": config.accuracy.label,
-        "mode": config.problem.mode,
-        "flops": family.flops.evaluate(sizes),
-        "bytes": family.bytes.evaluate(sizes),
-        "num_feasible": planned.space.num_feasible,
-        "num_cartesian": planned.space.num_cartesian,
-        "config_folder": str(config.base.resolve()),
-        "overrides": dict(overrides),
-        "command": command or shlex.join(sys.argv),
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def version_here() -> str:

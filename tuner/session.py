@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from traceback import format_exception
-from typing import Any
 
 from tuner.batching import seconds_of
 from tuner.defaults import check_defaults
 from tuner.earlier import Earlier, sources_from
+from tuner.environment import SittingRecord
 from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.runner import Terms
@@ -49,7 +48,7 @@ from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.search.t4 import to_t4
 from tuner.storage import storage_errors, write_whole
-from tuner.trial import Build, Candidate, Outcome, Params, Status, Trial
+from tuner.trial import Build, Candidate, Outcome, Params, Status, Trial, Value
 from tuner.verification import Verification
 
 __all__ = ["Session"]
@@ -64,7 +63,8 @@ AHEAD = {0.5: 1, 0.8: 3}
 class Session:
     """One sitting on a run: from the first trial of it to the report.
 
-    `started_s` is when the user began to wait, by `time.monotonic`.
+    `started_s` is when the user began to wait, by `time.monotonic`; `overrides` are new totals
+    that hold from this sitting on.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Session:
         started_s: float | None = None,
         earlier: Earlier | None = None,
         source: Source | None = None,
+        overrides: Mapping[str, Value] | None = None,
     ) -> None:
         self.planned = planned
         self.toolchain = toolchain
@@ -88,6 +89,7 @@ class Session:
         self.verifies = verifies
         self.started_s = time.monotonic() if started_s is None else started_s
         self._source = source or OneDevice()
+        self._overrides = overrides or {}
         self._earlier = earlier or Earlier()
         same = [s.params for s in self._earlier.same] if planned.config.effort == "quick" else []
         self._is_known = bool(same)  # what a quick run takes instead of a search
@@ -106,7 +108,7 @@ class Session:
         )
         self.asked = self.schedule = scheduled(planned.config, costs)
 
-    def work(self, environment: dict[str, Any]) -> Run:
+    def work(self) -> Run:
         """Search; verify and export, unless the search is all that was asked for; report."""
         with ExitStack() as stack:
             writer = stack.enter_context(self.run.locked())
@@ -127,9 +129,9 @@ class Session:
             )
             try:
                 if self.verifies:
-                    self._verified(stack, writer, builder, environment)
+                    self._verified(stack, writer, builder)
                 else:
-                    self._search(writer, builder, environment, None)
+                    self._search(writer, builder, None)
                     if not any(t.outcome.latency_us for t in self.trials):
                         raise NothingCorrectError(why_nothing_correct(self.trials, ()))
             except Exception as error:  # not Ctrl-C, which ends at once
@@ -149,9 +151,7 @@ class Session:
                 self.observer.on_stage(f"warning: {said}\n  next: tune again, if it was the best")
                 self.notes.append(said)
 
-    def _verified(
-        self, stack: ExitStack, writer: RunWriter, builder: Builder, environment: dict[str, Any]
-    ) -> None:
+    def _verified(self, stack: ExitStack, writer: RunWriter, builder: Builder) -> None:
         """Search between a check of the defaults and the verification of what was found."""
         planned = self.planned
         seed = secrets.randbits(31)
@@ -175,13 +175,13 @@ class Session:
             stack.callback(getting_ready.shutdown, wait=False)
             getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
-        self._search(writer, builder, environment, verification)
+        lead_us = self._search(writer, builder, verification)
         was_stopped = self.should_stop()
         trials = self.trials
         if not was_stopped and not self._is_late:
             trials = refereed(
                 planned, self._terms, builder, trials, num_finalists=self.asked.num_finalists,
-                lead_us=environment["baseline_us"], writer=writer, observer=self.observer,
+                lead_us=lead_us, writer=writer, observer=self.observer,
             )  # fmt: skip
         self._fit(is_searched=True)
         verification.schedule = self.schedule
@@ -238,9 +238,9 @@ class Session:
         self,
         writer: RunWriter,
         builder: Builder,
-        environment: dict[str, Any],
         verification: Verification | None,
-    ) -> None:
+    ) -> float:
+        """Search; return the baseline's latency in us on the leading device."""
         planned, config = self.planned, self.planned.config
         self.observer.on_stage("preparing the probes and timing the baseline")
         devices = self._source.devices(
@@ -256,24 +256,23 @@ class Session:
             baseline = devices.start()
             # Kept for later sittings: what is asked depends on how many are in flight.
             usual = builder.at_once + QUEUED * len(devices.baselines_us)
-            evaluator.ahead = environment.setdefault("in_flight", config.search.in_flight or usual)
+            environment = self.run.environment()
+            evaluator.ahead = environment.in_flight or config.search.in_flight or usual
             if evaluator.ahead < len(devices.baselines_us):
                 self._tell_of("the run keeps", f"{evaluator.ahead} in flight: others are idle")
             self._say_of_devices()
-            sitting = {
-                "from_trial": len(self.trials),
-                "baseline_us": baseline.latency_us,
-                "baseline_noise": baseline.noise,
-                "devices": dict(devices.baselines_us),  # each of them alone
-                "devices_together": dict(devices.together_us),
-            }
-            environment |= {
-                "baseline_us": baseline.latency_us,
-                "baseline_noise": baseline.noise,
-                # Each sitting with its own, which its trials are compared with.
-                "sittings": [*environment.get("sittings", []), sitting],
-            }
-            writer.write_text("environment.json", json.dumps(environment, indent=1))
+            sitting = SittingRecord(
+                len(self.trials), baseline.latency_us, baseline.noise,
+                dict(devices.baselines_us), dict(devices.together_us),
+            )  # fmt: skip
+            replace(
+                environment,
+                overrides={**environment.overrides, **self._overrides},
+                in_flight=evaluator.ahead,
+                baseline_us=baseline.latency_us,
+                baseline_noise=baseline.noise,
+                sittings=(*environment.sittings, sitting),
+            ).write(self.run.path)
             self.observer.on_run(self.run, baseline, self.trials)
             if busy := busy_words(self._load, baseline.noise):
                 self.observer.on_stage(f"warning: {busy}")
@@ -327,6 +326,7 @@ class Session:
             if devices.waited_s > WORTH_SAYING_S:
                 waited = f"other tuners had the device for {devices.waited_s:.0f} s of the search"
                 self.observer.on_stage(f"{waited}, which do not count as its time")
+            return baseline.latency_us
         finally:
             devices.close()
             self._say_of_devices()
