@@ -305,7 +305,8 @@ def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification)
     files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
     entries = {n: Finalist(n, Check(True, "float32")) for n in files}
     chosen = [0, 1]
-    verification._raced(chosen, files, entries)
+    verification.files.update(files)
+    verification._raced(chosen, entries)
     assert chosen == [0]
     assert entries[0].check.is_accepted and entries[0].interval is not None
     assert not entries[1].check.is_accepted and entries[1].interval is None
@@ -329,6 +330,7 @@ class Begun(dict):
 def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification):
     accidents = ["...", "x = x + 1.0", "pass"]
     files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
+    verification.files.update(files)
     measured = Measurement(10.0, 0.01, (10.0,), is_cold=True)
     outcome = Outcome(Status.CORRECT, measurement=measured)
     trials = [Trial(n, "sweep", {"step": n}, "", outcome) for n in files]
@@ -337,7 +339,7 @@ def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification
     with ThreadPoolExecutor(3) as verification.checks_ahead:
         entries: dict[int, Finalist] = {}
         verification.ahead = Begun()
-        assert verification._checked(trials, files, entries) == [0, 2]
+        assert verification._checked(trials, entries) == [0, 2]
     # The spare one was begun where the second was rejected, and nothing is left on its way.
     assert [is_main for _, is_main in verification.ahead.begun] == [True, True, False]
     assert verification.ahead == {}

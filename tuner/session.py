@@ -15,7 +15,7 @@ from traceback import format_exception
 
 from tuner.batching import seconds_of
 from tuner.defaults import check_defaults
-from tuner.earlier import Earlier, sources_from
+from tuner.earlier import Earlier, sources_from, warm_starts
 from tuner.environment import SittingRecord
 from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.evaluate.evaluator import DeviceEvaluator
@@ -23,21 +23,14 @@ from tuner.evaluate.runner import Terms
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
 from tuner.fleet.dispatch import QUEUED
-from tuner.fleets import OneDevice, Source
+from tuner.fleets import Source
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir, keep
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.host import busy_words, has_many_cores
 from tuner.machine.platforms import is_gpu
 from tuner.observing import Observer, Recorder
-from tuner.planning import (
-    Planned,
-    first_of_each,
-    languages_of,
-    num_workers,
-    sources_of,
-    stop_rule_of,
-)
+from tuner.planning import Planned
 from tuner.ranking import ranked_trials, why_nothing_correct
 from tuner.records import SET_ASIDE
 from tuner.referee import refereed
@@ -88,12 +81,12 @@ class Session:
         self.should_stop = should_stop
         self.verifies = verifies
         self.started_s = time.monotonic() if started_s is None else started_s
-        self._source = source or OneDevice()
+        self._source = source or Source()
         self._overrides = overrides or {}
         self._earlier = earlier or Earlier()
         same = [s.params for s in self._earlier.same] if planned.config.effort == "quick" else []
         self._is_known = bool(same)  # what a quick run takes instead of a search
-        self.first = same or first_of_each(planned.space, planned.family, planned.facts)
+        self.first = list(same or planned.defaults)
         self.trials = list(run.trials())
         self.notes: list[str] = []
         self._said: deque[str] = deque()  # of devices, by a thread of theirs
@@ -102,7 +95,7 @@ class Session:
         languages = [planned.family.templates[name].language for name in templates]
         costs = Costs(
             max(COMPILE_S[language] for language in languages),
-            num_cores=num_workers(planned),
+            num_cores=planned.num_workers,
             start_s=START_S[planned.device.kind],
             batches_s=seconds_of(planned),
         )
@@ -116,13 +109,13 @@ class Session:
             self._name_set_aside()
             further = self.planned.family.also_sizes
             elsewhere = self._source.builders(
-                self.run.path.name, self.toolchain, languages_of(self.planned), self._tell_of
+                self.run.path.name, self.toolchain, self.planned.languages, self._tell_of
             )
             builder = stack.enter_context(
                 Builder(
                     self.toolchain,
                     default_cache_dir(),
-                    num_workers=num_workers(self.planned),
+                    num_workers=self.planned.num_workers,
                     elsewhere=elsewhere,
                     triton_sizes=[{**further, **s} for s in self.planned.screening_sizes],
                 )
@@ -160,7 +153,7 @@ class Session:
             check_defaults(planned, self.first, builder, verifier, self.observer)
         if verifier.seconds:
             self._learn(check_s=verifier.seconds)
-        compiler = ExportCompiler(planned.task.device, num_workers(planned))
+        compiler = ExportCompiler(planned.task.device, planned.num_workers)
         stack.callback(compiler.close)
         is_parallel = is_gpu(planned.device.kind) and has_many_cores() and planned.is_small
         checks_ahead = ThreadPoolExecutor(self.asked.num_finalists) if is_parallel else None
@@ -302,8 +295,8 @@ class Session:
                     self.observer.on_remaining(remaining.improvement, remaining.within)
 
             earlier = sources_from(planned, self._earlier.runs, self.run.path.parent)
-            sources, stop = sources_of(config, planned.family) + earlier, stop_rule_of(config)
-            budget = SearchBudget(most, self._search_s(), stop, planned.least_trials)
+            sources = warm_starts(config, planned.family) + earlier
+            budget = SearchBudget(most, self._search_s(), config.search.stop, planned.least_trials)
             self.observer.on_budget(most, budget.timeout_s)
             with storage_errors(self.run.journal_path):  # Optuna's own file
                 why = search(

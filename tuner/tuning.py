@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.capture.outline import MODULE_FILE
-from tuner.config.run_config import RunConfig
+from tuner.config.run_config import RunConfig, config_of
 from tuner.deriving import derive_config, derive_operator, start_by_hand, write_sources
 from tuner.earlier import Earlier, earlier_of
 from tuner.environment import Environment
@@ -29,14 +29,9 @@ from tuner.evaluate.task import new_worker
 from tuner.fleets import source_of
 from tuner.gaining import measured, worth_searching
 from tuner.kernel.toolchain import Toolchain
+from tuner.machine.doctor import tuner_version
 from tuner.observing import Observer, Progress
-from tuner.planning import (
-    Planned,
-    config_of,
-    plan,
-    toolchain_of,
-    version_here,
-)
+from tuner.planning import Planned, plan
 from tuner.review.gain import Gain
 from tuner.run import Run, create_run, is_locked, open_run
 from tuner.search.task_index import known_runs, versions_of
@@ -108,7 +103,7 @@ def tune(
     observer = observer or Observer()
     with source_of(config.device, devices, cluster, certificate) as (source, device):
         planned = _planned(config.model_copy(update={"device": device}), observer)
-        toolchain = toolchain_of(planned)
+        toolchain = planned.find_toolchain()
         module = worth_searching(planned, observer, force=force or not verifies)
         earlier = Earlier()
         if planned.outline is not None or config.effort == "quick":
@@ -160,7 +155,7 @@ def _environment(
     config, family = planned.config, planned.family
     sizes: dict[str, Value] = {**planned.facts, **planned.sizes}
     return Environment(
-        tuner=version_here(),
+        tuner=tuner_version(),
         device=json.loads(to_json(planned.device)),
         device_name=planned.device.name,
         torch_name=planned.device.torch_name,
@@ -232,7 +227,7 @@ def resume(
     config = config_of(run, given)
     with source_of(config.device, devices, cluster, certificate) as (source, device):
         planned = _planned(config.model_copy(update={"device": device}), observer)
-        toolchain = toolchain_of(planned)
+        toolchain = planned.find_toolchain()
         moved = [
             f"{what}: {then} then, {now} now"
             for what, then, now in (
