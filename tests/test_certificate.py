@@ -12,9 +12,9 @@ import pytest
 from command_line import tune
 from tiny_operator import REFERENCE
 
+from tuner import recheck as room
 from tuner.errors import InputError
 from tuner.evaluate.measure import ratio_interval
-from tuner import recheck as room
 from tuner.export.certificate import (
     MARK,
     Certificate,

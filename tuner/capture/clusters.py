@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.indexing import offset, row_dims
-from tuner.capture.merged import merged_sweeps
 from tuner.capture.nest import COLUMN, Nest, Output, Reduction, Statement, emitted, still_needed
 from tuner.capture.operations import OPERATIONS, converted, literal, operation_of
+from tuner.capture.paired_sweeps import paired_sweeps
 from tuner.capture.stages import Stages
 from tuner.capture.templates import arguments_of, function_of
 from tuner.space.expression import Expression
@@ -76,7 +76,7 @@ def refusal_of_clusters(stages: Stages) -> str:
         return "a value is rounded on the way"
     if any(nest.is_inner(o.name) and not _is_row_shaped(nest, o.name) for o in nest.outputs):
         return "a result varies over some of the columns alone"
-    if len(nest.passes) - len(merged_sweeps(nest)) < 2:
+    if len(nest.passes) - len(paired_sweeps(nest)) < 2:
         return "a row is read once anyway"
     num_bytes = 4 * space.cols
     if num_bytes <= SHORTEST_BYTES:
