@@ -167,8 +167,8 @@ def _environment(
         sizes=dict(planned.sizes),
         accuracy=config.accuracy.label,
         mode=config.problem.mode,
-        flops=float(family.flops.evaluate(sizes)),
-        bytes=float(family.bytes.evaluate(sizes)),
+        flops=_number(family.flops.evaluate(sizes)),
+        bytes=_number(family.bytes.evaluate(sizes)),
         num_feasible=planned.space.num_feasible,
         num_cartesian=planned.space.num_cartesian,
         config_folder=str(config.base.resolve()),
@@ -177,6 +177,11 @@ def _environment(
         started_at=datetime.now(UTC).isoformat(timespec="seconds"),
         earlier=json.loads(to_json(earlier)),  # for `resume`, which asks the same
     )
+
+
+def _number(value: Value) -> int | float:
+    assert not isinstance(value, str), value  # the family's formulas are of sizes
+    return value
 
 
 def resume(
