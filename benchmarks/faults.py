@@ -32,6 +32,7 @@ from unittest.mock import patch
 
 import psutil
 
+from tuner.environment import Environment
 from tuner.fleet.dispatch import QUEUED
 from tuner.run import Run, create_run, open_run
 from tuner.search import study
@@ -218,7 +219,7 @@ def kill_searches(folder: Path, kills: int, draw: random.Random, devices: int) -
     is_right = True
     for place, sampler in enumerate(names):
         share = kills // len(names) + (place < kills % len(names))
-        run = create_run(folder, f"killed-{sampler}", "cpu", "x", {})
+        run = create_run(folder, f"killed-{sampler}", "cpu", "x", Environment())
         seen = killed_search(
             run.path, sampler, seed=3, trials=SEARCH_TRIALS, kills=share, draw=draw,
             devices=devices,
@@ -227,7 +228,7 @@ def kill_searches(folder: Path, kills: int, draw: random.Random, devices: int) -
         is_same = is_one_search(trials, sampler, seed=3, devices=devices)
         is_same &= sorted(t.question for t in trials) == list(range(SEARCH_TRIALS))
         if devices == 1:
-            whole = create_run(folder, f"whole-{sampler}", "cpu", "x", {})
+            whole = create_run(folder, f"whole-{sampler}", "cpu", "x", Environment())
             searched(whole, Deterministic(), sampler, seed=3, trials=SEARCH_TRIALS)
             is_same &= compared(trials) == compared(whole.trials())
         is_right &= is_same and seen.kills == share

@@ -67,7 +67,7 @@ def row(shape: Shape, run: Run) -> Sequence[str]:
     """Return one line of the table from a finished run."""
     result = run.result()
     assert result is not None  # `tune` raises where there is none
-    first = (shape.label, shape.why, run.environment()["accuracy"])
+    first = (shape.label, shape.why, run.environment().accuracy)
     winner = "PyTorch's own" if result.is_fallback else _winner(run, result.winner)
     proof = result.exported
     if proof is None or proof.interval is None or proof.latency_us is None:
@@ -160,7 +160,7 @@ def _conditions(run: Run, options: argparse.Namespace) -> str:
     """Say on what and how the table was made."""
     facts = run.environment()
     return (
-        f"{facts['device_name']}, {len(os.sched_getaffinity(0))} cores; {facts['toolchain']}; "
+        f"{facts.device_name}, {len(os.sched_getaffinity(0))} cores; {facts.toolchain}; "
         f"PyTorch {version('torch')}; at most {options.trials} trials or {options.timeout} a "
         "shape; cold caches."
     )

@@ -245,7 +245,7 @@ def rate_of(run: Run) -> Rate:
         wrong=len(wrong),
         best_us=min((o.latency_us for o in right if o.latency_us), default=float("nan")),
         stages={name: round(seconds, 2) for name, seconds in stages.items()},
-        backend=run.environment()["toolchain"],
+        backend=run.environment().toolchain,
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.by_batch import MOST, AtBatch, ByBatch
+from tuner.environment import Environment
 from tuner.machine.datasheets import known_device
 from tuner.review.report import write_report
 from tuner.run import Outlook, Run, create_run
@@ -194,7 +195,7 @@ def make_run(
     source: str = SOURCE,
     **changes: object,
 ) -> Run:
-    run = create_run(folder, "gemm", "NVIDIA H200", config, environment(**changes))
+    run = create_run(folder, "gemm", "NVIDIA H200", config, Environment.of(environment(**changes)))
     # One write: 1,000 appends with their fsync are the run's business, tested there.
     with run.locked() as writer:
         for trial in trials[:3]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from full_runs import REASONS, environment, probe
 
+from tuner.environment import Environment
 from tuner.evaluate.race import Race, finalist
 from tuner.run import Run, create_run
 from tuner.trial import (
@@ -110,7 +111,9 @@ def made_run(
     num_sources: int = 40,
 ) -> Run:
     """Write a run into a folder of runs; the first few candidates have a source."""
-    run = create_run(folder, "gemm", "NVIDIA H200", config, facts(**(environment or {})))
+    run = create_run(
+        folder, "gemm", "NVIDIA H200", config, Environment.of(facts(**(environment or {})))
+    )
     with (run.path / "trials.jsonl").open("w") as file:
         file.writelines(to_json(one) + "\n" for one in made)
     if ended is not None:

@@ -32,6 +32,7 @@ from tuner.by_batch import (
 )
 from tuner.capture.rows_text import ROWS_NAME, has_rows, ways_in, with_rows
 from tuner.capture.step_text import without_steps
+from tuner.environment import Environment
 from tuner.evaluate import batch_times, exposed
 from tuner.evaluate.batch_times import BatchTimes, InTurns
 from tuner.evaluate.contender import Contender
@@ -378,7 +379,7 @@ class FakeFile(SimpleNamespace):
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    return create_run(tmp_path / "runs", "gate", "cpu", "problem: {op: gate}\n", {})
+    return create_run(tmp_path / "runs", "gate", "cpu", "problem: {op: gate}\n", Environment())
 
 
 def file_of(task, **more) -> FakeFile:

@@ -12,9 +12,9 @@ import pytest
 from command_line import tune
 from tiny_operator import REFERENCE
 
+from tuner import recheck as room
 from tuner.errors import InputError
 from tuner.evaluate.measure import ratio_interval
-from tuner.export import repeat as room
 from tuner.export.certificate import (
     MARK,
     Certificate,
@@ -23,8 +23,9 @@ from tuner.export.certificate import (
     read_certificate,
     whole_path,
 )
-from tuner.export.recheck import Repeated, clocks_of, reference_for
 from tuner.kernel.family import builtin_folder
+from tuner.machine.limits import clocks_of
+from tuner.recheck import Repeated, reference_for
 from tuner.trial import Check, Interval, ProbeResult, to_json
 from tuner.tuning import verify_certificate
 

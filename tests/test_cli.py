@@ -586,7 +586,7 @@ def test_each_sitting_records_the_baseline_of_its_own(tmp_path):
     first = open_run(path).environment()
     assert tune("--resume", path, "--trials", "3", "--record", cwd=tmp_path).code == 0
     environment = open_run(path).environment()
-    one, other = environment["sittings"]
-    assert (one["from_trial"], other["from_trial"]) == (0, 2)
-    assert first["sittings"] == [one] and one["baseline_us"] == first["baseline_us"]
-    assert other["baseline_us"] == environment["baseline_us"]
+    one, other = environment.sittings
+    assert (one.from_trial, other.from_trial) == (0, 2)
+    assert first.sittings == (one,) and one.baseline_us == first.baseline_us
+    assert other.baseline_us == environment.baseline_us

@@ -133,7 +133,7 @@ def changed(runs: Path, name: str, params: Params, planned: Planned | None = Non
 def told(planned: Planned, runs: Path) -> Earlier:
     """What the folder tells a search of the same versions."""
     versions = open_run(min(runs.iterdir())).environment()
-    return earlier_of(planned, versions_of(versions["machine"], versions["toolchain"]), runs)
+    return earlier_of(planned, versions_of(versions.machine, versions.toolchain), runs)
 
 
 # ---- another module ---------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_another_module_with_the_same_task_starts_from_its_best(folder, around):
     # It is built, checked and timed like any other.
     assert trial.outcome.check.is_accepted and trial.outcome.check.probes
     assert trial.outcome.measurement.samples_us != best.outcome.measurement.samples_us
-    recorded = from_json(Earlier, json.dumps(run.environment()["earlier"]))
+    recorded = from_json(Earlier, json.dumps(run.environment().earlier))
     assert [s.words for s in recorded.first] == [words] and recorded.runs == (name,)
     # A resumed run asks the same again, whatever was tuned since, and goes on.
     resumed = tuner.resume(run.path, overrides={"trials": 2}, verifies=False, observer=said)
@@ -356,7 +356,7 @@ def test_an_operator_by_hand_knows_its_own_runs_alone(runs):
     path = only(runs).path
     (path / "module.json").unlink()
     environment = open_run(path).environment()
-    asked = [environment[name] for name in ("op", "sizes", "accuracy", "mode")]
+    asked = [getattr(environment, name) for name in ("op", "sizes", "accuracy", "mode")]
     (known,) = known_runs(runs)
     assert known == replace(real, tasks=(operator_task(*asked),))
     bigger = operator_task(asked[0], {"batch": 1}, *asked[2:])

@@ -12,6 +12,7 @@ import pytest
 from tiny_operator import BAD, GOOD, NAME, config_text, write_family
 
 from tuner.config.run_config import load_config
+from tuner.environment import Environment
 from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import racing, runner as room
 from tuner.evaluate.contender import Contender
@@ -19,13 +20,14 @@ from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.race import Race, compared_with_compiled, finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.runner import Runner, Terms
-from tuner.evaluate.task import Task, explained, least_us
+from tuner.evaluate.task import Task, explained
 from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder, Toolchain
+from tuner.kernel.family import load_family
+from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
-from tuner.problem.accuracy import Accuracy
 from tuner.ranking import ranked_trials, remarks_on
 from tuner.records import recomputed
 from tuner.referee import refereed
@@ -130,7 +132,7 @@ def test_the_best_of_several_devices_are_timed_again_on_one(planned, builder, tm
         params = {"template": "sweep", "mode": "ok", "salt": 0, "step": step}
         outcome = Outcome(Status.CORRECT, measurement=measured, device=name)
         trials.append(Trial(number, "sweep", params, "", outcome))
-    run, told = create_run(tmp_path, "op", "cpu", "", {}), Telling()
+    run, told = create_run(tmp_path, "op", "cpu", "", Environment()), Telling()
     terms = Terms(screen_s=0.02, max_noise=0.05, stop_slow=True, seed=SEED)
 
     def again(num_finalists: int, among: Sequence[Trial]) -> list[Trial]:
@@ -637,13 +639,21 @@ def test_a_time_that_cannot_be_true_rejects_a_candidate(bench, monkeypatch, chan
 
 
 def test_what_no_device_can_do_is_known_of_every_class(planned):
-    accuracies = [Accuracy("float32"), Accuracy("tolerance", 1e-4, 1e-4)]
-    strict, loose = (least_us(1e12, 0.0, planned.device, a) for a in accuracies)
+    strict, loose = (impossible_us(1e12, 0.0, planned.device, p) for p in ("fp16x2", "fp16"))
     assert strict >= loose > 0.0
-    assert least_us(0.0, 0.0, planned.device, accuracies[0]) == 0.0
+    assert impossible_us(0.0, 0.0, planned.device, "fp16x2") == 0.0
     h200 = known_device("H200")
-    assert least_us(1e12, 0, h200, accuracies[0]) / least_us(1e12, 0, h200, accuracies[1]) == 2.0
-    assert planned.task.impossible_us == least_us(6400.0, 51200.0, planned.device, accuracies[0])
+    assert impossible_us(1e12, 0, h200, "fp16x2") / impossible_us(1e12, 0, h200, "fp16") == 2.0
+    assert planned.task.impossible_us == impossible_us(6400.0, 51200.0, planned.device, "fp16")
+    assert planned.task.impossible_us > 0.0
+
+
+def test_an_operator_says_how_fast_a_class_of_its_kernels_may_be_at_most(planned):
+    flagship = load_family("gemm_scale_batchnorm")
+    assert flagship.arithmetic == {"float32": "fp16x2"}  # a product and corrections of 8 bits
+    h200 = replace(planned, device=known_device("H200"))
+    slower = replace(h200, family=replace(planned.family, arithmetic={"float32": "fp32x9"}))
+    assert slower.task.impossible_us > h200.task.impossible_us
 
 
 def test_the_operator_of_these_tests_is_known_by_its_folder(planned):

@@ -21,6 +21,7 @@ import pytest
 from command_line import Said, environment, wait_for
 from tiny_operator import REFERENCE, TEMPLATE, config_text, write_family
 
+from tuner.environment import Environment
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.task import explained
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
@@ -293,20 +294,20 @@ def shared(tmp_path: Path) -> Path:
 
 
 def test_a_run_of_somebody_else_is_read_and_not_written(shared):
-    run = create_run(shared, "op", "cpu", "x", {"torch": "2.13"})
+    run = create_run(shared, "op", "cpu", "x", Environment(tuner="2.13"))
     with run.locked():
         pass
     with as_nobody():
-        assert open_run(run.path).trials() == [] and run.environment() == {"torch": "2.13"}
+        assert open_run(run.path).trials() == [] and run.environment() == Environment(tuner="2.13")
         with pytest.raises(StorageError, match=r"lock: permission denied\n  next: make it yours"):
             with run.locked():
                 pytest.fail("it may not")
         with pytest.raises(StorageError, match="permission denied"):
-            create_run(shared, "op", "cpu", "x", {})
+            create_run(shared, "op", "cpu", "x", Environment())
 
 
 def test_one_file_of_somebody_else_is_named(shared):
-    run = create_run(shared, "op", "cpu", "x", {})
+    run = create_run(shared, "op", "cpu", "x", Environment())
     with run.locked():
         pass
     with as_nobody():

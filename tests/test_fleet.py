@@ -773,8 +773,8 @@ def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, c
     assert (os.sched_getaffinity(0), os.environ.get("OMP_NUM_THREADS")) == before
     first, environment = run.trials(), run.environment()
     assert len(first) >= 3 and [t.number for t in first] == list(range(len(first)))
-    (sitting,) = environment["sittings"]
-    assert set(sitting["devices"]) == {"cpu:0", "cpu:1"} == set(sitting["devices_together"])
+    (sitting,) = environment.sittings
+    assert set(sitting.devices) == {"cpu:0", "cpu:1"} == set(sitting.devices_together)
     timed = [t.outcome for t in first if t.outcome.latency_us]
     assert {outcome.device for outcome in timed} <= {"cpu:0", "cpu:1"}
     for outcome in timed:
@@ -802,7 +802,7 @@ def test_a_run_on_two_devices_is_stopped_and_goes_on_with_a_clusters(tmp_path, c
     assert trials[: len(first)] == first, "what is recorded stays"
     assert len({tuple(t.params.items()) for t in trials}) == len(trials) == 8
     assert sorted(t.question for t in trials) == list(range(8)), "each question has one answer"
-    assert run.environment()["in_flight"] == environment["in_flight"]
+    assert run.environment().in_flight == environment.in_flight
     found = {t.params["mode"]: t.outcome for t in trials}
     assert found["ok"].latency_us and not found["wrong"].latency_us
     assert {t.outcome.device for t in trials[len(first) :]} <= {"screens", "dies"}

@@ -16,7 +16,7 @@ from tuner.evaluate.modules import fused, module_of
 from tuner.kernel.binding import bind
 from tuner.kernel.family import load_family
 from tuner.machine.datasheets import known_device
-from tuner.planning import first_of_each, plan
+from tuner.planning import plan
 from tuner.problem.reference import load_problem
 
 needs_gpp = pytest.mark.skipif(GPP is None, reason="needs g++, which is not on the PATH")
@@ -164,8 +164,7 @@ def get_init_inputs():
 def test_images_and_products_by_halves_and_a_second_nest_are_searched_together(tmp_path):
     _, made = derive(tmp_path, "mixed", MIXED)
     planned = plan(load_config(made.config, {"device": "cuda"}), may_assume=True)
-    firsts = first_of_each(planned.space, planned.family, planned.facts)
-    by_template = {str(params.pop("template")): set(params) for params in firsts}
+    by_template = {str(p["template"]): set(p) - {"template"} for p in planned.defaults}
     assert {"nest_triton", "nest_channels_last_triton", WGMMA_TEMPLATE} <= {*by_template}
     assert "product_n" in by_template[WGMMA_TEMPLATE]
     assert {"block_rows", "block_rows_2"} <= by_template["nest_triton"]

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from tuner.config.run_config import parse_config
+from tuner.earlier import warm_starts
+from tuner.environment import Environment
 from tuner.errors import InputError
 from tuner.kernel.family import load_family
-from tuner.planning import sources_of
 from tuner.run import create_run, open_run
 from tuner.search.recorded import read_recording
 from tuner.search.t4 import to_t4
@@ -144,7 +145,7 @@ def test_a_missing_or_damaged_file_is_refused(tmp_path):
 
 def finished_run(tmp_path: Path) -> Path:
     """A run of two templates, one of which has a parameter more; with failures of each kind."""
-    environment = {"device_name": "AMD EPYC", "op": "layer_norm", "sizes": {"rows": 4}}
+    environment = Environment(device_name="AMD EPYC", op="layer_norm", sizes={"rows": 4})
     run = create_run(tmp_path, "layer_norm", "cpu", "op: layer_norm\n", environment)
     configurations: list[Params] = [
         {"template": "cpu", "width": 8, "stream": True},
@@ -199,7 +200,7 @@ def test_a_run_becomes_a_recording_with_its_conditional_parameters(tmp_path):
 def test_a_search_that_starts_from_a_run_knows_which_of_its_times_are_bounds(tmp_path):
     text = f"problem: {{op: x}}\nsearch: {{warm_start: [{finished_run(tmp_path)}]}}\n"
     config, family = parse_config(text, tmp_path / "c.yaml"), load_family("layer_norm")
-    (source,) = sources_of(config, family)
+    (source,) = warm_starts(config, family)
     assert source.known_us[0] == 10.0 and np.isnan(source.known_us[5])
 
 
@@ -208,7 +209,7 @@ def test_a_run_of_an_earlier_release_is_read_under_todays_names(tmp_path):
         return {("vector" if name == "width" else name): v for name, v in params.items()}
 
     run = finished_run(tmp_path)
-    written = write(tmp_path / "t4.json", to_t4(run.name, open_run(run).trials(), {}))
+    written = write(tmp_path / "t4.json", to_t4(run.name, open_run(run).trials(), Environment()))
     for source in (run, written):
         recording = read_recording(source, now)
         assert [p.name for p in recording.space.parameters] == ["template", "vector", "stream"]

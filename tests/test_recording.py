@@ -13,9 +13,9 @@ from test_search_spaces import cpu_with, search_space
 from tiny_operator import config_text, write_family
 
 from benchmarks.recording import merged, write
-from tuner.config.run_config import load_config
+from tuner.config.run_config import config_of, load_config
 from tuner.errors import InputError
-from tuner.planning import config_of, plan
+from tuner.planning import plan
 from tuner.run import Run, create_run, open_run
 from tuner.search.recorded import read_recording
 from tuner.search.replay import replay
@@ -98,7 +98,7 @@ def test_a_recording_is_searched_within_what_it_recorded(recorded, tmp_path, sam
 
 
 def test_runs_of_another_problem_are_refused(recorded, tmp_path):
-    environment = {**recorded.run.environment(), "sizes": {"rows": 1}}
+    environment = replace(recorded.run.environment(), sizes={"rows": 1})
     other = create_run(tmp_path, "other", "cpu", "x", environment)
     with pytest.raises(InputError, match="expected runs of one problem"):
         merged([recorded.run.path, other.path])

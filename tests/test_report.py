@@ -23,6 +23,7 @@ from full_runs import (
 )
 
 import tuner
+from tuner.environment import Environment
 from tuner.review import report
 from tuner.review.charts import CHART_NAMES
 from tuner.review.formatting import NONE
@@ -212,7 +213,7 @@ def test_empty_run_has_a_report(tmp_path):
 
 
 def test_environment_may_say_nothing(tmp_path):
-    run = create_run(tmp_path, "gemm", "cpu", "", {})
+    run = create_run(tmp_path, "gemm", "cpu", "", Environment())
     with run.locked() as writer:
         for trial in make_trials(12):
             writer.append(trial)

@@ -24,6 +24,7 @@ from benchmarks.faults import (
     searched,
     small_space,
 )
+from tuner.environment import Environment
 from tuner.run import Run, create_run, open_run
 from tuner.search.journal import STUDY_NAME
 from tuner.search.samplers import SAMPLERS
@@ -32,7 +33,7 @@ TRIALS = 18
 
 
 def new_run(folder: Path) -> Run:
-    return create_run(folder, "op", "cpu", "x", {})
+    return create_run(folder, "op", "cpu", "x", Environment())
 
 
 @pytest.fixture(scope="module")

@@ -10,15 +10,18 @@ import resource
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tuner import run as room
+from tuner.environment import Environment
 from tuner.errors import RunLockedError, StorageError
 from tuner.run import Outlook, Run, create_run, open_run
 from tuner.storage import storage_errors, write_whole
@@ -37,13 +40,15 @@ def trial(number: int, latency_us: float | None = None) -> Trial:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    return create_run(tmp_path, "layer_norm", "NVIDIA H200 (x)", "op: x\n", {"torch": "2.13"})
+    return create_run(
+        tmp_path, "layer_norm", "NVIDIA H200 (x)", "op: x\n", Environment(tuner="2.13")
+    )
 
 
 def test_a_new_run_holds_what_was_asked_and_an_empty_list_of_trials(run):
     assert run.path.name.endswith("-layer_norm-nvidia-h200--x")
     assert run.config_path.read_text() == "op: x\n"
-    assert run.environment() == {"torch": "2.13"}
+    assert run.environment() == Environment(tuner="2.13")
     assert (run.path / "candidates").is_dir() and run.export_path.parent.is_dir()
     assert run.trials() == [] and run.result() is None and run.best() is None
 
@@ -55,7 +60,7 @@ def test_two_runs_of_one_second_have_folders_of_their_own(tmp_path, monkeypatch)
             return room.datetime(2026, 1, 2, 3, 4, 5, tzinfo=tz)
 
     monkeypatch.setattr(room, "datetime", Frozen)
-    paths = [create_run(tmp_path, "op", "cpu", f"{n}", {}).path for n in range(3)]
+    paths = [create_run(tmp_path, "op", "cpu", f"{n}", Environment()).path for n in range(3)]
     assert [p.name for p in paths] == [
         "20260102-030405-op-cpu",
         "20260102-030405-op-cpu-1",
@@ -243,7 +248,7 @@ def big_trial() -> Trial:
 
 def test_a_full_disk_is_explained_and_leaves_no_half_line(tmp_path):
     with small_disk(tmp_path / "small") as disk:
-        run = create_run(disk, "op", "cpu", "x", {})
+        run = create_run(disk, "op", "cpu", "x", Environment())
         number, error = appended_until_refused(run, big_trial())
         assert "no space left" in str(error) and "free some disk space" in str(error)
         assert number > 1
@@ -257,7 +262,7 @@ def test_a_full_disk_is_explained_and_leaves_no_half_line(tmp_path):
         assert run.config_path.read_text() == before  # the old one is whole, the new one is gone
         assert not list(run.path.glob(".config*"))
         with pytest.raises(StorageError, match="no space left"):
-            create_run(disk, "op", "cpu", "y" * 200_000, {})
+            create_run(disk, "op", "cpu", "y" * 200_000, Environment())
 
 
 def test_a_limit_on_file_sizes_is_explained_and_leaves_no_half_line(run):
@@ -295,7 +300,7 @@ def test_each_storage_failure_has_its_advice(code, advice):
 def test_a_run_cannot_be_made_inside_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="next: check the path"):
-        create_run(tmp_path / "file", "op", "cpu", "", {})
+        create_run(tmp_path / "file", "op", "cpu", "", Environment())
 
 
 # ---- killed at any moment -------------------------------------------------------------------
@@ -360,6 +365,30 @@ def test_write_whole_never_shows_a_part_to_a_reader(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_an_environment_with_paths_is_still_json(tmp_path):
-    run = create_run(tmp_path, "op", "cpu", "", {"path": Path("x"), "nested": {"n": [1]}})
-    assert json.loads((run.path / "environment.json").read_text())["path"] == "x"
+def test_what_an_environment_says_beyond_the_known_is_kept(run):
+    path = run.path / "environment.json"
+    wrong = {"flops": True, "sizes": {"rows": "many"}, "sittings": [1], "num_feasible": "9"}
+    written = {"op": "gemm", "bytes": 8, "baseline_us": 2.5, "commit": ["a", {"b": None}], **wrong}
+    path.write_text(json.dumps(written))
+    found = run.environment()
+    assert (found.op, found.bytes, found.baseline_us) == ("gemm", 8, 2.5)
+    assert (found.flops, found.sizes, found.sittings, found.num_feasible) == (None, {}, (), None)
+    replace(found, command="tune").write(run.path)
+    assert json.loads(path.read_text()) == {**written, "command": "tune"}
+    path.write_text('{"baseline_us": NaN, "flops": Infinity}')
+    assert run.environment().baseline_us is None and run.environment().flops is None
+    path.write_text("[1]")
+    with pytest.raises(StorageError, match=r"environment\.json: expected a JSON object, got list"):
+        run.environment()
+
+
+def test_the_environment_of_a_run_of_before_is_read_and_written_alike(tmp_path):
+    with tarfile.open(Path(__file__).parent / "runs" / "h200_tf32.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (path,) = tmp_path.glob("**/environment.json")
+    before = json.loads(path.read_text())
+    found = open_run(path.parent).environment()
+    assert found.num_feasible == 29480 and found.device["num_sms"] == 132 and found.mode == ""
+    assert not found.other
+    found.write(path.parent)
+    assert json.loads(path.read_text()) == before

@@ -38,6 +38,7 @@ from tiny_operator import BAD, NAME, TEMPLATE, config_text, write_family
 
 import tuner
 from tuner import session as session_room
+from tuner.environment import Environment
 from tuner.errors import RunLockedError
 from tuner.evaluate import runner as runner_room
 from tuner.evaluate.runner import Runner
@@ -152,7 +153,7 @@ def test_a_second_tuner_on_a_run_is_refused(life):
 
 
 def test_a_run_that_is_locked_is_refused_before_anything_is_planned(tmp_path):
-    run = create_run(tmp_path, NAME, "cpu", "no config at all", {})
+    run = create_run(tmp_path, NAME, "cpu", "no config at all", Environment())
     with run.locked(), pytest.raises(RunLockedError, match="another process works on this run"):
         tuner.resume(run.path)
 
@@ -328,10 +329,10 @@ def test_a_finished_run_holds_what_the_architecture_says(life):
     ours, t4 = read_recording(path), read_recording(path / "results.json")
     assert t4.keys == ours.keys and t4.statuses == ours.statuses and t4.device == ours.device
     about = life.run.environment()
-    assert about["op"] == "doubled_values" and about["sizes"] == {"rows": 64, "cols": 100}
-    assert about["command"].startswith("tune --config") and about["toolchain"]
-    assert about["num_feasible"] == NUM_FEASIBLE and about["baseline_us"] > 0
-    assert about["overrides"] == {"trials": "50"}  # the next --resume goes by it, too
+    assert about.op == "doubled_values" and about.sizes == {"rows": 64, "cols": 100}
+    assert about.command.startswith("tune --config") and about.toolchain
+    assert about.num_feasible == NUM_FEASIBLE and about.baseline_us > 0
+    assert about.overrides == {"trials": "50"}  # the next --resume goes by it, too
 
 
 def test_the_result_names_a_proved_winner(life):
@@ -353,7 +354,7 @@ def test_the_export_is_certified_with_what_the_result_says(life):
     assert certificate.interval == exported.interval and certificate.accuracy == "float32"
     assert certificate.probes == exported.check.probes
     assert certificate.code_sha256 == code_sha256(life.run.export_path.read_text())
-    assert certificate.versions.items() >= about["machine"].items()
+    assert certificate.versions.items() >= about.machine.items()
     baseline, own = certificate.samples_us
     assert [len(rounds) for rounds in baseline] == [len(rounds) for rounds in own]
     assert len(own) == exported.interval.num_processes == 2
@@ -609,7 +610,7 @@ def test_a_candidate_whose_keeping_was_killed_is_kept_whole_by_the_next_tuner(tm
     family = write_family(tmp_path / "families")
     text = config_text(family)
     planned = tuner.plan(tuner.parse_config(text, tmp_path / "config.yaml"))
-    run = create_run(tmp_path / "runs", NAME, "cpu", text, {})
+    run = create_run(tmp_path / "runs", NAME, "cpu", text, Environment())
     toolchain = Toolchain.find("cpu")
     session = session_room.Session(planned, toolchain, run, tuner.Observer(), lambda: False)
     params = {"template": "sweep", "mode": "ok", "salt": 0, "step": 1}

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,7 @@ from benchmarks.kills import (
     write_problem,
 )
 from tuner.config.run_config import load_config
+from tuner.environment import Environment
 from tuner.evaluate import modules
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
@@ -147,8 +148,7 @@ def copied(verified: tuple[Path, Said], tmp_path: Path) -> Run:
     folder = tmp_path / "copy"
     shutil.copytree(verified[0], folder)
     run = only_run(folder)
-    facts = run.environment() | {"config_folder": str(folder)}
-    (run.path / "environment.json").write_text(json.dumps(facts))
+    replace(run.environment(), config_folder=str(folder)).write(run.path)
     return run
 
 
@@ -276,7 +276,7 @@ def verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ve
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_problem(tmp_path)
     planned = plan(load_config(tmp_path / "config.yaml"))
-    run = create_run(tmp_path / "runs", "doubled", "cpu", planned.config.text, {})
+    run = create_run(tmp_path / "runs", "doubled", "cpu", planned.config.text, Environment())
     toolchain = Toolchain.find("cpu")
     compiler = ExportCompiler("cpu", 1)
     schedule = scheduled(planned.config, Costs())
@@ -305,7 +305,8 @@ def test_who_fails_in_the_race_is_out_of_it_and_the_others_race_on(verification)
     files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
     entries = {n: Finalist(n, Check(True, "float32")) for n in files}
     chosen = [0, 1]
-    verification._raced(chosen, files, entries)
+    verification.files.update(files)
+    verification._raced(chosen, entries)
     assert chosen == [0]
     assert entries[0].check.is_accepted and entries[0].interval is not None
     assert not entries[1].check.is_accepted and entries[1].interval is None
@@ -329,6 +330,7 @@ class Begun(dict):
 def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification):
     accidents = ["...", "x = x + 1.0", "pass"]
     files = {n: file_of(verification, n, accident) for n, accident in enumerate(accidents)}
+    verification.files.update(files)
     measured = Measurement(10.0, 0.01, (10.0,), is_cold=True)
     outcome = Outcome(Status.CORRECT, measurement=measured)
     trials = [Trial(n, "sweep", {"step": n}, "", outcome) for n in files]
@@ -337,7 +339,7 @@ def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification
     with ThreadPoolExecutor(3) as verification.checks_ahead:
         entries: dict[int, Finalist] = {}
         verification.ahead = Begun()
-        assert verification._checked(trials, files, entries) == [0, 2]
+        assert verification._checked(trials, entries) == [0, 2]
     # The spare one was begun where the second was rejected, and nothing is left on its way.
     assert [is_main for _, is_main in verification.ahead.begun] == [True, True, False]
     assert verification.ahead == {}

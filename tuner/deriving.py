@@ -28,7 +28,7 @@ from tuner.machine.host import cache_folder
 from tuner.machine.platforms import SOURCE_NAMES
 from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
-from tuner.planning import Planned, first_of_each
+from tuner.planning import Planned
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import from_json
 
@@ -232,7 +232,7 @@ def write_sources(planned: Planned) -> dict[str, Path]:
     written: dict[str, Path] = {}
     with storage_errors(folder):
         folder.mkdir(exist_ok=True)
-        for params in first_of_each(planned.space, planned.family, planned.facts):
+        for params in planned.defaults:
             candidate = planned.family.render(params, planned.facts)
             name = f"{candidate.template}{Path(SOURCE_NAMES[candidate.language]).suffix}"
             write_whole(folder / name, candidate.source)

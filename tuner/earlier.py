@@ -17,15 +17,18 @@ import numpy as np
 
 from tuner.capture.outline import KernelTask
 from tuner.capture.own_parameters import canonical
+from tuner.config.run_config import RunConfig
 from tuner.errors import TunerError
-from tuner.planning import Planned, first_of_each
+from tuner.kernel.family import Family
+from tuner.planning import Planned
 from tuner.run import open_run
+from tuner.search.recorded import read_recording
 from tuner.search.task_index import KnownRun, known_runs, operator_task
 from tuner.search.transfer import MAX_SOURCES, MIN_SHARED, Source
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Params
 
-__all__ = ["Earlier", "Suggestion", "earlier_of", "sources_from"]
+__all__ = ["Earlier", "Suggestion", "earlier_of", "sources_from", "warm_starts"]
 
 MAX_FIRST = 3  # configurations of earlier runs that a search tries first
 MAX_RANKS = 50  # claims on a task that are looked at: many have the same configuration
@@ -69,6 +72,12 @@ def earlier_of(planned: Planned, versions: str, runs_dir: Path) -> Earlier:
     match = _Match(planned, versions, known_runs(runs_dir))
     is_module = planned.outline is not None
     return Earlier(tuple(match.suggestions()), tuple(match.names()) if is_module else ())
+
+
+def warm_starts(config: RunConfig, family: Family) -> list[Source]:
+    """Read the runs and recordings that the config starts from, under the family's own names."""
+    recordings = [read_recording(path, family.renamed) for path in config.search.warm_start]
+    return [Source(r.name, r.space, r.latency_us, r.is_bound) for r in recordings]
 
 
 def sources_from(planned: Planned, runs: Sequence[str], runs_dir: Path) -> list[Source]:
@@ -125,10 +134,11 @@ class _Match:
             else planned.outline.tasks
         )  # fmt: skip
         self._values = {p.name: p.values for p in self._space.parameters}
-        firsts = first_of_each(planned.space, planned.family, planned.facts)
-        self._defaults = {params["template"]: params for params in firsts}
+        self._defaults = {params["template"]: params for params in planned.defaults}
         # Of what can run here: a GPU's search has the parameters of C++ as well.
-        self._varied = {name for params in firsts for name in params if name != "template"}
+        self._varied = {
+            name for params in planned.defaults for name in params if name != "template"
+        }
         self._tasks = self._with_say(own)
         self._claims = {task.name: self._claims_on(task, known) for task in self._tasks}
 

@@ -25,12 +25,14 @@ from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.task import asked, new_worker
 from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
 from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
-from tuner.export.recheck import clocks_of, known_reference
+from tuner.kernel.family import known_reference
 from tuner.kernel.toolchain import Toolchain
-from tuner.planning import Planned, version_here
+from tuner.machine.doctor import tuner_version
+from tuner.machine.limits import clocks_of
+from tuner.planning import Planned
 from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors, write_whole
-from tuner.trial import Finalist, Trial, content_key
+from tuner.trial import Candidate, Finalist, Trial, content_key
 
 __all__ = ["ExportCompiler", "ExportFile", "export_of", "fallback_of", "without_steps_of"]
 
@@ -94,7 +96,7 @@ class ExportFile:
             config.problem.mode,
             self.planned.device.torch_name,
             versions,
-            version_here(),
+            tuner_version(),
         )
 
     def write(self) -> None:
@@ -167,7 +169,7 @@ class ExportFile:
             seconds=samples_s,
             effort=planned.config.effort,
             clocks=clocks_of(planned.device.torch_name),
-            versions={**planned.environment, "tuner": version_here()},
+            versions={**planned.environment, "tuner": tuner_version()},
             origin=f"run {self.run_path.name}, trial {self.trial}",
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
             command=f"tune verify {self.path.name} --certificate{needed}",
@@ -219,16 +221,18 @@ def export_of(
     path: Path,
     run_path: Path,
     by_batch: ByBatch | None = None,
+    candidate: Candidate | None = None,
 ) -> ExportFile:
     """Return the file of a trial; nothing is written yet.
 
-    `by_batch` says at which numbers of rows it takes its kernels, where that was measured.
+    `by_batch` says at which numbers of rows it takes its kernels, where that was measured;
+    `candidate` is the trial's, where it was rendered already.
     """
-    candidate = planned.family.render(trial.params, planned.facts)
+    candidate = candidate or planned.family.render(trial.params, planned.facts)
     model_new = planned.family.model_new
     rows = None if by_batch is None else dict(by_batch.rows) or None
     family = replace(planned.family, model_new=with_rows(model_new, rows))
-    again = partial(export_of, planned, toolchain, trial, path, run_path)
+    again = partial(export_of, planned, toolchain, trial, path, run_path, candidate=candidate)
     ways = ways_in(model_new)
     if candidate.plan.also.get("gradients", True) is None:  # this template has none
         ways = tuple(way for way in ways if way != "step")
@@ -328,7 +332,7 @@ def _provenance(
     )
     lines = [
         "Provenance:",
-        f"  tuner {version_here()}, run {run_path.name}, trial {number}, "
+        f"  tuner {tuner_version()}, run {run_path.name}, trial {number}, "
         f"{datetime.now(UTC).isoformat(timespec='seconds')}",
         f"  device: {planned.device.name}; {versions}",
         f"  compiler: {toolchain.label}",

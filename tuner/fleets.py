@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.evaluator import Devices
@@ -25,14 +24,14 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned
 from tuner.trial import Language
 
-__all__ = ["Cluster", "Host", "OneDevice", "Source", "source_of"]
+__all__ = ["Cluster", "Host", "Source", "source_of"]
 
 PATIENCE_S = 120.0  # without any device of a cluster
 MOST_DEVICES = 256  # of a cluster; a thread waits for each candidate that is screened
 
 
-class Source(Protocol):
-    """Where a run's devices come from."""
+class Source:
+    """Where a run's devices come from: the one that the run is planned for."""
 
     def devices(
         self,
@@ -43,6 +42,7 @@ class Source(Protocol):
         on_change: Callable[[str, str], None],
     ) -> Devices:
         """Return what screens the candidates of a run; it is not started yet."""
+        return Runner(planned.task, terms, env=builder.environment, paused=builder.paused)
 
     def builders(
         self,
@@ -52,36 +52,11 @@ class Source(Protocol):
         on_change: Callable[[str, str], None],
     ) -> Elsewhere | None:
         """Return what compiles candidates besides this host, if anything does."""
-
-
-class OneDevice:
-    """The device that the run is planned for."""
-
-    def devices(
-        self,
-        planned: Planned,
-        run: str,
-        terms: Terms,
-        builder: Builder,
-        on_change: Callable[[str, str], None],
-    ) -> Devices:
-        """Return what screens the candidates of a run."""
-        env = builder.environment
-        return Runner(planned.task, terms, env=env, paused=builder.paused)
-
-    def builders(
-        self,
-        run: str,
-        toolchain: Toolchain,
-        languages: Sequence[Language],
-        on_change: Callable[[str, str], None],
-    ) -> Elsewhere | None:
-        """Return nothing: this host compiles."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class Host(Source):
     """Several devices of this host."""
 
     chosen: Chosen
@@ -116,19 +91,9 @@ class Host:
             on_change=on_change,
         )
 
-    def builders(
-        self,
-        run: str,
-        toolchain: Toolchain,
-        languages: Sequence[Language],
-        on_change: Callable[[str, str], None],
-    ) -> Elsewhere | None:
-        """Return nothing: this host compiles."""
-        return None
-
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Source):
     """The devices of a cluster, those that join later too."""
 
     address: str
@@ -198,11 +163,11 @@ def source_of(
         yield Cluster(cluster, file), device
         return
     if devices is None:
-        yield OneDevice(), device
+        yield Source(), device
         return
     chosen = chosen_devices(devices, device, QUIET)
     if len(chosen.names) == 1:
-        yield OneDevice(), chosen.torch_name(chosen.names[0])
+        yield Source(), chosen.torch_name(chosen.names[0])
         return
     with kept_to(chosen):
         yield Host(chosen), chosen.torch_name(chosen.names[0])

@@ -8,15 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +19,7 @@ from tuner.capture.graph import GRAPH_FILE, Graph
 from tuner.capture.half_products import PRODUCTS
 from tuner.capture.outline import Outline, outline_of
 from tuner.config.names import check_names, unknown_values
-from tuner.config.run_config import RunConfig, load_config
+from tuner.config.run_config import RunConfig
 from tuner.errors import (
     ConfigError,
     DeviceError,
@@ -33,19 +28,16 @@ from tuner.errors import (
     did_you_mean,
 )
 from tuner.evaluate.contender import QUIET
-from tuner.evaluate.task import Task, explained, least_us, new_worker
+from tuner.evaluate.task import Task, explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import Family, load_family
 from tuner.kernel.signatures import mismatches
 from tuner.kernel.toolchain import Toolchain
+from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
 from tuner.machine.platforms import is_gpu
-from tuner.run import Run
-from tuner.search.recorded import read_recording
 from tuner.search.samplers import SAMPLERS
-from tuner.search.study import StopRule
-from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
 from tuner.trial import (
     Candidate,
@@ -53,27 +45,18 @@ from tuner.trial import (
     Params,
     Value,
     from_json,
-    to_json,
 )
 
 __all__ = [
     "DESCRIBE_S",
     "Planned",
-    "config_of",
-    "environment_of",
-    "first_of_each",
-    "languages_of",
-    "num_workers",
     "plan",
-    "sources_of",
-    "stop_rule_of",
-    "toolchain_of",
-    "version_here",
 ]
 
 MAX_LOOKED_AT = 500_000  # configurations of a space without a list, for the nearest to defaults
 DESCRIBE_S = 300.0  # importing PyTorch and the reference, and one call of it on the CPU
 
+FASTEST_ARITHMETIC = "fp16"  # that any kernel may use where `op.yaml` says nothing of it
 CHECKS_BYTES = 20  # for each byte of a call, the judge and three checks: float64, copies
 
 
@@ -89,6 +72,7 @@ class Planned:
     facts: Mapping[str, Value]
     environment: Mapping[str, str]
     space: SearchSpace
+    defaults: Sequence[Params]  # per template the feasible configuration nearest to its defaults
     reference: Path
     screening_sizes: Sequence[Mapping[str, int]]  # of all that candidates are screened with
     warnings: Sequence[str] = ()  # what is likely not meant, and stops nothing
@@ -106,7 +90,23 @@ class Planned:
         """How many trials a search waits for: of a module one of each of two templates."""
         if self.outline is None:
             return 1
-        return min(2, len(first_of_each(self.space, self.family, self.facts)))
+        return min(2, len(self.defaults))
+
+    @property
+    def languages(self) -> list[Language]:
+        """What the templates that can run here are written in."""
+        templates = self.family.templates
+        return sorted({templates[str(p["template"])].language for p in self.defaults})
+
+    @property
+    def num_workers(self) -> int:
+        """One compiler a core; on a GPU one core stays free for the process that feeds it."""
+        cores = len(os.sched_getaffinity(0))
+        return max(1, cores - 1) if is_gpu(self.device.kind) else cores
+
+    def find_toolchain(self) -> Toolchain:
+        """Find the compilers that the templates need."""
+        return Toolchain.find(self.device.kind, self.device.capability, self.languages)
 
     @property
     def task(self) -> Task:
@@ -114,13 +114,14 @@ class Planned:
         sizes = {**self.facts, **self.sizes}
         flops = float(self.family.flops.evaluate(sizes))
         num_bytes = float(self.family.bytes.evaluate(sizes))
+        precision = self.family.arithmetic.get(self.config.accuracy.kind, FASTEST_ARITHMETIC)
         return Task.of(
             self.family,
             self.reference,
             self.config.problem.sizes,
             self.device.torch_name,
             self.config.accuracy,
-            least_us(flops, num_bytes, self.device, self.config.accuracy),
+            impossible_us(flops, num_bytes, self.device, precision),
             sizes,
             self.config.problem.mode,
         )
@@ -168,10 +169,11 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     lists = {p: [head.values for name, head in heads if name == p] for p in used}
     values_were = {(p, was): now for p, head in heads for was, now in head.values_were.items()}
     warnings = unknown_values(config, lists, values_were)
-    warnings += _checked_texts(space, family, facts)
+    defaults = _nearest_defaults(space, family, facts)
+    warnings += _checked_texts(defaults, family, facts)
     return Planned(
-        config, family, device, is_assumed, sizes, facts, machine, space, reference, screening,
-        warnings, _outline(config, family),
+        config, family, device, is_assumed, sizes, facts, machine, space, defaults, reference,
+        screening, warnings, _outline(config, family),
     )  # fmt: skip
 
 
@@ -212,7 +214,9 @@ def _outline(config: RunConfig, family: Family) -> Outline | None:
         ) from error
 
 
-def _checked_texts(space: SearchSpace, family: Family, facts: Mapping[str, Value]) -> list[str]:
+def _checked_texts(
+    defaults: Sequence[Params], family: Family, facts: Mapping[str, Value]
+) -> list[str]:
     """Render each template once and compare its functions with its steps; return warnings.
 
     Raises:
@@ -220,7 +224,7 @@ def _checked_texts(space: SearchSpace, family: Family, facts: Mapping[str, Value
     """
     errors: list[str] = []
     warnings: list[str] = []
-    for params in first_of_each(space, family, facts):
+    for params in defaults:
         candidate = family.render(params, facts)
         found = mismatches(candidate, partial(family.places, candidate, facts))
         errors += found.errors
@@ -230,19 +234,9 @@ def _checked_texts(space: SearchSpace, family: Family, facts: Mapping[str, Value
     return warnings
 
 
-def stop_rule_of(config: RunConfig) -> StopRule | None:
-    """Return the config's rule for stopping early."""
-    stop = config.search.stop
-    return None if stop is None else StopRule(stop.within, stop.confidence)
-
-
-def sources_of(config: RunConfig, family: Family) -> list[Source]:
-    """Read the runs and recordings that the config starts from, under the family's own names."""
-    recordings = [read_recording(path, family.renamed) for path in config.search.warm_start]
-    return [Source(r.name, r.space, r.latency_us, r.is_bound) for r in recordings]
-
-
-def first_of_each(space: SearchSpace, family: Family, facts: Mapping[str, Value]) -> list[Params]:
+def _nearest_defaults(
+    space: SearchSpace, family: Family, facts: Mapping[str, Value]
+) -> list[Params]:
     """Return, for each template with a feasible configuration, that nearest to its defaults.
 
     A search starts from them: their authors chose them, and every template gets its turn.
@@ -313,71 +307,3 @@ def _describe(
         except JobFailed as failure:
             raise explained(failure) from failure
     return device, is_assumed, found["environment"], sizes
-
-
-def config_of(run: Run, overrides: Mapping[str, Value] | None = None) -> RunConfig:
-    """Return a run's own config, with what its command line had changed."""
-    environment = run.environment()
-    changed = {**environment.get("overrides", {}), **(overrides or {})}
-    return load_config(run.config_path, changed, base=Path(environment["config_folder"]))
-
-
-# ---- the machine ----------------------------------------------------------------------------
-
-
-def toolchain_of(planned: Planned) -> Toolchain:
-    """Find the compilers that the templates of a plan need."""
-    return Toolchain.find(planned.device.kind, planned.device.capability, languages_of(planned))
-
-
-def languages_of(planned: Planned) -> list[Language]:
-    """Return what the templates of a plan are written in."""
-    names = {
-        str(params["template"])
-        for params in first_of_each(planned.space, planned.family, planned.facts)
-    }
-    return sorted({planned.family.templates[name].language for name in names})
-
-
-def num_workers(planned: Planned) -> int:
-    """One compiler a core; on a GPU one core stays free for the process that feeds it."""
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores - 1) if is_gpu(planned.device.kind) else cores
-
-
-def environment_of(
-    planned: Planned, toolchain: Toolchain, command: str, overrides: Mapping[str, Value]
-) -> dict[str, Any]:
-    """Return what a run records of the machine and of how it was started, JSON-able."""
-    config, family = planned.config, planned.family
-    sizes: dict[str, Value] = {**planned.facts, **planned.sizes}
-    return {
-        "tuner": version_here(),
-        "device": json.loads(to_json(planned.device)),
-        "device_name": planned.device.name,
-        "torch_name": planned.device.torch_name,
-        "facts": dict(planned.facts),
-        "machine": dict(planned.environment),
-        "toolchain": toolchain.label,
-        "op": family.name,
-        "title": family.title,
-        "sizes": dict(planned.sizes),
-        "accuracy": config.accuracy.label,
-        "mode": config.problem.mode,
-        "flops": family.flops.evaluate(sizes),
-        "bytes": family.bytes.evaluate(sizes),
-        "num_feasible": planned.space.num_feasible,
-        "num_cartesian": planned.space.num_cartesian,
-        "config_folder": str(config.base.resolve()),
-        "overrides": dict(overrides),
-        "command": command or shlex.join(sys.argv),
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-
-
-def version_here() -> str:
-    """Return this tuner's version, as installed."""
-    try:
-        return version("tuner")
-    except PackageNotFoundError:  # run from a checkout that was not installed
-        return "(not installed)"

@@ -183,7 +183,7 @@ def _state(run: Run | None) -> State:
 
 def _is_edited(problem: Problem, run: Run) -> bool:
     """Whether a problem's file was written after its run began, which is of another one then."""
-    began = datetime.fromisoformat(str(run.environment()["started_at"]))
+    began = datetime.fromisoformat(run.environment().started_at)
     return int(problem.path.stat().st_mtime) > began.timestamp()
 
 
@@ -193,7 +193,7 @@ def _runs_of(runs_dir: Path) -> dict[str, Run]:
     for path in sorted(runs_dir.glob("*/environment.json")):
         with suppress(StorageError, ValueError):  # a run that was killed while it was made
             run = open_run(path.parent)
-            words = shlex.split(str(run.environment().get("command", "")))
+            words = shlex.split(run.environment().command)
             for option, value in itertools.pairwise(words):
                 if option in KINDS.values():
                     found[value] = run

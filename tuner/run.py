@@ -11,9 +11,8 @@ import errno
 import fcntl
 import gc
 import io
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from tuner.by_batch import ByBatch
+from tuner.environment import ENVIRONMENT_NAME, Environment, read_environment
 from tuner.errors import RunLockedError, StorageError
 from tuner.records import recomputed, recomputed_result, set_aside
 from tuner.storage import append_line, drop_half_line, storage_errors, write_whole
@@ -98,9 +98,9 @@ class Run:
         """Where the report is written."""
         return self.path / "report.html"
 
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Environment:
         """Return what the run recorded of the machine and of how it was started."""
-        return _read_json(self.path / "environment.json")
+        return read_environment(self.path)
 
     def trials(self) -> list[Trial]:
         """Read every whole line of `trials.jsonl`.
@@ -260,7 +260,7 @@ class RunWriter:
 
 
 def create_run(
-    runs_dir: Path, op: str, device: str, config_text: str, environment: Mapping[str, Any]
+    runs_dir: Path, op: str, device: str, config_text: str, environment: Environment
 ) -> Run:
     """Make a new run directory, `<time>-<op>-<device>`, and write what was asked into it."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -280,7 +280,7 @@ def create_run(
             (path / folder).mkdir()
     run = Run(path)
     write_whole(run.config_path, config_text)
-    write_whole(path / "environment.json", json.dumps(environment, indent=1, default=str))
+    environment.write(path)
     return run
 
 
@@ -290,11 +290,11 @@ def open_run(path: Path) -> Run:
     Raises:
         StorageError: there is none at `path`.
     """
-    if not (path / "config.yaml").is_file() or not (path / "environment.json").is_file():
+    if not (path / "config.yaml").is_file() or not (path / ENVIRONMENT_NAME).is_file():
         near = sorted(p.parent.name for p in path.parent.glob("*/config.yaml"))[-5:]
         advice = f"runs there: {', '.join(near)}" if near else "next: name a folder of runs/"
         raise StorageError(
-            f"{path}: not a run directory (no config.yaml and environment.json)\n  {advice}"
+            f"{path}: not a run directory (no config.yaml and {ENVIRONMENT_NAME})\n  {advice}"
         )
     return Run(path)
 
@@ -373,13 +373,3 @@ def _uncollected() -> Iterator[None]:
     finally:
         if was_at_work:
             gc.enable()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    with storage_errors(path):
-        text = path.read_bytes()
-    try:
-        data: dict[str, Any] = json.loads(text)
-    except ValueError as error:  # also what is no UTF-8
-        raise StorageError(f"{path}: not JSON: {error}") from error
-    return data

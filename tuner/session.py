@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from traceback import format_exception
-from typing import Any
 
 from tuner.batching import seconds_of
 from tuner.defaults import check_defaults
-from tuner.earlier import Earlier, sources_from
+from tuner.earlier import Earlier, sources_from, warm_starts
+from tuner.environment import SittingRecord
 from tuner.errors import InputError, NothingCorrectError, TunerError
 from tuner.evaluate.evaluator import DeviceEvaluator
 from tuner.evaluate.runner import Terms
 from tuner.evaluate.verifier import Verifier
 from tuner.exporting import ExportCompiler
 from tuner.fleet.dispatch import QUEUED
-from tuner.fleets import OneDevice, Source
+from tuner.fleets import Source
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir, keep
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.host import busy_words, has_many_cores
 from tuner.machine.platforms import is_gpu
 from tuner.observing import Observer, Recorder
-from tuner.planning import (
-    Planned,
-    first_of_each,
-    languages_of,
-    num_workers,
-    sources_of,
-    stop_rule_of,
-)
+from tuner.planning import Planned
 from tuner.ranking import ranked_trials, why_nothing_correct
 from tuner.records import SET_ASIDE
 from tuner.referee import refereed
@@ -49,7 +41,7 @@ from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.search.t4 import to_t4
 from tuner.storage import storage_errors, write_whole
-from tuner.trial import Build, Candidate, Outcome, Params, Status, Trial
+from tuner.trial import Build, Candidate, Outcome, Params, Status, Trial, Value
 from tuner.verification import Verification
 
 __all__ = ["Session"]
@@ -64,7 +56,8 @@ AHEAD = {0.5: 1, 0.8: 3}
 class Session:
     """One sitting on a run: from the first trial of it to the report.
 
-    `started_s` is when the user began to wait, by `time.monotonic`.
+    `started_s` is when the user began to wait, by `time.monotonic`; `overrides` are new totals
+    that hold from this sitting on.
     """
 
     def __init__(
@@ -79,6 +72,7 @@ class Session:
         started_s: float | None = None,
         earlier: Earlier | None = None,
         source: Source | None = None,
+        overrides: Mapping[str, Value] | None = None,
     ) -> None:
         self.planned = planned
         self.toolchain = toolchain
@@ -87,11 +81,12 @@ class Session:
         self.should_stop = should_stop
         self.verifies = verifies
         self.started_s = time.monotonic() if started_s is None else started_s
-        self._source = source or OneDevice()
+        self._source = source or Source()
+        self._overrides = overrides or {}
         self._earlier = earlier or Earlier()
         same = [s.params for s in self._earlier.same] if planned.config.effort == "quick" else []
         self._is_known = bool(same)  # what a quick run takes instead of a search
-        self.first = same or first_of_each(planned.space, planned.family, planned.facts)
+        self.first = list(same or planned.defaults)
         self.trials = list(run.trials())
         self.notes: list[str] = []
         self._said: deque[str] = deque()  # of devices, by a thread of theirs
@@ -100,13 +95,13 @@ class Session:
         languages = [planned.family.templates[name].language for name in templates]
         costs = Costs(
             max(COMPILE_S[language] for language in languages),
-            num_cores=num_workers(planned),
+            num_cores=planned.num_workers,
             start_s=START_S[planned.device.kind],
             batches_s=seconds_of(planned),
         )
         self.asked = self.schedule = scheduled(planned.config, costs)
 
-    def work(self, environment: dict[str, Any]) -> Run:
+    def work(self) -> Run:
         """Search; verify and export, unless the search is all that was asked for; report."""
         with ExitStack() as stack:
             writer = stack.enter_context(self.run.locked())
@@ -114,22 +109,22 @@ class Session:
             self._name_set_aside()
             further = self.planned.family.also_sizes
             elsewhere = self._source.builders(
-                self.run.path.name, self.toolchain, languages_of(self.planned), self._tell_of
+                self.run.path.name, self.toolchain, self.planned.languages, self._tell_of
             )
             builder = stack.enter_context(
                 Builder(
                     self.toolchain,
                     default_cache_dir(),
-                    num_workers=num_workers(self.planned),
+                    num_workers=self.planned.num_workers,
                     elsewhere=elsewhere,
                     triton_sizes=[{**further, **s} for s in self.planned.screening_sizes],
                 )
             )
             try:
                 if self.verifies:
-                    self._verified(stack, writer, builder, environment)
+                    self._verified(stack, writer, builder)
                 else:
-                    self._search(writer, builder, environment, None)
+                    self._search(writer, builder, None)
                     if not any(t.outcome.latency_us for t in self.trials):
                         raise NothingCorrectError(why_nothing_correct(self.trials, ()))
             except Exception as error:  # not Ctrl-C, which ends at once
@@ -149,9 +144,7 @@ class Session:
                 self.observer.on_stage(f"warning: {said}\n  next: tune again, if it was the best")
                 self.notes.append(said)
 
-    def _verified(
-        self, stack: ExitStack, writer: RunWriter, builder: Builder, environment: dict[str, Any]
-    ) -> None:
+    def _verified(self, stack: ExitStack, writer: RunWriter, builder: Builder) -> None:
         """Search between a check of the defaults and the verification of what was found."""
         planned = self.planned
         seed = secrets.randbits(31)
@@ -160,7 +153,7 @@ class Session:
             check_defaults(planned, self.first, builder, verifier, self.observer)
         if verifier.seconds:
             self._learn(check_s=verifier.seconds)
-        compiler = ExportCompiler(planned.task.device, num_workers(planned))
+        compiler = ExportCompiler(planned.task.device, planned.num_workers)
         stack.callback(compiler.close)
         is_parallel = is_gpu(planned.device.kind) and has_many_cores() and planned.is_small
         checks_ahead = ThreadPoolExecutor(self.asked.num_finalists) if is_parallel else None
@@ -175,7 +168,7 @@ class Session:
             stack.callback(getting_ready.shutdown, wait=False)
             getting_ready.submit(verifier.prepare)  # what goes wrong is raised by the check
             verification.compile_ahead(Trial(0, "", self.first[0], "", Outcome(Status.CORRECT)))
-        self._search(writer, builder, environment, verification)
+        self._search(writer, builder, verification)
         was_stopped = self.should_stop()
         trials = self.trials
         if not was_stopped and not self._is_late:
@@ -238,7 +231,6 @@ class Session:
         self,
         writer: RunWriter,
         builder: Builder,
-        environment: dict[str, Any],
         verification: Verification | None,
     ) -> None:
         planned, config = self.planned, self.planned.config
@@ -256,24 +248,23 @@ class Session:
             baseline = devices.start()
             # Kept for later sittings: what is asked depends on how many are in flight.
             usual = builder.at_once + QUEUED * len(devices.baselines_us)
-            evaluator.ahead = environment.setdefault("in_flight", config.search.in_flight or usual)
+            environment = self.run.environment()
+            evaluator.ahead = environment.in_flight or config.search.in_flight or usual
             if evaluator.ahead < len(devices.baselines_us):
                 self._tell_of("the run keeps", f"{evaluator.ahead} in flight: others are idle")
             self._say_of_devices()
-            sitting = {
-                "from_trial": len(self.trials),
-                "baseline_us": baseline.latency_us,
-                "baseline_noise": baseline.noise,
-                "devices": dict(devices.baselines_us),  # each of them alone
-                "devices_together": dict(devices.together_us),
-            }
-            environment |= {
-                "baseline_us": baseline.latency_us,
-                "baseline_noise": baseline.noise,
-                # Each sitting with its own, which its trials are compared with.
-                "sittings": [*environment.get("sittings", []), sitting],
-            }
-            writer.write_text("environment.json", json.dumps(environment, indent=1))
+            sitting = SittingRecord(
+                len(self.trials), baseline.latency_us, baseline.noise,
+                dict(devices.baselines_us), dict(devices.together_us),
+            )  # fmt: skip
+            replace(
+                environment,
+                overrides={**environment.overrides, **self._overrides},
+                in_flight=evaluator.ahead,
+                baseline_us=baseline.latency_us,
+                baseline_noise=baseline.noise,
+                sittings=(*environment.sittings, sitting),
+            ).write(self.run.path)
             self.observer.on_run(self.run, baseline, self.trials)
             if busy := busy_words(self._load, baseline.noise):
                 self.observer.on_stage(f"warning: {busy}")
@@ -303,8 +294,8 @@ class Session:
                     self.observer.on_remaining(remaining.improvement, remaining.within)
 
             earlier = sources_from(planned, self._earlier.runs, self.run.path.parent)
-            sources, stop = sources_of(config, planned.family) + earlier, stop_rule_of(config)
-            budget = SearchBudget(most, self._search_s(), stop, planned.least_trials)
+            sources = warm_starts(config, planned.family) + earlier
+            budget = SearchBudget(most, self._search_s(), config.search.stop, planned.least_trials)
             self.observer.on_budget(most, budget.timeout_s)
             with storage_errors(self.run.journal_path):  # Optuna's own file
                 why = search(
@@ -327,6 +318,7 @@ class Session:
             if devices.waited_s > WORTH_SAYING_S:
                 waited = f"other tuners had the device for {devices.waited_s:.0f} s of the search"
                 self.observer.on_stage(f"{waited}, which do not count as its time")
+            return baseline.latency_us
         finally:
             devices.close()
             self._say_of_devices()

@@ -27,8 +27,8 @@ from tuner.wording import one_line, percent
 
 if TYPE_CHECKING:
     from tuner.capture.by_hand import ByHand
-    from tuner.export.recheck import Repeated
     from tuner.machine.doctor import Finding
+    from tuner.recheck import Repeated
     from tuner.review.gain import Gain
     from tuner.review.listing import Shown
     from tuner.run import Run

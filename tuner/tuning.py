@@ -11,27 +11,27 @@ verify_certificate(file) whether what a file's certificate claims still holds
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.capture.outline import MODULE_FILE
-from tuner.config.run_config import RunConfig
+from tuner.config.run_config import RunConfig, config_of
 from tuner.deriving import derive_config, derive_operator, start_by_hand, write_sources
 from tuner.earlier import Earlier, earlier_of
+from tuner.environment import Environment
 from tuner.errors import InputError, StorageError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.task import new_worker
 from tuner.fleets import source_of
 from tuner.gaining import measured, worth_searching
+from tuner.kernel.toolchain import Toolchain
+from tuner.machine.doctor import tuner_version
 from tuner.observing import Observer, Progress
-from tuner.planning import (
-    Planned,
-    config_of,
-    environment_of,
-    plan,
-    toolchain_of,
-)
+from tuner.planning import Planned, plan
 from tuner.review.gain import Gain
 from tuner.run import Run, create_run, is_locked, open_run
 from tuner.search.task_index import known_runs, versions_of
@@ -103,14 +103,13 @@ def tune(
     observer = observer or Observer()
     with source_of(config.device, devices, cluster, certificate) as (source, device):
         planned = _planned(config.model_copy(update={"device": device}), observer)
-        toolchain = toolchain_of(planned)
+        toolchain = planned.find_toolchain()
         module = worth_searching(planned, observer, force=force or not verifies)
-        environment = environment_of(planned, toolchain, command, overrides or {})
         earlier = Earlier()
         if planned.outline is not None or config.effort == "quick":
             versions = versions_of(planned.environment, toolchain.label)
             earlier = earlier_of(planned, versions, runs_dir)
-        environment["earlier"] = json.loads(to_json(earlier))  # for `resume`, which asks the same
+        environment = _environment(planned, toolchain, command, overrides or {}, earlier)
         run = create_run(
             runs_dir, planned.family.name, planned.device.name, config.text, environment
         )
@@ -120,7 +119,7 @@ def tune(
             planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
             earlier=earlier, source=source,
         )  # fmt: skip
-        session.work(environment)
+        session.work()
         known_runs(runs_dir)  # what this run found is known before the next one starts
         return run
 
@@ -143,6 +142,46 @@ def _planned(config: RunConfig, observer: Observer) -> Planned:
     planned = plan(config)
     observer.on_plan(planned)
     return planned
+
+
+def _environment(
+    planned: Planned,
+    toolchain: Toolchain,
+    command: str,
+    overrides: Mapping[str, Value],
+    earlier: Earlier,
+) -> Environment:
+    """Return what a new run records of the machine and of how it was started."""
+    config, family = planned.config, planned.family
+    sizes: dict[str, Value] = {**planned.facts, **planned.sizes}
+    return Environment(
+        tuner=tuner_version(),
+        device=json.loads(to_json(planned.device)),
+        device_name=planned.device.name,
+        torch_name=planned.device.torch_name,
+        facts=dict(planned.facts),
+        machine=dict(planned.environment),
+        toolchain=toolchain.label,
+        op=family.name,
+        title=family.title,
+        sizes=dict(planned.sizes),
+        accuracy=config.accuracy.label,
+        mode=config.problem.mode,
+        flops=_number(family.flops.evaluate(sizes)),
+        bytes=_number(family.bytes.evaluate(sizes)),
+        num_feasible=planned.space.num_feasible,
+        num_cartesian=planned.space.num_cartesian,
+        config_folder=str(config.base.resolve()),
+        overrides=dict(overrides),
+        command=command or shlex.join(sys.argv),
+        started_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        earlier=json.loads(to_json(earlier)),  # for `resume`, which asks the same
+    )
+
+
+def _number(value: Value) -> int | float:
+    assert not isinstance(value, str), value  # the family's formulas are of sizes
+    return value
 
 
 def resume(
@@ -193,12 +232,14 @@ def resume(
     config = config_of(run, given)
     with source_of(config.device, devices, cluster, certificate) as (source, device):
         planned = _planned(config.model_copy(update={"device": device}), observer)
-        toolchain = toolchain_of(planned)
-        now = environment_of(planned, toolchain, environment["command"], {})
+        toolchain = planned.find_toolchain()
         moved = [
-            f"{what}: {environment[what]} then, {now[what]} now"
-            for what in ("device_name", "toolchain")
-            if environment[what] != now[what]
+            f"{what}: {then} then, {now} now"
+            for what, then, now in (
+                ("device_name", environment.device_name, planned.device.name),
+                ("toolchain", environment.toolchain, toolchain.label),
+            )
+            if then != now
         ]
         if moved and not may_move:
             raise StorageError(
@@ -206,10 +247,9 @@ def resume(
                 + "\n  ".join(moved)
                 + "\n  next: `--any-machine` to mix their times, or start a new run"
             )
-        # The new totals hold from now on, also when this session is interrupted.
-        environment["overrides"] = {**environment.get("overrides", {}), **given}
         session = Session(
             planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
-            earlier=from_json(Earlier, json.dumps(environment.get("earlier", {}))), source=source,
+            earlier=from_json(Earlier, json.dumps(environment.earlier)), source=source,
+            overrides=given,
         )  # fmt: skip
-        return session.work(environment)
+        return session.work()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
@@ -71,6 +71,7 @@ class Verification:
     ahead: dict[int, Future[Check]] = field(default_factory=dict)
     spares: list[ExportFile] = field(default_factory=list)  # to check where one is rejected
     shown: int = -1  # whose probes are reported
+    files: dict[int, ExportFile] = field(default_factory=dict)  # by trial, as they are kept
     batching: Batching = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,15 +86,14 @@ class Verification:
         """
         ranked = ranked_trials(trials)
         by_number = {trial.number: trial for trial in ranked}
-        files = {t.number: self._file(t, is_winner=False) for t in ranked}
         entries: dict[int, Finalist] = {}
         believed: dict[int, list[list[float]]] = {}
-        Racer(self.planned.task).get_ready([files[t.number].contender for t in ranked[:1]])
+        Racer(self.planned.task).get_ready([self._file(t).contender for t in ranked[:1]])
         while not believed:
-            chosen = self._checked(ranked, files, entries)
+            chosen = self._checked(ranked, entries)
             if not chosen:
                 return None, list(entries.values())
-            self._raced(chosen, files, entries)
+            self._raced(chosen, entries)
             believed = {
                 n: rounds_of(entries[n]) for n in chosen if entries[n].interval is not None
             }
@@ -104,10 +104,10 @@ class Verification:
         exported, notes = entries[winner], list(self.schedule.reductions)
         is_fallback = exported.interval is not None and exported.interval.verdict == "slower"
         for number in believed:
-            is_winner = number == winner and not is_fallback
-            self.batching.kept(self._file(by_number[number], is_winner)).accept(
-                entries[number], self.schedule.samples_s, self.schedule.reductions
-            )
+            file = self.batching.kept(self.files[number])
+            if number == winner and not is_fallback:
+                file = replace(file, path=self.run.export_path)
+            file.accept(entries[number], self.schedule.samples_s, self.schedule.reductions)
         if is_fallback:
             exported, more = self._fallen_back(exported)
             notes += more
@@ -151,8 +151,8 @@ class Verification:
         entry = self._check(file)
         file = self.batching.known(file) or file
         if entry.check.is_accepted and entry.interval is None:
-            entries = {file.trial: entry}
-            self._raced([file.trial], {file.trial: file}, entries)
+            entries, self.files[file.trial] = {file.trial: entry}, file
+            self._raced([file.trial], entries)
             entry = entries[file.trial]
         if entry.check.is_accepted:
             file.accept(entry, self.schedule.samples_s, self.schedule.reductions)
@@ -162,21 +162,19 @@ class Verification:
 
     def compile_ahead(self, trial: Trial) -> None:
         """Compile a trial's file while the search goes on."""
-        self.compiler.submit(self._file(trial, is_winner=False))
+        self.compiler.submit(self._file(trial))
 
     # ---- checks -------------------------------------------------------------------------------
 
-    def _file(self, trial: Trial, is_winner: bool) -> ExportFile:
-        path = self.run.path / "export" / f"trial_{trial.number}.py"
-        chosen = self.run.export_path if is_winner else path
-        return export_of(self.planned, self.toolchain, trial, chosen, self.run.path)
+    def _file(self, trial: Trial) -> ExportFile:
+        """Return a trial's file, rendered once."""
+        if trial.number not in self.files:
+            path = self.run.path / "export" / f"trial_{trial.number}.py"
+            file = export_of(self.planned, self.toolchain, trial, path, self.run.path)
+            self.files[trial.number] = file
+        return self.files[trial.number]
 
-    def _checked(
-        self,
-        ranked: Sequence[Trial],
-        files: dict[int, ExportFile],
-        entries: dict[int, Finalist],
-    ) -> list[int]:
+    def _checked(self, ranked: Sequence[Trial], entries: dict[int, Finalist]) -> list[int]:
         """Put all probes to the best trials until enough of them are accepted.
 
         What one probe rejects it mostly rejects in its likes, too, so those of another structure
@@ -193,27 +191,28 @@ class Verification:
                 break
             # Stable: else the fastest first.
             left.sort(key=lambda t: (t.number not in self.ahead, structure(t) in rejected))
-            self._begin(left, wanted - len(accepted), files)
+            self._begin(left, wanted - len(accepted))
             trial = left.pop(0)
-            entry = entries[trial.number] = self._check(files[trial.number])
-            files[trial.number] = self.batching.known(files[trial.number]) or files[trial.number]
+            file = self._file(trial)
+            entry = entries[trial.number] = self._check(file)
+            file = self.files[trial.number] = self.batching.known(file) or file
             if entry.check.is_accepted:
                 accepted.append(trial.number)
             else:
-                files[trial.number].reject(entry)
+                file.reject(entry)
                 rejected.add(structure(trial))
         return accepted
 
-    def _begin(self, left: Sequence[Trial], num: int, files: Mapping[int, ExportFile]) -> None:
+    def _begin(self, left: Sequence[Trial], num: int) -> None:
         """Compile the first `num`; where cores are plenty also spares, and check side by side."""
-        for file in (files[t.number] for t in left[:num]):
+        for file in map(self._file, left[:num]):
             self.compiler.submit(file)
             if self.checks_ahead and file.trial not in self.ahead and not self._known(file):
                 self.ahead[file.trial] = self.checks_ahead.submit(self._verdict_ahead, file)
         if self.checks_ahead:
             likes = {structure(t) for t in left[:num]}
             others = sorted(left[num:], key=lambda t: structure(t) in likes)
-            self.spares = [files[t.number] for t in others[:NUM_SPARES]]
+            self.spares = [self._file(t) for t in others[:NUM_SPARES]]
             for spare in self.spares:
                 self.compiler.submit(spare)
 
@@ -290,9 +289,7 @@ class Verification:
 
     # ---- races --------------------------------------------------------------------------------
 
-    def _raced(
-        self, chosen: list[int], files: dict[int, ExportFile], entries: dict[int, Finalist]
-    ) -> None:
+    def _raced(self, chosen: list[int], entries: dict[int, Finalist]) -> None:
         """Race files that were accepted; who crashes or hangs is out, and the others start again.
 
         `chosen` and `entries` are brought up to date.
@@ -303,6 +300,7 @@ class Verification:
         if len(keys) == 1 and "" not in keys and is_enough:
             self.observer.on_stage("raced by an earlier sitting")
             return
+        files = self.files
         while chosen:
             contenders = [files[number].contender for number in chosen]
             try:

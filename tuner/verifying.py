@@ -9,17 +9,19 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from tuner.config.run_config import config_of
 from tuner.errors import InputError, NothingCorrectError
 from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.task import Task, asked, new_worker
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
-from tuner.export.recheck import Repeated, reference_for, repeat
 from tuner.exporting import ExportCompiler, export_of
+from tuner.machine.doctor import tuner_version
 from tuner.observing import Observer
-from tuner.planning import DESCRIBE_S, config_of, num_workers, plan, toolchain_of, version_here
+from tuner.planning import DESCRIBE_S, plan
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
+from tuner.recheck import Repeated, reference_for, repeat
 from tuner.run import Run, open_run
 from tuner.schedule import Costs, scheduled
 from tuner.trial import Check, Status, Trial
@@ -58,6 +60,7 @@ def export_trial(
         chosen = _chosen(run, trial)
         observer.on_stage(f"exporting trial {chosen.number}: asking for the device and the sizes")
         planned = plan(config_of(run))
+        toolchain = planned.find_toolchain()
         result = run.result()
         # Where the winner was slower than PyTorch, another file has the name.
         is_winner = (
@@ -65,13 +68,13 @@ def export_trial(
         )
         usual = run.path / "export" / f"trial_{chosen.number}.py"
         target = output or (run.export_path if is_winner else usual)
-        file = export_of(planned, toolchain_of(planned), chosen, target, run.path)
-        compiler = ExportCompiler(planned.task.device, num_workers(planned))
+        file = export_of(planned, toolchain, chosen, target, run.path)
+        compiler = ExportCompiler(planned.task.device, planned.num_workers)
         compiler.submit(file)
         seed = secrets.randbits(31)
         with Verifier(planned.task, seed=seed) as verifier:
             verification = Verification(
-                planned, toolchain_of(planned), run, writer, verifier, seed, compiler, observer,
+                planned, toolchain, run, writer, verifier, seed, compiler, observer,
                 scheduled(planned.config, Costs()),
             )  # fmt: skip
             entry = verification.export(file)
@@ -179,7 +182,7 @@ def verify_certificate(
         certificate,
         trusted,
         device=found["torch_name"],
-        versions={**found["environment"], "tuner": version_here()},
+        versions={**found["environment"], "tuner": tuner_version()},
         timeout_s=timeout_s,
         on_probe=observer.on_probe,
         on_stage=observer.on_stage,

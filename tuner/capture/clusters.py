@@ -7,15 +7,17 @@ text is CUDA C++ beside Triton's, of which there is none.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.indexing import offset, row_dims
-from tuner.capture.merged import merged_sweeps
 from tuner.capture.nest import COLUMN, Nest, Output, Reduction, Statement, emitted, still_needed
 from tuner.capture.operations import OPERATIONS, converted, literal, operation_of
+from tuner.capture.paired_sweeps import paired_sweeps
 from tuner.capture.stages import Stages
 from tuner.capture.templates import arguments_of, function_of
+from tuner.space.expression import Expression
 
 __all__ = ["CLUSTER_TEMPLATE", "cluster_template", "refusal_of_clusters"]
 
@@ -74,7 +76,7 @@ def refusal_of_clusters(stages: Stages) -> str:
         return "a value is rounded on the way"
     if any(nest.is_inner(o.name) and not _is_row_shaped(nest, o.name) for o in nest.outputs):
         return "a result varies over some of the columns alone"
-    if len(nest.passes) - len(merged_sweeps(nest)) < 2:
+    if len(nest.passes) - len(paired_sweeps(nest)) < 2:
         return "a row is read once anyway"
     num_bytes = 4 * space.cols
     if num_bytes <= SHORTEST_BYTES:
@@ -141,13 +143,11 @@ def _first_of(nest: Nest) -> tuple[int, int] | None:
     With the fewest blocks and the largest chunk: on an H200 (2026-11-26) rows of 262 KB took
     5.1 ms in two blocks, 7.2 in four, 8.4 in eight; of 1 to 1.6 MB longer in 16 than in eight.
     """
-    for blocks in (1, 2, 4, 8, MOST_BLOCKS):
-        slice_bytes = -(-nest.space.cols // (32 * blocks)) * 128
-        for chunk in CHUNKS:
-            slots = min(64, RING_BYTES // (len(staged_of(nest)) * (chunk + 16)))
-            if -(-slice_bytes // chunk) <= slots:
-                return blocks, chunk
-    return None
+    fits = Expression.parse(_fits(nest))
+    tried = itertools.product((1, 2, 4, 8, MOST_BLOCKS), CHUNKS)
+    return next(
+        (t for t in tried if fits.holds({"cluster_blocks": t[0], "cluster_chunk": t[1]})), None
+    )
 
 
 def _statements(nest: Nest) -> list[Statement]:

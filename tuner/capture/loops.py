@@ -15,7 +15,7 @@ from tuner.capture.operations import converted, operation_of
 from tuner.capture.precision import CPP_TYPES
 from tuner.capture.windows import cpp_tap, cpp_window
 
-__all__ = ["FINISH", "RowWriter", "indented", "loops_text", "parameters_of", "signature"]
+__all__ = ["FINISH", "RowWriter", "indented", "parameters_of", "signature"]
 
 _UNROLL = '  unroll: {about: "vectors at a time", default: 2, values: [1, 2, 4]}'
 _KEEP = (
@@ -52,17 +52,6 @@ def _kept_values(nest: Nest) -> list[str]:
     return kept
 
 
-def loops_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
-    """Return the function that computes a nest whose tail is of columns.
-
-    Args:
-        nest: what to compute.
-        function: its name.
-        names: of values, as C++ knows them; inputs and outputs are parameters of the function.
-    """
-    return "\n".join(RowWriter(nest, function, names).lines()) + "\n"
-
-
 def signature(nest: Nest, function: str, names: Mapping[str, str]) -> Iterator[str]:
     """Write the head of the function."""
     inputs = [f"const {CPP_TYPES[t.dtype]}* {names[t.name]}_all" for t in nest.arguments]
@@ -75,7 +64,13 @@ def signature(nest: Nest, function: str, names: Mapping[str, str]) -> Iterator[s
 
 
 class RowWriter:
-    """The text of one nest: a function whose threads take rows, or pieces of them."""
+    """The text of a nest whose tail is of columns: a function whose threads take rows, or pieces.
+
+    Args:
+        nest: what to compute.
+        function: its name.
+        names: of values, as C++ knows them; inputs and outputs are parameters of the function.
+    """
 
     def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
         self.nest, self.function = nest, function

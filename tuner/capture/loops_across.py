@@ -15,23 +15,14 @@ from tuner.capture.nest import COLUMN, Nest, Pass, Statement, still_needed
 from tuner.capture.operations import Kind, converted
 from tuner.capture.windows import cpp_tap, cpp_window
 
-__all__ = ["across_text"]
+__all__ = ["AcrossWriter"]
 
 _LANE = "(k + u * simd::kWidth)"  # of the tail, the first one of a vector
 
 
-def across_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
-    """Return the function that computes a nest whose tail is of rows.
+class AcrossWriter:
+    """The text of a nest whose tail is of rows; the arguments are those of `RowWriter`."""
 
-    Args:
-        nest: what to compute.
-        function: its name.
-        names: of values, as C++ knows them; inputs and outputs are parameters of the function.
-    """
-    return "\n".join(_Writer(nest, function, names).lines()) + "\n"
-
-
-class _Writer:
     def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
         self.nest, self.function = nest, function
         self.names = {**names, COLUMN: "column_index"}
@@ -42,6 +33,7 @@ class _Writer:
         self.given = [*(t.name for t in nest.arguments), *nest.indices]  # read or counted
 
     def lines(self) -> Iterator[str]:
+        """Write the function."""
         length = self.space.length
         yield from signature(self.nest, self.function, self.names)
         yield "  constexpr int64_t kTile = kUnroll * simd::kWidth;"

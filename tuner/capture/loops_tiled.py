@@ -15,7 +15,7 @@ from tuner.capture.loops import FINISH, RowWriter, indented
 from tuner.capture.nest import Nest
 from tuner.capture.precision import CPP_TYPES
 
-__all__ = ["tiled_text", "turned_values"]
+__all__ = ["TileWriter", "turned_values"]
 
 
 def turned_values(nest: Nest) -> list[str]:
@@ -35,18 +35,9 @@ def turned_values(nest: Nest) -> list[str]:
     ]
 
 
-def tiled_text(nest: Nest, function: str, names: Mapping[str, str]) -> str:
-    """Return the function that computes a nest with turned values.
+class TileWriter(RowWriter):
+    """The text of a nest with turned values."""
 
-    Args:
-        nest: what to compute.
-        function: its name.
-        names: of values, as C++ knows them; inputs and outputs are parameters of the function.
-    """
-    return "\n".join(_TileWriter(nest, function, names).lines()) + "\n"
-
-
-class _TileWriter(RowWriter):
     def __init__(self, nest: Nest, function: str, names: Mapping[str, str]) -> None:
         super().__init__(nest, function, names)
         self.turned = turned_values(nest)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from tuner.capture.graph import Graph
 from tuner.capture.index_space import NotOneNest
-from tuner.capture.merged import merged_sweeps
 from tuner.capture.nest import Nest
+from tuner.capture.paired_sweeps import paired_sweeps
 from tuner.capture.precision import num_bytes_of
 from tuner.capture.stages import Partition, Stages, stages_of
 
@@ -72,4 +72,4 @@ def traffic_bytes(graph: Graph, stages: Stages) -> int:
 def _num_sweeps(nest: Nest) -> int:
     if not nest.reductions or nest.space.cols <= MOST_COLUMNS:
         return 1
-    return max(1, len(nest.passes) - len(merged_sweeps(nest)))
+    return max(1, len(nest.passes) - len(paired_sweeps(nest)))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from tuner.capture.graph import Graph
 from tuner.capture.indexing import is_split
 from tuner.capture.library import MOVES, Call
-from tuner.capture.loops import loops_text, parameters_of
-from tuner.capture.loops_across import across_text
-from tuner.capture.loops_tiled import tiled_text, turned_values
+from tuner.capture.loops import RowWriter, parameters_of
+from tuner.capture.loops_across import AcrossWriter
+from tuner.capture.loops_tiled import TileWriter, turned_values
 from tuner.capture.nest import Nest
 from tuner.capture.own_parameters import declared, groups_of, renamed, suffixes_of
 from tuner.capture.precision import FLOATS, HALVES, num_bytes_of
@@ -141,9 +141,9 @@ def _cpp_steps(part: Part, op: str, texts: list[str]) -> tuple[list[str], bool]:
         rows, cols = str(nest.space.rows), str(nest.space.cols)
         arguments = ", ".join([*arguments_of(stages, nest, names), rows, cols, "num_threads"])
         steps.append(f"  - {{call: {function}, args: [{arguments}]}}")
-        write = tiled_text if turned_values(nest) else loops_text
-        write = across_text if nest.space.is_across else write
-        texts.append(renamed(write(nest, function, names), suffixes.get(nest.name, "")))
+        writer = TileWriter if turned_values(nest) else RowWriter
+        lines = (AcrossWriter if nest.space.is_across else writer)(nest, function, names).lines()
+        texts.append(renamed("\n".join(lines) + "\n", suffixes.get(nest.name, "")))
         for output in nest.outputs:
             if output.dtype in FLOATS and nest.is_inner(output.name):
                 place, size = place_of(stages, names, output.name), num_bytes_of(output.dtype)

@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterator, Mapping
 
 from tuner.capture.indexing import inner_rows, offset, row_dims
-from tuner.capture.merged import Merged, merged_sweeps
 from tuner.capture.nest import COLUMN, Nest, Pass, Reduction, Statement, emitted
 from tuner.capture.operations import converted, emit
+from tuner.capture.paired_sweeps import SweepPair, paired_sweeps
 from tuner.capture.precision import HALVES
 from tuner.capture.triton_blocks import SEARCHED, Blocks
 from tuner.capture.triton_folds import JOINED, START, fold_functions
-from tuner.capture.triton_merged import begun, joined, lane_counts, stepped
+from tuner.capture.triton_pairs import begun, joined, lane_counts, stepped
 from tuner.capture.windows import triton_tap
 
 __all__ = ["RESERVED", "Writer"]
@@ -56,7 +56,7 @@ class Writer:
         self.given = {t.name for t in nest.arguments}
         self.inputs = [names[t.name] for t in nest.arguments]
         self.outputs = [names[o.name] for o in nest.outputs]
-        self.merged = merged_sweeps(nest)
+        self.pairs = paired_sweeps(nest)
         self.folds = {r.fold for r in nest.reductions}
         self.has_own_rows = bool(self.folds)  # a program has all columns of its rows
         self.pointers = [f"{n}_all" for n in self.inputs] + [f"{n}_out" for n in self.outputs]
@@ -98,12 +98,12 @@ class Writer:
         yield from (f"    {line}" for line in self._one_block())
         yield "    else:"
         for number, each in enumerate(self.nest.passes):
-            merged = self.merged.get(number)
-            if number - 1 not in self.merged:
-                sweep = self._sweep(each, "0", "num_columns", merged)
+            pair = self.pairs.get(number)
+            if number - 1 not in self.pairs:
+                sweep = self._sweep(each, "0", "num_columns", pair)
                 yield from (f"        {line}" for line in sweep)
                 counts = lane_counts("0", "num_columns")
-                found = self._found(each, merged, counts, is_all=True)
+                found = self._found(each, pair, counts, is_all=True)
                 yield from (f"        {line}" for line in found)
             yield from (f"        {self._statement(s)}" for s in each.after)
         yield from self._row_outputs()
@@ -129,13 +129,13 @@ class Writer:
         each: Pass,
         first: str,
         last: str,
-        merged: Merged | None = None,
+        pair: SweepPair | None = None,
         step: str = "COLUMNS",
     ) -> Iterator[str]:
         """Go over some columns and keep one partial result a lane; blocks are a step apart."""
-        if merged is not None:
-            yield from begun(merged, self.names)
-        for reduction in each.reductions if merged is None else ():
+        if pair is not None:
+            yield from begun(pair, self.names)
+        for reduction in each.reductions if pair is None else ():
             name, start = self.names[reduction.name], START[reduction.fold]
             dtype = "tl.float64" if reduction.is_wide else "tl.float32"
             yield f"{name}_part = tl.full([ROWS, COLUMNS], {start}, {dtype})"
@@ -145,9 +145,9 @@ class Writer:
         yield f"    {first}, {last}, {step}, num_stages={self._stages(each)}"
         yield "):"
         yield from (f"    {line}" for line in self._block("first_col + ", each, set()))
-        if merged is not None:
-            value = self._floats(merged.first.value, is_block=True)
-            yield from (f"    {line}" for line in stepped(merged, self.names, value))
+        if pair is not None:
+            value = self._floats(pair.first.value, is_block=True)
+            yield from (f"    {line}" for line in stepped(pair, self.names, value))
             return
         for reduction in each.reductions:
             name, value = f"{self.names[reduction.name]}_part", self._masked(reduction)
@@ -179,12 +179,12 @@ class Writer:
         return read | {r.value for r in each.reductions} | {o.name for o in each.writes}
 
     def _found(
-        self, each: Pass, merged: Merged | None, counts: str, *, is_all: bool
+        self, each: Pass, pair: SweepPair | None, counts: str, *, is_all: bool
     ) -> Iterator[str]:
         """Put together what the lanes hold after a sweep; of a part of a row, as it is stored."""
-        if merged is not None:
+        if pair is not None:
             largest = f"{self.function}_amax"
-            yield from joined(merged, self.names, largest, counts, is_all=is_all)
+            yield from joined(pair, self.names, largest, counts, is_all=is_all)
             return
         for reduction in each.reductions:
             name = self.names[reduction.name]

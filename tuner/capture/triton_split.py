@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from tuner.capture.merged import Merged
 from tuner.capture.nest import Nest, Pass, Reduction
+from tuner.capture.paired_sweeps import SweepPair
 from tuner.capture.triton_blocks import SEARCHED, Blocks
 from tuner.capture.triton_folds import START, fold_functions, put_together
 from tuner.capture.triton_loops import Writer
-from tuner.capture.triton_merged import PUT_MOMENTS_TOGETHER, lane_counts
+from tuner.capture.triton_pairs import PUT_MOMENTS_TOGETHER, lane_counts
 
 __all__ = ["AcrossWriter", "SplitWriter"]
 
@@ -50,7 +50,7 @@ class SplitWriter(_PartsWriter):
         super().__init__(nest, function, names, blocks)
         # Of rows that lie beside each other several; of others one, in a block as large.
         self.has_rows = nest.space.is_across
-        self.moments = {n: m for n, m in self.merged.items() if m.kind == "moments"}
+        self.moments = {n: m for n, m in self.pairs.items() if m.kind == "moments"}
         sizes = [blocks.rows] * (not self.has_rows) + [blocks.columns, blocks.split]
         taken = " * ".join(str(size).strip("{} ") for size in sizes)
         self.pieces = f"cdiv({self.space.cols}, {taken})"
@@ -65,7 +65,7 @@ class SplitWriter(_PartsWriter):
         for number, each in enumerate(self.nest.passes):
             if number - 1 in self.moments:
                 continue
-            merged = self.moments.get(number)
+            pair = self.moments.get(number)
             yield from ("", "", "@triton.jit")
             yield f"def {self.function}_pass_{number}("
             yield f"    {', '.join(self.pointers)}, partial, totals, num_rows, num_columns,"
@@ -76,11 +76,11 @@ class SplitWriter(_PartsWriter):
             yield from self._known("(program // pieces)", number)
             yield "    piece = (program % pieces) * PIECE"
             yield "    last_col = tl.minimum(piece + PIECE, num_columns)"
-            sweep = self._sweep(each, "piece", "last_col", merged)
+            sweep = self._sweep(each, "piece", "last_col", pair)
             yield from (f"    {line}" for line in sweep)
-            found = self._found(each, merged, lane_counts("piece", "last_col"), is_all=False)
+            found = self._found(each, pair, lane_counts("piece", "last_col"), is_all=False)
             yield from (f"    {line}" for line in found)
-            for reduction in _both(each, merged):
+            for reduction in _both(each, pair):
                 name, index = self.names[reduction.name], self.place_of(reduction)
                 at = f"({index} * num_rows + row_ids) * pieces + program % pieces"
                 yield f"    tl.store(partial + {at}, {name}, mask=is_row)"
@@ -97,7 +97,7 @@ class SplitWriter(_PartsWriter):
             yield PUT_MOMENTS_TOGETHER.format(function=self.function).rstrip("\n")
 
     def _left(self, reduction: Reduction) -> str:
-        is_scaled = any(reduction == merged.second for merged in self.moments.values())
+        is_scaled = any(reduction == pair.second for pair in self.moments.values())
         return "" if is_scaled else self._scale_left(reduction)
 
     def _launch_split(self) -> Iterator[str]:
@@ -132,9 +132,9 @@ class SplitWriter(_PartsWriter):
             yield f"        {given}, totals, rows, ROWS=128,"
             yield "    )"
 
-    def _moments_together(self, merged: Merged) -> Iterator[str]:
-        mean, squares = map(self.place_of, (merged.first, merged.second))
-        scale = merged.second.scale
+    def _moments_together(self, pair: SweepPair) -> Iterator[str]:
+        mean, squares = map(self.place_of, (pair.first, pair.second))
+        scale = pair.second.scale
         factor = 'float("nan")' if math.isnan(scale) else repr(scale)
         yield f"    {self.function}_put_together_moments[(rows,)]("
         yield f"        partial, totals, rows, cols, pieces, {factor},"
@@ -142,9 +142,9 @@ class SplitWriter(_PartsWriter):
         yield "    )"
 
 
-def _both(each: Pass, merged: Merged | None) -> list[Reduction]:
+def _both(each: Pass, pair: SweepPair | None) -> list[Reduction]:
     """Return what a sweep finds."""
-    return list(each.reductions) if merged is None else [merged.first, merged.second]
+    return list(each.reductions) if pair is None else [pair.first, pair.second]
 
 
 class AcrossWriter(_PartsWriter):

@@ -76,6 +76,9 @@ def played(
     history = History(model, script, tensors, is_exact)
     second = copied(model) if script.at_once == "two modules" else None
 
+    def refused(error: Exception, stage: str) -> tuple[Report, dict[str, torch.Tensor]]:
+        return Report(error=str(error), stage=stage, keys=keys), {}
+
     def differentiate(k: int, call: int) -> None:
         edit_before_backward(script.edits, arguments_of_calls[call], earlier[call], history.model)
         if any(y.requires_grad for y in earlier[call]):
@@ -101,7 +104,7 @@ def played(
         with torch.set_grad_enabled(script.has_backward):
             history.serve_mild(problem.result_of)
     except ProblemError as error:
-        return Report(error=str(error), stage="call 1", keys=keys), {}
+        return refused(error, "call 1")
     for call in range(script.calls):
         if call and second is not None:
             history.model = second
@@ -122,7 +125,7 @@ def played(
                 with recorded(operations, script.traces), mode_of(script, is_exact), around():
                     result = answered(called, values, call)
             except ProblemError as error:
-                return Report(error=str(error), stage=f"call {call + 1}", keys=keys), {}
+                return refused(error, f"call {call + 1}")
             kinds.append(kinds_of(result))
         outputs = outputs_of(result)
         arguments_of_calls.append(values)
@@ -136,7 +139,7 @@ def played(
             try:
                 differentiate(call, call)
             except RuntimeError as error:
-                return Report(error=str(error), stage="gradients", keys=keys), {}
+                return refused(error, "gradients")
     answers.update((f"buffer.{n}", b.detach().clone()) for n, b in history.model.named_buffers())
     checksums = {} if is_exact else checksums_of(history.model, values)  # nobody's in float64
     try:
@@ -147,7 +150,7 @@ def played(
             for k, call in enumerate(script.backward):
                 differentiate(k, call)
     except RuntimeError as error:
-        return Report(error=str(error), stage="gradients", keys=keys), {}
+        return refused(error, "gradients")
     if script.drops and not is_exact and stays(history.model, values):
         said.append(STAYS)
     report = Report(

@@ -81,34 +81,34 @@ def answer(make_candidate: Callable[..., torch.nn.Module], question: Question) -
     moved to that of the inputs. While searching it may return one module again and again, since
     the state is loaded anew, except where `script.own_seed` is set.
     """
-    session = _Session(question)
+    state = _AnswerState(question)
     try:
         # A device reports some faults only at a later operation, which may be one of ours.
         with stage("an operation after the call"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            session.build(make_candidate)
-            with session.circumstances():
-                session.serve_mild()
+            state.build(make_candidate)
+            with state.circumstances():
+                state.serve_mild()
                 if question.script.at_once:
-                    session.calls_at_once()
+                    state.calls_at_once()
                 else:
                     for call in range(question.script.calls):
-                        session.call(call)
-            session.look_again()
+                        state.call(call)
+            state.look_again()
             if question.script.accumulates:
-                session.accumulate()
+                state.accumulate()
             elif not question.script.at_once:
                 for k, call in enumerate(question.script.backward):
-                    session.differentiate(k, call)
-            session.changes += session.kept.rewritten()
+                    state.differentiate(k, call)
+            state.changes += state.kept.rewritten()
             if question.script.drops:
-                session.changes += [STAYS] * stays(session.model, session.arguments[-1])
+                state.changes += [STAYS] * stays(state.model, state.arguments[-1])
     except Halted as halt:
-        return session.answer(halt.message, halt.stage)
-    return session.answer()
+        return state.answer(halt.message, halt.stage)
+    return state.answer()
 
 
-class _Session:
+class _AnswerState:
     """The state of one `answer`: the model, its arguments and every output, kept alive."""
 
     def __init__(self, question: Question) -> None:

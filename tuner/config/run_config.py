@@ -26,10 +26,11 @@ from tuner.config.schema import (
 from tuner.config.space_section import read_parameters
 from tuner.errors import ConfigError, did_you_mean
 from tuner.problem.accuracy import Accuracy
+from tuner.run import Run
 from tuner.space.constraints import Constraint, Parameter
 from tuner.trial import Value
 
-__all__ = ["RunConfig", "load_config", "parse_config"]
+__all__ = ["RunConfig", "config_of", "load_config", "parse_config"]
 
 MAX_BYTES = 2**20  # of a config; the longest honest one is a few kilobytes
 OVERRIDES = {  # what the command line may set, and where it stands in the file
@@ -135,6 +136,13 @@ def _similar(path: Path) -> str:
         return ""
     hint = did_you_mean(path.name, names)
     return f"\n  {hint}" if hint else ""
+
+
+def config_of(run: Run, overrides: Mapping[str, Value] | None = None) -> RunConfig:
+    """Return a run's own config, with what its command line had changed."""
+    environment = run.environment()
+    changed = {**environment.overrides, **(overrides or {})}
+    return load_config(run.config_path, changed, base=Path(environment.config_folder))
 
 
 def parse_config(

@@ -15,8 +15,6 @@ from tuner.errors import TunerError, WorkerError
 from tuner.evaluate.measure import below_floor
 from tuner.evaluate.worker import JobFailed, Reply, Worker
 from tuner.kernel.family import Family
-from tuner.machine.ceilings import impossible_us
-from tuner.machine.device import Device
 from tuner.machine.forkserver import SERVER
 from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy
@@ -28,7 +26,6 @@ __all__ = [
     "Task",
     "asked",
     "explained",
-    "least_us",
     "new_worker",
     "too_fast",
 ]
@@ -142,16 +139,6 @@ def asked(
         return worker.call(job, dict(payload), blobs, timeout_s=timeout_s)
     except JobFailed as failure:
         raise explained(failure) from failure
-
-
-def least_us(flops: float, num_bytes: float, device: Device, accuracy: Accuracy) -> float:
-    """Return the time below which no answer of that class can be, 0 where nothing is known.
-
-    By the fastest arithmetic that any kernel of the class may use: for float32 a float16 product
-    with two corrections in 8 bits, which take half of its time each; else one product.
-    """
-    precision = "fp16x2" if accuracy.kind == "float32" else "fp16"
-    return impossible_us(flops, num_bytes, device, precision)
 
 
 def too_fast(latency_us: float, least_us: float) -> str:

@@ -62,6 +62,7 @@ class Verifier:
         task: the problem.
         seed: of the secret probes.
         timeout_s: seconds for each call of a contender, its import included.
+        num_pairs: of a judge and a contender's process; None: as many as this host can feed.
 
     Attributes:
         seconds: what the last whole check took, 0 before there was one.
@@ -73,6 +74,7 @@ class Verifier:
         *,
         seed: int,
         timeout_s: float = CALL_TIMEOUT_S,
+        num_pairs: int | None = None,
     ) -> None:
         self._task = task
         self._seed = seed
@@ -81,7 +83,8 @@ class Verifier:
         self._files = Unedited(task)
         self._turns = turns_of(task.device)
         self._is_gpu = task.is_gpu
-        num_pairs = PAIRS if self._is_gpu and has_many_cores() else 1
+        if num_pairs is None:
+            num_pairs = PAIRS if self._is_gpu and has_many_cores() else 1
         self._judges = [
             new_worker(task.device, name="judge", env=QUIET, is_ours=True)
             for _ in range(num_pairs)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from tuner.plans import DType
 from tuner.trial import Language, Value
@@ -42,7 +42,11 @@ class CallHead(_Strict):
 
 
 class OpFile(_Strict):
-    """`op.yaml`: shapes name sizes; `also_sizes` are those that only further calls name."""
+    """`op.yaml`: shapes name sizes; `also_sizes` are those that only further calls name.
+
+    `arithmetic` is the fastest that any kernel of an accuracy class may use, as `peak_tflops`
+    names it: less time than it takes is impossible.
+    """
 
     name: str
     title: str
@@ -55,6 +59,7 @@ class OpFile(_Strict):
     bytes: str
     also: dict[str, CallHead] = {}
     also_sizes: dict[str, int] = {}
+    arithmetic: dict[str, Annotated[str, Field(pattern=r"^(fp32|tf32|fp16)(x[1-9])?$")]] = {}
 
 
 class _RequirementHead(_Strict):

@@ -18,9 +18,10 @@ from tuner.kernel.template import Signature, Template, load_template
 from tuner.plans import Argument, Tensor
 from tuner.space.constraints import Constraint, Parameter
 from tuner.space.expression import Expression
+from tuner.storage import sha256_of
 from tuner.trial import Candidate, Params, Value
 
-__all__ = ["Family", "builtin_folder", "family_names", "load_family"]
+__all__ = ["Family", "builtin_folder", "family_names", "known_reference", "load_family"]
 
 
 def builtin_folder() -> Path:
@@ -30,12 +31,19 @@ def builtin_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "templates"
 
 
+def known_reference(sha256: str) -> Path | None:
+    """Return the reference of a built-in family that has this hash; None if none has."""
+    found = sorted(builtin_folder().glob("*/reference.py"))
+    return next((path for path in found if sha256_of(path) == sha256), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """An operator: its call, its reference, and the templates that could replace it.
 
     `also` are the further calls that its templates may offer, by name, and `also_sizes` the sizes
-    that these have beside the operator's own, as a compiler ahead of time takes them.
+    that these have beside the operator's own, as a compiler ahead of time takes them;
+    `arithmetic` is the fastest that a kernel may use, by accuracy class.
     """
 
     name: str
@@ -47,6 +55,7 @@ class Family:
     outputs: tuple[Tensor, ...]
     also: Mapping[str, Signature]
     also_sizes: Mapping[str, int]
+    arithmetic: Mapping[str, str]
     flops: Expression
     bytes: Expression
     reference: Path
@@ -229,6 +238,7 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
         outputs=own.outputs,
         also={n: _further(f"{op.function}_{n}", call) for n, call in op.also.items()},
         also_sizes=op.also_sizes,
+        arithmetic=op.arithmetic,
         flops=Expression.parse(op.flops),
         bytes=Expression.parse(op.bytes),
         reference=files["reference.py"],

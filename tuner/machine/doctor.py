@@ -29,7 +29,7 @@ from tuner.machine.host import (
 )
 from tuner.machine.vectors import MARCH_VARIABLE, NATIVE, vectors
 
-__all__ = ["Finding", "doctor", "environment"]
+__all__ = ["Finding", "doctor", "environment", "tuner_version"]
 
 _MIN_FREE_BYTES = 2 * 1024**3  # PyTorch's own extension builds and a few hundred candidates
 
@@ -68,6 +68,11 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def tuner_version() -> str:
+    """Return this tuner's version, as installed."""
+    return _version("tuner") or "(not installed)"  # run from a checkout
 
 
 def environment(device: Device) -> dict[str, str]:

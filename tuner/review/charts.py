@@ -220,7 +220,7 @@ def _rows(run_data: RunData, _: Mapping[str, float]) -> Chart:
 
 def _roofline(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Roofline"
-    flops, num_bytes = run_data.number("flops"), run_data.number("bytes")
+    flops, num_bytes = run_data.environment.flops, run_data.environment.bytes
     if not flops or not num_bytes or flops < 0 or num_bytes < 0:
         words = "The problem's operations and bytes are not recorded: there is no roofline."
         return Chart("roofline", label, words, None)

@@ -143,11 +143,10 @@ def compare_runs(runs: Sequence[RunData]) -> Comparison:
 
 
 def _side(run_data: RunData) -> Side:
-    sizes = run_data.environment.get("sizes")
     return Side(
         run_data.run.path.name,
         summary_of(run_data),
-        dict(sizes) if isinstance(sizes, Mapping) else {},
+        run_data.environment.sizes,
         _curve(run_data),
     )
 

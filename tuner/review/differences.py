@@ -42,7 +42,7 @@ def config_differences(runs: Sequence[RunData]) -> tuple[Difference, ...]:
 
 def machine_differences(runs: Sequence[RunData]) -> tuple[Difference, ...]:
     """Return what differs between the environments."""
-    kept = [{k: v for k, v in f.environment.items() if k not in _OMITTED} for f in runs]
+    kept = [{k: v for k, v in f.environment.entries().items() if k not in _OMITTED} for f in runs]
     return _differences([_flat(run_data) for run_data in kept])
 
 
@@ -91,9 +91,7 @@ def _config(run_data: RunData) -> Mapping[str, Any]:
     except yaml.YAMLError:
         data = None
     found: dict[str, Any] = dict(data) if isinstance(data, Mapping) else {"text": run_data.config}
-    changed = run_data.environment.get("overrides")
-    if isinstance(changed, Mapping):
-        found["overrides"] = changed
+    found["overrides"] = run_data.environment.overrides
     return found
 
 

@@ -61,8 +61,8 @@ class Guard:
         self._app = app
         self._token = token
         self._cookie = f"tune-dashboard-{port}"
-        self._session = secrets.token_urlsafe(32)
-        digest = hmac.new(self._session.encode(), b"key of the pages", hashlib.sha256)
+        self._cookie_value = secrets.token_urlsafe(32)
+        digest = hmac.new(self._cookie_value.encode(), b"key of the pages", hashlib.sha256)
         self.key = digest.hexdigest()  # what pages send with a POST
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +97,7 @@ class Guard:
             return PlainTextResponse("only GET, HEAD and POST are answered\n", 405)
         if scope["method"] == "GET" and (entry := self._entry(scope)):
             return entry
-        if not _equal(_cookies(headers).get(self._cookie, ""), self._session):
+        if not _equal(_cookies(headers).get(self._cookie, ""), self._cookie_value):
             return _refused("no valid token; open the address that `tune dashboard` printed")
         return self._post_refusal(headers) if scope["method"] == "POST" else None
 
@@ -111,7 +111,7 @@ class Guard:
         rest = urlencode([(name, value) for name, value in pairs if name != "token"])
         path = "/" + scope["path"].lstrip("/\\")  # never another host's
         answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
-        answer.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
+        answer.set_cookie(self._cookie, self._cookie_value, httponly=True, samesite="strict")
         return answer
 
     def _post_refusal(self, headers: Headers) -> Response | None:

@@ -120,11 +120,11 @@ class Launcher:
             return False
         run = self._run_index.run(name)
         try:
-            folder = run.environment().get("config_folder")
+            folder = run.environment().config_folder
             text = run.config_path.read_bytes()
         except OSError:
             return False
-        if not isinstance(folder, str) or Path(folder) != self._configs:
+        if not folder or Path(folder) != self._configs:
             return False
         return any((self._configs / config).read_bytes() == text for config in self.configs())
 

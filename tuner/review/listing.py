@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
+from tuner.environment import Environment
 from tuner.review.formatting import sizes_words
 from tuner.review.notes import Note
 from tuner.review.workloads import (
@@ -84,7 +84,7 @@ class Tally:
     """What was read of one run, and up to where."""
 
     stamps: tuple[tuple[int, int, int], ...] = ()
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment: Environment = field(default_factory=Environment)
     result: Result | None = None
     sizes: str = ""
     least: Workload | None = None
@@ -101,10 +101,10 @@ class Tally:
 
 def put_in_words(tally: Tally) -> None:
     """Say what a run's records amount to, once they are read: a list is shown again and again."""
-    sizes, workloads = tally.environment.get("sizes"), workloads_of(tally.result)
+    workloads = workloads_of(tally.result)
     interval, is_rejected, has_samples = _worth(tally.result)
     verdict = "rejected" if is_rejected else interval.verdict if interval else "open"
-    tally.sizes = sizes_words(sizes) if isinstance(sizes, Mapping) else ""
+    tally.sizes = sizes_words(tally.environment.sizes)
     tally.least, tally.caveat = least_of(workloads), caveat_of(workloads)
     tally.tone = tone_of(workloads, verdict) if has_samples else "even"
 
@@ -113,8 +113,6 @@ def shown(run: Run, tally: Tally) -> Shown:
     """Return one run as a list shows it, from what was read of it."""
     environment, result = tally.environment, tally.result
     interval, is_rejected, has_samples = _worth(result)
-    device = environment.get("device")
-    name = device.get("name") if isinstance(device, Mapping) else device
     state: State = "stopped"
     if is_locked(run):
         now = underway(run)
@@ -131,15 +129,15 @@ def shown(run: Run, tally: Tally) -> Shown:
     disagreement = f"its records disagree: {found[0]}" if found else ""
     if result is not None and not tally.num_trials:
         disagreement = "its trials are gone: trials.jsonl is missing or empty"
-    op = str(environment.get("op") or run.path.name)
+    op = environment.op or run.path.name
     return Shown(
         name=run.path.name,
         path=str(run.path),
         op=op,
-        title=str(environment.get("title") or op),
+        title=environment.title or op,
         sizes=tally.sizes,
-        device=str(name or "unknown"),
-        accuracy=str(environment.get("accuracy") or "unknown"),
+        device=environment.named_device or "unknown",
+        accuracy=environment.accuracy or "unknown",
         state=state,
         num_trials=tally.num_trials,
         speedup=speedup,
@@ -149,7 +147,7 @@ def shown(run: Run, tally: Tally) -> Shown:
         caveat=tally.caveat,
         tone=tally.tone,
         is_proved=interval is not None and not is_rejected and has_samples,
-        started_at=str(environment.get("started_at") or ""),
+        started_at=environment.started_at,
         age_s=_age_s(run.path.name, tally),
         problem=tally.problem or (tally.rejection if state == "rejected" else disagreement),
         note=tally.note.text,
@@ -174,7 +172,7 @@ def _age_s(name: str, tally: Tally) -> float:
     """Return the seconds since it started as it said; else since its name or its files say."""
     last_s = max((time_ns for _, _, time_ns in tally.stamps[: len(WRITTEN)]), default=0) / 1e9
     try:
-        started = datetime.fromisoformat(str(tally.environment.get("started_at")))
+        started = datetime.fromisoformat(tally.environment.started_at)
     except ValueError:  # none was recorded, or somebody's own words
         with suppress(ValueError):  # called otherwise
             last_s = datetime.strptime(name[:15], "%Y%m%d-%H%M%S").replace(tzinfo=UTC).timestamp()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 
 from tuner.capture.outline import MODULE_FILE
+from tuner.environment import Environment, SittingRecord
 from tuner.errors import StorageError
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
@@ -83,7 +84,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """All that is read of a run, once. Any key of `environment` may be absent.
+    """All that is read of a run, once.
 
     `is_running`: another process works on it, so that it cannot be resumed. `outlooks`: what
     the search expected of the rest, the latest last. `checks`: every finalist as it was checked or
@@ -92,7 +93,7 @@ class RunData:
     """
 
     run: Run
-    environment: Mapping[str, Any]
+    environment: Environment
     trials: Sequence[Trial]
     result: Result | None
     config: str
@@ -124,38 +125,20 @@ class RunData:
             profiles,
         )  # fmt: skip
 
-    def number(self, name: str) -> float | None:
-        """Return a finite number of the environment; None if it is not one."""
-        return _finite(self.environment.get(name))
-
-    def word(self, name: str, default: str = "") -> str:
-        """Return a word of the environment."""
-        value = self.environment.get(name)
-        return str(value) if value not in (None, "") else default
-
-    @property
-    def sizes(self) -> Mapping[str, object]:
-        """The problem's named sizes; none where they are not recorded."""
-        found = self.environment.get("sizes")
-        return found if isinstance(found, Mapping) else {}
-
     @property
     def device(self) -> Device | None:
         """The device, if enough of it was recorded."""
-        data = self.environment.get("device")
+        data = self.environment.device
         known = {f.name for f in dataclasses.fields(Device)}
         needed = {"kind", "index", "name", "memory_bytes"}
-        if not isinstance(data, Mapping) or not needed <= data.keys():
+        if not needed <= data.keys():
             return None
         return Device(**{key: value for key, value in data.items() if key in known})
 
     @property
     def device_name(self) -> str:
         """What the device is called, however little was recorded."""
-        data = self.environment.get("device")
-        if isinstance(data, Mapping):
-            return str(data.get("name", "an unnamed device"))
-        return str(data or self.word("torch_name", "an unnamed device"))
+        return self.environment.named_device or "an unnamed device"
 
     @property
     def best(self) -> Trial | None:
@@ -207,12 +190,11 @@ class RunData:
 
     def sitting(self, number: int) -> Baseline:
         """Return the baseline as it was timed when the sitting of a trial began."""
-        found: Mapping[str, Any] = self.environment
-        sittings = self.environment.get("sittings")
-        for sitting in sittings if isinstance(sittings, list) else []:
-            if isinstance(sitting, Mapping) and sitting.get("from_trial", 0) <= number:
+        found: Environment | SittingRecord = self.environment
+        for sitting in self.environment.sittings:
+            if sitting.from_trial <= number:
                 found = sitting
-        return Baseline(_finite(found.get("baseline_us")), _finite(found.get("baseline_noise")))
+        return Baseline(found.baseline_us, found.baseline_noise)
 
     @property
     def max_noise(self) -> float:
@@ -234,11 +216,12 @@ class RunData:
 
     def bounds(self) -> list[Bound]:
         """Return the rooflines that the accuracy class allows; none where rates are not known."""
-        device, flops, num_bytes = self.device, self.number("flops"), self.number("bytes")
+        device = self.device
+        flops, num_bytes = self.environment.flops, self.environment.bytes
         if device is None or not flops:
             return []
         found = []
-        for name in _ALLOWED.get(self.word("accuracy"), ("fp16",)):
+        for name in _ALLOWED.get(self.environment.accuracy, ("fp16",)):
             tflops = roofline_tflops(flops, num_bytes or 0.0, device, name)
             peak = roofline_tflops(flops, 0.0, device, name)
             if tflops and peak:
@@ -287,12 +270,6 @@ def rejected_of(checks: Sequence[Finalist]) -> list[Finalist]:
 def is_all_rejected(checks: Sequence[Finalist]) -> bool:
     """Whether something was put to the full check, and nothing of it was accepted."""
     return bool(checks) and len(rejected_of(checks)) == len({entry.trial for entry in checks})
-
-
-def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 def _noise_of(rounds: Sequence[float]) -> float | None:

@@ -258,17 +258,17 @@ def _count(path: Path, tally: Tally) -> None:
         data, offset, inode = _newer(path, 0, 0)
     data = data or b""
     if tally.result is None:
-        baseline_us = tally.environment.get("baseline_us")
+        baseline_us = tally.environment.baseline_us
         for trial in parsed_trials(path, data.split(b"\n")[:-1], tally.num_trials):
             tally.best_ratio = max(tally.best_ratio, _ratio(trial, baseline_us))
     tally.offset, tally.inode = offset, inode
     tally.num_trials += data.count(b"\n")
 
 
-def _ratio(trial: Trial, baseline_us: object) -> float:
+def _ratio(trial: Trial, baseline_us: float | None) -> float:
     """Return how many times faster than the baseline a trial was at screening; 0 if not known."""
     latency_us, measurement = trial.outcome.latency_us, trial.outcome.measurement
     anchor_us = (measurement.anchor_us if measurement else None) or baseline_us
-    if not latency_us or measurement is None or not isinstance(anchor_us, int | float):
+    if not latency_us or measurement is None or anchor_us is None:
         return 0.0
-    return float(anchor_us) / measurement.latency_us
+    return anchor_us / measurement.latency_us

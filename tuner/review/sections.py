@@ -116,7 +116,8 @@ def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
 
 def _limits(run_data: RunData, told: Summary) -> list[dict[str, Any]]:
     """Return how near one call comes to each of the device's rates, PyTorch's call beside it."""
-    device, flops, num_bytes = run_data.device, run_data.number("flops"), run_data.number("bytes")
+    device, environment = run_data.device, run_data.environment
+    flops, num_bytes = environment.flops, environment.bytes
     if device is None or not flops or not told.latency_us:
         return []
     fastest = min(run_data.bounds(), key=lambda bound: bound.latency_us, default=None)
@@ -276,13 +277,13 @@ def _shown_source(run_data: RunData, _: Summary) -> dict[str, Any]:
 def _shown_how(run_data: RunData, _: Summary) -> dict[str, Any]:
     return {
         "config": highlighted(run_data.config, "yaml") if run_data.config else "",
-        "environment": _flat(run_data.environment),
+        "environment": _flat(run_data.environment.entries()),
     }
 
 
 # What each part shows beside the summary.
 _SHOWN: dict[str, Callable[[RunData, Summary], dict[str, Any]]] = {
-    "head": lambda run_data, _: {"started_at": run_data.word("started_at")},
+    "head": lambda run_data, _: {"started_at": run_data.environment.started_at},
     "verdict": _shown_verdict,
     "module": _shown_module,
     "why": _shown_why,

@@ -129,16 +129,17 @@ def summary_of(run_data: RunData) -> Summary:
         check = run_data.rejected[0].check
     workloads = workloads_of(result)
     counts = Counter(trial.outcome.status for trial in run_data.trials)
-    num_feasible = run_data.number("num_feasible")
+    environment = run_data.environment
+    op = environment.op or run_data.run.path.name
     export_path = relative_path(result.export_path, run_data.run.path) if result else ""
     return Summary(
         path=str(run_data.run.path),
-        op=run_data.word("op", run_data.run.path.name),
-        title=run_data.word("title", run_data.word("op", run_data.run.path.name)),
+        op=op,
+        title=environment.title or op,
         device=run_data.device_name,
-        accuracy=run_data.word("accuracy", "unknown"),
-        mode=MODE_WORDS.get(run_data.word("mode", ""), ""),
-        sizes=sizes_words(run_data.sizes),
+        accuracy=environment.accuracy or "unknown",
+        mode=MODE_WORDS.get(environment.mode, ""),
+        sizes=sizes_words(environment.sizes),
         verdict=verdict,
         certainty=_interval_words(interval) if interval and kind != "rejected" else "",
         caveat=caveat_of(workloads),
@@ -156,7 +157,7 @@ def summary_of(run_data: RunData) -> Summary:
         counts={status.value: counts[status] for status in Status if counts[status]},
         num_trials=len(run_data.trials),
         num_rejected=len(run_data.rejected),
-        num_feasible=None if num_feasible is None else int(num_feasible),
+        num_feasible=environment.num_feasible,
         outlook=run_data.outlooks[-1] if run_data.outlooks else None,
         error=_error_words(check.probes if check else ()),
         probes=check.probes if check else (),
@@ -170,7 +171,7 @@ def summary_of(run_data: RunData) -> Summary:
         else (),
         rows=proof.by_batch.brief if proof is not None and proof.by_batch is not None else "",
         export_path=export_path,
-        reproduce=run_data.word("command"),
+        reproduce=environment.command,
         export_command=f"tune export {run_data.run.path}",
         warnings=tuple(advice_of(run_data, interval, noise)),
     )
@@ -280,7 +281,7 @@ def _compiled_words(compiled: Compiled | None) -> str:
 
 
 def _throughput_words(run_data: RunData, latency_us: float | None) -> str:
-    flops, num_bytes = run_data.number("flops"), run_data.number("bytes")
+    flops, num_bytes = run_data.environment.flops, run_data.environment.bytes
     if not latency_us or not flops:
         return ""
     words = rate_words(flops / latency_us / 1e6)

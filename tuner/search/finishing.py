@@ -61,7 +61,7 @@ class InFlight(Generic[P]):
     params: Params
     config_id: int  # in `space.feasible`
     started_at: str
-    pending: P | None = None  # None for a trial of an earlier session
+    pending: P | None = None  # None for a trial of an earlier sitting
     outcome: Outcome | None = None  # once there is one
     ended: float = 0.0  # when that was, by `time.monotonic`
 

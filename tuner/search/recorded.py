@@ -225,8 +225,7 @@ def _read_run(path: Path, now: _Naming) -> Recording:
                 measured is not None and measured.is_censored,
             )
         )
-    device, kernel = (str(environment.get(name) or "") for name in ("device_name", "op"))
-    return _recording(path, path.name, kernel, device, entries, {})
+    return _recording(path, path.name, environment.op, environment.device_name, entries, {})
 
 
 def _stem(path: Path) -> str:

@@ -9,7 +9,7 @@ device works on those that are built. With several each outcome is told as soon 
 that a slow candidate keeps none of the others waiting; trials are numbered, and recorded, in the
 order of telling. What is in flight the sampler knows of, too (`surrogate`).
 
-A resumed search asks the questions of the earlier sessions again and takes the recorded outcomes
+A resumed search asks the questions of the earlier sittings again and takes the recorded outcomes
 for answers, in their order; it then goes on exactly as it would have without the interruption,
 provided that as many are in flight.
 """
@@ -27,6 +27,7 @@ from typing import TypeVar
 import optuna
 from optuna.trial import TrialState
 
+from tuner.config.schema import StopSection
 from tuner.search.bayesian import JUDGE_EVERY, NUM_FIRST
 from tuner.search.finishing import Evaluator, Finisher, InFlight, Pending
 from tuner.search.journal import Journal, add_previous, new_study, quiet_optuna, tell
@@ -36,7 +37,7 @@ from tuner.search.transfer import Source
 from tuner.space.search_space import SearchSpace
 from tuner.trial import Outcome, Params, Trial
 
-__all__ = ["SearchBudget", "StopRule", "search"]
+__all__ = ["SearchBudget", "StopSection", "search"]
 
 NARROW = 8  # questions in flight that are never too many
 SHARES = (0.01, 0.05)  # of the optimum, for which the chance to be there is reported
@@ -45,28 +46,20 @@ P = TypeVar("P", bound=Pending)
 
 
 @dataclass(frozen=True, slots=True)
-class StopRule:
-    """Stop when the best is within a share of the optimum (0.02 for 2 %) with a confidence."""
-
-    within: float
-    confidence: float
-
-
-@dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """When to stop: whichever comes first. Both count what earlier sessions did.
+    """When to stop: whichever comes first. Both count what earlier sittings did.
 
     `least` trials are waited for, however slow the machine.
     """
 
     trials: int
     timeout_s: float
-    stop: StopRule | None = None
+    stop: StopSection | None = None
     least: int = 1
 
 
 class _Diverged(Exception):
-    """The sampler asks something else than an earlier session recorded."""
+    """The sampler asks something else than an earlier sitting recorded."""
 
 
 def search(
@@ -321,7 +314,7 @@ def _ask(
 def _stopped(
     study: optuna.Study,
     number: int,
-    stop: StopRule | None,
+    stop: StopSection | None,
     on_remaining: Callable[[int, Remaining], None],
 ) -> str:
     """Say what is left to gain; return why to stop now, empty to go on."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from tuner.environment import Environment
 from tuner.trial import Status, Trial
 
 __all__ = ["LOWER_BOUND", "MS", "to_t4"]
@@ -16,7 +17,7 @@ T4_VERSION = "1.0.0"
 LOWER_BOUND = "is_lower_bound"  # our own measurement in a T4 file: 1 where a time is one
 
 
-def to_t4(name: str, trials: Sequence[Trial], environment: Mapping[str, Any]) -> str:
+def to_t4(name: str, trials: Sequence[Trial], environment: Environment) -> str:
     """Return a run's trials in the community's T4 results format, version 1.0.0.
 
     Source: the results schema that Kernel Tuner 1.5 ships (`schema/T4/1.0.0`). Times are in
@@ -29,8 +30,9 @@ def to_t4(name: str, trials: Sequence[Trial], environment: Mapping[str, Any]) ->
         environment: as the run recorded it.
     """
     fields = ("device_name", "title", "sizes", "accuracy", "started_at", "command")
-    metadata = {field: environment[field] for field in fields if field in environment}
-    metadata = {"run": name, "kernel_name": environment.get("op", ""), **metadata}
+    recorded = environment.entries()
+    metadata = {field: recorded[field] for field in fields if field in recorded}
+    metadata = {"run": name, "kernel_name": environment.op, **metadata}
     results = [_t4_result(trial) for trial in trials]
     data = {"schema_version": T4_VERSION, "metadata": metadata, "results": results}
     return json.dumps(data, indent=1, allow_nan=False)

@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.capture.outline import MODULE_FILE, KernelTask
+from tuner.environment import Environment
 from tuner.errors import TunerError
 from tuner.machine.host import cache_folder
 from tuner.run import Run, is_locked, open_run
@@ -147,19 +148,6 @@ def _stamps(run: Path) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Environment:
-    """What is read of `environment.json`."""
-
-    op: str
-    sizes: dict[str, int]
-    accuracy: str
-    device_name: str
-    toolchain: str
-    machine: dict[str, str] = field(default_factory=dict)
-    mode: str = "as_given"
-
-
-@dataclass(frozen=True, slots=True)
 class _Tasks:
     tasks: tuple[KernelTask, ...]
 
@@ -181,8 +169,8 @@ class _Result:
 def _read_run(path: Path) -> KnownRun | None:
     """Return what a run found; None where that is nothing, or not to be read."""
     try:
-        trials = open_run(path).trials()
-        environment = from_json(_Environment, (path / "environment.json").read_bytes())
+        run = open_run(path)
+        trials, environment = run.trials(), run.environment()
         tasks = _tasks_of(path, environment)
         winner = None
         if (path / "result.json").exists():
@@ -197,10 +185,10 @@ def _read_run(path: Path) -> KnownRun | None:
     return KnownRun(path.name, environment.device_name, versions, tasks, best.params, latency_us)
 
 
-def _tasks_of(path: Path, environment: _Environment) -> tuple[KernelTask, ...]:
+def _tasks_of(path: Path, environment: Environment) -> tuple[KernelTask, ...]:
     """Return a run's tasks; none of a module whose record is older than the keys of tasks."""
     if not (path / MODULE_FILE).exists():
         e = environment
-        return (operator_task(e.op, e.sizes, e.accuracy, e.mode),)
+        return (operator_task(e.op, e.sizes, e.accuracy, e.mode or "as_given"),) if e.op else ()
     tasks = from_json(_Module, (path / MODULE_FILE).read_bytes()).outline.tasks
     return tuple(replace(task, steps=()) for task in tasks if task.key)

@@ -173,28 +173,20 @@ class SearchSpace:
             drawn.append(kind.start + _distinct(len(kind), share, rng))
         return rng.permutation(np.concatenate(drawn))[:num]
 
-    def neighbour_ids(self, config_id: int, *, adjacent: bool = False) -> Ints:
+    def neighbour_ids(self, config_id: int) -> Ints:
         """Return the config ids of the feasible configurations one change away, ascending.
 
         A change gives one parameter another value. What cannot exist beside the rest then
         vanishes; what appears takes the first values that are feasible.
-
-        Args:
-            config_id: of a feasible configuration.
-            adjacent: numbers move only to the next lower and higher value; words and booleans,
-                which have no order, still take any other.
         """
         row = self.rows(np.array([config_id]))[0].astype(np.int64)
         changed = []
-        for column, (parameter, is_ordered) in enumerate(
-            zip(self.parameters, self.is_ordered, strict=True)
-        ):
+        for column, parameter in enumerate(self.parameters):
             here, num = int(row[column]), len(parameter.values)
             if here == num:  # absent
                 continue
-            value_indices = [here - 1, here + 1] if adjacent and is_ordered else range(num)
-            for value_index in value_indices:
-                if value_index != here and 0 <= value_index < num:
+            for value_index in range(num):
+                if value_index != here:
                     other = row.copy()
                     other[column] = value_index
                     changed.append((column, other))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tuner.capture.merged import Merged
 from tuner.capture.operations import emit
+from tuner.capture.paired_sweeps import SweepPair
 
 __all__ = ["PUT_MOMENTS_TOGETHER", "begun", "joined", "lane_counts", "stepped"]
 
@@ -41,20 +41,20 @@ def {function}_put_together_moments(
 """
 
 
-def begun(merged: Merged, names: Mapping[str, str]) -> Iterator[str]:
+def begun(pair: SweepPair, names: Mapping[str, str]) -> Iterator[str]:
     """Write what each lane holds before the sweep."""
-    first, second = names[merged.first.name], names[merged.second.name]
-    start = "0.0" if merged.kind == "moments" else 'float("-inf")'
+    first, second = names[pair.first.name], names[pair.second.name]
+    start = "0.0" if pair.kind == "moments" else 'float("-inf")'
     yield f"{first}_part = tl.full([ROWS, COLUMNS], {start}, tl.float32)"
     yield f"{second}_part = tl.zeros([ROWS, COLUMNS], tl.float32)"
-    if merged.kind == "moments":
+    if pair.kind == "moments":
         yield f"{first}_step = 0.0"
 
 
-def stepped(merged: Merged, names: Mapping[str, str], value: str) -> Iterator[str]:
+def stepped(pair: SweepPair, names: Mapping[str, str], value: str) -> Iterator[str]:
     """Write how each lane takes one more value where it is `present`."""
-    first, second = names[merged.first.name], names[merged.second.name]
-    if merged.kind == "moments":
+    first, second = names[pair.first.name], names[pair.second.name]
+    if pair.kind == "moments":
         yield f"{first}_step += 1.0"
         yield f"{first}_next = tl.where(present, {value}, {first}_part)"
         yield f"{first}_apart = {first}_next - {first}_part"
@@ -78,21 +78,21 @@ def lane_counts(first: str, last: str) -> str:
 
 
 def joined(
-    merged: Merged, names: Mapping[str, str], largest: str, counts: str, *, is_all: bool
+    pair: SweepPair, names: Mapping[str, str], largest: str, counts: str, *, is_all: bool
 ) -> Iterator[str]:
     """Write the row's two values of what several lanes, or programs, hold.
 
     Args:
-        merged: the pair.
+        pair: the pair.
         names: of values.
         largest: the function that reduces to the largest value.
         counts: how many values each has taken, of moments.
         is_all: whether that is the whole row; a part's sums are not multiplied by their scale.
     """
-    first, second = names[merged.first.name], names[merged.second.name]
-    scale = merged.second.scale if is_all else 1.0
+    first, second = names[pair.first.name], names[pair.second.name]
+    scale = pair.second.scale if is_all else 1.0
     scaled = ' * float("nan")' if scale != scale else "" if scale == 1.0 else f" * {scale!r}"
-    if merged.kind == "moments":
+    if pair.kind == "moments":
         exact = f"{first}_exact"
         yield f"{first}_counts = ({counts}).to(tl.float64)"
         yield f"{first}_all = tl.maximum(tl.sum({first}_counts, axis=1), 1.0)"

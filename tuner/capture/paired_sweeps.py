@@ -13,11 +13,11 @@ from typing import Literal
 
 from tuner.capture.nest import Nest, Pass, Reduction, Statement
 
-__all__ = ["Merged", "merged_sweeps"]
+__all__ = ["SweepPair", "paired_sweeps"]
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class SweepPair:
     """What one pass finds, and the next one about it."""
 
     kind: Literal["exponentials", "moments"]
@@ -25,9 +25,9 @@ class Merged:
     second: Reduction
 
 
-def merged_sweeps(nest: Nest) -> dict[int, Merged]:
+def paired_sweeps(nest: Nest) -> dict[int, SweepPair]:
     """Return the pairs that one sweep can find, by the number of the first one's pass."""
-    found: dict[int, Merged] = {}
+    found: dict[int, SweepPair] = {}
     if nest.is_wide:  # a kernel takes numbers, the scale among them, as float32
         return found
     for number, (each, following) in enumerate(zip(nest.passes, nest.passes[1:], strict=False)):
@@ -41,9 +41,9 @@ def merged_sweeps(nest: Nest) -> dict[int, Merged]:
         if apart is None or apart.op != "sub" or apart.operands != (first.value, first.name):
             continue
         if first.fold == "amax" and value.op == "exp":
-            found[number] = Merged("exponentials", first, second)
+            found[number] = SweepPair("exponentials", first, second)
         elif first.is_wide and value.op == "square":
-            found[number] = Merged("moments", first, second)
+            found[number] = SweepPair("moments", first, second)
     return found
 
 

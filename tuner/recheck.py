@@ -7,16 +7,12 @@ answer: another driver or GPU explains a point that no longer holds, it does not
 
 from __future__ import annotations
 
-import contextlib
 import math
 import secrets
-import subprocess
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
 
 from tuner.errors import InputError, WorkerError
 from tuner.evaluate.contender import Contender
@@ -26,7 +22,7 @@ from tuner.evaluate.racing import Racer
 from tuner.evaluate.task import Task
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256
-from tuner.kernel.family import builtin_folder
+from tuner.kernel.family import known_reference
 from tuner.machine.host import has_many_cores
 from tuner.machine.platforms import is_gpu
 from tuner.problem.accuracy import Accuracy
@@ -34,14 +30,13 @@ from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors
 from tuner.trial import SAME_SPEED, Check, Finalist, Interval
 
-__all__ = ["Point", "Repeated", "clocks_of", "known_reference", "reference_for", "repeat"]
+__all__ = ["Point", "Repeated", "reference_for", "repeat"]
 
 ERROR_SLACK = 1.25  # times the certified error: other hardware adds in another order
 MAX_CLAIMED_WIDTH = 4.0  # high / low of a claim; a wider one says nothing that could be checked
 MAX_TELLING_WIDTH = 2.0  # high / low of today's race, above which it cannot confirm a claim
 MIN_PROCESSES = 3  # that race today: the interval of two is hopelessly wide
 SAME_NUMBER = 1e-6  # relative difference of a number computed twice
-ASKED_S = 10.0  # nvidia-smi
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +63,6 @@ class Repeated:
     def holds(self) -> bool:
         """Whether every claim does; one that cannot be determined here does not."""
         return all(point.holds is True for point in self.points if point.is_claim)
-
-
-def known_reference(sha256: str) -> Path | None:
-    """Return the reference of a built-in family that has this hash; None if none has."""
-    found = sorted(builtin_folder().glob("*/reference.py"))
-    return next((path for path in found if sha256_of(path) == sha256), None)
 
 
 def reference_for(certificate: Certificate, given: Path | None) -> Path:
@@ -293,28 +282,3 @@ def compared(then: Interval, now: Interval) -> Point:
 def _lies_in(speedup: float, interval: Interval) -> bool:
     slack = 1.0 + SAME_SPEED
     return interval.low / slack <= speedup <= interval.high * slack
-
-
-def clocks_of(device: str) -> dict[str, str]:
-    """Return a device's clocks as they are now, with their limits; what is not reported is left.
-
-    Args:
-        device: as PyTorch names it. Asks nvidia-smi; initialises no CUDA.
-    """
-    if not is_gpu(device):
-        with contextlib.suppress(OSError, NotImplementedError):
-            found = psutil.cpu_freq()
-            if found is not None:
-                return {"cpu_mhz": f"{found.current:.0f}", "cpu_mhz_max": f"{found.max:.0f}"}
-        return {}
-    names = ("clocks.sm", "clocks.max.sm", "clocks.mem", "clocks.max.mem", "temperature.gpu")
-    number = device.partition(":")[2] or "0"
-    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(
-            [*command, f"--id={number}"], capture_output=True, text=True, timeout=ASKED_S
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    values = [value.strip() for value in done.stdout.strip().split(",")]
-    return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
