@@ -318,7 +318,6 @@ class Session:
             if devices.waited_s > WORTH_SAYING_S:
                 waited = f"other tuners had the device for {devices.waited_s:.0f} s of the search"
                 self.observer.on_stage(f"{waited}, which do not count as its time")
-            return baseline.latency_us
         finally:
             devices.close()
             self._say_of_devices()
