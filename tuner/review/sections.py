@@ -12,6 +12,7 @@ from tuner.machine.datasheets import bandwidth_gbps
 from tuner.profiled import Launch
 from tuner.review.ablation import choices_of, choices_words, unvaried
 from tuner.review.formatting import NONE, percent_words, three_digits, time_unit
+from tuner.review.kernel_work import works_of, works_table, works_words
 from tuner.review.rows_figure import rows_table
 from tuner.review.run_data import UNITS, RunData
 from tuner.review.sources import highlighted, winner_source
@@ -103,7 +104,7 @@ def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
 
 
 def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
-    choices = choices_of(run_data)
+    choices, works = choices_of(run_data), works_of(run_data)
     return {
         "choices": choices,
         "choices_words": choices_words(choices),
@@ -111,6 +112,8 @@ def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
         "most": max((choice.gain for choice in choices), default=1.0),
         "limits": _limits(run_data, told),
         "kernels": _kernels(run_data),
+        "works": works_table(works),
+        "works_words": works_words(works),
     }
 
 
