@@ -17,6 +17,7 @@ __all__ = ["compare", "replay", "report", "runs"]
 def report(
     run: options.RunArgument,
     export: options.ExportOption = None,
+    counters: options.CountersOption = False,
     json: options.JsonOption = False,
 ) -> None:
     """Write a run's HTML report and print its summary."""
@@ -25,6 +26,10 @@ def report(
     from tuner.run import open_run
 
     opened = open_run(run)
+    if counters:
+        from tuner.call_counters import count_calls
+
+        count_calls(opened)
     write_report(opened)
     if export is not None:
         write_export(opened, export)

@@ -16,7 +16,7 @@ from tuner.capture.outline import MODULE_FILE
 from tuner.errors import StorageError
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
-from tuner.profiled import PROFILE_NAME, Profiles
+from tuner.profiled import COUNTERS_NAME, PROFILE_NAME, CountedCalls, Profiles
 from tuner.review.gain import ModuleRecord
 from tuner.review.workloads import proof_of
 from tuner.run import Outlook, Run, is_locked
@@ -89,6 +89,7 @@ class RunData:
     the search expected of the rest, the latest last. `checks`: every finalist as it was checked or
     raced, in that order; a later one of a trial counts. `module`: of an operator that was derived
     from one. `profiles`: one call of the baseline and of the winner, kernel by kernel.
+    `counters`: the same as Nsight Compute counts it, where somebody asked for that.
     """
 
     run: Run
@@ -101,6 +102,7 @@ class RunData:
     checks: Sequence[Finalist] = ()
     module: ModuleRecord | None = None
     profiles: Profiles | None = None
+    counters: CountedCalls | None = None
 
     @classmethod
     def of(cls, run: Run, trials: Sequence[Trial] | None = None) -> RunData:
@@ -119,9 +121,10 @@ class RunData:
         result, checks = run.result(), run.checks()
         module = _record(run.path / MODULE_FILE, ModuleRecord)
         profiles = _record(run.path / PROFILE_NAME, Profiles)
+        counters = _record(run.path / COUNTERS_NAME, CountedCalls)
         return cls(
             run, run.environment(), trials, result, config, is_running, outlooks, checks, module,
-            profiles,
+            profiles, counters,
         )  # fmt: skip
 
     def number(self, name: str) -> float | None:

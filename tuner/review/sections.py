@@ -11,6 +11,7 @@ from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.datasheets import bandwidth_gbps
 from tuner.profiled import Launch
 from tuner.review.ablation import choices_of, choices_words, unvaried
+from tuner.review.counters import counter_words, counters_table
 from tuner.review.formatting import NONE, percent_words, three_digits, time_unit
 from tuner.review.kernel_work import works_of, works_table, works_words
 from tuner.review.rows_figure import rows_table
@@ -105,6 +106,7 @@ def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
 
 def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
     choices, works = choices_of(run_data), works_of(run_data)
+    counters = run_data.counters
     return {
         "choices": choices,
         "choices_words": choices_words(choices),
@@ -114,6 +116,8 @@ def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
         "kernels": _kernels(run_data),
         "works": works_table(works),
         "works_words": works_words(works),
+        "counters": counters_table(counters) if counters else None,
+        "counter_words": counter_words(counters) if counters else [],
     }
 
 
