@@ -100,7 +100,33 @@ def test_the_verdict_is_what_the_races_measured(reader):
         ],
     ]
     head = reader.page.locator("[data-part=head]").inner_text()
-    assert "16384 x 4096 -> 4096 · tf32 · NVIDIA H200 · against PyTorch eager" in head
+    assert (
+        "16384 x 4096 -> 4096 · accuracy class tf32 · NVIDIA H200 · against PyTorch eager" in head
+    )
+
+
+def test_the_verdict_answers_a_stranger_s_questions_on_the_first_screen(reader):
+    """What, how much on which data, why, what bounds it, what is not verified."""
+    box = reader.page.locator(".verdict")
+    said = box.inner_text()
+    assert "1.713x faster than PyTorch" in said
+    assert "the reference's own weights and inputs" in said
+    assert (
+        "Why: cluster_n=1 (1.436x over 2), template=wgmma (1.412x over library), promote_k=0 "
+        "(1.119x over 128): the best trial with each over the best without it. precision=fp16 may "
+        "matter more (3.21x over tf32), but only 1 trial chose otherwise."
+    ) in said
+    assert "Bound: nearest is float16 tensor cores, at 50 % of the rate: far from it" in said
+    assert "Verified: 35 of 35 probes accepted, raced in 5 processes" in said
+    assert (
+        "Not verified: the speed on other weights and inputs, in a step of training, "
+        "beside torch.compile"
+    ) in said
+    reader.page.evaluate("scrollTo(0, 0)")
+    place = box.bounding_box()
+    assert place is not None and place["y"] + place["height"] <= 900  # the window's height
+    box.get_by_role("link", name="Why").click()
+    assert reader.page.evaluate("location.hash") == "#why"
 
 
 def test_why_it_is_faster_is_read_from_the_trials(reader, recorded):

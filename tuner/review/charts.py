@@ -213,7 +213,9 @@ def _rows(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Speed by number of rows"
     found = run_data.proof.by_batch if run_data.proof is not None else None
     if found is None or not found.measured:
-        words = "Not measured: the file's sizes are fixed, or it was made by hand or not yet."
+        words = (
+            "Not measured: the file runs at one number of rows, or the run has not come that far."
+        )
         return Chart("rows", label, words, None)
     return Chart("rows", label, rows_caption(found), rows_figure(found))
 

@@ -33,6 +33,7 @@ from tuner.review.workloads import (
     caveat_of,
     tone_of,
     trust_of,
+    untimed_of,
     workloads_of,
 )
 from tuner.run import Outlook, Run
@@ -62,10 +63,10 @@ class Summary:
     is one, else from the winner's race, else from screening; `measured` says which. `probes` are
     the errors against float64 beside the baseline's own. `workloads` are all that was timed of
     the file, `caveat` what is materially less than the headline, `tone` the colour of both,
-    `trust` what stands behind them, in one line. `num_rejected` trials were correct at
-    screening, and are not. `rewrites` are the exact steps by which a module's graph was rewritten,
-    in words, and `rows` say at which numbers of rows its kernels run. Paths are
-    relative to `path`.
+    `trust` what stands behind them, in one line, `untimed` on what the speed was not verified.
+    `num_rejected` trials were correct at screening, and are not. `rewrites` are the exact steps by
+    which a module's graph was rewritten, in words, and `rows` say at which numbers of rows its
+    kernels run. Paths are relative to `path`.
     """
 
     path: str
@@ -79,6 +80,7 @@ class Summary:
     certainty: str
     caveat: str
     trust: str
+    untimed: str
     tone: Tone
     workloads: tuple[Workload, ...]
     kind: Literal["faster", "slower", "no difference", "rejected", "open"]
@@ -143,6 +145,7 @@ def summary_of(run_data: RunData) -> Summary:
         certainty=_interval_words(interval) if interval and kind != "rejected" else "",
         caveat=caveat_of(workloads),
         trust=trust_of(result),
+        untimed=untimed_of(result),
         tone=tone_of(workloads, kind),
         workloads=workloads,
         kind=kind,
