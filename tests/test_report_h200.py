@@ -75,7 +75,7 @@ def test_the_verdict_is_what_the_races_measured(reader):
         "Verified: 35 of 35 probes accepted, raced in 5 processes, from the exported file",
         "rms 4.1e-04, max 2.3e-03 (PyTorch's own 4.1e-04, 2.3e-03)",
         "35 of 35 probes accepted",
-        "trial 36 cannot be told from the winner",
+        "trial 36 cannot be distinguished from the winner",
         "47 of 29,480 feasible: 47 correct",
         "template=wgmma stats=two_pass precision=fp16 block_m=256",
     ):

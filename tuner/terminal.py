@@ -214,9 +214,9 @@ def print_points(repeated: Repeated) -> None:
     num_broken, num_open = claims.count(False), claims.count(None)
     end = f"{num_broken} of its points no longer" if num_broken else "all of its points still"
     if num_open and not num_broken:
-        end = f"not shown to hold, {num_open} of its points cannot be told here"
+        end = f"not shown to hold, {num_open} of its points cannot be checked here"
     else:
-        end += " hold here" + (f", {num_open} cannot be told" if num_open else "")
+        end += " hold here" + (f", {num_open} cannot be checked" if num_open else "")
     out.print(f"the certificate, accuracy class {repeated.accuracy}: {end}", markup=False)
 
 

@@ -222,8 +222,8 @@ def _verdict(
         if interval.verdict == "no difference" and abs(interval.speedup - 1.0) > LIKE_PYTORCH:
             which = "faster" if interval.speedup > 1.0 else "slower"
             return interval.verdict, (
-                f"Cannot be told from PyTorch: {which} in this race ({ratio}), but its processes "
-                "scatter so much that another one may show the opposite"
+                f"Cannot be distinguished from PyTorch: {which} in this race ({ratio}), but its "
+                "processes scatter so much that another one may show the opposite"
             )
         return interval.verdict, words[interval.verdict]
     if latency_us is None:
@@ -347,7 +347,7 @@ def format_summary(summary: Summary) -> str:
         ("bound", s.bound),
         ("rewrites", "; ".join(s.rewrites)),
         ("trials", trial_words(s)),
-        ("to gain", outlook_words(s.outlook)),
+        ("remaining", outlook_words(s.outlook)),
         ("best", f"trial {s.best.number}: {params_words(s.best)}" if s.best else NONE),
         ("run", s.path),
         ("export", s.export_path),
