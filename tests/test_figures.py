@@ -263,8 +263,8 @@ def test_contest_counts_and_ranks():
     failed = replace(at(3, 1, 1), outcome=Outcome(Status.RUNTIME, "boom"))
     table = contest([*trials, failed], ["template"])
     assert table.rows == (
-        ("simt", "1", "1", "80.000", "80.000", "1.000"),
-        ("mma", "3", "2", "100.0", "200.0", "1.250"),
+        ("simt", "1", "1", "80.0", "80.0", "1.000"),
+        ("mma", "3", "2", "100", "200", "1.250"),
     )
 
 
