@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_runs import made_run, result, trial, trials
+from test_any_module import derive
 
-from tuner.capture.outline import MODULE_FILE, Given, KernelTask, Outline, Step
+from tuner.capture.graph import Graph
+from tuner.capture.outline import MODULE_FILE, Given, KernelTask, Outline, Step, outline_of
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.profiling import call_of, profile_into, profiled
@@ -184,11 +187,12 @@ def of_module(
     kernels: list[KernelTime],
     template: str = "nest_triton",
     tasks: list[KernelTask] = TASKS,
+    op: str = "mine",
 ) -> RunData:
     """A run of a captured module on an H200, of 4,800 GB/s and 67 TFLOPS in plain float32."""
     made = [trial(n, 1500.0 - n, template=template) for n in range(3)]
     made = [replace(one, template=template) for one in made]
-    facts = {"op": "mine", "accuracy": "float32", "flops": 1e11, "device": vars_of_h200()}
+    facts = {"op": op, "accuracy": "float32", "flops": 1e11, "device": vars_of_h200()}
     run = made_run(folder, made, result(made), environment=facts)
     given = (Given("x", "input", (1024, 4096), "float32"),)
     outline = Outline(
@@ -267,3 +271,47 @@ def test_records_without_operations_show_no_rate_of_arithmetic(tmp_path):
     works = works_of(of_module(tmp_path, KERNELS, tasks=older))
     assert [work.tflops for work in works[:4]] == [None] * 4
     assert works[0].gbps == 600.0
+
+
+CAPTURED = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(64, 48)
+        self.m = nn.Linear(48, 300000)
+    def forward(self, x):
+        return torch.softmax(self.m(F.gelu(self.l(x)) * 2.0), -1)
+
+def get_inputs():
+    return [torch.randn(8, 64)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_kernels_are_named_as_the_templates_of_a_captured_module_name_them(tmp_path):
+    """Each kernel that the generated text starts, in the order of its steps."""
+    _, made = derive(tmp_path, "mine", CAPTURED)
+    text = (made.folder / made.name / "nest_triton.triton.py.j2").read_text()
+    steps = text[text.index("\nsteps:") : text.index("\noptimisations:")]
+    started = re.findall(r"^    (\w+)\[", text, re.MULTILINE)
+    kernels = []
+    for place in re.findall(r"- \{(aten|call): (\w+)", steps):
+        kind, name = place
+        own = ["ampere_sgemm_128x64_tn", "splitKreduce_kernel"]
+        if kind == "call":
+            own = [k for k in started if re.fullmatch(rf"{name}_[a-z]\w*", k)]
+        kernels += [KernelTime(k, 10.0 * len(kernels) + n, 1.0) for n, k in enumerate(own)]
+    outline = outline_of(from_json(Graph, (made.folder / made.name / "graph.json").read_bytes()))
+    run_data = of_module(tmp_path, kernels, op=made.name, tasks=list(outline.tasks))
+    assert [(w.words, w.num_kernels) for w in works_of(run_data)[:-2]] == [
+        ("1: linear", 2),
+        ("2: mul", 1),
+        ("3: linear_1", 2),
+        ("4: div", 5),  # a long row: three passes, and two that put their parts together
+    ]

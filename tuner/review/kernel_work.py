@@ -19,9 +19,9 @@ from tuner.profiled import KernelTime
 from tuner.review.formatting import NONE, percent_words, three_digits, time_unit, us_in
 from tuner.review.run_data import UNITS, RunData
 
-__all__ = ["Work", "works_of", "works_table", "works_words"]
+__all__ = ["NEAR", "Work", "works_of", "works_table", "works_words"]
 
-_FAR = 0.6  # of a roof: below, the roof is not what bounds
+NEAR = 0.6  # of a rate: below, it is not what bounds
 _PLAIN = "fp32"  # what generated loops compute in
 _VIEWS = {"permute", "slice", "expand", "view"}  # which PyTorch need not copy
 # A template of another partition is nest_<how>_triton; its nests have other numbers.
@@ -109,7 +109,7 @@ def works_words(works: Sequence[Work]) -> str:
         return ""
     what, share = longest.nearest
     of_time = longest.time_us / sum(work.time_us for work in parts)
-    is_far = share < _FAR
+    is_far = share < NEAR
     return (
         f"The kernels of task {longest.words} take {percent_words(of_time)} of the kernels' time; "
         f"nearest to them is {what}, at {percent_words(share)} of its rate"

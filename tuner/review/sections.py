@@ -13,7 +13,7 @@ from tuner.profiled import Launch
 from tuner.review.ablation import choices_brief, choices_of, choices_words, unvaried
 from tuner.review.counters import counter_words, counters_table
 from tuner.review.formatting import NONE, percent_words, three_digits, time_unit
-from tuner.review.kernel_work import works_of, works_table, works_words
+from tuner.review.kernel_work import NEAR, works_of, works_table, works_words
 from tuner.review.rows_figure import rows_table
 from tuner.review.run_data import UNITS, RunData
 from tuner.review.sources import highlighted, winner_source
@@ -27,7 +27,6 @@ __all__ = ["PARTS", "shown"]
 
 NUM_COLOURS = 8  # of kernels, as the style sheet has them
 MOST_STEPS = 8  # of one piece of a module's picture
-NEAR = 0.6  # of a rate: below, it is not what bounds
 LEAST_BAR = 0.4  # % of a figure's width: less could not be seen
 _STATUS_MEANING = {
     Status.CORRECT: "accepted by the check, and timed",
