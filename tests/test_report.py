@@ -67,7 +67,10 @@ def test_page_answers_in_the_order_in_which_one_asks(finished):
         assert chart["figure"]["data"] and chart["caption"] and chart["label"]
     assert "74.3 TFLOPS" in page.text
     # What it multiplies in, not plain float32 cores, which it passes by.
-    assert "23 % of 330 TFLOPS, the roofline (arithmetic) of three float16 products" in page.text
+    assert (
+        "23 % of 330 TFLOPS, the roofline (arithmetic) of float16 tensor cores, three products"
+        in page.text
+    )
 
 
 def test_page_loads_nothing_from_anywhere(finished):

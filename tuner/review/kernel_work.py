@@ -123,9 +123,9 @@ def works_table(works: Sequence[Work]) -> dict[str, Any] | None:
     if not works:
         return None
     unit = time_unit(work.time_us for work in works)
-    columns = ["kernels", unit, "GB/s", "of memory's", "TFLOPS", "of arithmetic's"]
+    columns = ["kernels", unit, "GB/s", "of memory rate", "TFLOPS", "of arithmetic rate"]
     return {
-        "head": ["task of the graph", *columns, "in"],
+        "head": ["task of the graph", *columns, "arithmetic in"],
         "numeric": columns,
         "rows": [
             [

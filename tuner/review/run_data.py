@@ -45,8 +45,8 @@ DEFAULT_MAX_NOISE = 0.005  # the config's own default for measure.max_noise
 # Precisions as `device` names them, by what computes in them.
 UNITS = {
     "fp32": "plain float32 cores",
-    "fp16x3": "three float16 products",
-    "fp16x2": "one float16 product, two of 8 bits at half its time",
+    "fp16x3": "float16 tensor cores, three products",
+    "fp16x2": "float16 tensor cores, one product and two in 8 bits",
     "tf32": "TF32 tensor cores",
     "fp16": "float16 tensor cores",
 }
