@@ -263,8 +263,8 @@ def test_contest_counts_and_ranks():
     failed = replace(at(3, 1, 1), outcome=Outcome(Status.RUNTIME, "boom"))
     table = contest([*trials, failed], ["template"])
     assert table.rows == (
-        ("simt", "1", "1", "80.000", "80.000", "1.000"),
-        ("mma", "3", "2", "100.0", "200.0", "1.250"),
+        ("simt", "1", "1", "80.0", "80.0", "1.000"),
+        ("mma", "3", "2", "100", "200", "1.250"),
     )
 
 
@@ -375,7 +375,7 @@ def test_many_builders_are_one_band_of_thin_lines():
     for number, trial in enumerate(trials):
         build = replace(trial.outcome.build, builder=number)
         trials[number] = replace(trial, outcome=replace(trial.outcome, build=build))
-    figure = timeline_figure(spans_of(trials))
+    figure = with_hovers(timeline_figure(spans_of(trials)), trials)
     assert figure.layout.yaxis.ticktext == ("device", "31 builders")
     builds = next(trace for trace in figure.data if trace.name == "build")
     places = sorted({y for y in builds.y if y is not None})
@@ -397,7 +397,7 @@ def test_several_devices_and_hosts_have_lanes_and_bands_of_their_own():
         name = ("cuda:10", "cuda:2")[number % 2]
         trials[number] = replace(trial, outcome=replace(trial.outcome, build=build, device=name))
     spans = spans_of(trials)
-    figure = timeline_figure(spans)
+    figure = with_hovers(timeline_figure(spans), trials)
     own = [f"builder {n}" for n in range(4)]  # as many as ran at once, not threads that waited
     assert list(figure.layout.yaxis.ticktext) == ["cuda:2", "cuda:10", *own, "8 builders of cpu3"]
     assert [worker.name for worker in workers_of(trials)] == list(figure.layout.yaxis.ticktext)

@@ -119,6 +119,7 @@ def test_one_product_and_one_nest_are_found_in_modules_around_them(tmp_path):
     assert three[0].key != product.key and three[1].key != nest.key
     assert product.num_bytes == 4 * (37 * 100 + 100 * 24 + 24 + 37 * 24)
     assert nest.num_bytes == 4 * 3 * 37 * 24
+    assert product.flops == 2 * 37 * 24 * 100 and nest.flops >= 2 * 37 * 24
 
 
 def test_a_windows_sizes_and_step_count(tmp_path):

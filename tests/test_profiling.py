@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import made_run, result, trials
+from made_runs import made_run, result, trial, trials
+from test_any_module import derive
 
+from tuner.capture.graph import Graph
+from tuner.capture.outline import MODULE_FILE, Given, KernelTask, Outline, Step, outline_of
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.profiling import call_of, profile_into, profiled
 from tuner.evaluate.task import Task
+from tuner.machine.datasheets import known_device
 from tuner.profiled import PROFILE_NAME, KernelTime, Launch, Profiled, Profiles
+from tuner.review.gain import Gain, ModuleRecord
+from tuner.review.kernel_work import works_of
 from tuner.review.report import parts_of
-from tuner.review.run_data import RunData
+from tuner.review.run_data import UNITS, RunData
 from tuner.trial import from_json, to_json
 
 
@@ -147,3 +154,164 @@ def test_a_profile_that_cannot_be_read_is_an_error_with_its_path(tmp_path):
     (facts.run.path / PROFILE_NAME).write_text("[]")
     with pytest.raises(StorageError, match=r"kernels\.json: cannot be read"):
         RunData.of(facts.run)
+
+
+# ---- what each kernel moves and computes ----------------------------------------------------
+
+STEPS = [
+    Step("linear", "linear(x, w)", (1024, 4096), "float32", 9),
+    Step("gelu", "gelu(linear)", (1024, 4096), "float32", 10),
+    Step("turned", "permute(gelu, axes=[1, 0])", (4096, 1024), "float32", 11),
+    Step("matmul", "matmul(turned, gelu)", (4096, 4096), "float32", 11),
+    Step("sum", "sum(matmul, axes=[1])", (4096,), "float32", 12),
+]
+TASKS = [
+    KernelTask("library", ("linear",), "linear", num_bytes=240_000_000, flops=40 * 10**9),
+    KernelTask("nest", ("gelu",), "gelu", num_bytes=96_000_000, flops=67 * 10**7),
+    KernelTask("library", ("turned",), "turned", num_bytes=48_000_000),
+    KernelTask("library", ("matmul",), "matmul", num_bytes=120_000_000, flops=66 * 10**9),
+    KernelTask("nest", ("sum",), "sum", num_bytes=480_000_000, flops=10**9),
+]
+KERNELS = [  # a name's number counts generated kernels alone; times add up to 1,000 us
+    KernelTime("nvjet_tss_128x128", 0.0, 400.0),
+    KernelTime("fused_mine_rows_kernel", 400.0, 100.0),
+    KernelTime("void split_rows_kernel(Split)", 500.0, 50.0),
+    KernelTime("gemm_sm90", 550.0, 250.0),
+    KernelTime("fused_mine_rows_1_pass_0", 800.0, 150.0),
+    KernelTime("fused_mine_rows_1_results", 950.0, 50.0),
+]
+
+
+def of_module(
+    folder: Path,
+    kernels: list[KernelTime],
+    template: str = "nest_triton",
+    tasks: list[KernelTask] = TASKS,
+    op: str = "mine",
+) -> RunData:
+    """A run of a captured module on an H200, of 4,800 GB/s and 67 TFLOPS in plain float32."""
+    made = [trial(n, 1500.0 - n, template=template) for n in range(3)]
+    made = [replace(one, template=template) for one in made]
+    facts = {"op": op, "accuracy": "float32", "flops": 1e11, "device": vars_of_h200()}
+    run = made_run(folder, made, result(made), environment=facts)
+    given = (Given("x", "input", (1024, 4096), "float32"),)
+    outline = Outline(
+        given, tuple(STEPS), ("sum",), tuple(tasks), 400_000_000, 80_000_000, 10**9, False
+    )
+    gain = Gain("NVIDIA H200", True, 400_000_000, 80_000_000, 10**9, 100.0)
+    (run.path / MODULE_FILE).write_text(to_json(ModuleRecord(outline, gain)))
+    baseline = Profiled(None, 2000.0, (KernelTime("cutlass", 0.0, 2000.0),))
+    known = Profiles(True, baseline, Profiled(2, 1000.0, tuple(kernels)))
+    (run.path / PROFILE_NAME).write_text(to_json(known))
+    return RunData.of(run)
+
+
+def vars_of_h200() -> dict[str, Any]:
+    return asdict(known_device("NVIDIA H200"))
+
+
+def test_each_kernel_belongs_to_a_task_by_its_name_or_by_its_place_between_named_ones(tmp_path):
+    works = works_of(of_module(tmp_path, KERNELS))
+    assert [(w.words, w.num_kernels, w.time_us) for w in works] == [
+        ("1: linear", 1, 400.0),
+        ("2: gelu", 1, 100.0),
+        ("3: turned, 4: matmul", 2, 300.0),  # a view needs no kernel, and no traffic
+        ("5: sum", 2, 200.0),
+        ("all of the exported file's call", 6, 1000.0),
+        ("all of PyTorch's call", 1, 2000.0),
+    ]
+    assert [w.gbps for w in works] == [600.0, 960.0, 400.0, 2400.0, 480.0, 240.0]
+    assert [w.of_memory for w in works][:4] == [0.125, 0.2, 400 / 4800, 0.5]
+    assert [w.tflops for w in works] == pytest.approx([100.0, 6.7, 220.0, 5.0, 100.0, 50.0])
+    assert works[1].of_arithmetic == pytest.approx(0.1)  # of 67 TFLOPS, on plain float32 cores
+    # Float32 accuracy allows two products of 8 bits beside one of float16, at 989.4 TFLOPS.
+    assert works[0].units == UNITS["fp16x2"]
+    assert works[0].of_arithmetic == pytest.approx(100 / (989.4 / 2))
+    assert works[3].nearest == ("memory", 0.5)
+
+
+def test_the_page_says_what_bounds_the_kernels_that_take_longest(tmp_path):
+    page = parts_of(of_module(tmp_path, KERNELS), ["why"])["why"]
+    text = " ".join(page.split())
+    assert "The kernels of task 1: linear take 40 % of the kernels' time" in text.replace(
+        "&#39;", "'"
+    )
+    assert "far from it" in text
+    row = text.split("5: sum</td>")[1].split("</tr>")[0]
+    cells = [cell.split(">")[-1] for cell in row.split("</td>")[:-1]]
+    assert cells == ["2", "200", "2,400", "50 %", "5.00", "7.5 %", "plain float32 cores"]
+
+
+def test_a_product_with_pointwise_work_behind_it_has_no_traffic_of_its_own(tmp_path):
+    """Its kernel may keep what lies between the two tasks, so that their bytes cannot be added."""
+    first = [KernelTime("product_kernel", 0.0, 500.0), *KERNELS[2:]]
+    work = works_of(of_module(tmp_path, first))[0]
+    # Nothing but the last nest has a name, so all before it are one.
+    assert work.words == "1: linear, 2: gelu, 3: turned, 4: matmul" and work.num_kernels == 3
+    assert work.num_bytes is None and work.gbps is None and work.of_memory is None
+    assert work.flops == 40e9 + 67e7 + 66e9
+
+
+@pytest.mark.parametrize("template", ["nest_across_triton", "nest_recomputed_triton"])
+def test_a_graph_that_is_cut_in_another_way_has_no_tasks_to_name(template, tmp_path):
+    works = works_of(of_module(tmp_path, KERNELS, template))
+    assert [work.is_whole for work in works] == [True, True]
+
+
+def test_kernels_out_of_the_tasks_order_are_known_by_their_names_alone(tmp_path):
+    first, second = replace(KERNELS[4], start_us=0.0), replace(KERNELS[1], start_us=200.0)
+    other = KernelTime("copy", 150.0, 20.0)
+    works = works_of(of_module(tmp_path, [first, other, second]))
+    assert [work.words for work in works[:3]] == ["5: sum", "of no task", "2: gelu"]
+    assert works[1].gbps is None and works[1].nearest is None
+
+
+def test_records_without_operations_show_no_rate_of_arithmetic(tmp_path):
+    older = [replace(task, flops=0) for task in TASKS]
+    works = works_of(of_module(tmp_path, KERNELS, tasks=older))
+    assert [work.tflops for work in works[:4]] == [None] * 4
+    assert works[0].gbps == 600.0
+
+
+CAPTURED = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = nn.Linear(64, 48)
+        self.m = nn.Linear(48, 300000)
+    def forward(self, x):
+        return torch.softmax(self.m(F.gelu(self.l(x)) * 2.0), -1)
+
+def get_inputs():
+    return [torch.randn(8, 64)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_kernels_are_named_as_the_templates_of_a_captured_module_name_them(tmp_path):
+    """Each kernel that the generated text starts, in the order of its steps."""
+    _, made = derive(tmp_path, "mine", CAPTURED)
+    text = (made.folder / made.name / "nest_triton.triton.py.j2").read_text()
+    steps = text[text.index("\nsteps:") : text.index("\noptimisations:")]
+    started = re.findall(r"^    (\w+)\[", text, re.MULTILINE)
+    kernels = []
+    for place in re.findall(r"- \{(aten|call): (\w+)", steps):
+        kind, name = place
+        own = ["ampere_sgemm_128x64_tn", "splitKreduce_kernel"]
+        if kind == "call":
+            own = [k for k in started if re.fullmatch(rf"{name}_[a-z]\w*", k)]
+        kernels += [KernelTime(k, 10.0 * len(kernels) + n, 1.0) for n, k in enumerate(own)]
+    outline = outline_of(from_json(Graph, (made.folder / made.name / "graph.json").read_bytes()))
+    run_data = of_module(tmp_path, kernels, op=made.name, tasks=list(outline.tasks))
+    assert [(w.words, w.num_kernels) for w in works_of(run_data)[:-2]] == [
+        ("1: linear", 2),
+        ("2: mul", 1),
+        ("3: linear_1", 2),
+        ("4: div", 5),  # a long row: three passes, and two that put their parts together
+    ]

@@ -47,7 +47,9 @@ def test_interval_that_holds_one_is_no_difference(tmp_path):
 def test_a_race_that_scatters_is_not_called_no_difference(tmp_path):
     told = told_of(tmp_path, Interval(3.95, 0.36, 42.9, 0.95, 5))
     assert told.kind == "no difference"
-    assert told.verdict.startswith("Cannot be told from PyTorch: faster in this race (3.95x)")
+    assert told.verdict.startswith(
+        "Cannot be distinguished from PyTorch: faster in this race (3.95x)"
+    )
 
 
 def test_slower_is_called_slower(tmp_path):
@@ -156,14 +158,15 @@ def test_warnings_name_noise_throttling_drift_and_ties(tmp_path):
         "the baseline's times scatter by 1 %",
         "slowed its clock during 1 of 15",
         "the baseline drifted between 3.01 ms and 3.30 ms",
-        "cannot be told from the winner",
+        "cannot be distinguished from the winner",
     ):
         assert any(part in text for text in texts), (part, texts)
 
 
 def test_what_is_left_to_gain_is_the_last_that_the_search_said(finished, tmp_path):
     said = (
-        "0.42 % expected; chance that the best is within 1 %: 92 %, 5 %: 96 % (after 120 trials)"
+        "improvement estimated at 0.42 %; chance that the best is within 1 %: 92 %, 5 %: 96 % "
+        "(after 120 trials)"
     )
     told = summary(finished)
     assert told.outlook is not None and told.outlook.number == 120
@@ -171,7 +174,7 @@ def test_what_is_left_to_gain_is_the_last_that_the_search_said(finished, tmp_pat
     assert said in " ".join(format_summary(told).split())
     assert said in parts_of(RunData.of(finished), ["verdict"])["verdict"]
     few = summary(make_run(tmp_path, make_trials(10)))
-    assert few.outlook is None and "to gain" not in format_summary(few)
+    assert few.outlook is None and "remaining" not in format_summary(few)
 
 
 def test_torch_compile_is_told_where_it_was_raced(tmp_path):

@@ -68,14 +68,14 @@ def test_the_live_view_says_what_is_left_to_gain_until_it_is_known_better(tmp_pa
     for trial in made[:20]:
         screen.on_trial(trial, 3)
     screen.on_remaining(0.0314, {0.01: 0.42, 0.05: 0.876})
-    words = "to gain   3.1 % expected; chance that the best is within 1 %: 42 %, 5 %: 88 %"
+    words = "remaining 3.1 % estimated; chance that the best is within 1 %: 42 %, 5 %: 88 %"
     assert drawn(screen)[-1] == words
     for trial in made[20:]:
         screen.on_trial(trial, 3)
     assert drawn(screen)[-1] == words
     screen.on_remaining(0.002, {0.02: 0.951})
     assert (
-        drawn(screen)[-1] == "to gain   0.2 % expected; chance that the best is within 2 %: 95 %"
+        drawn(screen)[-1] == "remaining 0.2 % estimated; chance that the best is within 2 %: 95 %"
     )
     assert len(drawn(screen)) <= 20
 

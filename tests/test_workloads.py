@@ -100,18 +100,18 @@ def test_page_terminal_and_list_say_the_caveat_beside_the_headline(tmp_path):
     assert f"but {caveat}" in " ".join(format_summary(summary).split())
     page = parts_of(RunData.of(run), ["verdict"])["verdict"]
     assert '<div class="verdict caution">' in page and f'<p class="caveat">but {caveat}' in page
-    assert summary.trust == (
-        "1 of 1 probe accepted, raced in 3 processes, from the exported file; not timed: "
-        "torch.compile"
-    )
+    assert summary.trust == "1 of 1 probe accepted, raced in 3 processes, from the exported file"
+    assert summary.untimed == "the speed beside torch.compile"
+    assert "<strong>Not verified:</strong> the speed beside torch.compile</p>" in page
     assert page.count('class="track"') == 3  # each workload's interval
 
 
 def test_a_speed_up_without_samples_has_no_colour_in_the_list(tmp_path):
     _, summary, shown = told(tmp_path, ended(4.67))
     assert (shown.tone, shown.is_proved) == ("even", False)
-    assert summary.trust.endswith(
-        "no samples kept; not timed: other values, a step of training, torch.compile"
+    assert summary.trust.endswith("no samples kept")
+    assert summary.untimed == (
+        "the speed on other weights and inputs, in a step of training, beside torch.compile"
     )
 
 

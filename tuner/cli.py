@@ -201,7 +201,7 @@ def verify(
     reference's class could be asked. What it refuses aloud there is listed as a difference.
 
     With --certificate: 0 when all that it claims still holds here, 1 when something does not or
-    cannot be determined. Without --reference only references installed with the tuner are used.
+    cannot be checked here. Without --reference only references installed with the tuner are used.
     """
     from tuner import tuning
     from tuner.config.quantities import parse_accuracy, parse_device, parse_duration, parse_mode

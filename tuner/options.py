@@ -13,6 +13,7 @@ __all__ = [
     "CertificateOption",
     "ClusterOption",
     "ConfigOption",
+    "CountersOption",
     "DeviceOption",
     "DevicesOption",
     "DryRunOption",
@@ -105,6 +106,10 @@ RunsDirOption = Annotated[Path, typer.Option("--runs-dir", help="Where run folde
 ExportOption = Annotated[
     Path | None,
     typer.Option("--export", help="Also write trials (.csv, .parquet) or the timeline (.json)."),
+]
+CountersOption = Annotated[
+    bool,
+    typer.Option("--counters", help="Count one call with Nsight Compute first (an NVIDIA GPU)."),
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON; progress goes to stderr.")

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["PROFILE_NAME", "KernelTime", "Launch", "Profiled", "Profiles"]
+__all__ = [
+    "COUNTERS_NAME",
+    "PROFILE_NAME",
+    "CountedCalls",
+    "Counters",
+    "KernelTime",
+    "Launch",
+    "Profiled",
+    "Profiles",
+]
 
 PROFILE_NAME = "kernels.json"  # in a run's folder
+COUNTERS_NAME = "counters.json"  # in a run's folder, where somebody asked for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +67,31 @@ class Profiles:
     is_gpu: bool
     baseline: Profiled
     winner: Profiled
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What Nsight Compute counted of one kernel; None of what it does not know on this GPU.
+
+    `tensor`, `memory`, `issue` and `warps` are shares of 1: of the cycles in which the tensor pipe
+    works, of the memory's rate, of the cycles in which a scheduler issues, of the warps that a
+    multiprocessor can hold. `stalls` are warps that wait, by reason, for each instruction issued.
+    """
+
+    name: str
+    duration_us: float
+    tensor: float | None
+    memory: float | None
+    issue: float | None
+    warps: float | None
+    dram_bytes: float | None
+    clock_mhz: float | None
+    stalls: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class CountedCalls:
+    """The kernels of one call of the baseline and of the winner, in the order of their launch."""
+
+    baseline: tuple[Counters, ...]
+    winner: tuple[Counters, ...]

@@ -17,18 +17,26 @@ __all__ = ["compare", "replay", "report", "runs"]
 def report(
     run: options.RunArgument,
     export: options.ExportOption = None,
+    counters: options.CountersOption = False,
     json: options.JsonOption = False,
 ) -> None:
     """Write a run's HTML report and print its summary."""
     from tuner.review.exports import write_export
-    from tuner.review.report import write_report
+    from tuner.review.report import write_report_of
+    from tuner.review.run_data import RunData
+    from tuner.review.summary import summary_of
     from tuner.run import open_run
 
     opened = open_run(run)
-    write_report(opened)
+    if counters:
+        from tuner.call_counters import count_calls
+
+        count_calls(opened)
+    run_data = RunData.of(opened)
+    write_report_of(run_data)
     if export is not None:
         write_export(opened, export)
-    print_summary(opened, is_json=json)
+    print_summary(opened, summary_of(run_data), is_json=json)
 
 
 def runs(

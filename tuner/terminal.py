@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tuner.recheck import Repeated
     from tuner.review.gain import Gain
     from tuner.review.listing import Shown
+    from tuner.review.summary import Summary
     from tuner.run import Run
     from tuner.trial import Check
     from tuner.tuning import Planned
@@ -151,11 +152,11 @@ def print_start(made: ByHand) -> None:
     out.print(f"      tune --config {config}", markup=False)
 
 
-def print_summary(run: Run, *, is_json: bool = False) -> None:
-    """Print what a run found, in 20 lines, and where it is."""
+def print_summary(run: Run, found: Summary | None = None, *, is_json: bool = False) -> None:
+    """Print what a run found, in 20 lines, and where it is; `found` saves reading it again."""
     from tuner.review.summary import format_summary, summary
 
-    found = summary(run)
+    found = found or summary(run)
     if is_json:
         print_json(found)
         return
@@ -213,9 +214,9 @@ def print_points(repeated: Repeated) -> None:
     num_broken, num_open = claims.count(False), claims.count(None)
     end = f"{num_broken} of its points no longer" if num_broken else "all of its points still"
     if num_open and not num_broken:
-        end = f"not shown to hold, {num_open} of its points cannot be determined here"
+        end = f"not shown to hold, {num_open} of its points cannot be checked here"
     else:
-        end += " hold here" + (f", {num_open} cannot be determined" if num_open else "")
+        end += " hold here" + (f", {num_open} cannot be checked" if num_open else "")
     out.print(f"the certificate, accuracy class {repeated.accuracy}: {end}", markup=False)
 
 

@@ -255,8 +255,8 @@ def _remaining_line(improvement: float, within: Mapping[float, float]) -> str:
     sure = ", ".join(
         f"{percent(share, 3)}: {100 * p:.0f} %" for share, p in sorted(within.items())
     )
-    words = f"{percent(improvement)} expected; chance that the best is within {sure}"
-    return f"{'to gain':<10}{words}"
+    words = f"{percent(improvement)} estimated; chance that the best is within {sure}"
+    return f"{'remaining':<10}{words}"
 
 
 def _finalist_line(entry: Finalist) -> str:

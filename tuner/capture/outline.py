@@ -51,9 +51,10 @@ class KernelTask:
 
     Its `name` is that of the last value that it gives. `key` is equal for the same work in any
     module, `form_key` also where sizes and numbers differ (`identity`); `num_bytes` are those that
-    it reads and writes. All of these are empty in records of older runs. `parameters` are those
-    that a call is made by; a nest has all the others, and their names end in its `suffix`, which
-    is empty where they are plain (`own_parameters`).
+    it reads and writes, `flops` its operations, two for a product and its sum. All of these are
+    empty in records of older runs. `parameters` are those that a call is made by; a nest has all
+    the others, and their names end in its `suffix`, which is empty where they are plain
+    (`own_parameters`).
     """
 
     kind: str
@@ -64,6 +65,7 @@ class KernelTask:
     num_bytes: int = 0
     parameters: tuple[str, ...] = ()
     suffix: str = ""
+    flops: int = 0
 
     @property
     def label(self) -> str:
@@ -167,6 +169,7 @@ def _task(graph: Graph, task: Nest | Call, steps: Sequence[str], suffix: str) ->
         num_bytes,
         tuple(dict.fromkeys(parameters)),
         suffix,
+        task.flops,
     )
 
 

@@ -61,6 +61,7 @@ class Producer:
         self.time_model, self.repeat = self._timed.time_model, self._timed.repeat
         self.time_steps = self._timed.time_steps
         self.operations, self.profile = self._timed.operations, self._timed.profile
+        self.counted = self._timed.counted
         self._received: dict[str, torch.Tensor] = {}
         self._lent: dict[str, torch.Tensor] = {}  # kept until the next question
         self._rooms: dict[str, torch.Tensor] = {}  # of the question that comes next

@@ -17,7 +17,7 @@ from tuner.review.run_data import RunData, correct_trials
 from tuner.review.tables import parameter_names, speedup_of, value_of, value_words
 from tuner.trial import Trial
 
-__all__ = ["Choice", "choices_of", "choices_words", "unvaried"]
+__all__ = ["Choice", "choices_brief", "choices_of", "choices_words", "unvaried"]
 
 NUM_TOLD = 3  # of the choices, in the sentence
 FEW = 3  # trials without a choice, below which they say little of it
@@ -99,14 +99,40 @@ def choices_words(choices: Sequence[Choice]) -> str:
     """Return in one sentence which choices made the winner fast; why not, where none did."""
     if not choices:
         return "The trials do not say: no correct trial chose otherwise in anything."
-    told = [choice for choice in choices if choice.gain > 1 and not choice.remark][:NUM_TOLD]
+    told = _sure(choices)
     if not told:
         return "No single choice explains it: the trials without each are as fast, or too few."
     parts = [
         f"{c.name}={c.value} is worth {ratio_words(c.gain)} (against {c.instead}, trial {c.other})"
         for c in told
     ]
-    return f"{'; '.join(parts)}."
+    return f"{'; '.join(parts)}.{_unsure_words(choices, told)}"
+
+
+def choices_brief(choices: Sequence[Choice]) -> str:
+    """Return the same for the verdict, in one line; empty where no choice explains it."""
+    told = _sure(choices)
+    if not told:
+        return ""
+    parts = [f"{c.name}={c.value} ({ratio_words(c.gain)} over {c.instead})" for c in told]
+    more = _unsure_words(choices, told)
+    return f"{', '.join(parts)}: the best trial with each over the best without it.{more}"
+
+
+def _sure(choices: Sequence[Choice]) -> list[Choice]:
+    return [choice for choice in choices if choice.gain > 1 and not choice.remark][:NUM_TOLD]
+
+
+def _unsure_words(choices: Sequence[Choice], told: Sequence[Choice]) -> str:
+    """Name the choice that seems to matter more than those told, but that few trials tried."""
+    least = min(choice.gain for choice in told)
+    unsure = [c for c in choices if c.gain > least and c.num_without < FEW and not c.is_noise]
+    if not unsure:
+        return ""
+    most = max(unsure, key=lambda choice: choice.gain)
+    count = count_words(most.num_without, "trial")
+    seems = f"{most.name}={most.value} may matter more ({ratio_words(most.gain)} over"
+    return f" {seems} {most.instead}), but only {count} chose otherwise."
 
 
 def unvaried(run_data: RunData, choices: Sequence[Choice]) -> str:

@@ -81,7 +81,7 @@ def _advice_on_screening(run_data: RunData) -> list[Advice]:
         text += (
             f"; PyTorch took {percent_words(abs(baseline))} {'more' if baseline > 0 else 'less'}"
         )
-    remedy = "believe the race; trials nearer to each other than that are not told apart"
+    remedy = "believe the race; trials nearer to each other than that are not distinguished"
     return [Advice(text, remedy)]
 
 
@@ -143,7 +143,7 @@ def _advice_on_verdict(run_data: RunData, interval: Interval | None) -> list[Adv
     )
     if ties:
         what = f"trial{'' if len(ties) == 1 else 's'} {number_words(ties)}"
-        text = f"{what} cannot be told from the winner"
+        text = f"{what} cannot be distinguished from the winner"
         found.append(Advice(text, "choose the simplest, or give measure.finalists more time"))
     return found
 

@@ -130,15 +130,15 @@ def _progress(run_data: RunData, by: Any, label: str) -> Chart:
 
 
 def _outlook(run_data: RunData) -> Chart:
-    label = "What is left to gain"
+    label = "Estimated remaining improvement"
     if not run_data.outlooks:
         words = "Not known: the sampler does not say how sure it is, or has seen too few trials."
         return Chart("outlook", label, words, None)
     improvement = percent(run_data.outlooks[-1].improvement)
     words = (
         "How sure the search was, as it went on, that its best was within a share of the best "
-        "there is: a model's own estimate from screening times, not a proof. At the last, if all "
-        f"configurations were tried, the best time was expected to fall by {improvement}."
+        "there is: a model's own estimate from screening times, not a measurement. At the last, "
+        f"if all configurations were tried, the best time was expected to fall by {improvement}."
     )
     return Chart("outlook", label, words, outlook_figure(run_data.outlooks))
 
@@ -213,7 +213,9 @@ def _rows(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Speed by number of rows"
     found = run_data.proof.by_batch if run_data.proof is not None else None
     if found is None or not found.measured:
-        words = "Not measured: the file's sizes are fixed, or it was made by hand or not yet."
+        words = (
+            "Not measured: the file runs at one number of rows, or the run has not come that far."
+        )
         return Chart("rows", label, words, None)
     return Chart("rows", label, rows_caption(found), rows_figure(found))
 

@@ -265,7 +265,7 @@ def _against(one: Side, other: Side) -> RunPair:
     words = {
         "better": f"{one.name} is {ratio_words(ratio)} as fast as {other.name}",
         "worse": f"{other.name} is {ratio_words(1 / ratio)} as fast as {one.name}",
-        "no difference": f"{one.name} and {other.name} cannot be told apart",
+        "no difference": f"{one.name} and {other.name} cannot be distinguished",
     }[kind]
     bounds = (1 / high, 1 / low) if kind == "worse" else (low, high)
     words += f" ({ratio_words(bounds[0])} to {ratio_words(bounds[1])})"

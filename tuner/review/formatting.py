@@ -97,7 +97,7 @@ def seconds_words(value: float) -> str:
     """Return a duration in the unit that fits it, from a number in s."""
     if value >= 120:
         return f"{value / 60:.1f} min"
-    return f"{value:.1f} s" if value >= 1 else f"{1e3 * value:.3g} ms"
+    return f"{value:.1f} s" if value >= 0.9995 else f"{1e3 * value:.3g} ms"
 
 
 def ratio_words(value: float) -> str:
@@ -162,6 +162,6 @@ def outlook_words(outlook: Outlook | None) -> str:
         for share, chance in sorted(outlook.within.items(), key=lambda pair: float(pair[0]))
     )
     return (
-        f"{percent(outlook.improvement)} expected; chance that the best is within {sure} "
-        f"(after {outlook.number} trials)"
+        f"improvement estimated at {percent(outlook.improvement)}; chance that the best is within "
+        f"{sure} (after {outlook.number} trials)"
     )

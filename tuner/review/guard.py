@@ -121,7 +121,7 @@ class Guard:
             return _refused("the page's key is missing or old; load the page again")
         length = headers.get("content-length", "")
         if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-            return PlainTextResponse(f"at most {MAX_BODY_BYTES} bytes, of a told length\n", 413)
+            return PlainTextResponse(f"at most {MAX_BODY_BYTES} bytes, of a stated length\n", 413)
         return None
 
 

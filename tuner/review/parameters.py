@@ -43,10 +43,7 @@ def importances(trials: Sequence[Trial]) -> dict[str, float]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study = optuna.create_study()
-            named = {
-                name: optuna.distributions.CategoricalDistribution(choices)
-                for name, choices in varied.items()
-            }
+            named = {name: _shared(choices) for name, choices in varied.items()}
             for trial in correct:
                 params = {name: value_words(trial, name) for name in varied}
                 study.add_trial(
@@ -58,6 +55,25 @@ def importances(trials: Sequence[Trial]) -> dict[str, float]:
     finally:
         optuna.logging.set_verbosity(level)
     return {name: share for name, share in found.items() if math.isfinite(share)}
+
+
+def _shared(choices: tuple[str, ...]) -> Any:
+    """Return a distribution that a study's trials share: it never changes, so no copy is made.
+
+    Optuna copies and compares one for each parameter of each trial: half of all the time.
+    """
+    from optuna.distributions import CategoricalDistribution
+
+    class Shared(CategoricalDistribution):  # type: ignore[misc]
+        def __deepcopy__(self, _: object) -> Any:
+            return self
+
+        def __eq__(self, other: object) -> bool:
+            return self is other or super().__eq__(other)
+
+        __hash__ = CategoricalDistribution.__hash__
+
+    return Shared(choices)
 
 
 def importance_figure(shares: Mapping[str, float]) -> Any:

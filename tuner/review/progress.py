@@ -175,7 +175,7 @@ def outlook_figure(outlooks: Sequence[Outlook]) -> Any:
             marker={"symbol": symbol, "size": 7},
             hovertext=[
                 f"after {o.number} trials: {100 * o.within[share]:.0f} %; "
-                f"{percent(o.improvement)} left to gain"
+                f"estimated remaining improvement {percent(o.improvement)}"
                 for o in known
             ],
             hoverinfo="text",

@@ -56,6 +56,7 @@ __all__ = [
     "script",
     "styles",
     "write_report",
+    "write_report_of",
 ]
 
 PAGE_DIR = Path(__file__).parent / "page"
@@ -71,7 +72,12 @@ def write_report(run: Run) -> Path:
     Raises:
         StorageError: a file of the run cannot be read, or the report not written.
     """
-    text = page(RunData.of(run))
+    return write_report_of(RunData.of(run))
+
+
+def write_report_of(run_data: RunData) -> Path:
+    """Write the report of a run that was read; see `write_report`."""
+    run, text = run_data.run, page(run_data)
     # A lone surrogate (a file name that is not UTF-8, in a reason) cannot be written.
     write_whole(run.report_path, text.encode("utf-8", "replace").decode("utf-8"))
     return run.report_path

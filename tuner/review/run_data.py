@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from tuner.environment import Environment, SittingRecord
 from tuner.errors import StorageError
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
-from tuner.profiled import PROFILE_NAME, Profiles
+from tuner.profiled import COUNTERS_NAME, PROFILE_NAME, CountedCalls, Profiles
 from tuner.review.gain import ModuleRecord
 from tuner.review.workloads import proof_of
 from tuner.run import Outlook, Run, is_locked
@@ -45,8 +46,8 @@ DEFAULT_MAX_NOISE = 0.005  # the config's own default for measure.max_noise
 # Precisions as `device` names them, by what computes in them.
 UNITS = {
     "fp32": "plain float32 cores",
-    "fp16x3": "three float16 products",
-    "fp16x2": "one float16 product, two of 8 bits at half its time",
+    "fp16x3": "float16 tensor cores, three products",
+    "fp16x2": "float16 tensor cores, one product and two in 8 bits",
     "tf32": "TF32 tensor cores",
     "fp16": "float16 tensor cores",
 }
@@ -90,6 +91,7 @@ class RunData:
     the search expected of the rest, the latest last. `checks`: every finalist as it was checked or
     raced, in that order; a later one of a trial counts. `module`: of an operator that was derived
     from one. `profiles`: one call of the baseline and of the winner, kernel by kernel.
+    `counters`: the same as Nsight Compute counts it, where somebody asked for that.
     """
 
     run: Run
@@ -102,6 +104,7 @@ class RunData:
     checks: Sequence[Finalist] = ()
     module: ModuleRecord | None = None
     profiles: Profiles | None = None
+    counters: CountedCalls | None = None
 
     @classmethod
     def of(cls, run: Run, trials: Sequence[Trial] | None = None) -> RunData:
@@ -120,9 +123,10 @@ class RunData:
         result, checks = run.result(), run.checks()
         module = _record(run.path / MODULE_FILE, ModuleRecord)
         profiles = _record(run.path / PROFILE_NAME, Profiles)
+        counters = _record(run.path / COUNTERS_NAME, CountedCalls)
         return cls(
             run, run.environment(), trials, result, config, is_running, outlooks, checks, module,
-            profiles,
+            profiles, counters,
         )  # fmt: skip
 
     @property
@@ -241,9 +245,15 @@ class RunData:
     def source(self, trial: Trial) -> tuple[str, str]:
         """Return a trial's source file by name and text; two empty words if it is not there."""
         folder = self.candidate(trial)
-        for path in sorted(folder.glob("source.*")) if folder else []:
-            if not path.is_symlink():
-                return path.name, text_of(path, MAX_SOURCE_CHARS)
+        if folder is None:
+            return "", ""
+        try:  # not `glob`, which takes longer than reading: there are as many folders as trials
+            names = sorted(os.listdir(folder))
+        except OSError:
+            names = []
+        for name in names:
+            if name.startswith("source.") and not (folder / name).is_symlink():
+                return name, text_of(folder / name, MAX_SOURCE_CHARS)
         return "", ""
 
     def log(self, trial: Trial, max_chars: int) -> str:

@@ -17,7 +17,7 @@ from threading import RLock
 
 from tuner.capture.outline import MODULE_FILE
 from tuner.errors import InputError, TunerError
-from tuner.profiled import PROFILE_NAME
+from tuner.profiled import COUNTERS_NAME, PROFILE_NAME
 from tuner.review.formatting import rejection_words
 from tuner.review.listing import WRITTEN, Shown, Tally, put_in_words, shown
 from tuner.review.notes import NOTES_NAME, Note, note_of
@@ -44,6 +44,7 @@ _FILES = (
     "candidates",
     "export",
     "export/model_new.py",
+    COUNTERS_NAME,
     PROFILE_NAME,
     LOG_NAME,
     MODULE_FILE,

@@ -10,8 +10,10 @@ from tuner.capture.outline import Outline
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.datasheets import bandwidth_gbps
 from tuner.profiled import Launch
-from tuner.review.ablation import choices_of, choices_words, unvaried
+from tuner.review.ablation import choices_brief, choices_of, choices_words, unvaried
+from tuner.review.counters import counter_words, counters_table
 from tuner.review.formatting import NONE, percent_words, three_digits, time_unit
+from tuner.review.kernel_work import NEAR, works_of, works_table, works_words
 from tuner.review.rows_figure import rows_table
 from tuner.review.run_data import UNITS, RunData
 from tuner.review.sources import highlighted, winner_source
@@ -50,6 +52,8 @@ def _shown_verdict(run_data: RunData, told: Summary) -> dict[str, Any]:
     times = [us for f in rows for us in (f.latency_us, f.baseline_us, screened.get(f.trial))]
     return {
         "intervals": _intervals(told.workloads),
+        "why": choices_brief(choices_of(run_data)) if told.kind == "faster" else "",
+        "bound": _limit_words(_limits(run_data, told)),
         "by_rows": _by_rows(run_data),
         "finalists": finalists,
         "exported": exported,
@@ -90,7 +94,7 @@ def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
 
     return [
         {
-            "name": "the reference's own values" if w.name == AS_GIVEN else w.name,
+            "name": "the reference's own weights and inputs" if w.name == AS_GIVEN else w.name,
             "interval": w.interval,
             "is_ours": w.is_ours,
             "left": place(w.interval.low),
@@ -103,14 +107,20 @@ def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
 
 
 def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
-    choices = choices_of(run_data)
+    choices, works = choices_of(run_data), works_of(run_data)
+    counters, limits = run_data.counters, _limits(run_data, told)
     return {
         "choices": choices,
         "choices_words": choices_words(choices),
         "unvaried": unvaried(run_data, choices),
         "most": max((choice.gain for choice in choices), default=1.0),
-        "limits": _limits(run_data, told),
+        "limits": limits,
+        "limit_words": _limit_words(limits),
         "kernels": _kernels(run_data),
+        "works": works_table(works),
+        "works_words": works_words(works),
+        "counters": counters_table(counters) if counters else None,
+        "counter_words": counter_words(counters) if counters else [],
     }
 
 
@@ -137,6 +147,20 @@ def _limits(run_data: RunData, told: Summary) -> list[dict[str, Any]]:
         for what, unit, amount, most in known
         if most and amount
     ]
+
+
+def _limit_words(limits: Sequence[Mapping[str, Any]]) -> str:
+    """Return which rate one call is nearest to, and what that means; empty where none is known."""
+    if not limits:
+        return ""
+    nearest = max(limits, key=lambda limit: float(limit["share"]))
+    words = f"nearest is {nearest['what']}, at {percent_words(nearest['share'])} of the rate"
+    if nearest["share"] >= NEAR:
+        return f"{words}: little is left without less work, or cheaper work"
+    return (
+        f"{words}: far from it, so time goes elsewhere, such as data read again, small grids, "
+        "launches or waiting"
+    )
 
 
 def _kernels(run_data: RunData) -> dict[str, Any] | None:

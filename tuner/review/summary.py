@@ -33,6 +33,7 @@ from tuner.review.workloads import (
     caveat_of,
     tone_of,
     trust_of,
+    untimed_of,
     workloads_of,
 )
 from tuner.run import Outlook, Run
@@ -62,10 +63,10 @@ class Summary:
     is one, else from the winner's race, else from screening; `measured` says which. `probes` are
     the errors against float64 beside the baseline's own. `workloads` are all that was timed of
     the file, `caveat` what is materially less than the headline, `tone` the colour of both,
-    `trust` what stands behind them, in one line. `num_rejected` trials were correct at
-    screening, and are not. `rewrites` are the exact steps by which a module's graph was rewritten,
-    in words, and `rows` say at which numbers of rows its kernels run. Paths are
-    relative to `path`.
+    `trust` what stands behind them, in one line, `untimed` on what the speed was not verified.
+    `num_rejected` trials were correct at screening, and are not. `rewrites` are the exact steps by
+    which a module's graph was rewritten, in words, and `rows` say at which numbers of rows its
+    kernels run. Paths are relative to `path`.
     """
 
     path: str
@@ -79,6 +80,7 @@ class Summary:
     certainty: str
     caveat: str
     trust: str
+    untimed: str
     tone: Tone
     workloads: tuple[Workload, ...]
     kind: Literal["faster", "slower", "no difference", "rejected", "open"]
@@ -144,6 +146,7 @@ def summary_of(run_data: RunData) -> Summary:
         certainty=_interval_words(interval) if interval and kind != "rejected" else "",
         caveat=caveat_of(workloads),
         trust=trust_of(result),
+        untimed=untimed_of(result),
         tone=tone_of(workloads, kind),
         workloads=workloads,
         kind=kind,
@@ -220,8 +223,8 @@ def _verdict(
         if interval.verdict == "no difference" and abs(interval.speedup - 1.0) > LIKE_PYTORCH:
             which = "faster" if interval.speedup > 1.0 else "slower"
             return interval.verdict, (
-                f"Cannot be told from PyTorch: {which} in this race ({ratio}), but its processes "
-                "scatter so much that another one may show the opposite"
+                f"Cannot be distinguished from PyTorch: {which} in this race ({ratio}), but its "
+                "processes scatter so much that another one may show the opposite"
             )
         return interval.verdict, words[interval.verdict]
     if latency_us is None:
@@ -345,7 +348,7 @@ def format_summary(summary: Summary) -> str:
         ("bound", s.bound),
         ("rewrites", "; ".join(s.rewrites)),
         ("trials", trial_words(s)),
-        ("to gain", outlook_words(s.outlook)),
+        ("remaining", outlook_words(s.outlook)),
         ("best", f"trial {s.best.number}: {params_words(s.best)}" if s.best else NONE),
         ("run", s.path),
         ("export", s.export_path),

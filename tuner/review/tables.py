@@ -18,7 +18,7 @@ from typing import Any, Literal
 from tuner.errors import DeviceError
 from tuner.machine.ceilings import occupancy
 from tuner.machine.device import Device
-from tuner.review.formatting import NONE, number_words
+from tuner.review.formatting import NONE, number_words, time_unit, us_in
 from tuner.review.run_data import RunData, correct_trials, latency_us_of
 from tuner.trial import Status, Trial, Value
 from tuner.wording import one_line
@@ -296,23 +296,20 @@ def contest(trials: Sequence[Trial], names: Sequence[str], most: int = 25) -> Ta
         times = sorted(latency_us_of(t) for t in correct_trials(group))
         ranked.append((times[0] if times else math.inf, values, len(group), times))
     ranked.sort(key=lambda entry: entry[:2])
+    unit = time_unit(first_us for first_us, _, _, times in ranked[:most] if times)
     rows = [
         (
             *values,
             str(count),
             str(len(times)),
-            _cell_us(times[0]) if times else NONE,
-            _cell_us(statistics.median(times)) if times else NONE,
+            us_in(times[0], unit) if times else NONE,
+            us_in(statistics.median(times), unit) if times else NONE,
             f"{times[0] / best_us:.3f}" if times else NONE,
         )
         for _, values, count, times in ranked[:most]
     ]
-    counted = ("trials", "correct", "best µs", "median µs", "times the best")
+    counted = ("trials", "correct", f"best {unit}", f"median {unit}", "times the best")
     return Table((*names, *counted), tuple(rows), frozenset(counted))
-
-
-def _cell_us(value: float) -> str:
-    return f"{value:.1f}" if value >= 100 else f"{value:.3f}"
 
 
 # ---- failures -------------------------------------------------------------------------------

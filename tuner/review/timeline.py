@@ -270,13 +270,12 @@ def stage_figure(trials: Sequence[Trial]) -> Any:
     return figure
 
 
-def timeline_figure(spans: Sequence[Span]) -> Any:
+def timeline_figure(spans: Sequence[Span]) -> dict[str, Any]:
     """Draw what each worker did, when; gaps on a lane are idle time.
 
-    Each stage is one line with gaps, not a bar a span: 10,000 trials have 40,000 spans.
+    Each stage is one line with gaps, not a bar a span: 10,000 trials have 40,000 spans. For the
+    same reason the figure is plain data, as Plotly has it: Plotly's own looks at every number.
     """
-    import plotly.graph_objects as go
-
     places: dict[str, float] = {}
     widths: dict[str, float] = {}
     marks, labels, at, height = list[float](), list[str](), 0.0, 130.0
@@ -292,30 +291,29 @@ def timeline_figure(spans: Sequence[Span]) -> Any:
             places[name] = at - BAND / 3 + share * n
             widths[name] = max(1.0, 0.8 * BAND_PX / len(names))
         at, height = at + BAND + 0.3, height + BAND_PX
-    figure = go.Figure()
+    traces: list[dict[str, Any]] = []
     for stage, words in _STAGE_WORDS.items():
         for width in sorted(set(widths.values()), reverse=True):
             group = [s for s in spans if s.stage == stage and widths[s.worker] == width]
             if group:
-                figure.add_scatter(**_lane(group, places, words, _STAGE_COLOURS[stage], width))
-    shown = set[str]()
-    for trace in figure.data:  # a stage is one entry of the legend, however wide its lines are
-        trace.update(legendgroup=trace.name, showlegend=trace.name not in shown)
-        shown.add(trace.name)
-    figure.update_xaxes(title_text="seconds of working time", rangemode="tozero")
-    figure.update_yaxes(
-        tickvals=marks,
-        ticktext=labels,
-        range=[max(places.values(), default=0.0) + 0.6, -0.6],  # the device on top
-        zeroline=False,
-        automargin=True,
-    )
-    figure.update_layout(
-        height=height,
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom"},
-        hovermode="closest",
-    )
-    return figure
+                # A stage is one entry of the legend, however wide its lines are.
+                is_first = all(trace["name"] != words for trace in traces)
+                lane = _lane(group, places, words, _STAGE_COLOURS[stage], width)
+                traces.append({**lane, "legendgroup": words, "showlegend": is_first})
+    layout = {
+        "xaxis": {"title": {"text": "seconds of working time"}, "rangemode": "tozero"},
+        "yaxis": {
+            "tickvals": marks,
+            "ticktext": labels,
+            "range": [max(places.values(), default=0.0) + 0.6, -0.6],  # the device on top
+            "zeroline": False,
+            "automargin": True,
+        },
+        "height": height,
+        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom"},
+        "hovermode": "closest",
+    }
+    return {"data": traces, "layout": layout}
 
 
 def _lane(
@@ -330,6 +328,7 @@ def _lane(
         ys += [round(places[span.worker], 3)] * 3 + [None]
         numbers += [span.trial] * 3 + [None]
     return {
+        "type": "scatter",
         "x": xs,
         "y": ys,
         "mode": "lines",

@@ -17,7 +17,7 @@ from tuner.trial import SAME_SPEED, Finalist, Interval, Result
 
 __all__ = [
     "AS_GIVEN", "Tone", "Workload", "caveat_of", "least_of", "proof_of", "tone_of", "trust_of",
-    "workloads_of",
+    "untimed_of", "workloads_of",
 ]  # fmt: skip
 
 AS_GIVEN = "as given"
@@ -119,16 +119,21 @@ def trust_of(result: Result | None) -> str:
         words.append("not raced")
     if proof.interval is not None and not proof.samples_us:
         words.append("no samples kept")
-    untimed = [
-        what
-        for what, found in (
-            ("other values", proof.elsewhere),
-            ("a step of training", proof.step),
-            ("torch.compile", result.compiled and result.compiled.interval),
-        )
-        if found is None
-    ]
-    return ", ".join(words) + (f"; not timed: {', '.join(untimed)}" if untimed else "")
+    return ", ".join(words)
+
+
+def untimed_of(result: Result | None) -> str:
+    """Return on what the speed was not verified; empty where nothing was, or all."""
+    proof = proof_of(result)
+    if proof is None or result is None:
+        return ""
+    found = {
+        "on other weights and inputs": proof.elsewhere,
+        "in a step of training": proof.step,
+        "beside torch.compile": result.compiled and result.compiled.interval,
+    }
+    untimed = [what for what, interval in found.items() if interval is None]
+    return f"the speed {', '.join(untimed)}" if untimed else ""
 
 
 def least_of(workloads: Sequence[Workload]) -> Workload | None:

@@ -1,0 +1,235 @@
+"""What each kernel of one call moves and computes, for modules whose graph was captured.
+
+A generated kernel carries the number of its task in its name. Kernels of PyTorch and of products
+carry none: those that ran between two named ones belong to the tasks between these two. Where the
+two disagree, or a template cuts the graph in another way than the outline, nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from tuner.capture.outline import KernelTask, Outline
+from tuner.machine.datasheets import bandwidth_gbps, peak_tflops
+from tuner.profiled import KernelTime
+from tuner.review.formatting import NONE, percent_words, three_digits, time_unit, us_in
+from tuner.review.run_data import UNITS, RunData
+
+__all__ = ["NEAR", "Work", "works_of", "works_table", "works_words"]
+
+NEAR = 0.6  # of a rate: below, it is not what bounds
+_PLAIN = "fp32"  # what generated loops compute in
+_VIEWS = {"permute", "slice", "expand", "view"}  # which PyTorch need not copy
+# A template of another partition is nest_<how>_triton; its nests have other numbers.
+_OTHER_CUT = re.compile(r"nest_\w+_triton")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What some kernels of one call did, or all of a call.
+
+    `num_bytes` and `flops` are those that the work needs at the least, None where they are not
+    known. `most_gbps` and `most_tflops` are the device's rates, the latter of `units`; None where
+    no datasheet's are recorded. `is_whole`: it is all of a call, with what lies between kernels.
+    """
+
+    words: str
+    num_kernels: int
+    time_us: float
+    num_bytes: int | None
+    flops: float | None
+    units: str
+    most_gbps: float | None
+    most_tflops: float | None
+    is_whole: bool = False
+
+    @property
+    def gbps(self) -> float | None:
+        """Bytes over the time, in GB/s."""
+        return self.num_bytes / self.time_us / 1e3 if self.num_bytes else None
+
+    @property
+    def tflops(self) -> float | None:
+        """Operations over the time, in TFLOPS."""
+        return self.flops / self.time_us / 1e6 if self.flops else None
+
+    @property
+    def of_memory(self) -> float | None:
+        """The share of the memory's rate, above 1 where the L2 still holds operands."""
+        return self.gbps / self.most_gbps if self.gbps and self.most_gbps else None
+
+    @property
+    def of_arithmetic(self) -> float | None:
+        """The share of the rate of `units`."""
+        return self.tflops / self.most_tflops if self.tflops and self.most_tflops else None
+
+    @property
+    def nearest(self) -> tuple[str, float] | None:
+        """The roof that is nearest, and the share of it."""
+        known = [("memory", self.of_memory), (self.units, self.of_arithmetic)]
+        shares = [(what, share) for what, share in known if share is not None]
+        return max(shares, key=lambda pair: pair[1], default=None)
+
+
+def works_of(run_data: RunData) -> list[Work]:
+    """Return what the winner's kernels do, task by task, then both calls as wholes.
+
+    Empty where the run has no profile of a GPU, or is of no captured module.
+    """
+    profiles, module, best = run_data.profiles, run_data.module, run_data.best
+    if profiles is None or not profiles.is_gpu or module is None:
+        return []
+    outline, kernels = module.outline, profiles.winner.kernels
+    is_own = run_data.result is not None and not run_data.result.is_fallback
+    is_other_cut = best is not None and _OTHER_CUT.fullmatch(best.template)
+    found: list[Work] = []
+    if is_own and not is_other_cut and outline.tasks:
+        op = run_data.environment.op
+        for numbers, group in _by_tasks(kernels, outline.tasks, op):
+            found.append(_work(run_data, outline, numbers, group))
+    flops = run_data.environment.flops
+    for words, call in (
+        ("all of the exported file's call", profiles.winner),
+        ("all of PyTorch's call", profiles.baseline),
+    ):
+        amounts = (len(call.kernels), call.call_us, outline.num_bytes, flops)
+        found.append(_against(run_data, words, *amounts, _fastest(run_data), is_whole=True))
+    return [work for work in found if work.time_us > 0]
+
+
+def works_words(works: Sequence[Work]) -> str:
+    """Return what bounds the kernels that take longest; empty where no task has a roof."""
+    parts = [work for work in works if not work.is_whole]
+    longest = max(parts, key=lambda work: work.time_us, default=None)
+    if longest is None or longest.nearest is None:
+        return ""
+    what, share = longest.nearest
+    of_time = longest.time_us / sum(work.time_us for work in parts)
+    is_far = share < NEAR
+    return (
+        f"The kernels of task {longest.words} take {percent_words(of_time)} of the kernels' time; "
+        f"nearest to them is {what}, at {percent_words(share)} of its rate"
+        + (": far from it, so they wait, or read again what they had" if is_far else "")
+        + "."
+    )
+
+
+def works_table(works: Sequence[Work]) -> dict[str, Any] | None:
+    """Return work as a table: head, which of its columns are numbers, rows; None of no work."""
+    if not works:
+        return None
+    unit = time_unit(work.time_us for work in works)
+    columns = ["kernels", unit, "GB/s", "of memory rate", "TFLOPS", "of arithmetic rate"]
+    return {
+        "head": ["task of the graph", *columns, "arithmetic in"],
+        "numeric": columns,
+        "rows": [
+            [
+                work.words,
+                work.num_kernels,
+                us_in(work.time_us, unit),
+                _digits(work.gbps),
+                percent_words(work.of_memory),
+                _digits(work.tflops),
+                percent_words(work.of_arithmetic),
+                work.units if work.tflops else NONE,
+            ]
+            for work in works
+        ],
+    }
+
+
+def _digits(value: float | None) -> str:
+    return NONE if value is None else three_digits(value)
+
+
+def _against(
+    run_data: RunData,
+    words: str,
+    num_kernels: int,
+    time_us: float,
+    num_bytes: int | None = None,
+    flops: float | None = None,
+    units: str = "",
+    *,
+    is_whole: bool = False,
+) -> Work:
+    """Return work beside the device's rates; `units` of `UNITS`, empty where none bound it."""
+    device = run_data.device
+    gbps = bandwidth_gbps(device) if device is not None else None
+    tflops = peak_tflops(device, units) if device is not None and units else None
+    found = UNITS.get(units, "")
+    return Work(words, num_kernels, time_us, num_bytes, flops, found, gbps, tflops, is_whole)
+
+
+def _fastest(run_data: RunData) -> str:
+    """Return the units of products: those named, else the fastest that the accuracy allows."""
+    bounds = run_data.bounds()
+    fastest = min(bounds, key=lambda bound: bound.latency_us, default=None)
+    return run_data.precision or (fastest.precision if fastest else "")
+
+
+def _by_tasks(
+    kernels: Sequence[KernelTime], tasks: Sequence[KernelTask], op: str
+) -> Iterator[tuple[list[int], list[KernelTime]]]:
+    """Return the kernels with the numbers of their tasks, from 0; none where they have no task.
+
+    Several tasks share kernels where nothing tells these apart, or one kernel does them all.
+    """
+    name = re.compile(rf"\bfused_{re.escape(op)}_rows(?:_(\d+))?_[a-z]")
+    nests = [number for number, task in enumerate(tasks) if task.kind == "nest"]
+
+    def task_of(kernel: KernelTime) -> int | None:
+        match = name.search(kernel.name)
+        count = int(match[1] or 0) if match else len(nests)
+        return nests[count] if count < len(nests) else None
+
+    ordered = sorted(kernels, key=lambda kernel: kernel.start_us)
+    runs = [(task, list(group)) for task, group in groupby(ordered, task_of)]
+    named = [task for task, _ in runs if task is not None]
+    is_in_order = named == sorted(named)
+    for place, (task, group) in enumerate(runs):
+        if task is not None:
+            yield [task], group
+            continue
+        before = [t for t, _ in runs[:place] if t is not None]
+        after = [t for t, _ in runs[place + 1 :] if t is not None]
+        first = before[-1] + 1 if before else 0
+        last = after[0] if after else len(tasks)
+        yield list(range(first, last)) if is_in_order else [], group
+
+
+def _work(
+    run_data: RunData, outline: Outline, numbers: Sequence[int], kernels: Sequence[KernelTime]
+) -> Work:
+    tasks = [outline.tasks[number] for number in numbers]
+    time_us = sum(kernel.duration_us for kernel in kernels)
+    if not tasks:
+        return _against(run_data, "of no task", len(kernels), time_us)
+    words = ", ".join(f"{n + 1}: {t.name}" for n, t in zip(numbers, tasks, strict=True))
+    flops = sum(task.flops for task in tasks) or None
+    amounts = (len(kernels), time_us, _bytes_of(outline, tasks), flops)
+    return _against(run_data, words, *amounts, _units_of(run_data, outline, tasks))
+
+
+def _bytes_of(outline: Outline, tasks: Sequence[KernelTask]) -> int | None:
+    """Return what must be moved; None where a kernel may keep what lies between tasks."""
+    if len(tasks) == len(outline.tasks):
+        return outline.num_bytes
+    if len(tasks) > 1 and any(task.kind == "nest" for task in tasks):
+        return None
+    ops = {step.name: step.text.partition("(")[0] for step in outline.steps}
+    return sum(t.num_bytes for t in tasks if ops.get(t.name) not in _VIEWS) or None
+
+
+def _units_of(run_data: RunData, outline: Outline, tasks: Sequence[KernelTask]) -> str:
+    """Return the units whose rate bounds the tasks; empty where none of `UNITS` does."""
+    if any(task.kind != "nest" for task in tasks):
+        return _fastest(run_data)
+    own = {name for task in tasks for name in task.steps}
+    is_wide = any(step.dtype == "float64" for step in outline.steps if step.name in own)
+    return "" if is_wide else _PLAIN
