@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import InputError, TunerError
-from tuner.evaluate.task import explained, new_worker
+from tuner.evaluate.job_spec import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.builder import Builder
 from tuner.kernel.cache import default_cache_dir

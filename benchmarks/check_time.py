@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.evaluate.contender import Contender
-from tuner.evaluate.task import Task
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.evaluate.worker import Worker
 
@@ -59,7 +59,7 @@ def main() -> int:
         last_s = now_s
 
     reference = str(options.reference.resolve())
-    task = Task(reference, {}, options.device, options.accuracy, "own", "[]", "")
+    task = JobSpec(reference, {}, options.device, options.accuracy, "own", "[]", "")
     with Verifier(task, seed=7) as verifier:
         start_s = time.monotonic()
         check = verifier.check(Contender.of_file(file, is_deterministic=True), answered)

@@ -26,10 +26,10 @@ from pathlib import Path
 
 from benchmarks.shapes import sizes_of
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.measure import ratio_interval
 from tuner.evaluate.race import Race
 from tuner.evaluate.racing import Racer
-from tuner.evaluate.task import Task
 from tuner.problem.accuracy import Accuracy
 from tuner.trial import Interval
 
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     accuracy = Accuracy.parse(options.accuracy).label
-    task = Task(str(options.reference), options.sizes, options.device, accuracy, "", "[]", "")
+    task = JobSpec(str(options.reference), options.sizes, options.device, accuracy, "", "[]", "")
     racer = Racer(task)
     own = Contender.of_file(options.export, is_deterministic=False)
 

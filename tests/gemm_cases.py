@@ -284,7 +284,7 @@ def assert_bad_values_stay_in_their_row_or_column_in_eval_mode(run: BoundOp, nam
             for which, place in hit.items():
                 inputs[which][place] = value
             x, weight, bias, scale, gamma, beta = inputs
-            (y,) = run.also["eval"](*inputs, bias, scale.abs(), EPS)
+            (y,) = run.extra["eval"](*inputs, bias, scale.abs(), EPS)
             is_hit = torch.zeros_like(y, dtype=torch.bool)
             for which, (line, _) in hit.items():
                 is_hit[(line,) if which == 0 else (slice(None), line)] = True

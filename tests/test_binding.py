@@ -45,7 +45,7 @@ outputs:
   - {name: total, shape: [cols], dtype: float64}
 flops: 2 * rows * inner * cols
 bytes: 4 * rows * cols
-also:
+extra:
   plain:
     arguments:
       - {name: x, shape: [rows, inner]}
@@ -77,7 +77,7 @@ steps:
     args: [x, y, bias, sums, extra, scratch, rows, cols, "max(rows - max_rows, 0)", factor,
            num_threads]
   - {call: fused_dense_total, args: [sums, total, cols, shift]}
-also:
+extra:
   plain:
     when: "max_rows >= 10"
     steps:
@@ -367,14 +367,14 @@ def test_both_ways_give_the_same_bits(bound, exported):
         assert torch.equal(a, b)
 
 
-# ---- further calls --------------------------------------------------------------------------
+# ---- extra operators --------------------------------------------------------------------------
 
 
 @pytest.fixture(params=["bound", "exported"])
 def plain(request):
-    """The same further call, both ways; like the operator's own it gives a tuple."""
+    """The same extra operator, both ways; like the operator's own it gives a tuple."""
     made = request.getfixturevalue(request.param)
-    return made.also["plain"] if request.param == "bound" else made.fused_plain
+    return made.extra["plain"] if request.param == "bound" else made.fused_plain
 
 
 def test_a_further_call_is_computed_with_arguments_of_its_own(plain):
@@ -392,10 +392,10 @@ def test_a_further_call_is_computed_with_arguments_of_its_own(plain):
 
 
 def test_a_further_call_that_is_not_offered_is_none(family, built, bound, exported):
-    assert bound.also["unheard_of"] is None and exported.fused_unheard_of is None
+    assert bound.extra["unheard_of"] is None and exported.fused_unheard_of is None
     candidate = family.render({"template": "plain", "max_rows": 9})  # where `when` does not hold
     operator = bind(candidate.plan, "cpp", built(candidate))
-    assert operator.also == {"plain": None, "unheard_of": None} and operator.calls == (operator,)
+    assert operator.extra == {"plain": None, "unheard_of": None} and operator.calls == (operator,)
     names = {"fused_plain": None, "fused_unheard_of": None}
     assert fused(operator) == {"fused_op": operator, "fused_device": "cpu", **names}
     assert exported.fused_device == "cpu"
@@ -403,19 +403,19 @@ def test_a_further_call_that_is_not_offered_is_none(family, built, bound, export
 
 def test_only_workspace_that_a_call_mentions_is_allocated_in_it(family):
     plan = family.render({"template": "plain", "with_extra": True}).plan
-    further = plan.also["plain"]
+    further = plan.extra["plain"]
     assert further is not None and plan.calls == (plan, further)
     assert [t.name for t in plan.workspace] == ["sums", "extra", "scratch"]
     assert [t.name for t in further.workspace] == ["sums", "extra", "product"]
-    assert further.function == "fused_dense_plain" and further.also == {}
+    assert further.function == "fused_dense_plain" and further.extra == {}
 
 
 def test_a_plan_written_before_there_were_further_calls_is_read(family):
     plan = family.render({"template": "plain"}).plan
     assert from_json(Plan, to_json(plan)) == plan
     record = json.loads(to_json(plan))
-    del record["also"]
-    assert from_json(Plan, json.dumps(record)) == dataclasses.replace(plan, also={})
+    del record["extra"]
+    assert from_json(Plan, json.dumps(record)) == dataclasses.replace(plan, extra={})
 
 
 # ---- from Python alone ----------------------------------------------------------------------
@@ -560,7 +560,7 @@ def test_the_schema_is_pytorchs():
 
 def test_a_binding_registers_every_call_and_declares_a_shared_function_once():
     further = dataclasses.replace(PLAN, function="fused_one_more")
-    plan = dataclasses.replace(PLAN, also={"more": further, "unheard_of": None})
+    plan = dataclasses.replace(PLAN, extra={"more": further, "unheard_of": None})
     text = cpp_binding(plan, "cuda", "some_namespace")
     assert text.count('extern "C" const char* fused_one_go(') == 1
     assert 'm.impl("fused_one", &call_fused_one); m.impl("fused_one_more"' in text

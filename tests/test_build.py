@@ -755,7 +755,7 @@ def test_triton_kernels_of_further_calls_are_compiled_ahead_too(cache):
     more = dataclasses.replace(
         TRITON_PLAN, function="op_eval", steps=(Step("call", "op_more", ("x", "y", "n")),)
     )
-    plan = dataclasses.replace(TRITON_PLAN, also={"eval": more, "other": None})
+    plan = dataclasses.replace(TRITON_PLAN, extra={"eval": more, "other": None})
     sizes = [{"n": 1024}]
     built = build(FOR_GPU, cache, triton(text=text, plan=plan), triton_sizes=sizes)
     assert built.status is Status.CORRECT

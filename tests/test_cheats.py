@@ -19,9 +19,9 @@ from test_problem import FLAGSHIP
 from tuner.errors import WorkerError
 from tuner.evaluate import process, racing
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.modules import imported
 from tuner.evaluate.racing import Racer
-from tuner.evaluate.task import Task
 from tuner.evaluate.verifier import Verifier
 from tuner.machine.ceilings import impossible_us
 from tuner.machine.device import describe
@@ -72,11 +72,11 @@ ON_CUDA = {
 }
 
 
-def task_of(folder: Path, device: str = "cpu") -> Task:
+def task_of(folder: Path, device: str = "cpu") -> JobSpec:
     reference = folder / "reference.py"
     reference.write_text(FLAGSHIP)
     floor_us = impossible_us(2 * 64 * 48 * 40, 0.0, describe(device), "fp16x2")
-    return Task(str(reference), {}, device, "float32", "", "[]", "", floor_us)
+    return JobSpec(str(reference), {}, device, "float32", "", "[]", "", floor_us)
 
 
 @pytest.fixture(scope="module")

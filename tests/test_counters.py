@@ -29,7 +29,7 @@ from tuner.evaluate.counting import (
     ncu_command,
     read_counters,
 )
-from tuner.evaluate.task import Task
+from tuner.evaluate.job_spec import JobSpec
 from tuner.profiled import COUNTERS_NAME, CountedCalls, Counters
 from tuner.review.counters import counter_words, counters_table
 from tuner.review.report import parts_of
@@ -219,10 +219,10 @@ def stand_in(folder: Path, text: str = TEXT, status: int = 0) -> str:
     return str(path)
 
 
-def task_in(folder: Path, new: str = "ModelNew(") -> tuple[Task, Path]:
+def task_in(folder: Path, new: str = "ModelNew(") -> tuple[JobSpec, Path]:
     (folder / "reference.py").write_text(REFERENCE)
     (folder / "new.py").write_text(REFERENCE.replace("Model(", new))
-    task = Task(str(folder / "reference.py"), {}, "cpu", "float32", "", "[]", "")
+    task = JobSpec(str(folder / "reference.py"), {}, "cpu", "float32", "", "[]", "")
     return task, folder / "new.py"
 
 

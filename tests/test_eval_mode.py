@@ -236,7 +236,7 @@ def planned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def verifier(planned: Planned) -> Iterator[Verifier]:
-    with Verifier(planned.task, seed=5, timeout_s=60.0) as verifier:
+    with Verifier(planned.spec, seed=5, timeout_s=60.0) as verifier:
         yield verifier
 
 

@@ -17,10 +17,10 @@ from tuner.errors import DeviceError, ProblemError, WorkerError
 from tuner.evaluate import racing, runner as room
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.evaluator import DeviceEvaluator
+from tuner.evaluate.job_spec import JobSpec, explained
 from tuner.evaluate.race import Race, compared_with_compiled, finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.runner import Runner, Terms
-from tuner.evaluate.task import Task, explained
 from tuner.evaluate.timers import lead_of_call_us
 from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import JobFailed
@@ -77,7 +77,7 @@ class Bench:
     reference: str = ""  # in place of the problem's own
 
     def __post_init__(self) -> None:
-        task = self.planned.task
+        task = self.planned.spec
         self.runner = Runner(
             replace(task, reference=self.reference or task.reference),
             Terms(screen_s=0.02, max_noise=0.05, stop_slow=True, seed=SEED),
@@ -166,7 +166,7 @@ if not pathlib.Path({str(flag)!r}).exists():
     pathlib.Path({str(flag)!r}).touch()
     raise RuntimeError("CUDA out of memory")
 """
-    reference.write_text(Path(planned.task.reference).read_text() + lacks)
+    reference.write_text(Path(planned.spec.reference).read_text() + lacks)
     bench = Bench(planned, builder, reference=str(reference))
     try:
         assert bench.runner.start().latency_us > 0 and flag.exists()
@@ -308,7 +308,7 @@ def test_errors_of_ours_keep_their_kind_and_others_their_traceback():
 
 @pytest.fixture(scope="module")
 def verifier(planned: Planned) -> Iterator[Verifier]:
-    with Verifier(planned.task, seed=SEED, timeout_s=60.0) as verifier:
+    with Verifier(planned.spec, seed=SEED, timeout_s=60.0) as verifier:
         yield verifier
 
 
@@ -333,7 +333,7 @@ def test_a_right_candidate_passes_every_probe_then_races(verifier, planned, buil
         + DOUBLED,
     )
     with_variables = replace(with_variables, env={"WHERE_BUILT": "there"})
-    race = Racer(planned.task).race([subject, with_variables], num_processes=2, seconds=0.02)
+    race = Racer(planned.spec).race([subject, with_variables], num_processes=2, seconds=0.02)
     assert where.read_text() == "there\nthere\n"  # each contender has its own
     assert [len(lane) for lane in race] == [2, 2, 2]
     rounds = [[len(process) for process in lane] for lane in race]
@@ -367,14 +367,14 @@ def test_who_is_clearly_behind_in_the_first_sets_takes_no_part_in_further_ones(
     others = [slow, contender(planned, builder)]
     # Which set judges is drawn; nobody leaves unjudged.
     monkeypatch.setattr(racing.secrets, "randbelow", lambda _: 0)
-    race = Racer(planned.task).race(others, num_processes=2, seconds=0.01)
+    race = Racer(planned.spec).race(others, num_processes=2, seconds=0.01)
     assert [len(lane) for lane in race] == [2, 1, 2]
     behind = finalist(1, Check(True, "float32"), race, 1)
     assert behind.interval is not None and behind.interval.num_processes == 1
     assert len(behind.baseline_samples_us) == len(behind.samples_us) == 1
     assert recomputed(behind)[1] == ""
     monkeypatch.setattr(racing.secrets, "randbelow", lambda _: 1)
-    race = Racer(planned.task).race(others, num_processes=2, seconds=0.01)
+    race = Racer(planned.spec).race(others, num_processes=2, seconds=0.01)
     assert [len(lane) for lane in race] == [2, 2, 2]
 
 
@@ -386,7 +386,7 @@ def test_a_turn_in_which_other_programs_ran_is_repeated_but_not_for_ever(
     monkeypatch.setattr(racing, "MIN_ROUNDS", 4)
     monkeypatch.setattr(racing, "MOST_PREEMPTED_PER_S", 40.0)
     monkeypatch.setattr(racing, "DISTURBED_WAIT_S", 0.0)
-    racer, told = Racer(planned.task), [0.0] * 2 + preempted  # warm-ups first
+    racer, told = Racer(planned.spec), [0.0] * 2 + preempted  # warm-ups first
 
     def burst(_, num_samples):
         racer._preempted_per_s = told.pop(0) if len(told) > 1 else told[0]
@@ -409,7 +409,7 @@ def test_the_compiled_reference_races_like_any_other(tmp_path):
     # Few operations, and weights to be given: the tiny operator's 200 compile for 10 s.
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=""))
-    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
     race = Racer(task).race(
         [Contender.of_compiled(task, "default")], num_processes=1, seconds=0.01
     )
@@ -419,9 +419,9 @@ def test_the_compiled_reference_races_like_any_other(tmp_path):
 
 
 def test_a_compiler_that_fails_is_named_and_no_contender_is_blamed(planned):
-    rival = Contender.of_compiled(planned.task, "no such mode")
+    rival = Contender.of_compiled(planned.spec, "no such mode")
     with pytest.raises(WorkerError) as error:
-        Racer(planned.task).race([rival], num_processes=1, seconds=0.01)
+        Racer(planned.spec).race([rival], num_processes=1, seconds=0.01)
     assert "no such mode" in str(error.value)
 
 
@@ -472,7 +472,7 @@ def test_a_contender_that_fails_in_the_race_is_named(planned, tmp_path):
     bad = tmp_path / "bad.py"
     bad.write_text("raise RuntimeError('not today')\n")
     with pytest.raises(WorkerError, match=r"bad.py: importing it: RuntimeError: not today"):
-        Racer(planned.task).race([Contender.of_file(bad, True)], num_processes=1, seconds=0.01)
+        Racer(planned.spec).race([Contender.of_file(bad, True)], num_processes=1, seconds=0.01)
 
 
 # ---- times and outputs that cannot be true --------------------------------------------------
@@ -519,7 +519,7 @@ def test_a_time_that_depends_on_the_values_is_told(tmp_path, what):
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=""))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=SLOW_ELSEWHERE[what]))
-    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
     race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
     slept_us = 20_000.0
     assert race.elsewhere is not None
@@ -536,7 +536,7 @@ def test_a_reference_that_refuses_other_inputs_is_raced_on_its_own(tmp_path):
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first=refuses))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first=refuses))
-    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
     race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
     assert race.elsewhere is not None and min(race.elsewhere[1][0]) > 0
     assert race.elsewhere_on == "weights as after training"
@@ -546,7 +546,7 @@ def test_a_reference_that_has_no_numbers_for_other_inputs_is_raced_on_its_own(tm
     reference = tmp_path / "reference.py"
     reference.write_text(NORMALISED.format(name="Model", first="x = x.sqrt()"))
     subject = file_of(tmp_path, NORMALISED.format(name="ModelNew", first="x = x.sqrt()"))
-    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
     race = Racer(task).race([subject], num_processes=1, seconds=0.02, has_other_values=True)
     assert race.elsewhere_on == "weights as after training"
 
@@ -605,7 +605,7 @@ def test_a_host_that_is_held_up_gets_a_longer_lead_than_one_that_is_slow_by_itse
 
 
 def test_a_finalist_below_the_physical_floor_is_refused(planned, tmp_path):
-    floor = replace(planned.task, impossible_us=1e9)
+    floor = replace(planned.spec, impossible_us=1e9)
     with pytest.raises(WorkerError, match=r"module.py: .* is below the physical floor of 1000000"):
         Racer(floor).race([file_of(tmp_path, MODULE + DOUBLED)], num_processes=1, seconds=0.01)
 
@@ -644,8 +644,8 @@ def test_what_no_device_can_do_is_known_of_every_class(planned):
     assert impossible_us(0.0, 0.0, planned.device, "fp16x2") == 0.0
     h200 = known_device("H200")
     assert impossible_us(1e12, 0, h200, "fp16x2") / impossible_us(1e12, 0, h200, "fp16") == 2.0
-    assert planned.task.impossible_us == impossible_us(6400.0, 51200.0, planned.device, "fp16")
-    assert planned.task.impossible_us > 0.0
+    assert planned.spec.impossible_us == impossible_us(6400.0, 51200.0, planned.device, "fp16")
+    assert planned.spec.impossible_us > 0.0
 
 
 def test_an_operator_says_how_fast_a_class_of_its_kernels_may_be_at_most(planned):

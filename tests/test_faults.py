@@ -23,7 +23,7 @@ from tiny_operator import REFERENCE, TEMPLATE, config_text, write_family
 
 from tuner.environment import Environment
 from tuner.errors import StorageError, WorkerError
-from tuner.evaluate.task import explained
+from tuner.evaluate.job_spec import explained
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.ranking import blamed
 from tuner.run import Run, create_run, open_run

@@ -23,8 +23,8 @@ from tiny_operator import config_text, write_family
 
 import tuner
 from tuner.errors import DeviceError, InputError, TunerError
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.runner import Terms
-from tuner.evaluate.task import Task
 from tuner.fleet import certificates
 from tuner.fleet.agent import Agent
 from tuner.fleet.anchors import Anchors, Off
@@ -644,7 +644,7 @@ class Timed:
 
 def test_devices_of_another_kind_or_speed_are_named_or_left_out(tmp_path):
     (tmp_path / "reference.py").touch()
-    task = Task(str(tmp_path / "reference.py"), {}, "cuda:0", "float32", "f", "[]", "")
+    task = JobSpec(str(tmp_path / "reference.py"), {}, "cuda:0", "float32", "f", "[]", "")
     told: dict[str, list[str]] = {}
     names = ["cuda:0", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:20"]
     devices = FleetDevices(

@@ -8,10 +8,10 @@ import pytest
 from test_problem import FLAGSHIP
 
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.own_path import is_own_path
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
-from tuner.evaluate.task import Task
 from tuner.trial import Check, Finalist, Interval
 
 MODULE = (Path(__file__).parent / "cheats" / "holds_the_reference.py").read_text()
@@ -32,7 +32,7 @@ def test_a_timed_call_through_the_references_operations_is_recorded(tmp_path, te
     reference, module = tmp_path / "reference.py", tmp_path / "module.py"
     reference.write_text(FLAGSHIP)
     module.write_text(text)
-    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
     contender = Contender.of_file(module, is_deterministic=True)
     race = Racer(task).race([contender], num_processes=1, seconds=0.01)
     assert finalist(0, Check(True, "float32", "", ()), race, 1).falls_back is falls_back

@@ -118,7 +118,7 @@ def alone(layer: str, shape: str, behind: str = "") -> str:
 
 def functions_of(taken: Taken, template: str, facts: dict) -> list[str]:
     """Return what the gradients' call is made of: operations of PyTorch's by their names."""
-    plan = taken.family.render({"template": template}, facts).plan.also["gradients"]
+    plan = taken.family.render({"template": template}, facts).plan.extra["gradients"]
     return [step.function for step in plan.steps if step.kind != "call"]
 
 

@@ -15,8 +15,8 @@ from tuner.capture.graph import Graph
 from tuner.capture.outline import MODULE_FILE, Given, KernelTask, Outline, Step, outline_of
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.profiling import call_of, profile_into, profiled
-from tuner.evaluate.task import Task
 from tuner.machine.datasheets import known_device
 from tuner.profiled import PROFILE_NAME, KernelTime, Launch, Profiled, Profiles
 from tuner.review.gain import Gain, ModuleRecord
@@ -95,7 +95,7 @@ def test_a_real_call_is_profiled_in_processes_of_its_own(tmp_path):
     new.write_text(
         REFERENCE.replace("Model(", "ModelNew(").replace("torch.relu(x @ x)", "(x @ x).clamp(0)")
     )
-    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
     ended = replace(result(trials(3)), winner=2, export_path=str(new))
     assert profile_into(tmp_path, task, ended) == ""
     found = from_json(Profiles, (tmp_path / PROFILE_NAME).read_bytes())
@@ -112,7 +112,7 @@ def test_a_real_call_is_profiled_in_processes_of_its_own(tmp_path):
 def test_a_file_that_cannot_be_profiled_leaves_no_profile_and_no_error(tmp_path):
     (tmp_path / "reference.py").write_text(REFERENCE)
     (tmp_path / "new.py").write_text("raise RuntimeError('no')")
-    task = Task(str(tmp_path / "reference.py"), {}, "cpu", "float32", "", "[]", "")
+    task = JobSpec(str(tmp_path / "reference.py"), {}, "cpu", "float32", "", "[]", "")
     with pytest.raises(WorkerError, match="importing it: RuntimeError: no"):
         profiled(task, Contender.of_file(tmp_path / "new.py", is_deterministic=False), 0)
     ended = replace(result(trials(3)), export_path=str(tmp_path / "new.py"))

@@ -11,9 +11,9 @@ from test_problem import FLAGSHIP
 
 from tuner.errors import MachineError, WorkerError
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
-from tuner.evaluate.task import Task
 from tuner.evaluate.verifier import Verifier
 from tuner.evaluate.worker import Worker
 from tuner.ranking import remarks_on
@@ -23,10 +23,10 @@ MODULE = Path(__file__).parent / "cheats" / "holds_the_reference.py"  # right, o
 
 
 @pytest.fixture
-def task(tmp_path) -> Task:
+def task(tmp_path) -> JobSpec:
     reference = tmp_path / "reference.py"
     reference.write_text(FLAGSHIP)
-    return Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    return JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
 
 
 def contender() -> Contender:
@@ -168,7 +168,7 @@ def test_what_the_judge_has_no_memory_for_is_asked_with_fewer_rows(tmp_path):
     of_no_memory = "            torch.empty(2**60, dtype=torch.int8)\n"
     text = HUNGRY.replace("class Model(", "class ModelNew(")
     sated.write_text(text.replace(of_no_memory, "            pass\n"))
-    task = Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    task = JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
     with Verifier(task, seed=3) as verifier:
         check = verifier.check(Contender.of_file(sated, is_deterministic=True))
     assert check.is_accepted, check.reason

@@ -66,7 +66,7 @@ class Taken:
             self.num_calls += 1
             return further["gradients"](*args)
 
-        further = operator.also
+        further = operator.extra
         self.module = module_of(self.family.model_new)
         self.module |= {**fused(operator), "fused_gradients": counted, "fused_device": device}
         self.mine = self.module["ModelNew"](*self.problem.init_inputs(0)).to(device)
@@ -125,10 +125,10 @@ def test_gradients_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
     assert_gradients_are_as_exact(taken, name)
     on_gpus = taken.family.render({"template": "nest_triton"}, known_device("H200").facts())
     here = taken.family.render({"template": "nest"}, FACTS)
-    assert {*on_gpus.plan.also} == {*here.plan.also} and None not in on_gpus.plan.also.values()
+    assert {*on_gpus.plan.extra} == {*here.plan.extra} and None not in on_gpus.plan.extra.values()
     # Triton compiles ahead of time at the sizes that all calls have.
-    shapes = [a.shape or () for call in taken.family.also.values() for a in call.arguments]
-    known = {*taken.family.sizes, *taken.family.also_sizes}
+    shapes = [a.shape or () for call in taken.family.extra.values() for a in call.arguments]
+    known = {*taken.family.sizes, *taken.family.extra_sizes}
     assert {size for shape in shapes for size in shape} <= known
 
 
@@ -257,7 +257,7 @@ def test_sums_over_the_batch_are_of_the_kernel_that_computes_what_is_summed(tmp_
     """A norm's backward reads each tensor once on a GPU, and stores nothing between."""
     for taken in (gate, Taken(tmp_path, "layer_norm")):
         candidate = taken.family.render({"template": "nest_triton"}, known_device("H200").facts())
-        call = candidate.plan.also["gradients"]
+        call = candidate.plan.extra["gradients"]
         assert call is not None and len(call.steps) == 1
         assert {tensor.name.rpartition("_")[0] for tensor in call.workspace} == {
             "partial", "totals"
@@ -519,7 +519,7 @@ def test_triton_compiles_all_calls_ahead_without_a_gpu(name, template, tmp_path)
     source, plan = tmp_path / "source.py", tmp_path / "plan.json"
     source.write_text(candidate.source)
     plan.write_text(to_json(candidate.plan))
-    sizes = json.dumps({**family.also_sizes, **family.sizes})
+    sizes = json.dumps({**family.extra_sizes, **family.sizes})
     ran = subprocess.run(
         [sys.executable, "-m", "tuner.kernel.triton_build", str(source), str(plan),
          str(tmp_path), "--arch", "90", "--sizes", sizes],

@@ -37,7 +37,7 @@ MODULES = {
     "alone in rows": (LAYER.replace(")", ", bias=False)"), "self.a(x)", "5, 60, 264"),
     "two alone": (BACK, "self.b(self.a(x))", "300, 264"),
 }
-# How many products each call makes; the further ones are of what is kept, if that is more, of all
+# How many products each call makes; the extra ones are of what is kept, if that is more, of all
 # gradients, and of those of weights alone.
 NUM_PRODUCTS = {
     "norm": (1, {"kept": 1, "gradients": 2, "weight_gradients": 1}),
@@ -71,8 +71,8 @@ def functions(plan) -> list[str]:
 def test_all_products_of_a_step_are_by_the_kernel_of_ours(name, tmp_path):
     plan = plan_of(tmp_path, MODULES[name])
     num, further = NUM_PRODUCTS[name]
-    assert {*further} == {*plan.also}
-    for call, count in ((plan, num), *((plan.also[n], count) for n, count in further.items())):
+    assert {*further} == {*plan.extra}
+    for call, count in ((plan, num), *((plan.extra[n], count) for n, count in further.items())):
         ours = [f for f in functions(call) if f == OURS or f.endswith("_behind_product")]
         assert len(ours) == count
         # What is transposed is turned by the product: nothing is copied.
@@ -83,31 +83,31 @@ def test_all_products_of_a_step_are_by_the_kernel_of_ours(name, tmp_path):
 @pytest.mark.parametrize("how", ["fused", "apart"])
 def test_what_is_kept_has_the_epilogues_of_the_forward(how, tmp_path):
     plan = plan_of(tmp_path, MODULES["chain"], product_epilogue=how)
-    for call in (plan, plan.also["kept"]):
+    for call in (plan, plan.extra["kept"]):
         is_fused = [f.endswith("_behind_product") for f in functions(call)]
         assert is_fused == ([True] * 2 if how == "fused" else [False] * 4)
     # Blocks of gradients are not searched, and neither are epilogues there.
-    assert not any(f.endswith("_behind_product") for f in functions(plan.also["gradients"]))
+    assert not any(f.endswith("_behind_product") for f in functions(plan.extra["gradients"]))
 
 
 def test_halves_of_pytorchs_products_leave_a_step_to_the_reference(tmp_path):
     """Gradients by those are not exact enough on whole numbers."""
     plan = plan_of(tmp_path, MODULES["chain"], HALVES_TEMPLATE)
-    assert {*plan.also.values()} == {None}
+    assert {*plan.extra.values()} == {None}
 
 
 def test_steps_of_pytorchs_products_alone_are_left_to_the_reference(tmp_path):
     plan = plan_of(tmp_path, MODULES["no nest"], "nest_triton")
-    assert {*plan.also.values()} == {None}
+    assert {*plan.extra.values()} == {None}
 
 
 def test_small_products_of_a_step_are_pytorchs(tmp_path):
     """Of 40 columns one way, and of 40 rows the other."""
     init = LAYER + "; self.b = nn.Linear(260, 40, bias=False)"
     plan = plan_of(tmp_path, (init, "self.b(torch.relu(self.a(x)))", "300, 264"))
-    steps = functions(plan.also["gradients"])
+    steps = functions(plan.extra["gradients"])
     assert steps.count(OURS) == 3 and steps.count("matmul") == 1
-    (permuted,) = (s for s in plan.also["gradients"].steps if s.function == "permute")
+    (permuted,) = (s for s in plan.extra["gradients"].steps if s.function == "permute")
     assert permuted.gives  # which PyTorch's own product reads
 
 
@@ -115,7 +115,7 @@ def test_a_sum_over_the_batch_may_be_short_where_it_was_tuned(tmp_path):
     """At the batch that is captured, 254, it is, and at the next one, 257, it is not."""
     init, forward, _ = MODULES["norm"]
     plan = plan_of(tmp_path, (init, forward, "254, 264"))
-    assert functions(plan.also["gradients"]).count(OURS) == 2
+    assert functions(plan.extra["gradients"]).count(OURS) == 2
     assert plan.arguments[0].shape[0] == "batch"
 
 

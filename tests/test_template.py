@@ -439,12 +439,12 @@ def test_a_wrong_operator_file_is_refused_with_its_line(folder, old, new, expect
     assert message.startswith(str(path)) and expected in message
 
 
-# ---- further calls --------------------------------------------------------------------------
+# ---- extra operators --------------------------------------------------------------------------
 
 ALSO_OP = (
     OP
     + """\
-also:
+extra:
   eval:
     arguments:
       - {name: x, shape: [rows, cols]}
@@ -461,7 +461,7 @@ ALSO_TILED = edited(
     TILED,
     "deterministic:",
     """\
-also:
+extra:
   eval:
     when: "tile > 2"
     steps:
@@ -476,14 +476,14 @@ def test_a_template_offers_further_calls_where_their_condition_holds(folder):
     write(folder, "tiny/op.yaml", ALSO_OP)
     write(folder, "tiny/tiled.cpp.j2", ALSO_TILED)
     family = load_family("tiny", [folder])
-    assert [s.function for s in family.also.values()] == ["fused_tiny_eval", "fused_tiny_score"]
-    assert family.also["score"].rows is None and family.also["eval"].rows is not None
-    assert family.also["eval"].rows.evaluate({"cols": 8, "device.kind": "cpu"}) == 8
+    assert [s.function for s in family.extra.values()] == ["fused_tiny_eval", "fused_tiny_score"]
+    assert family.extra["score"].rows is None and family.extra["eval"].rows is not None
+    assert family.extra["eval"].rows.evaluate({"cols": 8, "device.kind": "cpu"}) == 8
     facts = {"device.num_cores": 6}
     params = {"template": "tiled", "stats": "atomics", "unroll": 1}
     plan = family.render(params, facts).plan
-    further = plan.also["eval"]
-    assert further is not None and plan.also["score"] is None
+    further = plan.extra["eval"]
+    assert further is not None and plan.extra["score"] is None
     assert [argument.name for argument in further.arguments] == ["x", "stored", "momentum"]
     assert [output.name for output in further.outputs] == ["z"]
     assert [tensor.name for tensor in further.workspace] == ["sums"]
@@ -492,34 +492,42 @@ def test_a_template_offers_further_calls_where_their_condition_holds(folder):
         Step("aten", "mul", ("x", "stored"), "z"),
     )
     none = {"eval": None, "score": None}
-    assert family.render({**params, "tile": 2}, facts).plan.also == none
-    assert family.render({"template": "simple"}).plan.also == none
+    assert family.render({**params, "tile": 2}, facts).plan.extra == none
+    assert family.render({"template": "simple"}).plan.extra == none
 
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("  eval:\n", "  op:\n", "op.yaml:15: also.op: this name is taken, or is no name"),
-        ("  eval:\n", "  device:\n", "op.yaml:15: also.device: this name is taken, or is no n"),
-        ("  eval:\n", "  in use:\n", "op.yaml:15: also.in use: this name is taken, or is no"),
+        ("  eval:\n", "  op:\n", "op.yaml:15: extra.op: this name is taken, or is no name"),
+        ("  eval:\n", "  device:\n", "op.yaml:15: extra.device: this name is taken, or is no n"),
+        ("  eval:\n", "  in use:\n", "op.yaml:15: extra.in use: this name is taken, or is no"),
         (
             "    outputs: [{name: z,",
             "    output: [{name: z,",
-            "op.yaml:15: also.eval.outputs: missing",
+            "op.yaml:15: extra.eval.outputs: missing",
         ),
         (
             "{name: stored, shape: [cols]}",
             "{name: stored, shap: [cols]}",
-            "op.yaml:18: also.eval.arguments[1].shap: unknown key 'shap'\n"
+            "op.yaml:18: extra.eval.arguments[1].shap: unknown key 'shap'\n"
             "  known: name, dtype, shape\n  hint: did you mean 'shape'?",
         ),
-        ("{name: momentum, dtype: float}", "{name: momentum}", "also.eval.arguments[2]: momentum"),
-        ("z, shape: [rows, cols]", "z, shape: [colz]", "op.yaml:20: also.eval.outputs[0].shape: "),
-        ('rows: "cols if', 'rows: "colz if', "op.yaml:21: also.eval.rows: "),
+        (
+            "{name: momentum, dtype: float}",
+            "{name: momentum}",
+            "extra.eval.arguments[2]: momentum",
+        ),
+        (
+            "z, shape: [rows, cols]",
+            "z, shape: [colz]",
+            "op.yaml:20: extra.eval.outputs[0].shape: ",
+        ),
+        ('rows: "cols if', 'rows: "colz if', "op.yaml:21: extra.eval.rows: "),
         (
             "    arguments: [{name: x, shape: [rows, cols]}]",
             "    arguments: [{name: n, dtype: int}]",
-            "op.yaml:23: also.score.arguments: at least one of them is a tensor",
+            "op.yaml:23: extra.score.arguments: at least one of them is a tensor",
         ),
     ],
 )
@@ -535,20 +543,20 @@ def test_a_wrong_further_call_is_refused_with_its_line(folder, old, new, expecte
         (
             "  eval:\n",
             "  evil:\n",
-            "tiled.cpp.j2:23: also.evil: the operator has no such further call\n"
+            "tiled.cpp.j2:23: extra.evil: the operator has no such extra operator\n"
             "  known: eval, score\n  hint: did you mean 'eval'?",
         ),
         (
             "  eval:\n",
             "  quite:\n",
-            "also.quite: the operator has no such further call\n  known: eval, score",
+            "extra.quite: the operator has no such extra operator\n  known: eval, score",
         ),
-        ("tile > 2", "tyle > 2", "tiled.cpp.j2:23: also.eval: 'tyle > 2': unknown name 'tyle'"),
-        ("    steps:", "    step:", "tiled.cpp.j2:23: also.eval.steps: missing"),
+        ("tile > 2", "tyle > 2", "tiled.cpp.j2:23: extra.eval: 'tyle > 2': unknown name 'tyle'"),
+        ("    steps:", "    step:", "tiled.cpp.j2:23: extra.eval.steps: missing"),
         (
             "args: [stored, sums,",
             "arg: [stored, sums,",
-            "tiled.cpp.j2:26: also.eval.steps[0].arg: unknown key 'arg'\n"
+            "tiled.cpp.j2:26: extra.eval.steps[0].arg: unknown key 'arg'\n"
             "  known: call, aten, args, out, gives, pick, layout, when\n"
             "  hint: did you mean 'args'?",
         ),
@@ -556,19 +564,23 @@ def test_a_wrong_further_call_is_refused_with_its_line(folder, old, new, expecte
         (
             "args: [stored, sums,",
             "args: [y, sums,",
-            "j2:26: also.eval.steps[0]: 'y': unknown name",
+            "j2:26: extra.eval.steps[0]: 'y': unknown name",
         ),
-        ("args: [stored, sums,", "args: [stored, sumz,", "j2:26: also.eval.steps[0]: 'sumz': unk"),
-        ("momentum, cols]", "eps, cols]", "j2:26: also.eval.steps[0]: 'eps': unknown name"),
+        (
+            "args: [stored, sums,",
+            "args: [stored, sumz,",
+            "j2:26: extra.eval.steps[0]: 'sumz': unk",
+        ),
+        ("momentum, cols]", "eps, cols]", "j2:26: extra.eval.steps[0]: 'eps': unknown name"),
         (
             "args: [x, stored], out: z",
             "args: [x, stored], out: y",
-            "j2:27: also.eval.steps[1]: an ",
+            "j2:27: extra.eval.steps[1]: an ",
         ),
         (
             '[z, device.num_cores], when: "unroll > 1"',
             '[z, device.num_cores], when: "unrol > 1"',
-            "tiled.cpp.j2:28: also.eval.steps[2]: 'unrol > 1': unknown name",
+            "tiled.cpp.j2:28: extra.eval.steps[2]: 'unrol > 1': unknown name",
         ),
         # Its tensors are no names for workspace or parameters, whatever the own call has.
         ("  sums: {", "  stored: {", "tiled.cpp.j2:14: workspace.stored: this name is taken"),
@@ -580,6 +592,11 @@ def test_a_wrong_offer_of_a_further_call_is_refused_with_its_line(folder, old, n
     path = write(folder, "tiny/tiled.cpp.j2", edited(ALSO_TILED, old, new))
     message = refusal(folder)
     assert message.startswith(str(path)) and expected in message
+
+
+def test_a_key_of_an_earlier_release_is_told_todays(folder):
+    write(folder, "tiny/op.yaml", OP + "also: {eval: {arguments: [], outputs: []}}\n")
+    assert refusal(folder).endswith("op.yaml:14: also: it is called extra now")
 
 
 def test_workspace_has_sizes_that_every_call_with_it_knows(folder):
@@ -597,7 +614,7 @@ def test_workspace_has_sizes_that_every_call_with_it_knows(folder):
 def test_a_further_call_of_an_operator_without_any_is_refused(folder):
     write(folder, "tiny/tiled.cpp.j2", ALSO_TILED)
     expected = (
-        "also.eval: the operator has no such further call\n  known: none (`also:` of op.yaml"
+        "extra.eval: the operator has no such extra operator\n  known: none (`extra:` of op.yaml"
     )
     assert expected in refusal(folder)
 

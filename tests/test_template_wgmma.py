@@ -405,7 +405,7 @@ def test_eval_mode_applies_stored_statistics(shape, operators):
         running_mean, running_var = inputs[2] - 1, inputs[4].square()
         running_var[0] = 0
         for params in CONFIGURATIONS:
-            run = operators[label(params)].also["eval"]
+            run = operators[label(params)].extra["eval"]
             arguments = (*inputs, running_mean, running_var, EPS)
             why = "" if params.get("stats") == "gram" else refusal(params, shape)
             if why:

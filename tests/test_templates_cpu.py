@@ -206,7 +206,7 @@ def test_eval_mode_is_as_accurate_as_pytorch_float32(
     params: Params, shape: tuple[int, int, int], offset: float
 ) -> None:
     arguments = _stored(shape, offset)
-    (y,) = _op(params).also["eval"](*arguments, 1e-5)
+    (y,) = _op(params).extra["eval"](*arguments, 1e-5)
     exact, theirs = (_eval_reference(arguments, 1e-5, t) for t in (torch.float64, torch.float32))
     allowed = 4.0 if shape[0] < 32 else 1.5
     for norm in (torch.amax, lambda e: e.square().mean().sqrt()):
@@ -216,7 +216,7 @@ def test_eval_mode_is_as_accurate_as_pytorch_float32(
 
 @pytest.mark.parametrize("params", [CONFIGS[0], CONFIGS[4], CONFIGS[8]], ids=_name)
 def test_eval_mode_poisons_rows_and_columns_as_pytorch_does(params: Params) -> None:
-    op = _op(params).also["eval"]
+    op = _op(params).extra["eval"]
     for value in (float("nan"), float("inf"), -float("inf")):
         # A row of x, a row of the weight, and one of each vector: a column of y.
         for position in range(8):

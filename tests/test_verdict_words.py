@@ -21,7 +21,7 @@ from tuner.check.tells import TELLS
 from tuner.check.verdict import judge, merge
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.forecast import costs_of, remaining_s
-from tuner.evaluate.task import Task
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.verifier import Verifier
 from tuner.machine.turns import Turns
 from tuner.terminal import print_verdict
@@ -156,10 +156,10 @@ def test_one_slow_probe_at_the_start_does_not_decide_an_estimate():
 
 
 @pytest.fixture
-def task(tmp_path) -> Task:
+def task(tmp_path) -> JobSpec:
     reference = tmp_path / "reference.py"
     reference.write_text(FLAGSHIP)
-    return Task(str(reference), {}, "cpu", "float32", "", "[]", "")
+    return JobSpec(str(reference), {}, "cpu", "float32", "", "[]", "")
 
 
 def without_memory(folder: Path, when: str) -> Contender:

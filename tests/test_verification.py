@@ -280,7 +280,7 @@ def verification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ve
     toolchain = Toolchain.find("cpu")
     compiler = ExportCompiler("cpu", 1)
     schedule = scheduled(planned.config, Costs())
-    with run.locked() as writer, Verifier(planned.task, seed=1) as verifier:
+    with run.locked() as writer, Verifier(planned.spec, seed=1) as verifier:
         yield Verification(
             planned, toolchain, run, writer, verifier, 1, compiler, Observer(), schedule
         )

@@ -16,7 +16,7 @@ from tuner.by_batch import ANY_ROWS, AtBatch, ByBatch, Way, rows_taken
 from tuner.capture.rows_text import has_rows
 from tuner.errors import TunerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S
-from tuner.evaluate.task import asked, new_worker
+from tuner.evaluate.job_spec import asked, new_worker
 from tuner.exporting import ExportFile
 from tuner.machine.turns import turns_of
 from tuner.planning import Planned
@@ -73,7 +73,7 @@ class Batching:
         return file.with_batches(found)
 
     def _measured(self, file: ExportFile) -> ByBatch:
-        task, effort = file.planned.task, file.planned.config.effort
+        task, effort = file.planned.spec, file.planned.config.effort
         ways = file.ways
         asks = {"file": str(file.unverified_path), "ways": ways, "most_s": MEASURED_S[effort]}
         measured: tuple[AtBatch, ...] = ()

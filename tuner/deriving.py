@@ -21,7 +21,7 @@ from tuner.config.document import read_document
 from tuner.config.quantities import parse_choice, parse_mode
 from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.contender import QUIET
-from tuner.evaluate.task import explained, new_worker
+from tuner.evaluate.job_spec import explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import load_family
 from tuner.machine.host import cache_folder

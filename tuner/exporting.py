@@ -22,7 +22,7 @@ from tuner.capture.rows_text import has_rows, ways_in, with_rows
 from tuner.capture.step_text import without_steps
 from tuner.errors import StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
-from tuner.evaluate.task import asked, new_worker
+from tuner.evaluate.job_spec import asked, new_worker
 from tuner.export.certificate import Certificate, certify, code_sha256, whole_path
 from tuner.export.module import UNVERIFIED, VERIFIED, export_text, fallback_text
 from tuner.kernel.family import known_reference
@@ -234,7 +234,7 @@ def export_of(
     family = replace(planned.family, model_new=with_rows(model_new, rows))
     again = partial(export_of, planned, toolchain, trial, path, run_path, candidate=candidate)
     ways = ways_in(model_new)
-    if candidate.plan.also.get("gradients", True) is None:  # this template has none
+    if candidate.plan.extra.get("gradients", True) is None:  # this template has none
         ways = tuple(way for way in ways if way != "step")
     reference = planned.reference.read_text(encoding="utf-8")
 

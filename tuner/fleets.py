@@ -42,7 +42,7 @@ class Source:
         on_change: Callable[[str, str], None],
     ) -> Devices:
         """Return what screens the candidates of a run; it is not started yet."""
-        return Runner(planned.task, terms, env=builder.environment, paused=builder.paused)
+        return Runner(planned.spec, terms, env=builder.environment, paused=builder.paused)
 
     def builders(
         self,
@@ -81,7 +81,7 @@ class Host(Source):
         return FleetDevices(
             local_fleet(names, serve),
             run,
-            planned.task,
+            planned.spec,
             terms,
             env=builder.environment,
             device=planned.device,
@@ -111,7 +111,7 @@ class Cluster(Source):
         return FleetDevices(
             dask_fleet(self.address, self.certificate),
             run,
-            planned.task,
+            planned.spec,
             terms,
             env={},
             device=planned.device,

@@ -16,7 +16,7 @@ from tuner.capture.outline import Outline
 from tuner.errors import NothingToGainError
 from tuner.evaluate.asking import with_memory
 from tuner.evaluate.contender import QUIET
-from tuner.evaluate.task import PREPARE_TIMEOUT_S, asked, new_worker
+from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, asked, new_worker
 from tuner.machine.ceilings import bound_us
 from tuner.machine.platforms import is_gpu
 from tuner.machine.turns import turns_of
@@ -81,7 +81,7 @@ def measured(planned: Planned, outline: Outline, observer: Observer | None = Non
     if planned.is_assumed:
         return gain
     (observer or Observer()).on_stage("timing PyTorch's forward, and a copy of as many bytes")
-    task = planned.task.payload()
+    task = planned.spec.payload()
     with tempfile.TemporaryDirectory(prefix="tuner-") as folder:
         path = Path(folder) / "copy.py"
         path.write_text(_COPY)

@@ -18,7 +18,7 @@ from tuner.capture.graph import Graph
 from tuner.capture.match_text import has_clash, matched_text
 from tuner.config.document import read_document
 from tuner.errors import TunerError
-from tuner.evaluate.task import Task
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.worker import JobFailed, Worker
 from tuner.kernel.family import Family, family_names, load_family
 from tuner.problem.accuracy import Accuracy
@@ -59,7 +59,7 @@ def family_of(
             # Its module must call the operator at these inputs: in eval mode, say, it may not.
             fits = load_family(name, [made.folder])
             mode: TuneMode = "train" if graphs[0].is_training else "eval"
-            task = Task.of(fits, fits.reference, {}, "cpu", Accuracy.parse(ACCURACY), mode=mode)
+            task = JobSpec.of(fits, fits.reference, {}, "cpu", Accuracy.parse(ACCURACY), mode=mode)
             worker.call("sizes", task.payload(), timeout_s=MATCH_S)
         except (JobFailed, TunerError):
             continue  # what is generated for the module does not need the family

@@ -28,7 +28,7 @@ from tuner.errors import (
     did_you_mean,
 )
 from tuner.evaluate.contender import QUIET
-from tuner.evaluate.task import Task, explained, new_worker
+from tuner.evaluate.job_spec import JobSpec, explained, new_worker
 from tuner.evaluate.worker import JobFailed
 from tuner.kernel.family import Family, load_family
 from tuner.kernel.signatures import mismatches
@@ -109,13 +109,13 @@ class Planned:
         return Toolchain.find(self.device.kind, self.device.capability, self.languages)
 
     @property
-    def task(self) -> Task:
+    def spec(self) -> JobSpec:
         """The problem as every process of the run needs it."""
         sizes = {**self.facts, **self.sizes}
         flops = float(self.family.flops.evaluate(sizes))
         num_bytes = float(self.family.bytes.evaluate(sizes))
         precision = self.family.arithmetic.get(self.config.accuracy.kind, FASTEST_ARITHMETIC)
-        return Task.of(
+        return JobSpec.of(
             self.family,
             self.reference,
             self.config.problem.sizes,
@@ -299,7 +299,7 @@ def _describe(
                 raise error from failure
             device, is_assumed, found = known_device(), True, {"environment": {}}
         problem = config.problem
-        task = Task.of(
+        task = JobSpec.of(
             family, reference, problem.sizes, device.torch_name, config.accuracy, mode=problem.mode
         )
         try:

@@ -63,7 +63,7 @@ class Step:
 class Plan:
     """All that is needed to run a candidate: what to allocate and what to call, in order.
 
-    `also` holds the plan of each further call that the family declares, by its name (None where
+    `extra` holds the plan of each extra operator that the family declares, by its name (None where
     the template does not offer it); those have none themselves.
     """
 
@@ -72,7 +72,7 @@ class Plan:
     outputs: tuple[Tensor, ...]
     workspace: tuple[Tensor, ...]
     steps: tuple[Step, ...]
-    also: Mapping[str, Plan | None] = field(default_factory=dict)
+    extra: Mapping[str, Plan | None] = field(default_factory=dict)
 
     @property
     def given(self) -> set[str]:
@@ -97,5 +97,5 @@ class Plan:
 
     @property
     def calls(self) -> tuple[Plan, ...]:
-        """The operator's own call, and the further ones that the template offers."""
-        return (self, *(plan for plan in self.also.values() if plan is not None))
+        """The operator's own call, and the extra ones that the template offers."""
+        return (self, *(plan for plan in self.extra.values() if plan is not None))

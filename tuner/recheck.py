@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tuner.errors import InputError, WorkerError
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.measure import ratio_interval
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
-from tuner.evaluate.task import Task
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256
 from tuner.kernel.family import known_reference
@@ -130,16 +130,16 @@ def repeat(
     if certificate.mode != "as_given":
         detail = f"all claims are of {MODE_WORDS[certificate.mode]}"
         points.append(Point("the mode", None, detail, is_claim=False))
-    task = Task(
+    spec = JobSpec(
         str(reference), certificate.sizes, device, accuracy.label, "", "[]", "",
         mode=certificate.mode,
     )  # its sizes replace the reference's own  # fmt: skip
     contender = Contender.of_file(file, certificate.is_deterministic)
-    racer = Racer(task)
+    racer = Racer(spec)
     racer.get_ready([contender])
 
     def checked(seed: int, on_probe: Callable[[Answered], None] = lambda _: None) -> Check:
-        with Verifier(task, seed=seed, timeout_s=timeout_s) as verifier:
+        with Verifier(spec, seed=seed, timeout_s=timeout_s) as verifier:
             return verifier.check(contender, on_probe)
 
     with ThreadPoolExecutor(1) as pool:

@@ -64,7 +64,7 @@ def _timed(
     planned: Planned, terms: Terms, builder: Builder, trials: Sequence[Trial], writer: RunWriter
 ) -> dict[int, Measurement]:
     found: dict[int, Measurement] = {}
-    runner = Runner(planned.task, terms, env=builder.environment, paused=builder.paused)
+    runner = Runner(planned.spec, terms, env=builder.environment, paused=builder.paused)
     try:
         runner.start()
         for trial in trials:

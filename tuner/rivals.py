@@ -26,9 +26,9 @@ def beside_compiled(
         return None
     observer.on_stage(f"racing the exported file and torch.compile ({mode})")
     file = Contender.of_file(path, is_deterministic=False)
-    rival = Contender.of_compiled(planned.task, mode)
+    rival = Contender.of_compiled(planned.spec, mode)
     try:
-        race = Racer(planned.task).race(
+        race = Racer(planned.spec).race(
             [file, rival], num_processes=schedule.num_processes, seconds=schedule.samples_s
         )
     except WorkerError as error:  # the file was verified already, and stays so

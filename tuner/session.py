@@ -107,7 +107,7 @@ class Session:
             writer = stack.enter_context(self.run.locked())
             self.trials = list(self.run.trials())  # after a half-written line was dropped
             self._name_set_aside()
-            further = self.planned.family.also_sizes
+            further = self.planned.family.extra_sizes
             elsewhere = self._source.builders(
                 self.run.path.name, self.toolchain, self.planned.languages, self._tell_of
             )
@@ -148,12 +148,12 @@ class Session:
         """Search between a check of the defaults and the verification of what was found."""
         planned = self.planned
         seed = secrets.randbits(31)
-        verifier = stack.enter_context(Verifier(planned.task, seed=seed))
+        verifier = stack.enter_context(Verifier(planned.spec, seed=seed))
         if self.schedule.effort != "quick" and not self.trials:  # a resumed run had them
             check_defaults(planned, self.first, builder, verifier, self.observer)
         if verifier.seconds:
             self._learn(check_s=verifier.seconds)
-        compiler = ExportCompiler(planned.task.device, planned.num_workers)
+        compiler = ExportCompiler(planned.spec.device, planned.num_workers)
         stack.callback(compiler.close)
         is_parallel = is_gpu(planned.device.kind) and has_many_cores() and planned.is_small
         checks_ahead = ThreadPoolExecutor(self.asked.num_finalists) if is_parallel else None

@@ -125,7 +125,7 @@ def print_plan(
     if planned.outline is not None and gain is not None:
         from tuner.review.gain import gain_lines, graph_lines
 
-        has_gradients = candidate.plan.also.get("gradients") is not None
+        has_gradients = candidate.plan.extra.get("gradients") is not None
         steps = "kernels of its own" if has_gradients else "PyTorch's own operations"
         for line in [*graph_lines(planned.outline), *gain_lines(gain)]:
             out.print(line, markup=False)

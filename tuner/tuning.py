@@ -25,7 +25,7 @@ from tuner.earlier import Earlier, earlier_of
 from tuner.environment import Environment
 from tuner.errors import InputError, StorageError
 from tuner.evaluate.contender import QUIET
-from tuner.evaluate.task import new_worker
+from tuner.evaluate.job_spec import new_worker
 from tuner.fleets import source_of
 from tuner.gaining import measured, worth_searching
 from tuner.kernel.toolchain import Toolchain

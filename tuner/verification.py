@@ -88,7 +88,7 @@ class Verification:
         by_number = {trial.number: trial for trial in ranked}
         entries: dict[int, Finalist] = {}
         believed: dict[int, list[list[float]]] = {}
-        Racer(self.planned.task).get_ready([self._file(t).contender for t in ranked[:1]])
+        Racer(self.planned.spec).get_ready([self._file(t).contender for t in ranked[:1]])
         while not believed:
             chosen = self._checked(ranked, entries)
             if not chosen:
@@ -142,12 +142,12 @@ class Verification:
         is_late = self.deadline_s is not None and time.monotonic() > self.deadline_s
         if not is_late and not self.is_hurried():
             self.observer.on_stage("profiling one call, kernel by kernel")
-            if why := profile_into(self.run.path, self.planned.task, result):
+            if why := profile_into(self.run.path, self.planned.spec, result):
                 self.observer.on_stage(f"  not profiled: {why}")
 
     def export(self, file: ExportFile) -> Finalist:
         """Check and race one file alone, and put it under its name, or beside it as rejected."""
-        Racer(self.planned.task).get_ready([file.contender])
+        Racer(self.planned.spec).get_ready([file.contender])
         entry = self._check(file)
         file = self.batching.known(file) or file
         if entry.check.is_accepted and entry.interval is None:
@@ -342,7 +342,7 @@ class Verification:
             self.observer.on_progress(Progress("racing", done, 100, left_s))
 
         on_round(0.0)  # the first round ends only once all processes are warm
-        race = Racer(self.planned.task).race(
+        race = Racer(self.planned.spec).race(
             contenders,
             num_processes=num_processes,
             seconds=self.schedule.samples_s,

@@ -12,7 +12,7 @@ from typing import Any
 from tuner.config.run_config import config_of
 from tuner.errors import InputError, NothingCorrectError
 from tuner.evaluate.contender import QUIET, Contender
-from tuner.evaluate.task import Task, asked, new_worker
+from tuner.evaluate.job_spec import JobSpec, asked, new_worker
 from tuner.evaluate.verifier import Verifier
 from tuner.export.certificate import read_certificate
 from tuner.exporting import ExportCompiler, export_of
@@ -69,10 +69,10 @@ def export_trial(
         usual = run.path / "export" / f"trial_{chosen.number}.py"
         target = output or (run.export_path if is_winner else usual)
         file = export_of(planned, toolchain, chosen, target, run.path)
-        compiler = ExportCompiler(planned.task.device, planned.num_workers)
+        compiler = ExportCompiler(planned.spec.device, planned.num_workers)
         compiler.submit(file)
         seed = secrets.randbits(31)
-        with Verifier(planned.task, seed=seed) as verifier:
+        with Verifier(planned.spec, seed=seed) as verifier:
             verification = Verification(
                 planned, toolchain, run, writer, verifier, seed, compiler, observer,
                 scheduled(planned.config, Costs()),
@@ -133,7 +133,7 @@ def verify(
     observer.on_stage(f"checking {file} beside {reference}")
     torch_name = device if device == "cpu" else _described(device)["torch_name"]
     chosen = accuracy or Accuracy()
-    task = Task(str(reference.resolve()), {}, torch_name, chosen.label, "", "[]", "", mode=mode)
+    task = JobSpec(str(reference.resolve()), {}, torch_name, chosen.label, "", "[]", "", mode=mode)
     with Verifier(task, seed=secrets.randbits(31), timeout_s=timeout_s) as verifier:
         return verifier.check(Contender.of_file(file, is_deterministic=False), observer.on_probe)
 

@@ -15,7 +15,7 @@ __all__ = ["another_batch", "any_batch"]
 _NUMBER = re.compile(r"(?<![\w.])(\d+)(?![\w.])")
 _ESTIMATES = ("flops: ", "bytes: ")  # of which a part may not grow
 _VIEWS = tuple(f"- {{aten: {name}, " for name in ("view", "reshape", "expand"))
-_PLAN = ("- {call: ", "- {aten: ", "outputs: ", "also: ")
+_PLAN = ("- {call: ", "- {aten: ", "outputs: ", "extra: ")
 # The sizes as given, and defaults of blocks and products: any of these is right for any batch.
 _AS_GIVEN = re.compile(
     r"(also_)?sizes: |_TUNED_ROWS = |  (block_|num_warps|product_)\w*: |    default: "

@@ -61,7 +61,7 @@ _NEEDED = {
     "op.yaml", "model_new.py", "nest.cpp.j2", "nest_triton.triton.py.j2",
     *(f"{name}.triton.py.j2" for name in PRODUCTS),
 }  # fmt: skip
-FORMAT = 38  # of what is written; part of the key
+FORMAT = 39  # of what is written; part of the key
 _RESERVED = {
     "i", "j", "k", "n", "s", "c", "t", "u", "w", "rows", "cols", "float", "double", "int", "step",
     "team", "tile", "tiles", "lanes", "first", "last", "from", "to", "begin", "end", "column",
@@ -238,7 +238,7 @@ def _templates(parts: Sequence[Part], partitions: Mapping[str, Stages], op: str)
 
 
 def _parts(graph: Graph, own: Stages, plan: StepPlan | None) -> list[Part]:
-    """Return the operator's calls; what the further ones compute has names of its own."""
+    """Return the operator's calls; what the extra ones compute has names of its own."""
     parts = [Part("", graph, own, _names(own))]
     if plan is not None:
         given = {t.name for t in graph.given}
@@ -293,7 +293,7 @@ def _names(
 def _op_yaml(
     graph: Graph, parts: Sequence[Part], op: str, batches: tuple[int | None, int | None]
 ) -> str:
-    """Return the text; `batches` are those of the operator, and of its further calls."""
+    """Return the text; `batches` are those of the operator, and of its extra operators."""
     own = parts[0].stages
     call, sizes = _declared(parts[0], batches[0])
     # What lies between tasks is not counted: some template may have it in registers.
@@ -313,10 +313,10 @@ def _op_yaml(
     ]
     if len(parts) > 1:
         further = {p.name: _declared(p, batches[1]) for p in parts[1:]}
-        lines.append(f"also: {json.dumps({name: call for name, (call, _) in further.items()})}")
+        lines.append(f"extra: {json.dumps({name: call for name, (call, _) in further.items()})}")
         more = {name: size for _, found in further.values() for name, size in found.items()}
         more = {name: size for name, size in more.items() if name not in sizes}
-        lines.append(f"also_sizes: {json.dumps(more)}")
+        lines.append(f"extra_sizes: {json.dumps(more)}")
     return "\n".join([*lines, ""])
 
 

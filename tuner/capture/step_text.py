@@ -1,4 +1,4 @@
-"""The text of a derived module's step of training: an autograd function around further calls."""
+"""The text of a derived module's step of training: an autograd function around extra operators."""
 
 from __future__ import annotations
 

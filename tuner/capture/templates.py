@@ -121,7 +121,7 @@ def _rounds(stages: Stages) -> bool:
 
 def further_calls(parts: Sequence[Part], steps: Sequence[list[str]]) -> str:
     """Return what a head says of the calls beside the operator's own; all lines of a template."""
-    lines = ["also:"] if len(parts) > 1 else []
+    lines = ["extra:"] if len(parts) > 1 else []
     for part, own in zip(parts[1:], steps[1:], strict=True):
         lines += [f"  {part.name}:", "    steps:", *(f"    {step}" for step in own)]
     return "".join(f"{line}\n" for line in lines)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import ProblemError
-from tuner.evaluate.task import Task, asked, new_worker
+from tuner.evaluate.job_spec import JobSpec, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
 from tuner.machine.forkserver import ALSO
 from tuner.trial import Build, Candidate, to_json
@@ -52,9 +52,9 @@ class Contender:
         return cls(path.name, {"file": str(path.resolve())}, is_deterministic)
 
     @classmethod
-    def of_compiled(cls, task: Task, mode: str) -> Contender:
+    def of_compiled(cls, spec: JobSpec, mode: str) -> Contender:
         """Return the reference, compiled by `torch.compile` in that mode."""
-        load = {"reference": task.reference, "compile_mode": mode}
+        load = {"reference": spec.reference, "compile_mode": mode}
         return cls(f"torch.compile ({mode})", load, is_ours=True)
 
     @classmethod
@@ -80,9 +80,9 @@ class Unedited:
     What was verified is what was read; the next process would read another text.
     """
 
-    def __init__(self, task: Task) -> None:
-        self._reference = task.reference
-        self._hashes = {task.reference: _sha256(task.reference)}
+    def __init__(self, spec: JobSpec) -> None:
+        self._reference = spec.reference
+        self._hashes = {spec.reference: _sha256(spec.reference)}
 
     def remember(self, contender: Contender) -> None:
         """Note a contender's file as it is now, unless it is known already."""
@@ -107,7 +107,7 @@ def _sha256(path: str) -> str:
 
 def started(
     stack: ExitStack,
-    task: Task,
+    spec: JobSpec,
     contenders: Sequence[Contender],
     first: str = "",
     env: Mapping[str, str] | None = None,
@@ -116,14 +116,14 @@ def started(
 
     Args:
         stack: ends them.
-        task: names the device.
+        spec: names the device.
         contenders: one process each.
         first: the name of a process of ours that comes before them, if one is wanted.
         env: variables of all of them; a contender's own come on top.
     """
-    workers = _workers(task, contenders, first, env)
+    workers = _workers(spec, contenders, first, env)
     stack.callback(_ended, workers)
-    where = {"device": task.device}
+    where = {"device": spec.device}
     with ThreadPoolExecutor(len(workers)) as pool:
         list(pool.map(lambda worker: asked(worker, "warm_up", where), workers))
     return workers
@@ -135,25 +135,25 @@ def _ended(workers: Sequence[Worker]) -> None:
         list(pool.map(Worker.close, workers))
 
 
-def get_ready(task: Task, contenders: Sequence[Contender], first: str = "") -> None:
+def get_ready(spec: JobSpec, contenders: Sequence[Contender], first: str = "") -> None:
     """Begin to start what forks the processes of `started`; does not wait."""
-    for worker in _workers(task, contenders, first, None):
+    for worker in _workers(spec, contenders, first, None):
         worker.get_ready()
 
 
 def _workers(
-    task: Task, contenders: Sequence[Contender], first: str, env: Mapping[str, str] | None
+    spec: JobSpec, contenders: Sequence[Contender], first: str, env: Mapping[str, str] | None
 ) -> list[Worker]:
-    ours = [new_worker(task.device, name=first, env=env, is_ours=True)] if first else []
+    ours = [new_worker(spec.device, name=first, env=env, is_ours=True)] if first else []
     others = (
-        new_worker(task.device, name=c.name, env={**(env or {}), **c.env}) for c in contenders
+        new_worker(spec.device, name=c.name, env={**(env or {}), **c.env}) for c in contenders
     )
     return [*ours, *others]
 
 
 def loaded(
     producer: Worker,
-    task: Task,
+    spec: JobSpec,
     contender: Contender,
     about: Mapping[str, Any],
     timeout_s: float,
@@ -168,8 +168,8 @@ def loaded(
         ProblemError: there is no ModelNew in it.
     """
     payload = {
-        "device": task.device,
-        "accuracy": task.accuracy,
+        "device": spec.device,
+        "accuracy": spec.accuracy,
         "init_inputs": about["init_inputs"],
         "sizes": about["sizes"],
         **contender.load,

@@ -18,9 +18,9 @@ from tuner.evaluate.producing import Producer
 __all__ = ["main"]
 
 
-def main(task: str, file: str = "") -> None:
+def main(spec: str, file: str = "") -> None:
     """Load what is asked for, warm it up, and make the call."""
-    about: dict[str, Any] = json.loads(task)
+    about: dict[str, Any] = json.loads(spec)
     names = ("reference", "sizes", "device", "accuracy", "mode")
     oracle = Oracle(**{name: about[name] for name in names})
     baseline = Baseline(oracle)

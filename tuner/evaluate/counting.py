@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.errors import ToolchainError, WorkerError
-from tuner.evaluate.task import Task
+from tuner.evaluate.job_spec import JobSpec
 from tuner.profiled import CountedCalls, Counters
 from tuner.wording import one_line
 
@@ -69,7 +69,7 @@ def find_ncu() -> str:
 
 
 def ncu_command(
-    ncu: str, task: Task, file: Path | None, log: Path, capability: int | None
+    ncu: str, spec: JobSpec, file: Path | None, log: Path, capability: int | None
 ) -> list[str]:
     """Return the command that counts one call of a file, or of the reference where it is None.
 
@@ -77,7 +77,7 @@ def ncu_command(
     """
     reasons = [*REASONS, *[HOPPER_REASON] * (capability is not None and capability // 10 == 9)]
     metrics = [DURATION, DRAM_BYTES, CLOCK, *SHARES.values(), *map(STALL.format, reasons)]
-    program = [sys.executable, "-m", "tuner.evaluate.counted_call", json.dumps(task.payload())]
+    program = [sys.executable, "-m", "tuner.evaluate.counted_call", json.dumps(spec.payload())]
     return [
         ncu, "--csv", "--print-units", "base", "--profile-from-start", "off",
         "--clock-control", "none", "--cache-control", "none", "--target-processes", "all",
@@ -86,24 +86,24 @@ def ncu_command(
     ]  # fmt: skip
 
 
-def counted(ncu: str, task: Task, file: Path, capability: int | None = None) -> CountedCalls:
+def counted(ncu: str, spec: JobSpec, file: Path, capability: int | None = None) -> CountedCalls:
     """Count one call of the reference and one of an exported file, in a process each.
 
     Raises:
         WorkerError: a program failed, or nothing was counted; the message says what to do.
     """
     return CountedCalls(
-        _counted(ncu, task, None, capability), _counted(ncu, task, file, capability)
+        _counted(ncu, spec, None, capability), _counted(ncu, spec, file, capability)
     )
 
 
 def _counted(
-    ncu: str, task: Task, file: Path | None, capability: int | None
+    ncu: str, spec: JobSpec, file: Path | None, capability: int | None
 ) -> tuple[Counters, ...]:
     what = file.name if file is not None else "PyTorch's call"
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "counters.csv"
-        command = ncu_command(ncu, task, file, log, capability)
+        command = ncu_command(ncu, spec, file, log, capability)
         # A decimal comma would be read as one of thousands.
         environment = {**os.environ, "LC_ALL": "C"}
         try:

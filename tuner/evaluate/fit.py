@@ -58,7 +58,7 @@ class Fit:
         problem: the loaded reference.
         file: the module's file, for messages; `text` is what stands in it.
         declared: the operator's arguments, and `outputs` what it returns.
-        further: names of the further calls.
+        further: names of the extra operators.
     """
 
     problem: Problem

@@ -134,7 +134,7 @@ class _Child:
         model_file: str,
         outputs: str,
         mode: TuneMode = "as_given",
-        also: Sequence[str] = (),
+        extra: Sequence[str] = (),
         **_: Any,
     ) -> Answer:
         """Find the named sizes by letting the family's module call a stand-in for its operator.
@@ -145,7 +145,7 @@ class _Child:
         problem = load_problem(Path(reference), sizes, mode)
         declared = [from_json(Argument, json.dumps(a)) for a in json.loads(arguments)]
         made = [from_json(Tensor, json.dumps(tensor)) for tensor in json.loads(outputs)]
-        fit = Fit(problem, Path(model_file), model_new, declared, made, tuple(also))
+        fit = Fit(problem, Path(model_file), model_new, declared, made, tuple(extra))
         module = fit.names()
         model = fit.model(module)
         found = fit.sizes(module, model, problem.stand_ins())

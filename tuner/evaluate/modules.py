@@ -47,9 +47,9 @@ def module_of(model_new: str, file: str = "model_new.py") -> dict[str, Any]:
 
 
 def fused(operator: BoundOp) -> dict[str, Any]:
-    """Return what a family's module finds as globals: operator, device, and each further call."""
-    further = {f"fused_{name}": more for name, more in operator.also.items()}
-    return {"fused_op": operator, "fused_device": operator.device, **further}
+    """Return what a family's module finds as globals: operator, device, extra operators."""
+    extra = {f"fused_{name}": more for name, more in operator.extra.items()}
+    return {"fused_op": operator, "fused_device": operator.device, **extra}
 
 
 def differentiable(operator: Callable[..., Any], module: dict[str, Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ from tuner.errors import TunerError
 from tuner.evaluate.asking import Asking, JudgeEnded, lacks_memory
 from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.giving import can_lend, hand_over
-from tuner.evaluate.task import asked
+from tuner.evaluate.job_spec import asked
 from tuner.evaluate.worker import JobFailed, Reply, Worker, WorkerCrashed, WorkerTimeout
 from tuner.machine.turns import Turns
 from tuner.trial import ProbeResult, from_json

@@ -13,8 +13,8 @@ from typing import Any
 
 from tuner.errors import StorageError, WorkerError
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.job_spec import JobSpec, asked
 from tuner.evaluate.racing import Racer
-from tuner.evaluate.task import Task, asked
 from tuner.machine.turns import turns_of
 from tuner.profiled import PROFILE_NAME, KernelTime, Launch, Profiled, Profiles
 from tuner.storage import write_whole
@@ -27,19 +27,19 @@ ON_A_GPU = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of the profiler'
 ON_A_CPU = "cpu_op"
 
 
-def profiled(task: Task, contender: Contender, trial: int) -> Profiles:
+def profiled(spec: JobSpec, contender: Contender, trial: int) -> Profiles:
     """Profile one warm call of the baseline and one of a contender that was checked.
 
     Raises:
         WorkerError: a process failed; the message starts with the contender's name.
     """
-    racer, turns = Racer(task), turns_of(task.device)
+    racer, turns = Racer(spec), turns_of(spec.device)
     with turns.memory(needs_all=False), closing(racer.sets([contender], 1, [1])) as sets:
         _, workers = next(sets)
         racer.give_timing_set(workers)
         with turns.alone():
             found = [asked(worker, "profile", {}).data["events"] for worker in workers]
-    has_gpu = task.is_gpu
+    has_gpu = spec.is_gpu
     baseline, winner = (
         call_of(events, number, is_gpu=has_gpu)
         for events, number in zip(found, (None, trial), strict=True)
@@ -47,11 +47,11 @@ def profiled(task: Task, contender: Contender, trial: int) -> Profiles:
     return Profiles(has_gpu, baseline, winner)
 
 
-def profile_into(folder: Path, task: Task, result: Result) -> str:
+def profile_into(folder: Path, spec: JobSpec, result: Result) -> str:
     """Keep the profile of a run's exported file in its folder; return why there is none, or ""."""
     contender = Contender.of_file(Path(result.export_path), is_deterministic=False)
     try:
-        write_whole(folder / PROFILE_NAME, to_json(profiled(task, contender, result.winner)))
+        write_whole(folder / PROFILE_NAME, to_json(profiled(spec, contender, result.winner)))
     except (WorkerError, StorageError) as error:
         return one_line(str(error))
     except (LookupError, TypeError, ValueError) as error:  # another version's trace

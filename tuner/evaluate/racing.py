@@ -24,9 +24,9 @@ from tuner.evaluate.contender import (
     started,
 )  # fmt: skip
 from tuner.evaluate.giving import can_lend, hand_over
+from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, too_fast
 from tuner.evaluate.measure import contradicted
 from tuner.evaluate.race import Race
-from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, too_fast
 from tuner.evaluate.timed_calls import TimedCalls
 from tuner.evaluate.timers import BOUND_LAUNCH_US, USERS_LAUNCH_US
 from tuner.evaluate.worker import Reply, Worker
@@ -57,11 +57,11 @@ STEADY = 0.05  # relative difference of two medians that agree
 class Racer:
     """Races contenders in fresh processes, each with the baseline and all others beside it."""
 
-    def __init__(self, task: Task) -> None:
-        self._task = task
-        self._is_gpu = task.is_gpu
-        self._files = Unedited(task)
-        self._turns = turns_of(task.device)
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self._is_gpu = spec.is_gpu
+        self._files = Unedited(spec)
+        self._turns = turns_of(spec.device)
         self._calls = TimedCalls()
         self._num_throttled = self._num_disturbed = 0
         self._lends: bool | None = None  # whether processes can write into each other's memory
@@ -70,7 +70,7 @@ class Racer:
 
     def get_ready(self, contenders: Sequence[Contender]) -> None:
         """Let imports be over before a race begins; does not wait."""
-        get_ready(self._task, contenders, "baseline")
+        get_ready(self._spec, contenders, "baseline")
 
     @waits_for_memory
     def race(
@@ -164,7 +164,7 @@ class Racer:
             race.bursts[lane].append(rounds)
         told = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
         for place, contender in enumerate(active, 1):
-            refusal = too_fast(told[place], self._task.impossible_us)
+            refusal = too_fast(told[place], self._spec.impossible_us)
             if not refusal and asked_now[place - 1] and not contender.is_ours:
                 refusal = self._cross_check(racers, told, place, "file" not in contender.load)
             if refusal:
@@ -219,7 +219,7 @@ class Racer:
         def begun(lanes: Sequence[int]) -> tuple[ExitStack, list[int], list[Worker]]:
             active = [contenders[lane - 1] for lane in lanes]
             with ExitStack() as stack:
-                racers = started(stack, self._task, active, "baseline")
+                racers = started(stack, self._spec, active, "baseline")
                 return stack.pop_all(), [0, *lanes], racers
 
         with ThreadPoolExecutor(2) as pool:
@@ -244,13 +244,13 @@ class Racer:
 
     def _get_ready(self, racers: Sequence[Worker], contenders: Sequence[Contender]) -> None:
         """Let the baseline's process load the reference, and each other one its contender."""
-        payload = {**self._task.payload(), "model_new": "", "is_timed": True}
+        payload = {**self._spec.payload(), "model_new": "", "is_timed": True}
 
         def prepare() -> dict[str, Any]:
             return asked(racers[0], "prepare", payload, timeout_s=PREPARE_TIMEOUT_S).data
 
         def load(racer: Worker, contender: Contender) -> str:
-            return loaded(racer, self._task, contender, self._about, CALL_TIMEOUT_S)
+            return loaded(racer, self._spec, contender, self._about, CALL_TIMEOUT_S)
 
         with ThreadPoolExecutor(len(racers)) as pool:
             prepared = pool.submit(prepare)

@@ -13,8 +13,8 @@ from typing import Any
 
 from tuner.at_work import AtWork
 from tuner.check.refusals import says_no_memory
+from tuner.evaluate.job_spec import JobSpec, explained, new_worker, too_fast
 from tuner.evaluate.measure import unseen_work
-from tuner.evaluate.task import Task, explained, new_worker, too_fast
 from tuner.evaluate.worker import JobFailed, WorkerCrashed, WorkerTimeout
 from tuner.machine.turns import turns_of
 from tuner.trial import (
@@ -74,7 +74,7 @@ class Runner:
 
     def __init__(
         self,
-        task: Task,
+        spec: JobSpec,
         terms: Terms,
         *,
         env: Mapping[str, str],
@@ -85,18 +85,18 @@ class Runner:
         self._paused = paused
         # On a CPU the builders pause while a candidate is timed. On a GPU they only do where the
         # launches came too late for it, which shows as noise.
-        self._is_cpu = not task.is_gpu
+        self._is_cpu = not spec.is_gpu
         self._quiet = paused if self._is_cpu else nullcontext
-        payload = {**task.payload(), "screening_seed": terms.seed}
+        payload = {**spec.payload(), "screening_seed": terms.seed}
         on_start: list[tuple[str, dict[str, Any]]] = [("prepare", payload)]
         if cores is not None:
             on_start.insert(0, ("keep_to", {"cores": list(cores)}))
-        self._device = task.device
-        self._worker = new_worker(task.device, on_start=on_start, env=env)
-        self._turns = turns_of(task.device)
+        self._device = spec.device
+        self._worker = new_worker(spec.device, on_start=on_start, env=env)
+        self._turns = turns_of(spec.device)
         self._memory = ExitStack()  # what is held of the device's, while there is a worker
         self._has_all_memory = False
-        self._impossible_us = task.impossible_us
+        self._impossible_us = spec.impossible_us
         self._num_since_anchor = 0
         self.baseline: Measurement | None = None
         self.was_killed = False

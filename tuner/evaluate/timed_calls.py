@@ -10,9 +10,9 @@ from typing import Any
 
 from tuner.check.majority import by_majority
 from tuner.errors import WorkerError
+from tuner.evaluate.job_spec import asked
 from tuner.evaluate.kept import missing_calls
 from tuner.evaluate.own_path import is_own_path
-from tuner.evaluate.task import asked
 from tuner.evaluate.timed import NUM_UNTIMED
 from tuner.evaluate.worker import JobFailed, Reply, Worker
 from tuner.trial import ProbeResult, from_json

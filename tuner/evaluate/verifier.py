@@ -26,8 +26,8 @@ from tuner.errors import TunerError
 from tuner.evaluate.asking import JudgeEnded, is_of_memory, lacks_memory, shrunk
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
+from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, new_worker
 from tuner.evaluate.pair import Pair, side_by_side
-from tuner.evaluate.task import PREPARE_TIMEOUT_S, Task, asked, new_worker
 from tuner.evaluate.worker import Reply, Worker
 from tuner.machine.host import has_many_cores
 from tuner.machine.turns import turns_of
@@ -70,23 +70,23 @@ class Verifier:
 
     def __init__(
         self,
-        task: Task,
+        spec: JobSpec,
         *,
         seed: int,
         timeout_s: float = CALL_TIMEOUT_S,
         num_pairs: int | None = None,
     ) -> None:
-        self._task = task
+        self._spec = spec
         self._seed = seed
         self._timeout_s = timeout_s
-        self._accuracy = Accuracy.parse(task.accuracy)
-        self._files = Unedited(task)
-        self._turns = turns_of(task.device)
-        self._is_gpu = task.is_gpu
+        self._accuracy = Accuracy.parse(spec.accuracy)
+        self._files = Unedited(spec)
+        self._turns = turns_of(spec.device)
+        self._is_gpu = spec.is_gpu
         if num_pairs is None:
             num_pairs = PAIRS if self._is_gpu and has_many_cores() else 1
         self._judges = [
-            new_worker(task.device, name="judge", env=QUIET, is_ours=True)
+            new_worker(spec.device, name="judge", env=QUIET, is_ours=True)
             for _ in range(num_pairs)
         ]
         self._about: dict[str, Any] = {}
@@ -112,7 +112,7 @@ class Verifier:
         Raises:
             ProblemError: the reference does not work on this device.
         """
-        payload = {**self._task.payload(), "model_new": "", "is_timed": False}
+        payload = {**self._spec.payload(), "model_new": "", "is_timed": False}
 
         def prepared(judge: Worker) -> Reply:
             return asked(judge, "prepare", payload, timeout_s=PREPARE_TIMEOUT_S)
@@ -200,14 +200,14 @@ class Verifier:
         most = 1 if self._turns.has_others else len(self._judges)  # all have less memory then
         with ThreadPoolExecutor(1) as pool:  # all of them get ready side by side
             ready = pool.submit(self.prepare, 1)
-            producers = started(stack, self._task, [contender] * most, env=QUIET)
+            producers = started(stack, self._spec, [contender] * most, env=QUIET)
             ready.result()
             num_pairs = 1 if self._is_large(self._about["num_rows"]) else most
             ready = pool.submit(self.prepare, num_pairs)
             producers = producers[:num_pairs]
             for place, producer in enumerate(producers):  # the first may build for the others
                 told = [] if place else notes
-                refusal = loaded(producer, self._task, contender, self._about, most_s, told)
+                refusal = loaded(producer, self._spec, contender, self._about, most_s, told)
                 refusal = refusal or self._files.edited(contender)
                 if refusal:
                     return [], refusal
@@ -226,7 +226,7 @@ class Verifier:
             modes=from_json(Modes, json.dumps(self._about["modes"])),
             is_deterministic=is_deterministic,
             has_cuda=self._is_gpu,
-            large_batch=max(self._task.also.values(), default=0),
+            large_batch=max(self._spec.extra.values(), default=0),
             row_elements=float(self._about["row_elements"]),
             traits=from_json(Traits, json.dumps(self._about["traits"])),
         )

@@ -232,9 +232,9 @@ def _fake(plan: Plan, namespace: str) -> str:
 
 
 def _fused(candidate: Candidate, namespace: str) -> str:
-    """Name what the family's module uses: operator and further calls (each gives a tuple)."""
+    """Name what the family's module uses: operator and extra operators (each gives a tuple)."""
     parts = [f'fused_device = "{platform_of(candidate.language).torch_type}"']
-    for name, call in {"op": candidate.plan, **candidate.plan.also}.items():
+    for name, call in {"op": candidate.plan, **candidate.plan.extra}.items():
         if call is None:
             parts.append(f"fused_{name} = None")
         elif len(call.outputs) > 1:

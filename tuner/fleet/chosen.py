@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tuner.errors import DeviceError, InputError
-from tuner.evaluate.task import asked, new_worker
+from tuner.evaluate.job_spec import asked, new_worker
 from tuner.machine.forkserver import CORES
 from tuner.machine.platforms import is_gpu
 

@@ -12,8 +12,8 @@ from typing import Any
 from tuner import errors
 from tuner.at_work import AtWork
 from tuner.errors import DeviceError, TunerError, WorkerError
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.runner import Terms
-from tuner.evaluate.task import Task
 from tuner.fleet.anchors import Anchors, Off
 from tuner.fleet.dispatch import QUEUED, Dispatch, JobRaised, Opening
 from tuner.fleet.fleet import AttemptLost, Fleet
@@ -51,7 +51,7 @@ class FleetDevices:
         self,
         fleet: Fleet,
         run: str,
-        task: Task,
+        spec: JobSpec,
         terms: Terms,
         *,
         env: Mapping[str, str],
@@ -70,8 +70,8 @@ class FleetDevices:
         self._num_devices = num_devices
         self._on_change = on_change
         self._waited_s: dict[str, float] = {}
-        payload = {"task": task.payload(), "terms": asdict(terms), "env": dict(env)}
-        reference = Path(task.reference)
+        payload = {"task": spec.payload(), "terms": asdict(terms), "env": dict(env)}
+        reference = Path(spec.reference)
         opening = Opening(
             lambda name: payload,
             {reference.name: reference},

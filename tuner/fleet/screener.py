@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.runner import Runner, Terms
-from tuner.evaluate.task import Task
 from tuner.fleet.anchors import factor
 from tuner.fleet.fleet import OPEN, AttemptLost
 from tuner.trial import Build, Candidate, from_json, to_json
@@ -82,10 +82,10 @@ class Screener:
             self._runner.close()
 
     def _open(self, payload: Mapping[str, Any], files: Mapping[str, Path]) -> dict[str, Any]:
-        task = Task(**payload["task"])
-        here = str(files[Path(task.reference).name])
+        spec = JobSpec(**payload["task"])
+        here = str(files[Path(spec.reference).name])
         self._runner = Runner(
-            replace(task, device=self._device, reference=here),
+            replace(spec, device=self._device, reference=here),
             Terms(**payload["terms"]),
             env={**payload["env"], **self._env},
             cores=self._cores,

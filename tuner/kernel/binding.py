@@ -65,10 +65,10 @@ def match_sizes(
 
 
 def bind(plan: Plan, language: Language, artefact: Path) -> BoundOp:
-    """Load a built artefact and return the operator as a callable, with its further calls.
+    """Load a built artefact and return the operator as a callable, with its extra operators.
 
     Args:
-        plan: what to allocate and call, in order; `also` of the further calls.
+        plan: what to allocate and call, in order; `extra` of the extra operators.
         language: of the artefact: a shared object, or for "triton" a Python file.
         artefact: as the builder left it.
 
@@ -101,7 +101,7 @@ class BoundOp:
 
     Attributes:
         device: the kind of device that it runs on, "cpu" or "cuda".
-        also: the operators of the plan's further calls, by name; None for what is not offered.
+        extra: the operators of the plan's extra operators, by name; None for what is not offered.
         globals: of a Triton text; its functions see what is changed there.
     """
 
@@ -125,9 +125,9 @@ class BoundOp:
         body = "\n".join(f"    {line}" for line in call_lines(plan, language))
         exec(f"def call({parameters}):\n{body}", space)
         self._call: Callable[..., tuple[torch.Tensor, ...]] = space["call"]
-        self.also: dict[str, BoundOp | None] = {
+        self.extra: dict[str, BoundOp | None] = {
             name: None if more is None else BoundOp(more, language, function_of, None)
-            for name, more in plan.also.items()
+            for name, more in plan.extra.items()
         }
         self._library = library
 
@@ -137,8 +137,8 @@ class BoundOp:
 
     @property
     def calls(self) -> tuple[BoundOp, ...]:
-        """The operator itself and the further ones that there are, in `Plan.calls`' order."""
-        return (self, *(more for more in self.also.values() if more is not None))
+        """The operator itself and the extra ones that there are, in `Plan.calls`' order."""
+        return (self, *(more for more in self.extra.values() if more is not None))
 
     def unload(self) -> None:
         """Unload the shared object; no call of the operator may be made again."""

@@ -10,8 +10,12 @@ from tuner.plans import DType
 from tuner.trial import Language, Value
 
 __all__ = [
-    "CallHead", "DefaultHead", "Head", "OpFile", "ParameterHead", "PartHead", "StepHead",
+    "KEYS_WERE", "CallHead", "DefaultHead", "Head", "OpFile", "ParameterHead", "PartHead",
+    "StepHead",
 ]  # fmt: skip
+
+
+KEYS_WERE = {"also": "extra", "also_sizes": "extra_sizes"}  # in earlier releases
 
 
 class _Strict(BaseModel):
@@ -31,7 +35,7 @@ class _OutputHead(_Strict):
 
 
 class CallHead(_Strict):
-    """What `op.yaml` says of a further call.
+    """What `op.yaml` says of an extra operator.
 
     `rows` is a batch at which `model_new.py` makes it in eval mode, for the proof to ask with.
     """
@@ -42,7 +46,7 @@ class CallHead(_Strict):
 
 
 class OpFile(_Strict):
-    """`op.yaml`: shapes name sizes; `also_sizes` are those that only further calls name.
+    """`op.yaml`: shapes name sizes; `extra_sizes` are those that only extra operators name.
 
     `arithmetic` is the fastest that any kernel of an accuracy class may use, as `peak_tflops`
     names it: less time than it takes is impossible.
@@ -57,8 +61,8 @@ class OpFile(_Strict):
     outputs: tuple[_OutputHead, ...]
     flops: str
     bytes: str
-    also: dict[str, CallHead] = {}
-    also_sizes: dict[str, int] = {}
+    extra: dict[str, CallHead] = {}
+    extra_sizes: dict[str, int] = {}
     arithmetic: dict[str, Annotated[str, Field(pattern=r"^(fp32|tf32|fp16)(x[1-9])?$")]] = {}
 
 
@@ -136,4 +140,4 @@ class Head(PartHead):
     uses: tuple[str, ...] = ()
     where: dict[str, str] = {}
     steps: tuple[StepHead, ...]
-    also: dict[str, _OfferHead] = {}
+    extra: dict[str, _OfferHead] = {}

@@ -41,8 +41,8 @@ def known_reference(sha256: str) -> Path | None:
 class Family:
     """An operator: its call, its reference, and the templates that could replace it.
 
-    `also` are the further calls that its templates may offer, by name, and `also_sizes` the sizes
-    that these have beside the operator's own, as a compiler ahead of time takes them;
+    `extra` are the operators that its templates may offer besides, by name, and `extra_sizes` the
+    sizes that these have beside the operator's own, as a compiler ahead of time takes them;
     `arithmetic` is the fastest that a kernel may use, by accuracy class.
     """
 
@@ -53,8 +53,8 @@ class Family:
     sizes: Mapping[str, int]
     arguments: tuple[Argument, ...]
     outputs: tuple[Tensor, ...]
-    also: Mapping[str, Signature]
-    also_sizes: Mapping[str, int]
+    extra: Mapping[str, Signature]
+    extra_sizes: Mapping[str, int]
     arithmetic: Mapping[str, str]
     flops: Expression
     bytes: Expression
@@ -86,7 +86,7 @@ class Family:
             language=head.language,
             source=template.text(filled, self.name, self.roots),
             plan=template.plan(
-                Signature(self.function, self.arguments, self.outputs), self.also, constants
+                Signature(self.function, self.arguments, self.outputs), self.extra, constants
             ),
             optimisations=tuple(
                 line.text for line in head.optimisations if template.holds(line.when, constants)
@@ -236,8 +236,8 @@ def load_family(name: str, folders: Sequence[Path] = ()) -> Family:
         sizes=op.sizes,
         arguments=own.arguments,
         outputs=own.outputs,
-        also={n: _further(f"{op.function}_{n}", call) for n, call in op.also.items()},
-        also_sizes=op.also_sizes,
+        extra={n: _further(f"{op.function}_{n}", call) for n, call in op.extra.items()},
+        extra_sizes=op.extra_sizes,
         arithmetic=op.arithmetic,
         flops=Expression.parse(op.flops),
         bytes=Expression.parse(op.bytes),

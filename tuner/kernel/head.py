@@ -13,7 +13,15 @@ from pydantic import BaseModel
 
 from tuner.config.document import Document, read_document, require_keys, validated, with_known
 from tuner.errors import ExpressionError, TemplateError
-from tuner.kernel.declared import CallHead, DefaultHead, Head, OpFile, PartHead, StepHead
+from tuner.kernel.declared import (
+    KEYS_WERE,
+    CallHead,
+    DefaultHead,
+    Head,
+    OpFile,
+    PartHead,
+    StepHead,
+)
 from tuner.kernel.naming import refusal_of
 from tuner.kernel.operands import names_in, problem_with
 from tuner.kernel.shared_heads import joined, part_files, with_conditions
@@ -97,6 +105,9 @@ def refuse(document: Document) -> None:
 
 def _read(model: type[_M], path: Path, text: str) -> tuple[Document, _M]:
     document = read_document(path, text)
+    for key in KEYS_WERE.keys() & (document.data if isinstance(document.data, dict) else {}):
+        document.report(key, f"it is called {KEYS_WERE[key]} now")
+        del document.data[key]
     found = validated(document, model) if require_keys(document, model) else None
     refuse(document)
     assert found is not None  # or something was reported
@@ -123,15 +134,15 @@ def _check_op(op: OpFile, name: str, document: Document) -> None:
                     place,
                     with_known(f"{size!r} is not among `sizes:`", size, list(op.sizes)),
                 )
-    for call, head in op.also.items():
+    for call, head in op.extra.items():
         if not call.isidentifier() or call in ("op", "device"):  # `fused_op`, `fused_device`
             document.report(
-                f"also.{call}",
+                f"extra.{call}",
                 "this name is taken, or is no name\n"
                 "  reserved: op and device, since fused_op and fused_device are there already",
             )
-        _check_call(document, f"also.{call}.", head)
-        _judge(document, f"also.{call}.rows", head.rows, own)
+        _check_call(document, f"extra.{call}.", head)
+        _judge(document, f"extra.{call}.rows", head.rows, own)
 
 
 def _check_call(document: Document, place: str, call: OpFile | CallHead) -> None:
@@ -166,7 +177,7 @@ def _tensors(call: OpFile | CallHead) -> set[str]:
 
 def _check_head(document: Document, head: Head, op: OpFile) -> None:
     sizes = _run_time_sizes(op)
-    calls: list[OpFile | CallHead] = [op, *op.also.values()]
+    calls: list[OpFile | CallHead] = [op, *op.extra.values()]
     outside = {argument.name for call in calls for argument in call.arguments}
     outside |= {output.name for call in calls for output in call.outputs}
     taken = dict.fromkeys({*sizes, *op.sizes}, "a size of op.yaml")
@@ -201,23 +212,23 @@ def _check_head(document: Document, head: Head, op: OpFile) -> None:
     _judge(document, "deterministic", str(head.deterministic), tuned)
     for number, step in enumerate(head.steps):
         _check_step(document, f"steps[{number}]", step, head, op, head.steps)
-    for name, offer in head.also.items():
-        if name not in op.also:
-            known = sorted(op.also) or ["none (`also:` of op.yaml declares them)"]
+    for name, offer in head.extra.items():
+        if name not in op.extra:
+            known = sorted(op.extra) or ["none (`extra:` of op.yaml declares them)"]
             document.report(
-                f"also.{name}",
-                with_known("the operator has no such further call", name, known),
+                f"extra.{name}",
+                with_known("the operator has no such extra operator", name, known),
             )
             continue
-        _judge(document, f"also.{name}", offer.when, tuned)
+        _judge(document, f"extra.{name}", offer.when, tuned)
         for number, step in enumerate(offer.steps):
-            step_place = f"also.{name}.steps[{number}]"
-            _check_step(document, step_place, step, head, op.also[name], offer.steps)
+            step_place = f"extra.{name}.steps[{number}]"
+            _check_step(document, step_place, step, head, op.extra[name], offer.steps)
 
 
 def _sizes_for(workspace: str, head: Head, op: OpFile) -> set[str]:
     """Return the sizes that are known in every call that a workspace is made for."""
-    offers = [(offer.steps, op.also[n]) for n, offer in head.also.items() if n in op.also]
+    offers = [(offer.steps, op.extra[n]) for n, offer in head.extra.items() if n in op.extra]
     calls: list[tuple[Iterable[StepHead], OpFile | CallHead]] = [(head.steps, op), *offers]
     users = [
         _run_time_sizes(call)

@@ -37,8 +37,8 @@ class Signature:
         function: its name in `torch.ops`.
         arguments: in order; the shape of a tensor names the sizes.
         outputs: in order; their shapes are expressions over sizes.
-        rows: of a further call, a batch at which the family's module makes it in eval mode, over
-            sizes and device facts.
+        rows: of an extra operator, a batch at which the family's module calls it in eval mode,
+            over sizes and device facts.
     """
 
     function: str
@@ -133,23 +133,23 @@ class Template:
         return {**filled, **where, "params": dict(filled), "op": op}
 
     def plan(
-        self, call: Signature, also: Mapping[str, Signature], constants: Mapping[str, Value]
+        self, call: Signature, extra: Mapping[str, Signature], constants: Mapping[str, Value]
     ) -> Plan:
         """Return what each call allocates and does, with all that is constant filled in.
 
         Args:
             call: the operator's own.
-            also: the further ones that the family declares, by name.
+            extra: the extra ones that the family declares, by name.
             constants: the parameters, and device facts.
 
         Raises:
             TemplateError: an expression cannot be read, or a condition needs what is not constant.
         """
-        plans: dict[str, Plan | None] = dict.fromkeys(also)
-        for name, offer in self.head.also.items():
+        plans: dict[str, Plan | None] = dict.fromkeys(extra)
+        for name, offer in self.head.extra.items():
             if self.holds(offer.when, constants):
-                plans[name] = self._plan(also[name], offer.steps, constants)
-        return replace(self._plan(call, self.head.steps, constants), also=plans)
+                plans[name] = self._plan(extra[name], offer.steps, constants)
+        return replace(self._plan(call, self.head.steps, constants), extra=plans)
 
     def _plan(
         self, call: Signature, heads: Sequence[StepHead], constants: Mapping[str, Value]

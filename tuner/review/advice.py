@@ -50,7 +50,11 @@ def _advice_on_records(run_data: RunData) -> list[Advice]:
     remedy = "what is shown is what the samples give; verify the file, or tune again"
     said = run_data.result.disagreements if run_data.result is not None else ()
     found = [Advice(f"the run's records disagree: {words}", remedy) for words in said]
-    if run_data.proof is not None and run_data.proof.interval and not run_data.proof.samples_us:
+    if (
+        run_data.finalist is not None
+        and run_data.finalist.interval
+        and not run_data.finalist.samples_us
+    ):
         text = "the figures are as they were recorded: no samples are kept to compute them from"
         found.append(Advice(text, "verify the file"))
     aside = [t for t in run_data.trials if t.outcome.reason.startswith(SET_ASIDE)]
@@ -62,22 +66,22 @@ def _advice_on_records(run_data: RunData) -> list[Advice]:
 
 def _advice_on_screening(run_data: RunData) -> list[Advice]:
     """Say where the race of the winner's file took another time than its trial at screening."""
-    proof, best = run_data.proof, run_data.best
+    finalist, best = run_data.finalist, run_data.best
     measurement = best.outcome.measurement if best is not None else None
-    if proof is None or best is None or measurement is None or not proof.latency_us:
+    if finalist is None or best is None or measurement is None or not finalist.latency_us:
         return []
-    change = proof.latency_us / measurement.told_us - 1
+    change = finalist.latency_us / measurement.told_us - 1
     if abs(change) <= DRIFT or (run_data.result is not None and run_data.result.is_fallback):
         return []
     text = (
         f"screening timed trial {best.number} at {us_words(measurement.told_us)} ± "
         f"{percent_words(measurement.noise)}, the race of its file at "
-        f"{us_words(proof.latency_us)}: {percent_words(abs(change))} "
+        f"{us_words(finalist.latency_us)}: {percent_words(abs(change))} "
         f"{'more' if change > 0 else 'less'}"
     )
-    if measurement.anchor_us and proof.baseline_us:
+    if measurement.anchor_us and finalist.baseline_us:
         before_us = measurement.anchor_us * (measurement.to_lead or 1.0)
-        baseline = proof.baseline_us / before_us - 1
+        baseline = finalist.baseline_us / before_us - 1
         text += (
             f"; PyTorch took {percent_words(abs(baseline))} {'more' if baseline > 0 else 'less'}"
         )
@@ -94,7 +98,7 @@ def _noise_advice(whose: str, noise: float, limit: float) -> Advice:
 
 
 def _advice_on_state(run_data: RunData) -> list[Advice]:
-    found, proof = [], run_data.proof
+    found, finalist = [], run_data.finalist
     if run_data.is_running:
         state = "nothing is verified yet" if run_data.result is None else "its result is of before"
         text = f"the run is going on, and {state}"
@@ -112,8 +116,8 @@ def _advice_on_state(run_data: RunData) -> list[Advice]:
     if run_data.trials and not correct_trials(run_data.trials):
         remedy = "read 'What failed and why'; widen the space or loosen the accuracy"
         found.append(Advice("not one candidate was correct", remedy))
-    if proof is not None and (proof.error or not proof.check.is_accepted):
-        text = f"the verification failed: {proof.error or proof.check.reason}"
+    if finalist is not None and (finalist.error or not finalist.check.is_accepted):
+        text = f"the verification failed: {finalist.error or finalist.check.reason}"
         found.append(Advice(text, "do not use the exported file; export another trial"))
     elif run_data.result is not None and run_data.result.exported is None:
         remedy = "tune export makes the file and verifies it"
@@ -123,9 +127,11 @@ def _advice_on_state(run_data: RunData) -> list[Advice]:
 
 def _notes(run_data: RunData) -> list[Advice]:
     """Return what run and check noted, but for the rejection that is told already."""
-    said = run_data.proof.check.reason if run_data.proof is not None else ""
+    said = run_data.finalist.check.reason if run_data.finalist is not None else ""
     notes = run_data.result.notes if run_data.result is not None else ()
-    notes = tuple(dict.fromkeys([*notes, *(run_data.proof.check.notes if run_data.proof else ())]))
+    notes = tuple(
+        dict.fromkeys([*notes, *(run_data.finalist.check.notes if run_data.finalist else ())])
+    )
     return [Advice(note, "") for note in notes if not said or said not in note]
 
 

@@ -103,7 +103,7 @@ def _progress(run_data: RunData, by: Any, label: str) -> Chart:
         compiled_us=run_data.compiled_us,
         floors=floors,
         by=by,
-        raced=run_data.proof,
+        raced=run_data.finalist,
     )
     best = min(correct_trials(run_data.trials), key=latency_us_of, default=None)
     words = f"Of {count_words(len(run_data.trials), 'trial')}"
@@ -211,7 +211,7 @@ def _accuracy(run_data: RunData, _: Mapping[str, float]) -> Chart:
 
 def _rows(run_data: RunData, _: Mapping[str, float]) -> Chart:
     label = "Speed by number of rows"
-    found = run_data.proof.by_batch if run_data.proof is not None else None
+    found = run_data.finalist.by_batch if run_data.finalist is not None else None
     if found is None or not found.measured:
         words = (
             "Not measured: the file runs at one number of rows, or the run has not come that far."

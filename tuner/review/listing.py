@@ -15,8 +15,8 @@ from tuner.review.workloads import (
     Tone,
     Workload,
     caveat_of,
+    finalist_of,
     least_of,
-    proof_of,
     tone_of,
     workloads_of,
 )
@@ -161,11 +161,11 @@ def _worth(result: Result | None) -> tuple[Interval | None, bool, bool]:
     That is whether the file was rejected, and whether there are samples that give the interval,
     of a file that has kernels of its own.
     """
-    proof = proof_of(result)
-    if proof is None:
+    finalist = finalist_of(result)
+    if finalist is None:
         return None, False, False
-    is_rejected = bool(proof.error) or not proof.check.is_accepted
-    return proof.interval, is_rejected, bool(proof.samples_us) and not proof.falls_back
+    is_rejected = bool(finalist.error) or not finalist.check.is_accepted
+    return finalist.interval, is_rejected, bool(finalist.samples_us) and not finalist.falls_back
 
 
 def _age_s(name: str, tally: Tally) -> float:

@@ -20,7 +20,7 @@ from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
 from tuner.profiled import COUNTERS_NAME, PROFILE_NAME, CountedCalls, Profiles
 from tuner.review.gain import ModuleRecord
-from tuner.review.workloads import proof_of
+from tuner.review.workloads import finalist_of
 from tuner.run import Outlook, Run, is_locked
 from tuner.trial import Finalist, Result, Trial, from_json
 from tuner.wording import one_line
@@ -160,9 +160,9 @@ class RunData:
         return None if compiled is None else compiled.latency_us
 
     @property
-    def proof(self) -> Finalist | None:
-        """The exported file's own proof, or the winner's."""
-        return proof_of(self.result)
+    def finalist(self) -> Finalist | None:
+        """The exported file's own record, or the winner's."""
+        return finalist_of(self.result)
 
     @property
     def rejected(self) -> Sequence[Finalist]:
@@ -177,15 +177,15 @@ class RunData:
     @property
     def baseline(self) -> Baseline:
         """The baseline as it was timed beside what is reported: in its race, else its sitting."""
-        proof, best = self.proof, self.best
-        if proof is not None and proof.baseline_us:
+        finalist, best = self.finalist, self.best
+        if finalist is not None and finalist.baseline_us:
             rounds = [
                 statistics.median(burst)
-                for process in proof.baseline_samples_us
+                for process in finalist.baseline_samples_us
                 for burst in process
                 if burst
             ]
-            return Baseline(proof.baseline_us, _noise_of(rounds))
+            return Baseline(finalist.baseline_us, _noise_of(rounds))
         own = self.sitting(best.number if best else len(self.trials))
         measurement = best.outcome.measurement if best else None
         if measurement is not None and measurement.anchor_us:  # timed again shortly before

@@ -64,7 +64,7 @@ def _shown_verdict(run_data: RunData, told: Summary) -> dict[str, Any]:
 
 
 def _by_rows(run_data: RunData) -> dict[str, Any] | None:
-    found = run_data.proof.by_batch if run_data.proof is not None else None
+    found = run_data.finalist.by_batch if run_data.finalist is not None else None
     if found is None or not found.measured:
         return None
     head, rows = rows_table(found)

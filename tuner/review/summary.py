@@ -59,7 +59,7 @@ LIKE_PYTORCH = 0.05  # a ratio within this of 1 is none to speak of
 class Summary:
     """What the page and the terminal both say of a run.
 
-    `latency_us`, `noise` and `baseline_us` come from the proof of the exported file where there
+    `latency_us`, `noise` and `baseline_us` come from the record of the exported file where there
     is one, else from the winner's race, else from screening; `measured` says which. `probes` are
     the errors against float64 beside the baseline's own. `workloads` are all that was timed of
     the file, `caveat` what is materially less than the headline, `tone` the colour of both,
@@ -122,11 +122,11 @@ def summary(run: Run) -> Summary:
 
 def summary_of(run_data: RunData) -> Summary:
     """Say what a run found, from its records."""
-    result, proof, best = run_data.result, run_data.proof, run_data.best
-    interval = proof.interval if proof else None
+    result, finalist, best = run_data.result, run_data.finalist, run_data.best
+    interval = finalist.interval if finalist else None
     latency_us, noise, baseline_us, measured = _figures_of(run_data)
     kind, verdict = _verdict(run_data, interval, latency_us, baseline_us)
-    check = proof.check if proof else best.outcome.check if best else None
+    check = finalist.check if finalist else best.outcome.check if best else None
     if run_data.is_rejected:
         check = run_data.rejected[0].check
     workloads = workloads_of(result)
@@ -172,7 +172,9 @@ def summary_of(run_data: RunData) -> Summary:
         rewrites=tuple(r.words for r in run_data.module.outline.rewrites)
         if run_data.module
         else (),
-        rows=proof.by_batch.brief if proof is not None and proof.by_batch is not None else "",
+        rows=finalist.by_batch.brief
+        if finalist is not None and finalist.by_batch is not None
+        else "",
         export_path=export_path,
         reproduce=environment.command,
         export_command=f"tune export {run_data.run.path}",
@@ -182,12 +184,12 @@ def summary_of(run_data: RunData) -> Summary:
 
 def _figures_of(run_data: RunData) -> tuple[float | None, float | None, float | None, str]:
     """Return latency, noise and baseline latency, and where they were measured."""
-    proof, best, baseline_us = run_data.proof, run_data.best, run_data.baseline.latency_us
-    if proof is not None and proof.latency_us is not None:
-        is_export = run_data.result is not None and run_data.result.exported is proof
+    finalist, best, baseline_us = run_data.finalist, run_data.best, run_data.baseline.latency_us
+    if finalist is not None and finalist.latency_us is not None:
+        is_export = run_data.result is not None and run_data.result.exported is finalist
         what = "the exported file" if is_export else "the winner"
         words = f"{what}, raced against the baseline in fresh processes"
-        return proof.latency_us, proof.noise, baseline_us, words
+        return finalist.latency_us, finalist.noise, baseline_us, words
     measurement = best.outcome.measurement if best else None
     if measurement is None:
         return None, None, baseline_us, ""
@@ -201,15 +203,15 @@ def _verdict(
     latency_us: float | None,
     baseline_us: float | None,
 ) -> tuple[Literal["faster", "slower", "no difference", "rejected", "open"], str]:
-    proof = run_data.proof
-    if proof is not None and (proof.error or not proof.check.is_accepted):
-        return "rejected", f"Rejected: {proof.error or proof.check.reason}"
+    finalist = run_data.finalist
+    if finalist is not None and (finalist.error or not finalist.check.is_accepted):
+        return "rejected", f"Rejected: {finalist.error or finalist.check.reason}"
     if run_data.is_rejected:
         return "rejected", f"Rejected: {rejection_words(run_data.rejected)}"
     if interval is not None and run_data.result is not None and run_data.result.is_fallback:
         said = "No faster kernel found: the exported file holds PyTorch's own modules"
         return interval.verdict, said
-    if interval is not None and proof is not None and proof.verdict != interval.verdict:
+    if interval is not None and finalist is not None and finalist.verdict != interval.verdict:
         ratio = ratio_words(interval.speedup)
         said = f"No difference from PyTorch: the file runs its own operations ({ratio} timed)"
         return "no difference", said

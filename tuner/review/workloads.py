@@ -16,8 +16,16 @@ from tuner.review.formatting import count_words, ratio_words
 from tuner.trial import SAME_SPEED, Finalist, Interval, Result
 
 __all__ = [
-    "AS_GIVEN", "Tone", "Workload", "caveat_of", "least_of", "proof_of", "tone_of", "trust_of",
-    "untimed_of", "workloads_of",
+    "AS_GIVEN",
+    "Tone",
+    "Workload",
+    "caveat_of",
+    "finalist_of",
+    "least_of",
+    "tone_of",
+    "trust_of",
+    "untimed_of",
+    "workloads_of",
 ]  # fmt: skip
 
 AS_GIVEN = "as given"
@@ -41,7 +49,7 @@ class Workload:
         return f"{ratio} {self.name}{same}"
 
 
-def proof_of(result: Result | None) -> Finalist | None:
+def finalist_of(result: Result | None) -> Finalist | None:
     """Return the race that counts: of the exported file, else of the winner; None without one."""
     if result is None:
         return None
@@ -51,16 +59,16 @@ def proof_of(result: Result | None) -> Finalist | None:
 
 def workloads_of(result: Result | None) -> tuple[Workload, ...]:
     """Return what was timed, the reference's own values first; nothing of what was rejected."""
-    proof = proof_of(result)
-    if result is None or proof is None or proof.interval is None:
+    finalist = finalist_of(result)
+    if result is None or finalist is None or finalist.interval is None:
         return ()
-    if proof.error or not proof.check.is_accepted:
+    if finalist.error or not finalist.check.is_accepted:
         return ()
-    found = [Workload(AS_GIVEN, proof.interval)]
-    if proof.elsewhere is not None:
-        found.append(Workload(f"on {proof.elsewhere_on}", proof.elsewhere))
-    if proof.step is not None:
-        found.append(Workload("in a step of training", proof.step))
+    found = [Workload(AS_GIVEN, finalist.interval)]
+    if finalist.elsewhere is not None:
+        found.append(Workload(f"on {finalist.elsewhere_on}", finalist.elsewhere))
+    if finalist.step is not None:
+        found.append(Workload("in a step of training", finalist.step))
     if result.compiled is not None and result.compiled.interval is not None:
         found.append(Workload("torch.compile", result.compiled.interval, is_ours=False))
     return tuple(found)
@@ -104,32 +112,32 @@ def tone_of(workloads: Sequence[Workload], kind: str) -> Tone:
 
 def trust_of(result: Result | None) -> str:
     """Return what stands behind the figures, in one line; empty where nothing was verified."""
-    proof = proof_of(result)
-    if proof is None or result is None:
+    finalist = finalist_of(result)
+    if finalist is None or result is None:
         return ""
-    probes, interval = proof.check.probes, proof.interval
+    probes, interval = finalist.check.probes, finalist.interval
     words = [
         f"{sum(p.is_accepted for p in probes)} of {count_words(len(probes), 'probe')} accepted"
     ]
     if interval is not None:
         words.append(f"raced in {count_words(interval.num_processes, 'process', 'processes')}")
-        is_file = result.exported is proof
+        is_file = result.exported is finalist
         words.append("from the exported file" if is_file else "the trial, not its file")
-    elif not proof.error:
+    elif not finalist.error:
         words.append("not raced")
-    if proof.interval is not None and not proof.samples_us:
+    if finalist.interval is not None and not finalist.samples_us:
         words.append("no samples kept")
     return ", ".join(words)
 
 
 def untimed_of(result: Result | None) -> str:
     """Return on what the speed was not verified; empty where nothing was, or all."""
-    proof = proof_of(result)
-    if proof is None or result is None:
+    finalist = finalist_of(result)
+    if finalist is None or result is None:
         return ""
     found = {
-        "on other weights and inputs": proof.elsewhere,
-        "in a step of training": proof.step,
+        "on other weights and inputs": finalist.elsewhere,
+        "in a step of training": finalist.step,
         "beside torch.compile": result.compiled and result.compiled.interval,
     }
     untimed = [what for what, interval in found.items() if interval is None]

@@ -23,7 +23,7 @@ from tuner.trial import Value, to_json
 
 __all__ = [
     "PREPARE_TIMEOUT_S",
-    "Task",
+    "JobSpec",
     "asked",
     "explained",
     "new_worker",
@@ -36,7 +36,7 @@ PREPARE_TIMEOUT_S = 300.0  # importing PyTorch; the float64 oracle of a large pr
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class JobSpec:
     """What every process of a run must know of the problem; JSON-able."""
 
     reference: str
@@ -47,8 +47,8 @@ class Task:
     arguments: str
     model_new: str
     impossible_us: float = 0.0  # a shorter time is a lie; 0 where that is not known
-    # The family's further calls, each with a batch at which its module makes it; 0: nobody knows.
-    also: Mapping[str, int] = field(default_factory=dict)
+    # The extra operators, each with a batch at which the module calls it; 0: nobody knows.
+    extra: Mapping[str, int] = field(default_factory=dict)
     model_file: str = ""  # where `model_new` stands, for messages
     outputs: str = "[]"
     mode: TuneMode = "as_given"  # in which the reference is timed, and mostly asked
@@ -69,12 +69,12 @@ class Task:
         impossible_us: float = 0.0,
         facts: Mapping[str, Value] | None = None,
         mode: TuneMode = "as_given",
-    ) -> Task:
+    ) -> JobSpec:
         """Collect a task from a family and what the config says.
 
         `facts` are the operator's sizes and the device's facts, once they are known.
         """
-        rows = {name: call.rows if facts else None for name, call in family.also.items()}
+        rows = {name: call.rows if facts else None for name, call in family.extra.items()}
         return cls(
             str(reference),
             dict(sizes),
