@@ -384,7 +384,7 @@ def run(tmp_path) -> Run:
 
 def file_of(task, **more) -> FakeFile:
     config = SimpleNamespace(effort="quick")
-    planned = SimpleNamespace(task=task, config=config, sizes={"batch": 16})
+    planned = SimpleNamespace(spec=task, config=config, sizes={"batch": 16})
     path = Path("trial_0.unverified.py")
     made = {"key": "k", "ways": ("call", "step"), "written": [], **more}
     file = FakeFile(planned=planned, unverified_path=path, **made)

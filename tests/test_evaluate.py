@@ -653,7 +653,7 @@ def test_an_operator_says_how_fast_a_class_of_its_kernels_may_be_at_most(planned
     assert flagship.arithmetic == {"float32": "fp16x2"}  # a product and corrections of 8 bits
     h200 = replace(planned, device=known_device("H200"))
     slower = replace(h200, family=replace(planned.family, arithmetic={"float32": "fp32x9"}))
-    assert slower.task.impossible_us > h200.task.impossible_us
+    assert slower.spec.impossible_us > h200.spec.impossible_us
 
 
 def test_the_operator_of_these_tests_is_known_by_its_folder(planned):

@@ -18,7 +18,7 @@ _VIEWS = tuple(f"- {{aten: {name}, " for name in ("view", "reshape", "expand"))
 _PLAN = ("- {call: ", "- {aten: ", "outputs: ", "extra: ")
 # The sizes as given, and defaults of blocks and products: any of these is right for any batch.
 _AS_GIVEN = re.compile(
-    r"(also_)?sizes: |_TUNED_ROWS = |  (block_|num_warps|product_)\w*: |    default: "
+    r"(extra_)?sizes: |_TUNED_ROWS = |  (block_|num_warps|product_)\w*: |    default: "
 )
 _TENSOR = re.compile(r"  \w+: \{shape: ")
 
