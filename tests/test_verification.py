@@ -98,7 +98,9 @@ def test_a_real_run_is_running_then_verifying_then_finished_with_its_counts(watc
     assert said.code == 0, seen
     (shown,) = RunIndex(folder / "runs").runs()
     assert shown.state == "finished"
-    assert [s for s in seen.states if s != "stopped"] == ["running", "verifying", "finished"]
+    # At its very beginning a run has no tuner yet, or not all of its files.
+    states = [state for state in seen.states if state not in ("stopped", "unreadable")]
+    assert states == ["running", "verifying", "finished"]
     phases = list(dict.fromkeys(phase for phase, _ in seen.stages))
     assert phases == ["preparing", "searching", "verifying"]
     words = " ".join(dict.fromkeys(stage for _, stage in seen.stages))
