@@ -8,7 +8,7 @@ names a condition once: expressions of the head mean it by its name, and so does
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tuner.config.document import Document, with_known
 from tuner.errors import ExpressionError
 from tuner.space.expression import Expression
 
-__all__ = ["joined", "part_files", "with_conditions"]
+__all__ = ["joined", "part_files", "with_conditions", "with_names"]
 
 _EXPRESSIONS = {"expr", "when", "deterministic", "shape", "args"}  # keys of a head
 
@@ -68,7 +68,7 @@ def with_conditions(document: Document) -> dict[str, Any]:
         except ExpressionError as error:
             document.report(f"where.{name}", str(error))
             continue
-        trees[name] = _Named(trees).visit(ast.parse(text, mode="eval")).body
+        trees[name] = ast.parse(with_names(text, trees.get), mode="eval").body
     written = {key: _written_out(value, trees, key in _EXPRESSIONS) for key, value in data.items()}
     return {**written, "where": {name: ast.unparse(tree) for name, tree in trees.items()}}
 
@@ -81,14 +81,26 @@ def _written_out(data: Any, trees: Mapping[str, ast.expr], is_expression: bool) 
     if not (is_expression and isinstance(data, str) and any(name in data for name in trees)):
         return data
     try:
-        return ast.unparse(_Named(trees).visit(ast.parse(data, mode="eval")))
+        return with_names(data, trees.get)
     except SyntaxError:  # refused where it is judged
         return data
 
 
+def with_names(text: str, tree_of: Callable[[str], ast.expr | None]) -> str:
+    """Return an expression with names, dotted ones too, replaced where `tree_of` gives a tree.
+
+    Raises:
+        SyntaxError: it is no expression.
+    """
+    return ast.unparse(_Named(tree_of).visit(ast.parse(text, mode="eval")))
+
+
 class _Named(ast.NodeTransformer):
-    def __init__(self, trees: Mapping[str, ast.expr]) -> None:
-        self.trees = trees
+    def __init__(self, tree_of: Callable[[str], ast.expr | None]) -> None:
+        self.tree_of = tree_of
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self.trees.get(node.id, node)
+        return self.tree_of(node.id) or node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        return self.tree_of(ast.unparse(node)) or node

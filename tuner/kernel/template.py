@@ -19,6 +19,7 @@ from tuner.kernel.naming import FREE_NAMES
 from tuner.kernel.operands import names_in
 from tuner.kernel.places import places_of
 from tuner.kernel.rendering import free_variables, rendered
+from tuner.kernel.shared_heads import with_names
 from tuner.plans import Argument, Plan, Step, Tensor
 from tuner.space.constraints import Constraint
 from tuner.space.expression import Expression
@@ -241,30 +242,15 @@ class Template:
             Expression.parse(text)  # refuses whatever is outside the grammar
         except ExpressionError as error:
             raise TemplateError(f"{self.path}: {text!r}: {error}") from error
-        return ast.unparse(_Constants(values).visit(ast.parse(text, mode="eval")))
+        return with_names(text, lambda name: _tree_of(values[name]) if name in values else None)
 
 
-class _Constants(ast.NodeTransformer):
-    """Replace names (and dotted `device.x`) that have a value by what they stand for."""
-
-    def __init__(self, values: Mapping[str, Value | DefaultHead]) -> None:
-        self.values = values
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return self._filled(node, node.id)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        return self._filled(node, ast.unparse(node))
-
-    def _filled(self, node: ast.expr, name: str) -> ast.AST:
-        if name not in self.values:
-            return node
-        value = self.values[name]
-        if isinstance(value, DefaultHead):
-            return ast.parse(value.expr, mode="eval").body
-        if isinstance(value, (int, float)) and value < 0:  # so that (-2) ** 2 keeps its brackets
-            return ast.UnaryOp(ast.USub(), ast.Constant(-value))
-        return ast.Constant(value)
+def _tree_of(value: Value | DefaultHead) -> ast.expr:
+    if isinstance(value, DefaultHead):
+        return ast.parse(value.expr, mode="eval").body
+    if isinstance(value, (int, float)) and value < 0:  # so that (-2) ** 2 keeps its brackets
+        return ast.UnaryOp(ast.USub(), ast.Constant(-value))
+    return ast.Constant(value)
 
 
 def load_template(path: Path, roots: Sequence[Path], op: OpFile) -> Template:
