@@ -1,4 +1,4 @@
-"""Transposed convolutions of float64 by products: PyTorch's own answers and gradients."""
+"""Convolutions of float64 by products: PyTorch's own answers and gradients, of any order."""
 
 from __future__ import annotations
 
@@ -7,57 +7,118 @@ import itertools
 import pytest
 import torch
 
-from tuner.check.wide_convolutions import exact_convolutions, transposed_convolution
+from tuner.check import wide_convolutions
+from tuner.check.wide_convolutions import by_products, exact_convolutions
 
-KINDS = (torch.nn.ConvTranspose1d, torch.nn.ConvTranspose2d, torch.nn.ConvTranspose3d)
+KINDS = {
+    (is_transposed, dims): getattr(torch.nn, f"Conv{'Transpose' * is_transposed}{dims}d")
+    for is_transposed, dims in itertools.product((False, True), (1, 2, 3))
+}
 # Stride, padding, output_padding, dilation.
 SHAPES = [(1, 0, 0, 1), (2, 1, 1, 1), (3, 2, 0, 2), (2, 0, 1, 2), (1, 2, 0, 1)]
 
 
-def assert_as_pytorch(convolution, result, x):
-    expected = convolution(x)
-    assert result.shape == expected.shape
-    assert torch.allclose(result, expected, rtol=1e-12, atol=1e-12)
+def convolution_of(is_transposed, dims, shape, has_bias=True, device="cpu"):
+    torch.manual_seed(0)
+    stride, padding, output_padding, dilation = shape
+    more = {"output_padding": output_padding} if is_transposed else {}
+    kernel = (3, 2, 3)[:dims]
+    kind = KINDS[is_transposed, dims]
+    convolution = kind(3, 4, kernel, stride, padding, dilation=dilation, bias=has_bias, **more)
+    x = torch.randn(2, 3, *(9, 8, 7)[:dims], dtype=torch.float64, device=device)
+    return convolution.double().to(device), x.requires_grad_()
+
+
+def answers(convolution, x):
+    """Return outputs, gradients and gradients of these."""
     of = [x, *convolution.parameters()]
-    along = torch.randn_like(expected)
-    own, theirs = (torch.autograd.grad(y, of, along) for y in (result, expected))
+    y = convolution(x)
+    along = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view(y.shape)
+    first = torch.autograd.grad(y, of, along, create_graph=True)
+    second = torch.autograd.grad(sum((g**2).sum() for g in first), of, allow_unused=True)
+    return [t for t in (y, *first, *second) if t is not None]
+
+
+def assert_same(own, theirs):
+    assert len(own) == len(theirs)
     for mine, other in zip(own, theirs, strict=True):
+        assert mine.shape == other.shape
         assert torch.allclose(mine, other, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("most_elements", [wide_convolutions.MOST_ELEMENTS, 300])
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize(("dims", "shape"), [*itertools.product((1, 2, 3), SHAPES)])
-def test_a_transposed_convolution_is_pytorchs(dims, shape, has_bias):
-    torch.manual_seed(0)
-    kind = KINDS[dims - 1]
-    stride, padding, output_padding, dilation = shape
-    convolution = kind(
-        3, 4, (3, 2, 4)[:dims], stride, padding, output_padding, dilation=dilation, bias=has_bias
-    ).double()
-    x = torch.randn(2, 3, *(7, 6, 5)[:dims], dtype=torch.float64, requires_grad=True)
-    found = transposed_convolution(
-        x, convolution.weight, convolution.bias, stride, padding, output_padding,
-        dilation=convolution.dilation,
-    )  # fmt: skip
-    assert_as_pytorch(convolution, found, x)
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_answers_are_pytorchs(monkeypatch, is_transposed, dims, shape, has_bias, most_elements):
+    monkeypatch.setattr(wide_convolutions, "MOST_ELEMENTS", most_elements)
+    convolution, x = convolution_of(is_transposed, dims, shape, has_bias)
+    expected = answers(convolution, x)
+    with by_products("cpu")():
+        assert_same(answers(convolution, x), expected)
 
 
-def test_what_has_no_product_is_left_to_pytorch():
-    x, w = torch.randn(1, 4, 5, 5).double(), torch.randn(4, 2, 3, 3).double()
-    assert transposed_convolution(x, w, groups=2) is None
-    assert transposed_convolution(x, w.float()) is None
-    assert transposed_convolution(x, w, padding=5) is None
-    assert transposed_convolution(x[:, :2], w) is None
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # PyTorch's own jvp
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_functional_transforms_pass(is_transposed):
+    convolution, x = convolution_of(is_transposed, 2, (2, 1, 0, 1))
+    weights = {name: w.detach() for name, w in convolution.named_parameters()}
+    x = x.detach()
+
+    def transformed():
+        def call(x):
+            return torch.func.functional_call(convolution, weights, (x,))
+
+        both = torch.stack([x, 2 * x])
+        return [*torch.func.jvp(call, (x,), (x * x,)), torch.func.vmap(call)(both)]
+
+    expected = transformed()
+    with by_products("cpu")():
+        assert_same(transformed(), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "shape"),
+    [
+        (torch.nn.Conv2d, {}, (1, 5, 9, 9)),  # other channels
+        (torch.nn.Conv2d, {}, (1, 4, 2, 2)),  # smaller than the filter
+        (torch.nn.ConvTranspose2d, {"padding": 5}, (1, 4, 2, 2)),
+        (torch.nn.ConvTranspose2d, {"output_padding": 2}, (1, 4, 5, 5)),
+    ],
+)
+def test_pytorch_says_what_is_wrong(kind, more, shape):
+    convolution, x = kind(4, 6, 3, **more).double(), torch.randn(shape).double()
+    with pytest.raises(RuntimeError) as expected:
+        convolution(x)
+    with by_products("cpu")(), pytest.raises(RuntimeError) as found:
+        convolution(x)
+    assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_groups_and_float32_are_left_to_pytorch(groups, dtype):
+    convolution = torch.nn.Conv2d(4, 6, 3, groups=groups).to(dtype)
+    x = torch.randn(2, 4, 9, 9, dtype=dtype)
+    with by_products("cpu")(), torch.profiler.profile(acc_events=True) as seen:
+        convolution(x)
+    is_ours = groups == 1 and dtype == torch.float64
+    names = {event.key for event in seen.key_averages()}
+    assert ("aten::bmm" in names) == is_ours
+    assert (
+        "aten::mkldnn_convolution" in names or "aten::_slow_conv2d_forward" in names
+    ) != is_ours
 
 
 @pytest.mark.gpu
-def test_a_gpus_float64_takes_the_products():
-    torch.manual_seed(0)
-    convolution = torch.nn.ConvTranspose3d(8, 6, 3, 2, 1, 1).double().cuda()
-    x = torch.randn(2, 8, 6, 7, 8, dtype=torch.float64, device="cuda", requires_grad=True)
-    with exact_convolutions(), torch.profiler.profile(acc_events=True) as seen:
-        result = convolution(x)
+@pytest.mark.parametrize("dims", [2, 3])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_gpus_float64_takes_the_products(is_transposed, dims):
+    convolution, x = convolution_of(is_transposed, dims, (2, 1, 1, 1), device="cuda")
+    expected = answers(convolution, x)
+    with torch.profiler.profile(acc_events=True) as seen, exact_convolutions():
+        found = answers(convolution, x)
     names = {event.key for event in seen.key_averages()}
     assert names & {"aten::mm", "aten::bmm"}
-    assert not any("conv" in name for name in names)
-    assert_as_pytorch(convolution, result, x)
+    assert not any("cudnn" in name for name in names)  # in the backward's thread neither
+    assert_same(found, expected)

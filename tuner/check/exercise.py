@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.check.crossing import Script
 from tuner.check.layouts import opposite
-from tuner.check.wide_convolutions import exact_convolutions
 
 if TYPE_CHECKING:
     import torch
@@ -229,8 +228,7 @@ def _with_attributes(model: Any, names: Sequence[str], *arguments: Any) -> tuple
 def mode_of(script: Script, is_exact: bool = False) -> Iterator[None]:
     """Set what surrounds each call of a script: inference mode, and the default dtype.
 
-    The oracle (`is_exact`) keeps its own dtype, or it would lose digits, and convolves as fast
-    as it can.
+    The oracle (`is_exact`) keeps its own dtype, or it would lose digits.
     """
     import torch
 
@@ -239,8 +237,7 @@ def mode_of(script: Script, is_exact: bool = False) -> Iterator[None]:
         if script.default_dtype and not is_exact:
             torch.set_default_dtype(getattr(torch, script.default_dtype))
         inference = torch.inference_mode() if script.is_inference else contextlib.nullcontext()
-        is_mapped = bool(script.mapped) or script.is_forward  # torch.func cannot follow
-        with inference, exact_convolutions(is_exact and not is_mapped):
+        with inference:
             yield
     finally:
         torch.set_default_dtype(default)

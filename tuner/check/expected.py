@@ -141,9 +141,10 @@ def expected(
     script = dataclasses.replace(script, output_bytes=sizes)
     wide_tensors = {name: widened(value) for name, value in tensors.items()}
     own = frozenset(id(t) for n, t in wide_tensors.items() if t is not tensors[n])
-    wide_report, oracle = played(
-        problem, wide, script, wide_tensors, probe, is_exact=True, own=own
-    )
+    with exact_convolutions():
+        wide_report, oracle = played(
+            problem, wide, script, wide_tensors, probe, is_exact=True, own=own
+        )
     if wide_report.error:
         raise problem.error(f"the float64 run of the reference fails: {wide_report.error}")
     of_place = undefined if probe.has_zeros else disputed
@@ -280,7 +281,8 @@ def _beyond_reference(
     oracle: dict[str, torch.Tensor] = {}
     if probe.layout in ("float64", "mixed") or probe.dtype:
         exact = {name: widened(value) for name, value in question.tensors.items()}
-        _, oracle = played(problem, wide, question.script, exact, probe, is_exact=True)
+        with exact_convolutions():
+            _, oracle = played(problem, wide, question.script, exact, probe, is_exact=True)
     return Expected(probe, question, num_rows, oracle, {}, report, error=report.error)
 
 

@@ -28,6 +28,7 @@ from tuner.check.playing import played
 from tuner.check.probe import Probe
 from tuner.check.questions import weighted_model
 from tuner.check.refusals import says_no_memory
+from tuner.check.wide_convolutions import exact_convolutions
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.draws import widened
 from tuner.problem.reference import Problem
@@ -144,10 +145,11 @@ class Replay:
             own = frozenset(id(t) for n, t in tensors.items() if t is not self.tensors[n])
         else:
             tensors = dict(tensors)
-        report, answers = played(
-            self.problem, model, self.script, tensors, self.probe, is_exact=is_exact, own=own,
-            around=around,
-        )  # fmt: skip
+        with exact_convolutions(is_exact):
+            report, answers = played(
+                self.problem, model, self.script, tensors, self.probe, is_exact=is_exact, own=own,
+                around=around,
+            )  # fmt: skip
         if self.factor != 1.0:
             answers = {n: t * self.factor if n[:4] == "grad" else t for n, t in answers.items()}
         return report, answers
