@@ -17,7 +17,7 @@ import torch
 from test_problem import FLAGSHIP
 
 from tuner.errors import WorkerError
-from tuner.evaluate import process, racing
+from tuner.evaluate import process, second_clock
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.modules import imported
@@ -141,7 +141,7 @@ def test_a_stopped_clock_is_found_out_by_each_of_two_means(
 ):
     # Its calls sleep 1 ms and are reported as 0 us: no load makes the clocks agree, and each
     # look at them takes a second.
-    monkeypatch.setattr(racing, "CROSS_CHECKS", 2)
+    monkeypatch.setattr(second_clock, "CROSS_CHECKS", 2)
     task = replace(task_of(tmp_path), impossible_us=floor_us)
     with pytest.raises(WorkerError, match=rf"^patched_timers\.py: {reason}"):
         Racer(task).race([cheat("patched_timers")], num_processes=1, seconds=0.01)

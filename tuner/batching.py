@@ -75,19 +75,18 @@ class Batching:
     def _measured(self, file: ExportFile) -> ByBatch:
         task, effort = file.planned.spec, file.planned.config.effort
         ways = file.ways
-        asks = {"file": str(file.unverified_path), "ways": ways, "most_s": MEASURED_S[effort]}
+        loads = {**task.payload(), "file": str(file.unverified_path), "ways": ways}
+        asks = {"ways": ways, "most_s": MEASURED_S[effort]}
         measured: tuple[AtBatch, ...] = ()
         failures: dict[str, str] = {}
         tuned_rows = file.planned.sizes.get("batch", 1)
         try:
-            with (
-                new_worker(task.device, name="batches") as worker,
-                turns_of(task.device).alone(),
-            ):
-                payload = {**task.payload(), **asks}
-                data = asked(worker, "by_batch", payload, timeout_s=MOST_S).data
+            with new_worker(task.device, name="batches") as worker:
+                tuned_rows = asked(worker, "load_beside", loads, timeout_s=MOST_S).data["num_rows"]
+                with turns_of(task.device).alone():
+                    data = asked(worker, "by_batch", asks, timeout_s=MOST_S).data
             measured = tuple(from_json(AtBatch, json.dumps(at)) for at in data["measured"])
-            failures, tuned_rows = data["failures"], data["tuned_rows"]
+            failures = data["failures"]
         except TunerError as error:  # the check will say more of the file
             failures = {way: one_line(str(error), 200) for way in ways}
         return _decided(ByBatch(tuned_rows, measured, key=file.key), ways, failures)

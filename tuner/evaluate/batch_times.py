@@ -6,7 +6,7 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from tuner.by_batch import AtBatch, Way, batches_of
@@ -144,11 +144,24 @@ class BatchTimes:
         device: str,
         accuracy: Accuracy,
     ) -> None:
-        self._problem, self._device, self._accuracy = problem, device, accuracy
+        self.device = device
+        self._problem, self._accuracy = problem, accuracy
         self._reference = problem.make_model(WEIGHT_SEED, device, is_quick=True)
         self._file = put_into(made().to(device), problem.mode)
         self._file.load_state_dict(self._reference.state_dict())
         self.failures: dict[str, str] = {}  # by way: why it was not timed; "" without gradients
+
+    def get_ready(self, ways: Sequence[Way]) -> int:
+        """Call both at the tuned size, which compiles what is compiled then; return its rows.
+
+        What fails, `measured` will say.
+        """
+        rows = self._problem.num_rows()
+        assert rows is not None
+        for way in ways:
+            with suppress(RuntimeError, ValueError, ProblemError):
+                self.calls(rows, way)
+        return rows
 
     def measured(self, ways: Sequence[Way], most_s: float) -> list[AtBatch]:
         """Time one number of rows after the other, few first, while there is time.
@@ -214,7 +227,7 @@ class BatchTimes:
             ValueError: the reference takes no such inputs.
         """
         inputs = self._problem.make_inputs(
-            WEIGHT_SEED, distribution=distribution, batch=rows, device=self._device
+            WEIGHT_SEED, distribution=distribution, batch=rows, device=self.device
         )
         functions = [
             step_of(model) if way == "step" else _call_of(model)
@@ -237,11 +250,11 @@ class BatchTimes:
     ) -> list[InTurns]:
         """Return turns that were begun: a few, or the least where one takes long."""
         is_slow = 4 * FEW_ROUNDS * row_s * rows > left_s
-        kinds = (False, True) if is_gpu(self._device) else (False,)
+        kinds = (False, True) if is_gpu(self.device) else (False,)
         found = []
         with self.arithmetic(way):
             for is_idle in kinds:
-                turns = InTurns(calls, self._device, num_rows=rows, way=way, is_idle=is_idle)
+                turns = InTurns(calls, self.device, num_rows=rows, way=way, is_idle=is_idle)
                 turns.take(LEAST_ROUNDS if is_slow else FEW_ROUNDS)
                 found.append(turns)
         return found
@@ -266,10 +279,10 @@ class BatchTimes:
         """Whether memory holds so many times the inputs and outputs of the tuned size."""
         import torch
 
-        given = self._problem.make_inputs(WEIGHT_SEED, device=self._device)
+        given = self._problem.make_inputs(WEIGHT_SEED, device=self.device)
         with torch.no_grad():
             made = outputs_of(self._reference(*given))
         num_bytes = sum(getattr(x, "nbytes", 0) for x in (*given, *made))
-        room = platform_of(self._device).free_bytes(self._device)
+        room = platform_of(self.device).free_bytes(self.device)
         room = usable_memory_bytes() if room is None else room
         return HELD_COPIES * times * num_bytes < SHARE_OF_MEMORY * room

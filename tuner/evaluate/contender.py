@@ -13,7 +13,6 @@ from typing import Any
 from tuner.errors import ProblemError
 from tuner.evaluate.job_spec import JobSpec, asked, new_worker
 from tuner.evaluate.worker import JobFailed, Worker, WorkerCrashed, WorkerTimeout
-from tuner.machine.forkserver import ALSO
 from tuner.trial import Build, Candidate, to_json
 
 __all__ = ["CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "get_ready", "loaded", "started"]
@@ -21,10 +20,8 @@ __all__ = ["CALL_TIMEOUT_S", "QUIET", "Contender", "Unedited", "get_ready", "loa
 CALL_TIMEOUT_S = 300.0  # a finalist's probe; an exported file compiles in its first
 # For processes that answer probes and are not timed. Threads that spin where they wait take the
 # cores from the other process of a check: it took four times as long. Memory that is kept spares
-# the page faults of each large temporary: half of a check on a CPU. Nearly all ask for gradients
-# and derivatives of the forward, at the first of which PyTorch imports what takes 1 s.
+# the page faults of each large temporary: half of a check on a CPU.
 QUIET = {
-    ALSO: "torch._dynamo",
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
     "MALLOC_MMAP_THRESHOLD_": str(2**32),

@@ -79,7 +79,7 @@ class _Child:
     """One child: what any can do, and its role, which `prepare` or `load` gives it."""
 
     def __init__(self) -> None:
-        self.role: Screening | Judge | Baseline | Producer | None = None
+        self.role: Screening | Judge | Baseline | Producer | BatchTimes | None = None
 
     def job(self, name: str) -> Callable[..., Answer]:
         """Return the job of that name: of any role, or of this child's."""
@@ -200,11 +200,10 @@ class _Child:
         imported(Path(file))
         return {}, ()
 
-    def by_batch(
+    def load_beside(
         self,
         file: str,
         ways: list[Way],
-        most_s: float,
         reference: str,
         sizes: dict[str, int],
         device: str,
@@ -212,10 +211,7 @@ class _Child:
         mode: TuneMode,
         **_: Any,
     ) -> Answer:
-        """Time one of our own exported files beside the reference, at many numbers of rows.
-
-        `failures` says why a way was not timed: "" where nothing has gradients.
-        """
+        """Load one of our own exported files and the reference; compile what a call compiles."""
         problem = load_problem(Path(reference), sizes, mode)
         free_build_lock(Path(file))
         kind = imported(Path(file)).ModelNew
@@ -224,11 +220,20 @@ class _Child:
             problem, lambda: constructed(kind, init_inputs, device), device,
             Accuracy.parse(accuracy),
         )  # fmt: skip
+        self.role = times
         with spoilt_by_cuda_errors(device):
-            found = times.measured(ways, most_s)
+            return {"num_rows": times.get_ready(ways)}, ()
+
+    def by_batch(self, ways: list[Way], most_s: float) -> Answer:
+        """Time the file that was loaded beside the reference, at many numbers of rows.
+
+        `failures` says why a way was not timed: "" where nothing has gradients.
+        """
+        assert isinstance(self.role, BatchTimes)
+        with spoilt_by_cuda_errors(self.role.device):
+            found = self.role.measured(ways, most_s)
         measured = [json.loads(to_json(at)) for at in found]
-        told = {"failures": times.failures, "tuned_rows": problem.num_rows()}
-        return {"measured": measured, **told}, ()
+        return {"measured": measured, "failures": self.role.failures}, ()
 
     def prepare(
         self,

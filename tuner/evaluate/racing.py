@@ -1,7 +1,4 @@
-"""Files raced against the baseline in fresh processes, which take turns.
-
-This process holds a second clock against what each reports.
-"""
+"""Files raced against the baseline in fresh processes, which take turns."""
 
 from __future__ import annotations
 
@@ -25,10 +22,9 @@ from tuner.evaluate.contender import (
 )  # fmt: skip
 from tuner.evaluate.giving import can_lend, hand_over
 from tuner.evaluate.job_spec import PREPARE_TIMEOUT_S, JobSpec, asked, too_fast
-from tuner.evaluate.measure import contradicted
 from tuner.evaluate.race import Race
+from tuner.evaluate.second_clock import SecondClock
 from tuner.evaluate.timed_calls import TimedCalls
-from tuner.evaluate.timers import BOUND_LAUNCH_US, USERS_LAUNCH_US
 from tuner.evaluate.worker import Reply, Worker
 from tuner.machine.turns import turns_of
 
@@ -45,9 +41,6 @@ MOST_WARM_UP_S = 1.2  # of each process: slow calls are long enough to settle in
 MIN_SETS = 3  # of processes, whatever the time: of two, an interval is hopelessly wide
 MOST_PREEMPTED_PER_S = 40.0  # a program beside takes some 100 to 250 time slices a second
 DISTURBED_WAIT_S = 0.2
-CROSS_CHECK_S = 0.03  # of calls in a row, for this process's clock
-CROSS_CHECKS = 8  # times that the clocks must disagree before a contender is refused
-CLOCK_US = 100.0  # of a call on a CPU that its own clock need not see: Python, what is kept
 SETS_ELSEWHERE = 2  # that race on other values as well: a large difference is looked for
 SHARE_ELSEWHERE = 0.25  # of the samples, then
 SLOW_STEP_S = 0.2  # of training, of which few are timed
@@ -63,6 +56,7 @@ class Racer:
         self._files = Unedited(spec)
         self._turns = turns_of(spec.device)
         self._calls = TimedCalls()
+        self._clock = SecondClock(self._calls, self._is_gpu)
         self._num_throttled = self._num_disturbed = 0
         self._lends: bool | None = None  # whether processes can write into each other's memory
         self._about: dict[str, Any] = {}  # the problem, as the baseline's process prepared it
@@ -129,12 +123,9 @@ class Racer:
                     on_round((before + 0.8 * share) / num_processes)
 
                 asked_now = [judged[lane - 1] == number for lane in lanes]
-                with self._turns.alone():
-                    self._race_set(race, racers, lanes, active, asked_now, seconds, on_turn)
+                self._race_set(race, racers, lanes, active, asked_now, seconds, on_turn)
                 for contender in active:
-                    edited = self._files.edited(contender)
-                    if edited:
-                        raise WorkerError(f"{contender.name}: {edited}")
+                    _raise_if(contender, self._files.edited(contender))
                 if number + 1 >= MIN_SETS and (behind := race.clearly_behind(lanes)):
                     lanes[:] = [n for n in lanes if n not in behind or judged[n - 1] > number]
                 on_round((number + 1) / num_processes)
@@ -156,34 +147,55 @@ class Racer:
     ) -> None:
         """Let one set of processes race, and add what they reported.
 
-        `active` are the contenders of `lanes`; those of `asked_now` are judged in this set.
+        `active` are the contenders of `lanes`; those of `asked_now` are judged in this set. The
+        device is held alone while something is timed, and shared while outputs are judged.
         """
         number = race.num_processes
-        turns = self._rounds(racers, seconds, on_round=on_turn)
-        for lane, rounds in zip((0, *lanes), turns, strict=True):
-            race.bursts[lane].append(rounds)
-        told = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
-        for place, contender in enumerate(active, 1):
-            refusal = too_fast(told[place], self._spec.impossible_us)
-            if not refusal and asked_now[place - 1] and not contender.is_ours:
-                refusal = self._cross_check(racers, told, place, "file" not in contender.load)
-            if refusal:
-                raise WorkerError(f"{contender.name}: {refusal}")
-        self._judge_kept(racers, active)
-        if number == 0:
-            for place, (lane, contender) in enumerate(zip(lanes, active, strict=True), 1):
-                race.falls_back[lane] = not contender.is_ours and (
-                    self._calls.is_own_path(racers[0], racers[place])
-                )
+        with self._turns.alone():
+            turns = self._rounds(racers, seconds, on_round=on_turn)
+            for lane, rounds in zip((0, *lanes), turns, strict=True):
+                race.bursts[lane].append(rounds)
+            self._check_clocks(race, racers, lanes, active, asked_now)
+        with self._turns.shared():
+            for racer, contender, is_asked in zip(racers[1:], active, asked_now, strict=True):
+                if is_asked and not contender.is_ours:
+                    refusal = self._calls.last_output(racers[0], racer, bool(self._lends))
+                    _raise_if(contender, refusal)
+            self._judge_kept(racers, active)
+            if number == 0:
+                for place, (lane, contender) in enumerate(zip(lanes, active, strict=True), 1):
+                    race.falls_back[lane] = not contender.is_ours and (
+                        self._calls.is_own_path(racers[0], racers[place])
+                    )
         if race.elsewhere is not None and number < SETS_ELSEWHERE:
-            race.elsewhere_on = self.give_timing_set(racers, has_other_values=True)
-            short_s = seconds * SHARE_ELSEWHERE
-            turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
+            with self._turns.alone():
+                race.elsewhere_on = self.give_timing_set(racers, has_other_values=True)
+                short_s = seconds * SHARE_ELSEWHERE
+                turns = self._rounds(racers, short_s, FEW_WARM_UPS, FEW_ROUNDS)
             for bursts, rounds in zip(race.elsewhere.bursts, turns, strict=True):
                 bursts.append(rounds)
-            self._judge_kept(racers, active)
+            with self._turns.shared():
+                self._judge_kept(racers, active)
         if race.steps is not None and number < MIN_SETS:
-            self._race_steps(race.steps, racers, lanes)
+            with self._turns.alone():
+                self._race_steps(race.steps, racers, lanes)
+
+    def _check_clocks(
+        self,
+        race: Race,
+        racers: Sequence[Worker],
+        lanes: Sequence[int],
+        active: Sequence[Contender],
+        asked_now: Sequence[bool],
+    ) -> None:
+        """Raise where times that were reported in the last set cannot be true."""
+        told_us = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
+        for place, contender in enumerate(active, 1):
+            refusal = too_fast(told_us[place], self._spec.impossible_us)
+            if not refusal and asked_now[place - 1] and not contender.is_ours:
+                is_bound_here = "file" not in contender.load
+                refusal = self._clock.refusal(racers, told_us, place, is_bound_here)
+            _raise_if(contender, refusal)
 
     def _race_steps(self, race: Race, racers: Sequence[Worker], lanes: Sequence[int]) -> None:
         """Add a few turns of steps of training; none where the reference has no gradients."""
@@ -259,8 +271,7 @@ class Racer:
             refusals = list(pool.map(load, racers[1:], contenders))
             prepared.result()
         for contender, refusal in zip(contenders, refusals, strict=True):
-            if refusal:
-                raise WorkerError(f"{contender.name}: {refusal}")
+            _raise_if(contender, refusal)
 
     def give_timing_set(self, racers: Sequence[Worker], has_other_values: bool = False) -> str:
         """Let the baseline's process share its weights and inputs; say in words what they are."""
@@ -289,55 +300,7 @@ class Racer:
         """Raise where the output of a call that was timed is wrong."""
         for racer, contender in zip(racers[1:], contenders, strict=True):
             refusal = "" if contender.is_ours else self._calls.kept_outputs(racers[0], racer)
-            if refusal:
-                raise WorkerError(f"{contender.name}: {refusal}")
-
-    def _cross_check(
-        self, racers: Sequence[Worker], told: Sequence[float], lane: int, is_bound_here: bool
-    ) -> str:
-        """Return why the times that a contender reported cannot be true, or its output is wrong.
-
-        A machine that does other work can be slow at any moment: the contender is asked for times
-        again right before and after; the slowest counts, and clocks must disagree every time.
-
-        Args:
-            racers: all processes of this set, the baseline's first.
-            told: the median in us that each of them reported in the race.
-            lane: which of them is the contender's.
-            is_bound_here: whether its launches are our own binding's, in Python.
-        """
-        host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
-        allowed_us, refusal = host_us if self._is_gpu else CLOCK_US, ""
-        for attempt in range(CROSS_CHECKS):
-            time.sleep(attempt * CROSS_CHECK_S)  # what else runs is over at some time
-            slowdown = self._wall_us(racers[0], told[0]) / told[0]
-            before = statistics.median(self._burst(racers[lane], MIN_BURST))
-            wall_us = self._wall_us(racers[lane], told[lane])
-            after = statistics.median(self._burst(racers[lane], MIN_BURST))
-            slowest = max(told[lane], before, after)
-            refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
-            if not refusal:
-                break
-        return refusal or self._calls.last_output(racers[0], racers[lane], bool(self._lends))
-
-    def _wall_us(self, racer: Worker, latency_us: float) -> float:
-        """Return the time of one call in a row of calls, by this process's clock."""
-
-        def seconds(count: int) -> float:
-            times = []
-            for _ in range(2):  # what else the machine does makes one of them late, never early
-                start_s = time.perf_counter()
-                self._calls.repeat(racer, count)
-                times.append(time.perf_counter() - start_s)
-            return min(times)
-
-        # As many as should take long enough; fewer where they do, whatever the process reported.
-        empty_s = seconds(0)
-        most = max(1, round(CROSS_CHECK_S * 1e6 / max(latency_us, 1.0)))
-        num_calls = min(most, 16)
-        while num_calls < most and seconds(num_calls) - empty_s < CROSS_CHECK_S:
-            num_calls = min(most, 16 * num_calls)
-        return max(0.0, seconds(num_calls) - empty_s) * 1e6 / num_calls
+            _raise_if(contender, refusal)
 
     def _burst(self, racer: Worker, num_samples: int) -> list[float]:
         data = self._calls.burst(racer, num_samples).data
@@ -398,3 +361,8 @@ class Racer:
             # A GPU's own clock hardly sees what becomes of the host.
             is_disturbed |= self._preempted_per_s > MOST_PREEMPTED_PER_S and not self._is_gpu
         return bursts, is_disturbed
+
+
+def _raise_if(contender: Contender, refusal: str) -> None:
+    if refusal:
+        raise WorkerError(f"{contender.name}: {refusal}")

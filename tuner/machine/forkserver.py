@@ -47,12 +47,15 @@ MARKER = "TUNER_WORKER_ID"  # environment variable that names the worker a proce
 ALSO = "TUNER_PRELOAD"
 # Environment variable: cores that a server, and so its processes, were started on.
 CORES = "TUNER_CORES"
-# PyTorch imports the third, for 0.5 s of CPU, in each process that draws inputs by their shapes
-# alone: every process of a race that holds the reference.
+# PyTorch imports the third, for 1 to 5 s of CPU, in each process that calls an operator of an
+# exported file, draws inputs by their shapes alone, or asks for the first gradient.
 PRELOADED = (
-    "torch", "tuner.evaluate.jobs", "torch.fx.experimental.symbolic_shapes",
-    "tuner.kernel.triton_build", "triton",
-)  # fmt: skip
+    "torch",
+    "tuner.evaluate.jobs",
+    "torch._dynamo",
+    "tuner.kernel.triton_build",
+    "triton",
+)
 # What OpenMP, BLAS, the loader and PyTorch read once, when they are loaded.
 READ_AT_LOAD = (
     "ATEN_", "BLIS_", "CUDA_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_", "NVIDIA_", "OMP_",

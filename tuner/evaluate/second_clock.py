@@ -1,0 +1,82 @@
+"""The clock of a race's own process beside the times that contenders report."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from tuner.evaluate.measure import contradicted
+from tuner.evaluate.timed_calls import TimedCalls
+from tuner.evaluate.timers import BOUND_LAUNCH_US, USERS_LAUNCH_US
+from tuner.evaluate.worker import Worker
+
+__all__ = ["SecondClock"]
+
+CROSS_CHECK_S = 0.03  # of calls in a row
+CROSS_CHECKS = 8  # times that the clocks must disagree before a contender is refused
+CLOCK_US = 100.0  # of a call on a CPU that its own clock need not see: Python, what is kept
+NUM_SAMPLES = 3  # of the contender's own clock, whose median counts
+
+
+class SecondClock:
+    """Holds a clock against what the processes of a race report.
+
+    Args:
+        calls: asks them.
+        is_gpu: whether a call goes on after it has returned.
+    """
+
+    def __init__(self, calls: TimedCalls, is_gpu: bool) -> None:
+        self._calls, self._is_gpu = calls, is_gpu
+
+    def refusal(
+        self, racers: Sequence[Worker], told_us: Sequence[float], lane: int, is_bound_here: bool
+    ) -> str:
+        """Return why the times that a contender reported cannot be true.
+
+        A machine that does other work can be slow at any moment: the contender is asked for times
+        again right before and after; the slowest counts, and clocks must disagree every time.
+
+        Args:
+            racers: all processes of this set, the baseline's first.
+            told_us: the median that each of them reported in the race.
+            lane: which of them is the contender's.
+            is_bound_here: whether its launches are our own binding's, in Python.
+        """
+        host_us = BOUND_LAUNCH_US if is_bound_here else USERS_LAUNCH_US
+        allowed_us, refusal = host_us if self._is_gpu else CLOCK_US, ""
+        for attempt in range(CROSS_CHECKS):
+            time.sleep(attempt * CROSS_CHECK_S)  # what else runs is over at some time
+            slowdown = self._wall_us(racers[0], told_us[0]) / told_us[0]
+            before = statistics.median(self._samples_us(racers[lane]))
+            wall_us = self._wall_us(racers[lane], told_us[lane])
+            after = statistics.median(self._samples_us(racers[lane]))
+            slowest = max(told_us[lane], before, after)
+            refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
+            if not refusal:
+                break
+        return refusal
+
+    def _wall_us(self, racer: Worker, latency_us: float) -> float:
+        """Return the time of one call in a row of calls, by this process's clock."""
+
+        def seconds(count: int) -> float:
+            times = []
+            for _ in range(2):  # what else the machine does makes one of them late, never early
+                start_s = time.perf_counter()
+                self._calls.repeat(racer, count)
+                times.append(time.perf_counter() - start_s)
+            return min(times)
+
+        # As many as should take long enough; fewer where they do, whatever the process reported.
+        empty_s = seconds(0)
+        most = max(1, round(CROSS_CHECK_S * 1e6 / max(latency_us, 1.0)))
+        num_calls = min(most, 16)
+        while num_calls < most and seconds(num_calls) - empty_s < CROSS_CHECK_S:
+            num_calls = min(most, 16 * num_calls)
+        return max(0.0, seconds(num_calls) - empty_s) * 1e6 / num_calls
+
+    def _samples_us(self, racer: Worker) -> list[float]:
+        samples: list[float] = self._calls.burst(racer, NUM_SAMPLES).data["samples_us"]
+        return samples
