@@ -57,11 +57,14 @@ class Platform:
     needs: str
 
     def chosen(self, device: torch.device | str) -> AbstractContextManager[Any]:
-        """Return a context in which launches go to this device."""
-        if not self.is_gpu:
-            return nullcontext()
+        """Return a context in which launches go to this device.
+
+        A builder's stand-ins, which have no memory, and an interpreter's tensors are on none.
+        """
         import torch
 
+        if not self.is_gpu or torch.device(device).type != self.torch_type:
+            return nullcontext()
         found: AbstractContextManager[Any] = torch.cuda.device(device)
         return found
 
