@@ -692,3 +692,21 @@ def test_an_operator_with_one_output_still_gives_a_tuple(built, toolchain, tmp_p
 
 def namespace_of(text: str) -> str:
     return re.search(r"torch\.ops\.(tuner_\w+)", text)[1]
+
+
+def test_a_triton_plan_runs_on_tensors_without_memory(tmp_path):
+    """As a builder calls it, which has no GPU: what a step launches is compiled meanwhile."""
+    source = tmp_path / "source.py"
+    source.write_text("def add(x, y, rows):\n    seen.append((x.device.type, y.shape, rows))\n")
+    plan = Plan(
+        "fused_add",
+        (Argument("x", shape=("rows",)),),
+        (Tensor("y", ("rows",)),),
+        (),
+        (Step("call", "add", ("x", "y", "rows")),),
+    )
+    operator = bind(plan, "triton", source)
+    seen = operator.globals["seen"] = []
+    (y,) = operator(torch.empty(5, device="meta"))
+    assert y.device.type == "meta"
+    assert seen == [("meta", (5,), 5)]
