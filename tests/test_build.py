@@ -796,6 +796,7 @@ def test_triton_host_code_that_refuses_is_left_to_the_worker(cache):
     )
     built = build(FOR_GPU, cache, triton(text=text), triton_sizes=[{"n": 1024}])
     assert built.status is Status.CORRECT and built.binary_key != ""
+    assert built.note == "left to the worker: RuntimeError: no"
 
 
 def test_triton_that_is_missing_is_a_toolchain_error(cache):

@@ -318,9 +318,20 @@ class Session:
             if devices.waited_s > WORTH_SAYING_S:
                 waited = f"other tuners had the device for {devices.waited_s:.0f} s of the search"
                 self.observer.on_stage(f"{waited}, which do not count as its time")
+            self._say_of_builds()
         finally:
             devices.close()
             self._say_of_devices()
+
+    def _say_of_builds(self) -> None:
+        """Say of what was compiled while the device waited, which takes time from the search."""
+        builds = [t.outcome.build for t in self.trials if t.outcome.build is not None]
+        notes = [build.note for build in builds if build.note]
+        if notes:
+            self.observer.on_stage(
+                f"warning: {len(notes)} of {len(builds)} candidates could not be compiled ahead "
+                f"and were compiled where they are timed: {notes[0]}; fewer were tried for it"
+            )
 
     def _tell_of(self, device: str, words: str) -> None:
         """Take what became of a device or of builders, in a thread of theirs."""

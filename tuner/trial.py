@@ -102,7 +102,8 @@ class Build:
     it failed; then `error` says why in one line and `log` is the path of the whole log.
     `binary_key` is equal for two builds with the same machine code. `started_at` and `ended_at`
     (UTC, ISO 8601) include the pauses of a builder, `seconds` does not; `builder` numbers it, and
-    `host` names the builders of another host that made it.
+    `host` names the builders of another host that made it. `note` says why kernels are compiled
+    where they are timed, which takes the device's time.
     """
 
     key: str
@@ -118,6 +119,7 @@ class Build:
     ended_at: str = ""
     builder: int | None = None
     host: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

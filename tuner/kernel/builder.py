@@ -303,7 +303,8 @@ class Builder:
             return replace(build, error=shortened(report.error))
         # Nothing is known of the code of a candidate that was left to the worker.
         code = report.binary_key or candidate.source
-        return replace(done, kernels=report.kernels, binary_key=content_key(code, plan))
+        key = content_key(code, plan)
+        return replace(done, kernels=report.kernels, binary_key=key, note=shortened(report.note))
 
     def _finish_native(self, build: Build, candidate: Candidate, folder: Path, log: str) -> Build:
         artefact = folder / "artefact.so"
