@@ -68,6 +68,7 @@ class Judge(Giver):
         return {
             **self._oracle.about(), "modes": json.loads(to_json(modes)),
             "row_elements": extent.row_elements, "total_bytes": total_bytes,
+            "free_bytes": _free_bytes(device),
             "state_elements": sum(tensor.numel() for tensor in model.state_dict().values()),
             "traits": json.loads(to_json(traits_of(problem, model, device))),
         }  # fmt: skip

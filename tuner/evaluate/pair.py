@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from typing import Any
@@ -100,8 +100,8 @@ class Pair:
     ) -> Generator[ProbeResult, None, bool]:
         """Yield the verdict on each answer, until one is a rejection; note what each probe took.
 
-        The next question is made while the contender answers the one before, unless each may
-        fill the device's memory (`is_alone`).
+        The next question is made while the contender, which has been given the one before,
+        answers that, unless each may fill the device's memory (`is_alone`).
 
         Returns:
             Whether one was a rejection.
@@ -116,15 +116,18 @@ class Pair:
                 start_s = time.monotonic()
                 question = self._asking.question_of(probe, ahead)
                 ahead = None
-                if following is not None and not is_alone:
-                    ahead = pool.submit(self._asking.once, following)
+
+                def ask_ahead(following: Probe | None = following) -> None:
+                    nonlocal ahead
+                    if following is not None and not is_alone and ahead is None:
+                        ahead = pool.submit(self._asking.once, following)
 
                 def answered(
                     draw: int, probe: Probe = probe, question: Reply = question
                 ) -> ProbeResult:
                     drawn = redrawn(probe, draw)
                     asks = self._asking.question(drawn) if draw else question
-                    result = self._answer_to(drawn, asks)
+                    result = self._answer_to(drawn, asks, ask_ahead)
                     if lacks_memory(result) and self._producer.is_alive:
                         return self._asking.again(drawn, self._answer_to)
                     return result
@@ -150,12 +153,19 @@ class Pair:
                 raise _judge_ended(error.reason) from error
         raise _judge_ended(self._judge.ending())
 
-    def _answer_to(self, probe: Probe, question: Reply) -> ProbeResult:
+    def _answer_to(
+        self, probe: Probe, question: Reply, on_given: Callable[[], None] = lambda: None
+    ) -> ProbeResult:
         with self._turns.shared():
-            return self._answered(probe, question)
+            return self._answered(probe, question, on_given)
 
-    def _answered(self, probe: Probe, question: Reply) -> ProbeResult:
-        """Put a question to the contender; return the judge's verdict on the answer."""
+    def _answered(
+        self, probe: Probe, question: Reply, on_given: Callable[[], None]
+    ) -> ProbeResult:
+        """Put a question to the contender; return the judge's verdict on the answer.
+
+        `on_given` is called when the judge has nothing more to do until there is an answer.
+        """
         producer, most_s = self._producer, self._most_s
 
         def refused(reason: str) -> ProbeResult:
@@ -181,6 +191,7 @@ class Pair:
             refusal = refusal or hand_over(question, producer, self._ask, most_s)
             asks = {name: question.data[name] for name in ("question", "known")}
             asks["lends"] = self._lends
+            on_given()
             answer = producer.call("answer", asks, question.blobs, timeout_s=most_s)
         except (WorkerCrashed, WorkerTimeout, JobFailed) as error:
             return refused(error.message if isinstance(error, JobFailed) else error.reason)

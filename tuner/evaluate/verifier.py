@@ -2,8 +2,8 @@
 
 A process judges and never imports a contender; it lives as long as the verifier, and keeps what it
 expects of each probe. Every contender has a process of its own, which only produces tensors. For a
-GPU that no other tuner uses there are two of each where the host has many cores, with half of the
-probes. What finds no memory beside other tuners is asked when these have given theirs up.
+GPU with room for it there are two of each where the host has many cores, with half of the probes.
+What finds no memory beside other tuners is asked when these have given theirs up.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ PAIRS = 2  # of processes: most of a check is the host's work
 WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
 BY_KERNELS = ", by kernels"  # at numbers of rows at which the file does not take them
 SHARE_OF_ONE = 1 / 5  # of a GPU's memory, beside which others have room
+FREE_SHARE = 1 / 2  # of it must be free beside other tuners for more than one pair
+FEW_ROWS = 8  # what most probes have; those of more are asked by one pair where rows are large
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +199,12 @@ class Verifier:
         self, stack: ExitStack, contender: Contender, most_s: float, notes: list[str]
     ) -> tuple[list[Pair], str]:
         """Start processes that judge and answer; or say why the contender cannot be loaded."""
-        most = 1 if self._turns.has_others else len(self._judges)  # all have less memory then
+        most = len(self._judges)
         with ThreadPoolExecutor(1) as pool:  # all of them get ready side by side
             ready = pool.submit(self.prepare, 1)
             producers = started(stack, self._spec, [contender] * most, env=QUIET)
             ready.result()
-            num_pairs = 1 if self._is_large(self._about["num_rows"]) else most
+            num_pairs = most if self._has_room_for_all() else 1
             ready = pool.submit(self.prepare, num_pairs)
             producers = producers[:num_pairs]
             for place, producer in enumerate(producers):  # the first may build for the others
@@ -239,6 +241,13 @@ class Verifier:
         """Whether a probe may take so much of a GPU that others have no room beside it."""
         rows = self._about["num_rows"] if probe.batch is None else probe.batch
         return self._is_large(rows, probe.calls)
+
+    def _has_room_for_all(self) -> bool:
+        """Whether a GPU has room for all pairs while they ask of few rows, as nearly always."""
+        free, total = (float(self._about[name]) for name in ("free_bytes", "total_bytes"))
+        is_taken = self._turns.has_others and free < FREE_SHARE * total
+        rows = min(FEW_ROWS, self._about["num_rows"] or FEW_ROWS)
+        return not (is_taken or self._is_large(rows))
 
     def _is_large(self, rows: int | None, num_calls: int = 1) -> bool:
         """Whether calls of so many rows may take a large part of a GPU's memory."""
