@@ -2,14 +2,15 @@
 
     git clone https://github.com/ScalingIntelligence/KernelBench
     python -m benchmarks.kernelbench_suite --kernelbench KernelBench --level 1 \
-        [--problems 23,36,40-49] [--effort quick] [--compile] [--jobs 3] --json OUT
+        [--problems 23,36,40-49] [--effort quick] [--compile] [--devices all] [--jobs 3] \
+        --json OUT
 
-Each file is tuned by `tune` in a process of its own, whole forward, in the mode that the file
-leaves the module in. OUT holds one entry a problem and is written after each: what it holds is not
-tuned again, so that a run that was cut off goes on, and machines share the work by `--problems`.
-With `--jobs` several files are tuned at a time: while one times on the GPU, which it has alone for
-that (`tuner.machine.turns`), others are captured, built and compiled. For GPUs: a CPU's jobs would
-disturb each other.
+A campaign (`tuner.campaign`) tunes each file by a `tune` of its own, whole forward, in the mode
+that the file leaves the module in, on all GPUs or those of `--devices`. OUT holds one entry a
+problem and is written after each: what it holds is not tuned again, so that a run that was cut
+off goes on, and machines share the work by `--problems`. With `--jobs` several files share a GPU:
+while one times on it, which it has alone for that (`tuner.machine.turns`), others are captured,
+built and compiled.
 
 Prints a line a problem as it ends, then counts by verdict and the geometric mean of the exported
 files' speed-ups over PyTorch eager (1 where the file holds PyTorch's own modules, or nothing was
@@ -23,23 +24,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kernelbench_summary import compiled_of, geometric_mean, speedup_of
+from tuner.campaign import Campaign
+from tuner.fleet.chosen import chosen_devices
+from tuner.problems import Problem, State
+from tuner.review.summary import summary
+from tuner.run import open_run
+from tuner.trial import to_json
 
 END_LINES = 40  # of what a failure said; a frame of a traceback takes three
 FRAME_LINES = 3
 MOST_CHARS = 5000
-TUNE = "import sys; sys.argv[0] = 'tune'; from tuner.cli import main; main()"
 
 
 def problems_of(root: Path, level: int, wanted: str) -> list[Path]:
@@ -60,79 +61,52 @@ def number_of(path: Path) -> int:
     return int(path.name.partition("_")[0])
 
 
-def tuned(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Tune one file; return what it ended with, or how it failed."""
+def config_of(path: Path, folder: Path, has_compiled: bool) -> Path:
+    """Write the config of a file, unless it is there: a newer one would be another problem."""
     settings: dict[str, Any] = {"problem": {"module": str(path.resolve())}}
-    if options.compile:
+    if has_compiled:
         settings["measure"] = {"torch_compile": "default"}
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / f"{path.stem}.yaml"
-        config.write_text(json.dumps(settings))  # JSON is YAML
-        command = [
-            sys.executable, "-c", TUNE, "-c", str(config), "--effort", options.effort, "--json",
-            "--runs-dir", str(options.runs_dir),
-        ]  # fmt: skip
-        start_s = time.monotonic()
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, start_new_session=True,
-        ) as process:  # fmt: skip
-            try:
-                answer, said = process.communicate(timeout=options.limit_s)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                answer, said = process.communicate()
-                return {"kind": "no file in time", "seconds": options.limit_s,
-                        "reason": reason_of(said)}  # fmt: skip
-    entry: dict[str, Any] = {
-        "seconds": time.monotonic() - start_s, "exit_code": process.returncode,
-        "stages": stages_of(said), "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
-    try:
-        summary = json.loads(answer)
-    except json.JSONDecodeError:
-        return {**entry, "kind": "refused" if process.returncode == 2 else "failed",
-                "reason": reason_of(said)}  # fmt: skip
-    return {**entry, **in_short(summary)}
+    text = json.dumps(settings)  # JSON is YAML
+    config = folder / f"{path.parent.name}_{path.stem}.yaml"
+    if not config.is_file() or config.read_text() != text:
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(text)
+    return config
+
+
+def entry_of(state: State, seconds: float, log: Path) -> dict[str, Any]:
+    """Return what a problem ended with, in short, or how it failed."""
+    entry: dict[str, Any] = {"seconds": seconds, "date": time.strftime("%Y-%m-%d")}
+    if state.status == "done" and state.run is not None:
+        return {**entry, **in_short(json.loads(to_json(summary(open_run(state.run)))))}
+    kind = {"nothing correct": "failed", "begun": "failed"}.get(state.status, state.status)
+    if kind == "nothing to gain":
+        return {**entry, "kind": kind, "reason": state.reason}
+    said = log.read_text(errors="replace") if log.is_file() else ""
+    reason = state.reason if kind == "no file in time" else reason_of(said)
+    return {**entry, "kind": kind, "reason": reason or state.reason}
 
 
 def reason_of(said: str) -> str:
-    """Return why `tune` failed: its error, what repeats in a traceback, the end of that.
-
-    Where it was ended before it said why: the last stages, from the records for programs.
-    """
+    """Return why `tune` failed: its error, what repeats in a traceback, the end of that."""
     lines = [line for line in said.splitlines() if line.strip()]
-    words = [line for line in lines if line[:1] != "{"]
-    if not words:
-        return "\n".join(stages_of(said))[-MOST_CHARS:]
-    first = next((i for i, line in enumerate(words) if line.startswith("error:")), 0)
-    rest = words[first + 1 :]
+    if not lines:
+        return ""
+    starts = [i for i, line in enumerate(lines) if line.startswith("error:")]
+    first = starts[-1] if starts else 0
+    rest = lines[first + 1 :]
     kept = {*range(max(0, len(rest) - END_LINES), len(rest))}
     for i, line in enumerate(rest):
         if "[Previous line repeated" in line:
             kept |= {*range(max(0, i - FRAME_LINES), i + 1)}
     told = "\n".join(rest[i] for i in sorted(kept))
-    return f"{words[first]}\n{told[-MOST_CHARS:]}".rstrip()
-
-
-def stages_of(said: str) -> list[str]:
-    """Return what the records for programs tell, and when."""
-    found = []
-    for line in said.splitlines():
-        try:
-            record = json.loads(line)
-            found.append(f"{record['elapsed_s']:.1f} s: {record['text']}")
-        except (ValueError, KeyError, TypeError):
-            continue
-    return found
+    return f"{lines[first]}\n{told[-MOST_CHARS:]}".rstrip()
 
 
 def in_short(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of a summary that the table needs, ratios as they were measured."""
     names = ("kind", "verdict", "device", "latency_us", "baseline_us", "bound", "num_trials")
     found = {name: summary.get(name) for name in names}
-    nothing = summary.get("verdict") == "nothing to gain"
-    found["kind"] = found["kind"] or ("nothing to gain" if nothing else "failed")
     found["interval"] = summary.get("interval")
     found["compiled"] = summary.get("compiled")
     result = Path(summary.get("path") or ".") / "result.json"
@@ -177,7 +151,8 @@ def main() -> int:
     parser.add_argument("--effort", default="quick")
     parser.add_argument("--compile", action="store_true", help="race torch.compile as well")
     parser.add_argument("--limit-s", type=float, default=180.0, help="of one problem, in seconds")
-    parser.add_argument("--jobs", type=int, default=1, help="files that are tuned at a time")
+    parser.add_argument("--devices", default="all", help="as 0,1, of this host")
+    parser.add_argument("--jobs", type=int, default=1, help="files that share a GPU")
     parser.add_argument("--runs-dir", type=Path, default=Path("runs"))
     parser.add_argument("--json", type=Path, required=True, help="where the entries are kept")
     options = parser.parse_args()
@@ -190,19 +165,32 @@ def main() -> int:
     for name in filter(entries.__contains__, paths):
         print(line_of(name, entries[name]))
     begun_s = time.monotonic()
-    with ThreadPoolExecutor(options.jobs) as pool:
-        names = {
-            pool.submit(tuned, path, options): name
-            for name, path in paths.items()
-            if name not in entries
-        }
-        for done in as_completed(names):
-            name = names[done]
-            entries[name] = done.result()
-            unfinished = options.json.with_suffix(".tmp")
-            unfinished.write_text(json.dumps(entries, indent=1))
-            unfinished.replace(options.json)
-            print(line_of(name, entries[name]), flush=True)
+    configs = options.runs_dir.resolve() / "configs"
+    names = {
+        config_of(path, configs, options.compile): name
+        for name, path in paths.items()
+        if name not in entries
+    }
+
+    def ended(problem: Problem, state: State, seconds: float) -> None:
+        name = names[problem.path]
+        log = options.runs_dir / "logs" / f"{problem.name}.txt"
+        entries[name] = entry_of(state, seconds, log)
+        unfinished = options.json.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(entries, indent=1))
+        unfinished.replace(options.json)
+        print(line_of(name, entries[name]), flush=True)
+
+    problems = [Problem(config.stem, config) for config in names]
+    campaign = Campaign(
+        problems, options.runs_dir.resolve(), ["--effort", options.effort],
+        chosen_devices(options.devices, "auto", {}), options.jobs, options.limit_s,
+        on_end=ended,
+    )  # fmt: skip
+    states = campaign.work()
+    for problem in problems:  # that were over before, of whose entries none was kept
+        if names[problem.path] not in entries:
+            ended(problem, states[problem.name], 0.0)
     spent_s = time.monotonic() - begun_s
     counted = [e for e in entries.values() if not is_apart(e)]
     speedups = [s for e in counted if (s := speedup_of(e)) is not None]

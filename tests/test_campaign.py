@@ -12,12 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from test_fleet import wait_for
 from tiny_operator import config_text, write_family
 
 from tuner.campaign import Campaign, format_table
 from tuner.errors import ConfigError, InputError
-from tuner.fleet.chosen import Chosen
+from tuner.fleet.chosen import Chosen, chosen_devices
 from tuner.problems import Ended, Problem, append_ended, problems_of, states_of
 from tuner.run import Run, is_locked
 
@@ -95,6 +96,56 @@ def test_problems_are_refused_side_by_side_and_not_asked_again(tmp_path):
     told.clear()
     assert campaign.work() == states
     assert told == ["2 of 2 problems are done already"]
+
+
+def test_several_problems_share_a_device_where_that_is_asked_for(tmp_path):
+    write(tmp_path, "a.yaml", "b.yaml", "c.yaml")
+    told: list[str] = []
+    campaign = Campaign(
+        problems_of(tmp_path), tmp_path / "runs", chosen=Chosen(("cpu:0",), PARTS), jobs=2,
+        on_change=told.append,
+    )  # fmt: skip
+    ended: list[str] = []
+    campaign.on_end = lambda problem, state, seconds: ended.append(problem.name)
+    campaign.work()
+    assert told[:2] == ["a: begins on cpu:0", "b: begins on cpu:0"]
+    assert sorted(ended) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--jobs", "2"], "--jobs 2 without --devices"),
+        (["--jobs", "2", "--devices", "0", "--device", "cpu"], "--jobs 2 on a CPU"),
+        (["--limit", "soon"], "--limit: expected a time such as 10m"),
+    ],
+)
+def test_a_campaign_says_what_is_wrong_with_its_options(tmp_path, options, reason):
+    write(tmp_path, "a.yaml")
+    command = [sys.executable, "-c", TUNE, "campaign", str(tmp_path), *options]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and reason in ended.stderr.replace("\n", " ")
+
+
+def test_a_problem_that_takes_too_long_is_ended_and_goes_on_when_asked_again(tmp_path):
+    space = {"mode": ["ok"], "salt": list(range(5000))}
+    search = {"sampler": "random", "trials": 5000}
+    family = write_family(tmp_path / "families")
+    path = tmp_path / "one.yaml"
+    path.write_text(config_text(family, space=space, search=search))
+    problem, runs = Problem("one", path), tmp_path / "runs"
+    campaign = Campaign([problem], runs, limit_s=20.0)
+    late = campaign.work()["one"]
+    assert late.status == "no file in time" and late.run is not None
+    told: list[str] = []
+    campaign = Campaign([problem], runs, limit_s=0.1, on_change=told.append)
+    assert campaign.work()["one"].run == late.run
+    assert told[0] == "one: goes on"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="all devices are GPUs here")
+def test_all_devices_of_a_machine_without_gpus_are_its_cpu(tmp_path):
+    assert chosen_devices("all", "auto", {}).names == ("cpu:0",)
 
 
 PARTS = {"cpu:0": tuple(os.sched_getaffinity(0)), "cpu:1": tuple(os.sched_getaffinity(0))}

@@ -37,13 +37,14 @@ OVER = ("done", "nothing to gain", "nothing correct", "refused")
 
 @dataclass(slots=True, eq=False)
 class _Process:
-    """A `tune` at work on a problem."""
+    """A `tune` at work on a problem; `is_late` once it took longer than it may."""
 
     problem: Problem
     devices: tuple[str, ...]
     process: subprocess.Popen[bytes]
     log: Path
     began_s: float
+    is_late: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -56,14 +57,20 @@ class Campaign:
         options: of `tune`, for all of them.
         chosen: the devices of this host that are shared out, None where each problem has the
             one that its config names, or all of a cluster: then one is tuned after the other.
+        jobs: problems that share a device, a GPU, which one has alone while it times.
+        limit_s: of one problem; then it is ended. Another call of `work` goes on with it.
         on_change: called with what happened, in words.
+        on_end: called with a problem that is over, what it ended with, and its seconds here.
     """
 
     problems: Sequence[Problem]
     runs_dir: Path
     options: Sequence[str] = ()
     chosen: Chosen | None = None
+    jobs: int = 1
+    limit_s: float | None = None
     on_change: Callable[[str], None] = lambda words: None
+    on_end: Callable[[Problem, State, float], None] = lambda problem, state, seconds: None
     _num_tried: dict[str, int] = field(default_factory=dict)
 
     def states(self) -> dict[str, State]:
@@ -84,15 +91,16 @@ class Campaign:
         num_over = len(self.problems) - len(waiting)
         if num_over:
             self.on_change(f"{num_over} of {len(self.problems)} problems are done already")
-        free = list(self.chosen.names) if self.chosen is not None else [""]
+        free = self.jobs * (list(self.chosen.names) if self.chosen is not None else [""])
         running: list[_Process] = []
         began_s, num_here = time.monotonic(), len(waiting)
         try:
             while (waiting or running) and not should_stop():
                 while waiting and free:
-                    count = max(1, len(free) // len(waiting))
+                    count = max(1, len(free) // len(waiting)) if self.jobs == 1 else 1
                     devices, free = tuple(free[:count]), free[count:]
                     running.append(self._started(waiting.pop(0), devices))
+                self._end_late(running)
                 ended = [one for one in running if one.process.poll() is not None]
                 for one in ended:
                     running.remove(one)
@@ -111,6 +119,16 @@ class Campaign:
                 one.process.wait()
         self._write(self.states())
         return self.states()
+
+    def _end_late(self, running: Sequence[_Process]) -> None:
+        for one in running:
+            spent_s = time.monotonic() - one.began_s
+            is_late = self.limit_s is not None and spent_s > self.limit_s
+            if is_late and one.process.poll() is None:
+                one.is_late = True
+                one.process.kill()
+                one.process.wait()
+                self._end(one, "no file in time", _last_words(one.log))
 
     # ---- one problem -------------------------------------------------------------------------
 
@@ -157,8 +175,7 @@ class Campaign:
 
     def _is_over(self, one: _Process) -> bool:
         """Whether a problem whose process has ended is not to be tried again."""
-        state = self.states()[one.problem.name]
-        if state.status in OVER:
+        if one.is_late or self.states()[one.problem.name].status in OVER:
             return True
         code, said = one.process.returncode, _last_words(one.log)
         if code == 0:
@@ -182,6 +199,7 @@ class Campaign:
 
     def _tell(self, one: _Process, num_left: int, left_s: float) -> None:
         state = self.states()[one.problem.name]
+        self.on_end(one.problem, state, time.monotonic() - one.began_s)
         words = f"{state.speedup:.2f}x" if state.speedup is not None else state.status
         reason = f": {one_line(state.reason, 100)}" if state.reason else ""
         left = f"; {num_left} left, about {left_s / 60:.0f} min" if num_left else ""

@@ -168,17 +168,24 @@ def campaign(
     timeout: options.TimeoutOption = None,
     device: options.DeviceOption = None,
     accuracy: options.AccuracyOption = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, help="Problems that share a GPU; needs --devices.")
+    ] = 1,
+    limit: Annotated[
+        str | None, typer.Option(help="Of one problem, e.g. 10m, after which the next begins.")
+    ] = None,
     runs_dir: options.RunsDirOption = Path("runs"),
     json: options.JsonOption = False,
 ) -> None:
     """Tune many modules or configs; the same command goes on where it was stopped or killed.
 
     Each begins on a device of its own; where fewer are left than devices, they share these out.
+    With --jobs several share a GPU: one has it alone while it times, others compile meanwhile.
     The folder of the runs gets logs/, exports/, summary.txt and summary.json. Options are those
     of `tune`, for each problem. Exit code 1: some problem ended without a verified file.
     """
     from tuner.campaign import Campaign, format_table
-    from tuner.config.quantities import parse_device
+    from tuner.config.quantities import parse_device, parse_duration
     from tuner.fleet.chosen import chosen_devices
     from tuner.problems import problems_of
 
@@ -194,12 +201,24 @@ def campaign(
         chosen = chosen_devices(devices, parse_device(device or "auto"), {}) if devices else None
     except ValueError as error:
         raise InputError(str(error)) from error
+    try:
+        limit_s = None if limit is None else parse_duration(limit)
+    except ValueError as error:
+        raise InputError(f"--limit: {error}") from error
+    if jobs > 1 and (chosen is None or chosen.cores):
+        got = f"--jobs {jobs} on a CPU" if chosen else f"--jobs {jobs} without --devices"
+        raise InputError(
+            f"{got}\n  expected: GPUs to share, such as --devices all; a CPU's times would "
+            "disturb each other"
+        )
     told = err if json else out
     work = Campaign(
         problems_of(problems),
         runs_dir.resolve(),
         given,
         chosen,
+        jobs,
+        limit_s,
         lambda words: told.print(words, markup=False, soft_wrap=True),
     )
     try:

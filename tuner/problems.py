@@ -25,7 +25,9 @@ from tuner.storage import append_line, drop_half_line, storage_errors
 __all__ = ["Ended", "Problem", "State", "append_ended", "problems_of", "states_of"]
 
 ENDED_NAME = "ended.jsonl"
-Status = Literal["waiting", "begun", "done", "nothing to gain", "nothing correct", "refused"]
+Status = Literal[
+    "waiting", "begun", "done", "nothing to gain", "nothing correct", "refused", "no file in time"
+]
 KINDS = {".py": "--module", ".yaml": "--config", ".yml": "--config"}
 
 
