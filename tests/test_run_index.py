@@ -260,6 +260,21 @@ def test_a_result_without_its_trials_is_said(tmp_path):
     assert "there is a result, but no trial: trials.jsonl is missing or empty" in texts
 
 
+def test_a_run_without_its_config_is_listed_and_says_so_and_a_command_names_what_is_missing(
+    tmp_path,
+):
+    made = trials(3)
+    run = made_run(tmp_path, made, raced_result(made, 2.0))
+    run.config_path.unlink()
+    (shown,) = RunIndex(tmp_path).runs()
+    assert (shown.state, shown.speedup) == ("finished", pytest.approx(2.0))
+    assert shown.problem == (
+        "config.yaml is missing: it can be neither resumed nor exported again"
+    )
+    done = tune("report", run.path, cwd=tmp_path)
+    assert done.code == 3 and "not a run directory (no config.yaml)\n" in done.err
+
+
 def test_a_run_is_as_old_as_its_start_and_not_as_its_files(tmp_path):
     a = made_run(tmp_path, trials(3), environment={"started_at": "2026-01-02T03:04:05+00:00"})
     b = made_run(tmp_path, trials(3), environment={"started_at": "yesterday"})

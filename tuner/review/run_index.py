@@ -180,6 +180,7 @@ class RunIndex:
             tally.note = note_of(run.path) if has_note else Note()
             if stamps[0] == _ABSENT and (missing := _missing(run.path)):
                 raise InputError(missing)
+            tally.has_config = run.config_path.is_file()
             tally.environment = run.environment()
             tally.result = run.result()
             put_in_words(tally)
