@@ -20,6 +20,7 @@ from tuner.trial import Trial
 __all__ = ["Choice", "choices_brief", "choices_of", "choices_words", "unvaried"]
 
 NUM_TOLD = 3  # of the choices, in the sentence
+FEW_TRIALS = 20  # of a search, below which all of them say little
 FEW = 3  # trials without a choice, below which they say little of it
 
 
@@ -109,14 +110,18 @@ def choices_words(choices: Sequence[Choice]) -> str:
     return f"{'; '.join(parts)}.{_unsure_words(choices, told)}"
 
 
-def choices_brief(choices: Sequence[Choice]) -> str:
-    """Return the same for the verdict, in one line; empty where no choice explains it."""
+def choices_brief(choices: Sequence[Choice], run_data: RunData) -> str:
+    """Return the same for the verdict; where no choice explains it, that the trials do not say."""
     told = _sure(choices)
+    number = len(correct_trials(run_data.trials))
+    few = (
+        f" {count_words(number, 'correct trial')}: little to go by." if number < FEW_TRIALS else ""
+    )
     if not told:
-        return ""
+        return f"the trials do not say which choice made it so.{few}"
     parts = [f"{c.name}={c.value} ({ratio_words(c.gain)} over {c.instead})" for c in told]
     more = _unsure_words(choices, told)
-    return f"{', '.join(parts)}: the best trial with each over the best without it.{more}"
+    return f"{', '.join(parts)}: the best trial with each over the best without it.{more}{few}"
 
 
 def _sure(choices: Sequence[Choice]) -> list[Choice]:
