@@ -95,6 +95,7 @@ class Tally:
     offset: int = 0  # of `trials.jsonl`: the end of the last whole line that was read
     inode: int = 0
     num_trials: int = 0
+    best_us: float = math.inf  # of the trials so far, and its speed over PyTorch just before
     best_ratio: float = 0.0
     problem: str = ""
     note: Note = field(default_factory=Note)
