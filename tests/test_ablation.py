@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,24 @@ def test_a_choice_is_worth_what_the_best_without_it_costs(tmp_path):
     assert unvaried(run_data, choices_of(run_data)) == (
         "1 choice that no correct trial made otherwise: template."
     )
+
+
+def test_a_choice_of_a_captured_module_says_what_it_is(tmp_path):
+    made = [
+        replace(one, template="nest_wgmma", params={"template": "nest_wgmma", "product_n": n})
+        for one, n in zip([trial(0, 1500.0), trial(1, 1600.0)], (256, 128), strict=True)
+    ]
+    made.append(replace(trial(2, 3000.0), template="nest", params={"template": "nest"}))
+    made += [replace(made[2], number=n, candidate_key=f"{n:016x}") for n in (3, 4)]
+    run_data = run_of(tmp_path, made)
+    template, tile = choices_of(run_data)
+    assert template.about == "products of float16 in one Hopper kernel"
+    assert tile.about == "columns of one tile of a product, which has 128 rows"
+    assert choices_brief([template], run_data).startswith(
+        "template=nest_wgmma, products of float16 in one Hopper kernel (2.00x over nest)"
+    )
+    page = parts_of(run_data, ["why"])["why"]
+    assert '<span class="soft">columns of one tile of a product, which has 128 rows</span>' in page
 
 
 def test_few_trials_say_little_and_the_verdict_says_so(tmp_path):

@@ -230,8 +230,8 @@ CALLS = CountedCalls((SPLIT_COUNTED,), (SPLIT_COUNTED, PRODUCT_COUNTED))
 def test_a_clock_below_the_others_is_told_as_power():
     assert counter_words(CALLS, "mine") == [
         "product_kernel (95 % of the kernels' time): the tensor cores are busy, at 72 % of the "
-        "rate, with the clock at 1,662 MHz where others reach 1,990: power is at its limit; only "
-        "less arithmetic, or a cheaper precision, helps.",
+        "rate, with the clock at 1,662 MHz where others reach 1,990, as a power limit makes it; "
+        "only less arithmetic, or a cheaper precision, helps.",
         "split_rows_kernel (5 % of the kernels' time): the memory is busy, at 75 % of the rate; "
         "fewer bytes help: fuse what reads them again, or store them in fewer bits.",
     ]
@@ -242,8 +242,8 @@ def test_a_clock_below_the_others_is_told_as_power():
 def test_the_verdicts_bound_has_what_the_counters_say_of_the_longest_kernel(tmp_path):
     assert counters_brief(CALLS) == (
         "By the GPU's counters, in product_kernel (95 % of the kernels' time) the tensor cores "
-        "are busy, at 72 %, with the clock at 1,662 MHz where others reach 1,990: power is at its "
-        "limit"
+        "are busy, at 72 %, with the clock at 1,662 MHz where others reach 1,990, as a power "
+        "limit makes it"
     )
     page = parts_of(fused(tmp_path, counters=CALLS), ["verdict"])["verdict"]
     assert ". By the GPU&#39;s counters, in product_kernel" in page

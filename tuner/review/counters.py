@@ -90,8 +90,8 @@ def _clock_words(kernel: Counters, calls: CountedCalls) -> str:
     if not kernel.clock_mhz or kernel.clock_mhz > SLOWED * max(clocks):
         return ""
     return (
-        f", with the clock at {kernel.clock_mhz:,.0f} MHz where others reach {max(clocks):,.0f}: "
-        "power is at its limit"
+        f", with the clock at {kernel.clock_mhz:,.0f} MHz where others reach {max(clocks):,.0f}, "
+        "as a power limit makes it"
     )
 
 
