@@ -201,15 +201,22 @@ def _accuracy(run_data: RunData, _: Mapping[str, float]) -> Chart:
     known = [t for t in correct_trials(run_data.trials) if rms_of(t) is not None]
     if not known:
         return Chart("accuracy", label, "No correct trial has a recorded error.", None)
+    drawn = [trial for trial in known if rms_of(trial)]
+    if not drawn:
+        words = (
+            "Every correct trial was exact on the inputs as given, at screening: no error to draw."
+        )
+        return Chart("accuracy", label, words, None)
     front = pareto(run_data.trials)
     beaten = number_words([trial.number for trial in front])
     words = (
         f"Error against float64 on the inputs as given, at screening. No trial is both faster "
         f"and closer than {'trial' if len(front) == 1 else 'any of the trials'} {beaten}."
     )
-    return Chart(
-        "accuracy", label, words, accuracy_figure(run_data.trials, run_data.baseline.latency_us)
-    )
+    if len(drawn) < len(known):
+        exact = count_words(len(known) - len(drawn), "trial")
+        words += f" {exact} without an error cannot stand on a logarithmic axis."
+    return Chart("accuracy", label, words, accuracy_figure(drawn, run_data.baseline.latency_us))
 
 
 def _rows(run_data: RunData, _: Mapping[str, float]) -> Chart:
