@@ -57,7 +57,7 @@ def chosen_devices(text: str, device: str, env: Mapping[str, str]) -> Chosen:
     if device != "cpu":
         with new_worker("cpu", name="devices", env=env, is_ours=True) as worker:
             num_gpus = int(asked(worker, "num_gpus", {}).data["num_gpus"])
-    if num_gpus or is_gpu(device):
+    if num_gpus or (device != "auto" and is_gpu(device)):
         return _gpus(numbers or list(range(num_gpus)), num_gpus)
     return _parts(numbers or [0])
 
