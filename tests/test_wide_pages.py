@@ -39,12 +39,13 @@ def measured(page: Any, selector: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_the_list_holds_runs_of_long_names_whole(browser, width, tmp_path):
+def test_the_list_holds_runs_of_long_names_whole(browser, width, tmp_path, request):
     made = trials(5)
     facts = {"title": TITLE, "op": TITLE, "sizes": SIZES, "device": {"name": "NVIDIA H100 80GB"}}
     run = made_run(tmp_path / "runs", made, raced_result(made, 2.0), environment=facts)
     run.path.rename(run.path.with_name(f"20261126-092526-{TITLE}-nvidia-h100-80gb"))
     server = serving(tmp_path / "runs")
+    request.addfinalizer(server.end)
     context = browser.new_context(viewport={"width": width, "height": 800})
     reader = Reader(context, server.url)
     reader.page.goto(f"{server.url}/?token={server.token}")
@@ -55,7 +56,6 @@ def test_the_list_holds_runs_of_long_names_whole(browser, width, tmp_path):
         assert content <= whole
     assert reader.complaints == []
     context.close()
-    server.end()
 
 
 @pytest.mark.parametrize("width", [390, 1440])
