@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Case, int, list[str]]] = {
     "no run to resume": (
         lambda d: ["--resume", d.path],
         3,
-        ["not a run directory (no config.yaml and environment.json)"],
+        ["not a run directory (no config.yaml, no environment.json)"],
     ),
     "another seed for a run": (
         lambda d: ["--resume", d.path, "--seed", "3"],

@@ -71,8 +71,12 @@ def test_equal_runs_are_told_apart_with_a_confidence_of_one_half(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"op": "other"}, "different operators: gemm and other"),
+        ({"op": "other", "sizes": {"n": 1}}, "different operators: gemm and other"),
         ({"sizes": {"batch": 1}}, "different sizes: batch=1024, features=8192 and batch=1"),
+        (
+            {"sizes": {"batch": 1024, "features": 64}},
+            "different sizes: features=8192 and features=64",
+        ),
         ({"accuracy": "tf32"}, "different accuracy classes: float32 and tf32"),
         ({"device": {"name": "CPU"}}, "different devices: NVIDIA H200 and CPU"),
     ],
@@ -80,7 +84,8 @@ def test_equal_runs_are_told_apart_with_a_confidence_of_one_half(tmp_path):
 def test_runs_of_different_things_are_not_compared(tmp_path, change, words):
     found = compared(proved(tmp_path, 2.4), proved(tmp_path, 2.0, environment=change))
     assert found.best is None
-    assert found.pairs[0].kind == "not comparable" and words in found.pairs[0].words
+    assert found.pairs[0].kind == "not comparable"
+    assert found.pairs[0].words.endswith(f"are not comparable: {words}")
 
 
 def test_a_run_without_a_proof_gives_no_verdict(tmp_path):
@@ -179,6 +184,24 @@ def test_runs_are_listed_in_80_columns_and_as_json(tmp_path):
         ("stopped", 12, pytest.approx(3000 / 1503)),
         ("finished", 20, 2.4),
     ]
+
+
+def test_a_run_of_long_names_is_listed_in_80_columns_too(tmp_path):
+    sizes = {"batch": 32, "x_size_1": 32, "x_size_2": 16, "x_size_3": 32, "x_size_4": 32}
+    weight = {f"conv_transpose_weight_size_{n}": size for n, size in enumerate((32, 64, 4, 4, 4))}
+    title = "m_34_convtranspose3d_layernorm_gelu_scaling_forward"
+    facts = {"title": title, "sizes": sizes | weight}
+    run = made_run(tmp_path / "runs", trials(12), environment=facts)
+    lines = tune("runs", cwd=tmp_path).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-2:] == [
+        f"  {title}; x: 32 x 32 x 16 x 32 x",
+        "  32, conv_transpose_weight: 32 x 64 x 4 x 4 x 4; float32",
+    ]
+    (run.path / "result.json").write_text("{half")
+    lines = tune("runs", cwd=tmp_path).out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[-3].startswith("  runs/") and lines[-1].endswith("--resume`")
 
 
 def test_the_report_command_prints_its_summary_as_json(tmp_path):

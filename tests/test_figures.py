@@ -21,7 +21,7 @@ from full_runs import (
 from tuner.machine.ceilings import occupancy
 from tuner.machine.datasheets import known_device
 from tuner.review import figures, parameters, timeline
-from tuner.review.charts import charts_of
+from tuner.review.charts import Chart, charts_of
 from tuner.review.figures import (
     accuracy_figure,
     hover_words,
@@ -80,10 +80,11 @@ def test_importance_finds_what_decides():
 
 
 def test_importance_is_not_guessed_from_few_trials(tmp_path):
-    trials = make_trials(15)
-    assert sum(t.outcome.latency_us is not None for t in trials) < 11
-    assert importances(trials[:9]) == {}
-    assert "Importance needs 10 correct trials" in page_of(make_run(tmp_path, trials[:9])).text
+    """The fastest tenth of ten trials is one: what it chose would be said to matter."""
+    trials = make_trials(80)
+    correct = [trial for trial in trials if trial.outcome.latency_us is not None]
+    assert importances(correct[:29]) == {} and importances(correct[:30])
+    assert "Importance needs 30 correct trials" in page_of(make_run(tmp_path, correct[:29])).text
 
 
 def test_importance_is_silent(capfd):
@@ -174,6 +175,28 @@ def at(number: int, latency_us: float, rms: float) -> Trial:
     assert found is not None
     errors = replace(found, probes=(probe("as given", rms),))
     return replace(trial, outcome=replace(trial.outcome, check=errors))
+
+
+def test_an_error_of_0_is_said_and_not_drawn_on_a_logarithmic_axis(tmp_path):
+    """Where the outputs are all zeros, every answer is exact."""
+    made = [t for t in make_trials(30) if rms_of(t)]
+
+    def exact(one: Trial) -> Trial:
+        assert one.outcome.check is not None
+        first, *others = one.outcome.check.probes
+        probes = (replace(first, rms_rel=0.0), *others)
+        check = replace(one.outcome.check, probes=probes)
+        return replace(one, outcome=replace(one.outcome, check=check))
+
+    def shown(name: str, trials: list[Trial]) -> Chart:
+        return charts_of(RunData.of(make_run(tmp_path / name, trials)), ["accuracy"])[0]
+
+    none = shown("none", list(map(exact, made)))
+    assert none.figure is None and none.caption.startswith("Every correct trial was exact")
+    some = shown("some", [exact(made[0]), *made[1:]])
+    assert "1 trial without an error cannot stand on a logarithmic axis." in some.caption
+    assert some.figure is not None
+    assert all(y > 0 for trace in some.figure.data for y in trace.y)
 
 
 def test_pareto_front_holds_what_nothing_beats():

@@ -828,3 +828,8 @@ def test_parts_of_a_processor_share_no_core():
     assert chosen.names == ("cpu:0", "cpu:1")
     one, other = (set(cores) for cores in chosen.cores.values())
     assert not one & other and len(one) == len(other)
+
+
+def test_a_config_that_names_no_device_gets_parts_of_the_processor_where_no_gpu_is():
+    chosen = chosen_devices("all", "auto", {"CUDA_VISIBLE_DEVICES": ""})
+    assert chosen.names == ("cpu:0",) and len(chosen.cores) == 1

@@ -198,7 +198,7 @@ def test_the_report_shows_graph_tasks_times_and_bound(tmp_path):
         "mean(mul, axes=[1], keepdim=False)</code> (returned)", "<td>30 x 40</td>", "nest 1",
         "<td>PyTorch</td><td class=\"number\">3.00</td>",
         "<td>what was found</td><td class=\"number\">1.50</td>",
-        "<td>the device&#39;s bound</td><td class=\"number\">1.20</td>",
+        "<td>the least by the device&#39;s rates</td><td class=\"number\">1.20</td>",
         "<td>a copy of as many bytes</td><td class=\"number\">1.30</td>",
     ):  # fmt: skip
         assert words in shown, words

@@ -120,6 +120,17 @@ def test_many_devices_are_one_band():
     assert (band["busy"], band["lost"]) == (18 / 40, 4 / 40)
 
 
+def test_builders_of_a_host_are_one_band():
+    builders = [AtWork("", "builders", 31, 4), AtWork("far", "builders", 1, 0)]
+    gone = AtWork("gone", "builders", 0, 0)
+    bands = bands_of([*builders, gone])
+    assert [(band["name"], band["words"]) for band in bands] == [
+        ("31 builders", "4 busy, 27 waiting"),
+        ("1 builder of far", "waiting"),
+        ("builders of gone", "lost"),
+    ]
+
+
 def test_a_verification_counts_probes_seconds_shares_and_finalists(run, clock):
     with run.locked():
         recorder = Recorder(Observer(), run, clock)

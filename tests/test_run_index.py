@@ -7,12 +7,13 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from command_line import tune
-from made_runs import append, facts, made_run, raced_result, result, trial, trials
+from made_runs import BASELINE_US, append, facts, made_run, raced_result, result, trial, trials
 
 from tuner.capture.outline import MODULE_FILE, Outline
 from tuner.errors import InputError
@@ -68,6 +69,19 @@ def put_to_the_check(run: Run, *entries: tuple[int, str]) -> None:
             file.write(to_json(entry) + "\n")
 
 
+def test_the_best_of_an_open_run_is_the_fastest_as_on_its_page(tmp_path):
+    """Where the baseline drifts, another trial has the largest ratio to its own baseline."""
+    made = [trial(0, 1500.0), trial(1, 1600.0)]
+    measured = made[1].outcome.measurement
+    assert measured is not None
+    loaded = replace(measured, anchor_us=2 * BASELINE_US)  # another program ran meanwhile
+    made[1] = replace(made[1], outcome=replace(made[1].outcome, measurement=loaded))
+    run = made_run(tmp_path, made)
+    (shown,) = RunIndex(tmp_path).runs()
+    assert shown.speedup == pytest.approx(2.0)
+    assert summary_of(RunData.of(run)).verdict.startswith("2.00x PyTorch's speed so far")
+
+
 def test_a_run_whose_finalists_were_all_rejected_is_rejected_with_the_reason(tmp_path):
     run = made_run(tmp_path, [trial(0, 2000.0)])
     run_index = RunIndex(tmp_path)
@@ -115,7 +129,7 @@ def test_the_command_line_lists_and_reports_a_rejected_run(tmp_path):
     put_to_the_check(run, (0, WHY))
     listed = tune("runs", cwd=tmp_path)
     assert listed.code == 0 and "stopped" not in listed.out and "~" not in listed.out
-    assert "rejected" in listed.out and WHY in listed.out
+    assert "rejected" in listed.out and WHY in " ".join(listed.out.split())
     reported = tune("report", run.path, cwd=tmp_path)
     assert reported.code == 0, reported
     assert "Rejected: 1 trial was correct at screening, but rejected" in reported.out
@@ -258,6 +272,21 @@ def test_a_result_without_its_trials_is_said(tmp_path):
     assert shown.problem == "its trials are gone: trials.jsonl is missing or empty"
     texts = [advice.text for advice in summary_of(RunData.of(run)).warnings]
     assert "there is a result, but no trial: trials.jsonl is missing or empty" in texts
+
+
+def test_a_run_without_its_config_is_listed_and_says_so_and_a_command_names_what_is_missing(
+    tmp_path,
+):
+    made = trials(3)
+    run = made_run(tmp_path, made, raced_result(made, 2.0))
+    run.config_path.unlink()
+    (shown,) = RunIndex(tmp_path).runs()
+    assert (shown.state, shown.speedup) == ("finished", pytest.approx(2.0))
+    assert shown.problem == (
+        "config.yaml is missing: it can be neither resumed nor exported again"
+    )
+    done = tune("report", run.path, cwd=tmp_path)
+    assert done.code == 3 and "not a run directory (no config.yaml)\n" in done.err
 
 
 def test_a_run_is_as_old_as_its_start_and_not_as_its_files(tmp_path):

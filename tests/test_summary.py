@@ -15,12 +15,12 @@ from full_runs import (
 )
 from made_runs import BASELINE_US, made_run, result, trials
 
-from tuner.review.formatting import outlook_words
+from tuner.review.formatting import moment_words, outlook_words, sizes_words
 from tuner.review.report import parts_of
 from tuner.review.run_data import RunData
 from tuner.review.summary import Summary, format_summary, summary, summary_of
 from tuner.run import Run
-from tuner.trial import Compiled, Interval
+from tuner.trial import Compiled, Interval, to_json
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,37 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 # ---- the summary ----------------------------------------------------------------------------
+
+
+def test_sizes_of_a_captured_module_are_of_its_inputs_and_its_largest_weight():
+    """Two layers of one input that differ in their width are not the same in a list."""
+    small = {"bias_size_0": 64, "norm_weight_size_0": 99_999}
+    sizes = {
+        "batch": 32, "x_size_1": 3, "x_size_2": 8, "mask_size_1": 8, **small,
+        "conv_weight_size_0": 64, "conv_weight_size_1": 3, "conv_weight_size_2": 4,
+        "gate_weight_size_0": 2, "gate_weight_size_1": 3,
+    }  # fmt: skip
+    assert sizes_words(sizes) == "x: 32 x 3 x 8, mask: 32 x 8, conv_weight: 64 x 3 x 4"
+    assert sizes_words({"batch": 4, "x_size_1": 3, **small}) == "x: 4 x 3"
+    assert sizes_words({"rows": 4, "cols": 3}) == "4 x 3"
+
+
+def test_a_moment_is_told_to_the_minute_and_words_as_they_are():
+    assert moment_words("2026-11-26T09:23:30+00:00") == "2026-11-26 09:23 UTC"
+    assert moment_words("2026-11-26T09:23:30") == "2026-11-26 09:23"
+    assert moment_words("yesterday") == "yesterday"
+
+
+def test_a_run_that_was_copied_names_its_file_within_it(tmp_path):
+    made = trials(3)
+    run = made_run(tmp_path, made, result(made))
+    elsewhere = f"/elsewhere/{run.path.name}/export/model_new.py"
+    (run.path / "result.json").write_text(to_json(replace(result(made), export_path=elsewhere)))
+    assert summary(run).export_path == "export/model_new.py"
+    (run.path / "result.json").write_text(
+        to_json(replace(result(made), export_path="/elsewhere/other.py"))
+    )
+    assert summary(run).export_path == "/elsewhere/other.py"
 
 
 def told_of(folder: Path, interval: Interval) -> Summary:

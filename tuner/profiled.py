@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Launch",
     "Profiled",
     "Profiles",
+    "busy_us",
 ]
 
 PROFILE_NAME = "kernels.json"  # in a run's folder
@@ -67,6 +68,16 @@ class Profiles:
     is_gpu: bool
     baseline: Profiled
     winner: Profiled
+
+
+def busy_us(kernels: Iterable[KernelTime]) -> float:
+    """Return the time in which any of some kernels runs: what overlaps counts once."""
+    total_us = end_us = 0.0
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start_us):
+        stop_us = kernel.start_us + kernel.duration_us
+        total_us += max(0.0, stop_us - max(end_us, kernel.start_us))
+        end_us = max(end_us, stop_us)
+    return total_us
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,12 +290,11 @@ def open_run(path: Path) -> Run:
     Raises:
         StorageError: there is none at `path`.
     """
-    if not (path / "config.yaml").is_file() or not (path / ENVIRONMENT_NAME).is_file():
+    missing = [name for name in ("config.yaml", ENVIRONMENT_NAME) if not (path / name).is_file()]
+    if missing:
         near = sorted(p.parent.name for p in path.parent.glob("*/config.yaml"))[-5:]
         advice = f"runs there: {', '.join(near)}" if near else "next: name a folder of runs/"
-        raise StorageError(
-            f"{path}: not a run directory (no config.yaml and {ENVIRONMENT_NAME})\n  {advice}"
-        )
+        raise StorageError(f"{path}: not a run directory (no {', no '.join(missing)})\n  {advice}")
     return Run(path)
 
 

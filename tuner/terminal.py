@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -237,8 +238,8 @@ def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
         out.print(f"{head}{run.name}" if fits else f"{head.rstrip()}\n  {run.name}", markup=False)
         about = [run.title, run.sizes, run.accuracy, run.caveat and f"but {run.caveat}"]
         for words in ("; ".join(filter(None, about)), run.problem, run.note):
-            if words:
-                out.print(f"  {one_line(words, 2 * COLUMNS)}", markup=False)
+            for line in wrap(one_line(words, 4 * COLUMNS), COLUMNS - 2, max_lines=3):
+                out.print(f"  {line}", markup=False)
 
 
 def print_json(record: object) -> None:

@@ -113,7 +113,10 @@ _BY_WGMMA = Products(
 CONVOLUTIONS = {
     CONVOLUTION_TEMPLATE: _OF_IMAGES,
     ROUNDED_TEMPLATE: replace(
-        _OF_IMAGES, title=", convolutions of float16 as inexact as TF32", more=(1,)
+        _OF_IMAGES,
+        title=", convolutions of float16 as inexact as TF32",
+        more=(1,),
+        precision="fp16",
     ),
     PLANES_TEMPLATE: Products(
         title=", convolutions of each channel",
@@ -130,6 +133,7 @@ CONVOLUTIONS = {
         takes_epilogues=True,
         takes_steps=True,
         of="planes",
+        precision="fp32",
     ),
     CONVOLUTION_WGMMA_TEMPLATE: _BY_WGMMA,
     ROUNDED_WGMMA_TEMPLATE: replace(
@@ -137,6 +141,7 @@ CONVOLUTIONS = {
         title=", convolutions of float16 as inexact as TF32 in one Hopper kernel",
         include=_BY_WGMMA.include.replace("image_halves = 2", "image_halves = 1"),
         requires=_BY_WGMMA.requires.replace(_SUMS, _SUMS_OF_ONE),
+        precision="fp16",
     ),
 }
 _CONVOLUTION = re.compile(r"conv(_transpose)?[123]d")

@@ -31,6 +31,7 @@ class Products:
             longer than one sum in float32 should be.
         of: what it makes: products of matrices, convolutions, or those of each channel by itself.
         more: numbers that its function gets behind its parameters.
+        precision: what it computes in, as `datasheets.peak_tflops` names it.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Products:
     takes_batches: bool = False
     of: Literal["matrices", "images", "planes"] = "matrices"
     more: tuple[int, ...] = ()
+    precision: str = "fp16x3"
 
     @property
     def convolves(self) -> bool:

@@ -164,7 +164,8 @@ def shrunk(probes: Sequence[Probe], fewer_rows: Mapping[str, int]) -> list[str]:
     if not fewer:
         return []
     told = ", ".join(f"{name} ({rows})" for name, rows in fewer.items())
-    return [f"memory ran out for {len(fewer)} probes, which were asked with fewer rows: {told}"]
+    count = "1 probe" if len(fewer) == 1 else f"{len(fewer)} probes"
+    return [f"memory ran out for {count}, asked again with fewer rows: {told}"]
 
 
 def lacks_memory(result: ProbeResult) -> bool:

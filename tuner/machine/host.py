@@ -184,8 +184,9 @@ def busy_words(load: float, noise: float) -> str:
     num_cores = usable_cores()
     if noise <= NOISY and load <= BUSY_SHARE * num_cores:
         return ""
+    cores = "1 core" if num_cores == 1 else f"{num_cores} cores"
     return (
-        f"this machine is busy: load {load:.1f} on {num_cores} cores at the start, the baseline's"
+        f"this machine is busy: load {load:.1f} on {cores} at the start, the baseline's"
         f" times scatter by {percent(noise)}; speed-ups found now are rough; end other"
         " programs, or raise measure.finalists"
     )

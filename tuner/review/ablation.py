@@ -9,9 +9,11 @@ well on both sides, which is seldom so: the counts stand beside it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tuner.capture.half_products import PRODUCTS
 from tuner.review.formatting import count_words, ratio_words
 from tuner.review.run_data import RunData, correct_trials
 from tuner.review.tables import parameter_names, speedup_of, value_of, value_words
@@ -19,7 +21,9 @@ from tuner.trial import Trial
 
 __all__ = ["Choice", "choices_brief", "choices_of", "choices_words", "unvaried"]
 
+_ABOUT = re.compile(r'about: "([^"]*)"')
 NUM_TOLD = 3  # of the choices, in the sentence
+FEW_TRIALS = 20  # of a search, below which all of them say little
 FEW = 3  # trials without a choice, below which they say little of it
 
 
@@ -28,7 +32,8 @@ class Choice:
     """A parameter's value of the winner, and what it is worth.
 
     `gain` is the speed of the best trial with it over that of the best without it, `other`, which
-    has the value `instead`; speeds are over PyTorch as timed just before each. `is_noise` says
+    has the value `instead`; speeds are over PyTorch as timed just before each. `about` says what
+    the choice is, where a captured module's templates say so. `is_noise` says
     that the two differ by less than both scatter. `num_without` correct trials chose otherwise;
     `num_changed` choices of the winner are otherwise in `other`, this one among them.
     """
@@ -42,6 +47,7 @@ class Choice:
     num_with: int
     num_without: int
     num_changed: int
+    about: str = ""
 
     @property
     def remark(self) -> str:
@@ -90,6 +96,7 @@ def choices_of(run_data: RunData) -> list[Choice]:
                 len(with_it),
                 len(without),
                 sum(value_words(best, n) != value_words(other, n) for n in names),
+                _about(best, name),
             )
         )
     return sorted(found, key=lambda choice: -choice.gain)
@@ -109,14 +116,22 @@ def choices_words(choices: Sequence[Choice]) -> str:
     return f"{'; '.join(parts)}.{_unsure_words(choices, told)}"
 
 
-def choices_brief(choices: Sequence[Choice]) -> str:
-    """Return the same for the verdict, in one line; empty where no choice explains it."""
+def choices_brief(choices: Sequence[Choice], run_data: RunData) -> str:
+    """Return the same for the verdict; where no choice explains it, that the trials do not say."""
     told = _sure(choices)
+    number = len(correct_trials(run_data.trials))
+    few = (
+        f" {count_words(number, 'correct trial')}: little to go by." if number < FEW_TRIALS else ""
+    )
     if not told:
-        return ""
-    parts = [f"{c.name}={c.value} ({ratio_words(c.gain)} over {c.instead})" for c in told]
+        return f"the trials do not say which choice made it so.{few}"
+    parts = [
+        f"{c.name}={c.value}{f', {c.about}' if c.name == 'template' and c.about else ''} "
+        f"({ratio_words(c.gain)} over {c.instead})"
+        for c in told
+    ]
     more = _unsure_words(choices, told)
-    return f"{', '.join(parts)}: the best trial with each over the best without it.{more}"
+    return f"{', '.join(parts)}: the best trial with each over the best without it.{more}{few}"
 
 
 def _sure(choices: Sequence[Choice]) -> list[Choice]:
@@ -143,6 +158,17 @@ def unvaried(run_data: RunData, choices: Sequence[Choice]) -> str:
     left = [name for name in parameter_names([run_data.best]) if name not in names]
     number = count_words(len(left), "choice")
     return f"{number} that no correct trial made otherwise: {', '.join(left)}." if left else ""
+
+
+def _about(trial: Trial, name: str) -> str:
+    """Return what a choice is, as the templates of captured modules say that make products."""
+    maker = PRODUCTS.get(trial.template)
+    if maker is None:
+        return ""
+    if name == "template":
+        return maker.title.removeprefix(", ")
+    found = _ABOUT.search(maker.parameters.get(name, ""))
+    return found[1] if found else ""
 
 
 def _noise(trial: Trial) -> float:

@@ -18,6 +18,7 @@ from tuner.review.figures import (
 )
 from tuner.review.formatting import count_words, number_words, three_digits, us_words
 from tuner.review.parameters import (
+    MIN_CORRECT_FOR_IMPORTANCE,
     importance_figure,
     importances,
     parallel_figure,
@@ -96,7 +97,8 @@ def _progress(run_data: RunData, by: Any, label: str) -> Chart:
     name = f"progress-{by}"
     if not run_data.trials:
         return Chart(name, label, "No trial is recorded yet.", None)
-    floors = {f"floor of {bound.words}": bound.latency_us for bound in run_data.bounds()}
+    told = run_data.told_bounds()
+    floors = {f"floor of {bound.words}": bound.latency_us for bound in told}
     figure = progress_figure(
         run_data.trials,
         run_data.baseline.latency_us,
@@ -147,7 +149,8 @@ def _importance(run_data: RunData, shares: Mapping[str, float]) -> Chart:
     label = "Importance of each parameter"
     if not shares:
         words = (
-            "Importance needs 10 correct trials that differ in a parameter; this run has fewer."
+            f"Importance needs {MIN_CORRECT_FOR_IMPORTANCE} correct trials that differ in a "
+            "parameter; this run has fewer."
         )
         return Chart("importance", label, words, None)
     first = max(shares, key=lambda name: shares[name])
@@ -198,15 +201,22 @@ def _accuracy(run_data: RunData, _: Mapping[str, float]) -> Chart:
     known = [t for t in correct_trials(run_data.trials) if rms_of(t) is not None]
     if not known:
         return Chart("accuracy", label, "No correct trial has a recorded error.", None)
+    drawn = [trial for trial in known if rms_of(trial)]
+    if not drawn:
+        words = (
+            "Every correct trial was exact on the inputs as given, at screening: no error to draw."
+        )
+        return Chart("accuracy", label, words, None)
     front = pareto(run_data.trials)
     beaten = number_words([trial.number for trial in front])
     words = (
         f"Error against float64 on the inputs as given, at screening. No trial is both faster "
         f"and closer than {'trial' if len(front) == 1 else 'any of the trials'} {beaten}."
     )
-    return Chart(
-        "accuracy", label, words, accuracy_figure(run_data.trials, run_data.baseline.latency_us)
-    )
+    if len(drawn) < len(known):
+        exact = count_words(len(known) - len(drawn), "trial")
+        words += f" {exact} without an error cannot stand on a logarithmic axis."
+    return Chart("accuracy", label, words, accuracy_figure(drawn, run_data.baseline.latency_us))
 
 
 def _rows(run_data: RunData, _: Mapping[str, float]) -> Chart:
@@ -242,9 +252,9 @@ def _roofline(run_data: RunData, _: Mapping[str, float]) -> Chart:
     )
     if run_data.bounds():
         words += (
-            " The roofs are of what the accuracy class allows, and are the floors of the progress "
-            "figure; a trial may stand above the roof of a unit that it does not use. Rates are "
-            "the datasheet's; operands count once."
+            " The roofs are of what the accuracy class allows; the progress figure has those "
+            "of the winner's units and of the fastest. A trial may stand above the roof of a unit "
+            "that it does not use. Rates are the datasheet's; operands count once."
         )
     else:
         words += " No roof: this device's rates are not known."

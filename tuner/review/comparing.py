@@ -218,9 +218,10 @@ def _speedup(side: Side) -> float:
 def _mismatch(one: Side, other: Side) -> str:
     """Return why the speeds of two runs say nothing of each other; empty if they do."""
     a, b = one.summary, other.summary
+    if a.op != b.op:  # whose sizes have other names
+        return f"different operators: {a.op} and {b.op}"
     pairs = [
-        ("operators", a.op, b.op),
-        ("sizes", _sizes_words(one), _sizes_words(other)),
+        ("sizes", _sizes_words(one, other), _sizes_words(other, one)),
         ("accuracy classes", a.accuracy, b.accuracy),
         ("modes", a.mode or "as given", b.mode or "as given"),
         ("devices", a.device, b.device),
@@ -228,8 +229,10 @@ def _mismatch(one: Side, other: Side) -> str:
     return "; ".join(f"different {what}: {x} and {y}" for what, x, y in pairs if x != y)
 
 
-def _sizes_words(side: Side) -> str:
-    return ", ".join(f"{name}={value}" for name, value in side.sizes.items()) or "not recorded"
+def _sizes_words(side: Side, other: Side) -> str:
+    """Return those of a run's sizes that are not the other's."""
+    own = {name: size for name, size in side.sizes.items() if other.sizes.get(name) != size}
+    return ", ".join(f"{name}={value}" for name, value in own.items()) or "not recorded"
 
 
 def _against(one: Side, other: Side) -> RunPair:

@@ -7,11 +7,14 @@ from typing import Any
 
 from tuner.profiled import CountedCalls, Counters
 from tuner.review.formatting import NONE, percent_words, three_digits, time_unit, us_in
+from tuner.review.kernel_times import kernel_name
 
-__all__ = ["counter_words", "counters_table"]
+__all__ = ["counter_words", "counters_brief", "counters_table"]
 
 BUSY = 0.6  # of a unit's rate: NVIDIA's own rules call what is below it latency (Speed Of Light)
 SMALL = 0.02  # of a call's time: a kernel that nobody needs to read about
+SLOWED = 0.95  # of the others' clock: below, a kernel is slowed
+_UNITS = {"tensor": "tensor cores", "memory": "memory", "issue": "issue"}
 # What bounds a kernel that keeps a unit busy, and what would help.
 _BUSY_WORDS = {
     "tensor": ("the tensor cores are busy", "only less arithmetic, or a cheaper precision, helps"),
@@ -44,31 +47,65 @@ _STALL_WORDS = {
 }
 
 
-def counter_words(calls: CountedCalls) -> list[str]:
-    """Return a sentence for each kernel of the winner's call that takes time, longest first."""
+def counter_words(calls: CountedCalls, op: str = "") -> list[str]:
+    """Return a sentence for each kernel of the winner's call that takes time, longest first.
+
+    Args:
+        calls: that were counted.
+        op: the operator that a generated kernel's name begins with, which is left out.
+    """
     total_us = sum(kernel.duration_us for kernel in calls.winner) or 1.0
     told = sorted(calls.winner, key=lambda kernel: -kernel.duration_us)
     return [
-        f"{kernel.name} ({percent_words(kernel.duration_us / total_us)} of the kernels' time): "
-        f"{_words(kernel)}."
+        f"{kernel_name(kernel.name, op)} ({percent_words(kernel.duration_us / total_us)} of the "
+        f"kernels' time): {_words(kernel, calls)}."
         for kernel in told
         if kernel.duration_us >= SMALL * total_us
     ]
 
 
-def _words(kernel: Counters) -> str:
+def counters_brief(calls: CountedCalls, op: str = "") -> str:
+    """Return the same of the longest kernel without advice; empty where nothing was counted."""
+    longest = max(calls.winner, key=lambda kernel: kernel.duration_us, default=None)
+    if longest is None or not (known := _shares(longest)):
+        return ""
+    total_us = sum(kernel.duration_us for kernel in calls.winner) or 1.0
+    unit = max(known, key=lambda name: known[name])
+    what = _BUSY_WORDS[unit][0] if known[unit] >= BUSY else f"no unit is busy, most {_UNITS[unit]}"
+    return (
+        f"By the GPU's counters, in {kernel_name(longest.name, op)} "
+        f"({percent_words(longest.duration_us / total_us)} of the kernels' time) {what}, at "
+        f"{percent_words(known[unit])}{_clock_words(longest, calls)}"
+    )
+
+
+def _shares(kernel: Counters) -> dict[str, float]:
     shares = {"tensor": kernel.tensor, "memory": kernel.memory, "issue": kernel.issue}
-    known = {name: share for name, share in shares.items() if share is not None}
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def _clock_words(kernel: Counters, calls: CountedCalls) -> str:
+    """Say where a kernel's clock is below that of others, as it is where power is at its limit."""
+    clocks = [k.clock_mhz for k in (*calls.winner, *calls.baseline) if k.clock_mhz]
+    if not kernel.clock_mhz or kernel.clock_mhz > SLOWED * max(clocks):
+        return ""
+    return (
+        f", with the clock at {kernel.clock_mhz:,.0f} MHz where others reach {max(clocks):,.0f}, "
+        "as a power limit makes it"
+    )
+
+
+def _words(kernel: Counters, calls: CountedCalls) -> str:
+    known = _shares(kernel)
     if not known:
         return "its counters are not known on this GPU"
     unit = max(known, key=lambda name: known[name])
     if known[unit] >= BUSY:
         what, advice = _BUSY_WORDS[unit]
-        return f"{what}, at {percent_words(known[unit])} of the rate; {advice}"
+        slowed = _clock_words(kernel, calls)
+        return f"{what}, at {percent_words(known[unit])} of the rate{slowed}; {advice}"
     said = "no unit is busy: " + ", ".join(
-        f"{words} {percent_words(known[name])}"
-        for name, words in (("tensor", "tensor cores"), ("memory", "memory"), ("issue", "issue"))
-        if name in known
+        f"{words} {percent_words(known[name])}" for name, words in _UNITS.items() if name in known
     )
     reason = max(kernel.stalls, key=lambda name: kernel.stalls[name], default=None)
     if reason is None or not kernel.stalls[reason]:
@@ -77,7 +114,7 @@ def _words(kernel: Counters) -> str:
     return f"{said}; warps wait mostly for {what}; next: {advice}"
 
 
-def counters_table(calls: CountedCalls) -> dict[str, Any]:
+def counters_table(calls: CountedCalls, op: str = "") -> dict[str, Any]:
     """Return all counters as a table: head, which of its columns are numbers, rows."""
     whole: Sequence[tuple[str, Counters]] = [
         *(("exported file", kernel) for kernel in calls.winner),
@@ -91,7 +128,7 @@ def counters_table(calls: CountedCalls) -> dict[str, Any]:
         "rows": [
             [
                 of,
-                kernel.name,
+                kernel_name(kernel.name, op),
                 us_in(kernel.duration_us, unit),
                 *map(percent_words, (kernel.tensor, kernel.memory, kernel.issue, kernel.warps)),
                 _digits(None if kernel.dram_bytes is None else kernel.dram_bytes / 1e6),
@@ -108,12 +145,12 @@ def _digits(value: float | None) -> str:
 
 
 def _stalls(kernel: Counters) -> str:
-    """Return the reasons of three quarters of the waiting, the most frequent first."""
+    """Return the reasons of three quarters of the waiting, the two most frequent at most."""
     total = sum(kernel.stalls.values())
     reasons: list[str] = []
     covered = 0.0
     for name, warps in sorted(kernel.stalls.items(), key=lambda pair: -pair[1]):
-        if not total or covered >= 0.75 * total:
+        if not total or covered >= 0.75 * total or len(reasons) == 2:
             break
         reasons.append(f"{_STALL_WORDS[name][0]} {percent_words(warps / total)}")
         covered += warps

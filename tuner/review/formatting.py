@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from tuner.run import Outlook
@@ -14,6 +15,7 @@ __all__ = [
     "NONE",
     "count_words",
     "draws_words",
+    "moment_words",
     "number_words",
     "outlook_words",
     "params_words",
@@ -74,7 +76,8 @@ def sizes_words(sizes: Mapping[str, object]) -> str:
     """Return a problem's named sizes as one reads them; empty where none are recorded.
 
     A product's are 1024 x 8192 -> 4096, rows of columns 16 x 4096; of a module that was captured
-    those of its inputs, whose weights' sizes are named after them. All others by name.
+    those of its inputs and of its largest weight, so that two layers of other widths differ. All
+    others by name.
     """
     if {"batch", "in_features", "out_features"} <= sizes.keys():
         return f"{sizes['batch']} x {sizes['in_features']} -> {sizes['out_features']}"
@@ -87,10 +90,27 @@ def sizes_words(sizes: Mapping[str, object]) -> str:
             tensors.setdefault(tensor, {})[int(dimension)] = size
     if tensors and "batch" in sizes:
         batch = sizes["batch"]  # the first dimension of each input, and of no weight
-        inputs = {t: [batch, *(d[n] for n in sorted(d))] for t, d in tensors.items() if 0 not in d}
+        shapes = {t: [d[n] for n in sorted(d)] for t, d in tensors.items()}
+        inputs = {t: [batch, *dims] for t, dims in shapes.items() if 0 not in tensors[t]}
+        weights = {t: dims for t, dims in shapes.items() if t not in inputs and len(dims) > 1}
         if inputs:
-            return ", ".join(f"{t}: {' x '.join(map(str, dims))}" for t, dims in inputs.items())
+            largest = sorted(weights, key=lambda t: -_count(weights[t]))[:1]
+            told = inputs | {t: weights[t] for t in largest}
+            return ", ".join(f"{t}: {' x '.join(map(str, dims))}" for t, dims in told.items())
     return ", ".join(f"{name}={value}" for name, value in sizes.items())
+
+
+def _count(dims: Sequence[object]) -> float:
+    return math.prod(dim if isinstance(dim, int) else 1 for dim in dims)
+
+
+def moment_words(moment: str) -> str:
+    """Return a moment as it was recorded in words, to the minute; as it is if it is none."""
+    try:
+        found = datetime.fromisoformat(moment)
+    except ValueError:
+        return moment
+    return f"{found:%Y-%m-%d %H:%M} {found.tzname() or ''}".rstrip()
 
 
 def seconds_words(value: float) -> str:
@@ -130,9 +150,15 @@ def params_words(trial: Trial) -> str:
 
 
 def relative_path(path: str, folder: Path) -> str:
-    """Return a path as seen from a folder, or as it is where it lies outside."""
+    """Return a path as seen from a folder, or as it is where it lies outside.
+
+    A folder that was moved since, or copied, is known by its name.
+    """
     whole = Path(path)
-    return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else path
+    if whole.is_relative_to(folder):
+        return str(whole.relative_to(folder))
+    places = [place for place, part in enumerate(whole.parts) if part == folder.name]
+    return str(Path(*whole.parts[places[-1] + 1 :])) if places else path
 
 
 def draws_words(probes: Sequence[ProbeResult]) -> str:

@@ -15,13 +15,18 @@ from typing import Any
 
 from tuner.capture.outline import KernelTask, Outline
 from tuner.machine.datasheets import bandwidth_gbps, peak_tflops
-from tuner.profiled import KernelTime
+from tuner.profiled import KernelTime, busy_us
 from tuner.review.formatting import NONE, percent_words, three_digits, time_unit, us_in
+from tuner.review.gain import bytes_words
 from tuner.review.run_data import UNITS, RunData
 
-__all__ = ["NEAR", "Work", "works_of", "works_table", "works_words"]
+__all__ = [
+    "NEAR", "Work", "is_cut_otherwise", "makers_words", "works_of", "works_table", "works_words",
+]  # fmt: skip
 
 NEAR = 0.6  # of a rate: below, it is not what bounds
+NUM_TOLD = 2  # of the tasks, in the sentence
+MUCH = 1.25  # times the least traffic: more is worth a word
 _PLAIN = "fp32"  # what generated loops compute in
 _VIEWS = {"permute", "slice", "expand", "view"}  # which PyTorch need not copy
 # A template of another partition is nest_<how>_triton; its nests have other numbers.
@@ -33,8 +38,9 @@ class Work:
     """What some kernels of one call did, or all of a call.
 
     `num_bytes` and `flops` are those that the work needs at the least, None where they are not
-    known. `most_gbps` and `most_tflops` are the device's rates, the latter of `units`; None where
-    no datasheet's are recorded. `is_whole`: it is all of a call, with what lies between kernels.
+    known; in `time_us` any of the kernels runs. `most_gbps` and `most_tflops` are the device's
+    rates, the latter of `units`; None where no datasheet's are recorded. `is_whole`: it is all of
+    a call, with what lies between kernels.
     """
 
     words: str
@@ -80,41 +86,87 @@ def works_of(run_data: RunData) -> list[Work]:
 
     Empty where the run has no profile of a GPU, or is of no captured module.
     """
-    profiles, module, best = run_data.profiles, run_data.module, run_data.best
+    profiles, module = run_data.profiles, run_data.module
     if profiles is None or not profiles.is_gpu or module is None:
         return []
     outline, kernels = module.outline, profiles.winner.kernels
     is_own = run_data.result is not None and not run_data.result.is_fallback
-    is_other_cut = best is not None and _OTHER_CUT.fullmatch(best.template)
     found: list[Work] = []
-    if is_own and not is_other_cut and outline.tasks:
+    if is_own and not is_cut_otherwise(run_data) and outline.tasks:
         op = run_data.environment.op
         for numbers, group in _by_tasks(kernels, outline.tasks, op):
             found.append(_work(run_data, outline, numbers, group))
     flops = run_data.environment.flops
-    for words, call in (
-        ("all of the exported file's call", profiles.winner),
-        ("all of PyTorch's call", profiles.baseline),
+    for words, call, units in (
+        ("all of the exported file's call", profiles.winner, _fastest(run_data)),
+        ("all of PyTorch's call", profiles.baseline, run_data.baseline_precision),
     ):
         amounts = (len(call.kernels), call.call_us, outline.num_bytes, flops)
-        found.append(_against(run_data, words, *amounts, _fastest(run_data), is_whole=True))
+        found.append(_against(run_data, words, *amounts, units, is_whole=True))
     return [work for work in found if work.time_us > 0]
+
+
+def makers_words(run_data: RunData) -> list[str]:
+    """Return what runs each task of the graph in the winner's file, as far as it is known."""
+    if run_data.module is None:
+        return []
+    tasks = run_data.module.outline.tasks
+    if run_data.result is not None and run_data.result.is_fallback:
+        return ["PyTorch's own operations"] * len(tasks)
+    kernels = run_data.profiles.winner.kernels if run_data.profiles is not None else ()
+    op = run_data.environment.op
+    groups = list(_by_tasks(kernels, tasks, op)) if not is_cut_otherwise(run_data) else []
+    found = []
+    for number, task in enumerate(tasks):
+        behind = next((numbers for numbers, _ in groups if number in numbers[1:]), None)
+        if task.kind != "nest":
+            ours = "the template's kernels" if run_data.makes(task) else "PyTorch's own call"
+            found.append(ours if task.kind == "library" else task.kind)
+        elif behind and run_data.makes(tasks[number - 1]):
+            found.append(f"at the end of {number}'s kernel")
+        else:
+            found.append("a generated kernel")
+    return found
+
+
+def is_cut_otherwise(run_data: RunData) -> bool:
+    """Whether the winner's template cuts the graph in another way than the outline."""
+    best = run_data.best
+    return best is not None and _OTHER_CUT.fullmatch(best.template) is not None
 
 
 def works_words(works: Sequence[Work]) -> str:
     """Return what bounds the kernels that take longest; empty where no task has a roof."""
     parts = [work for work in works if not work.is_whole]
-    longest = max(parts, key=lambda work: work.time_us, default=None)
-    if longest is None or longest.nearest is None:
+    total_us = sum(work.time_us for work in parts)
+    told = sorted(parts, key=lambda work: -work.time_us)[:NUM_TOLD]
+    words = [
+        f"task {work.words} takes {percent_words(work.time_us / total_us)} of the kernels' time, "
+        f"at {_share_words(*work.nearest)}"
+        for work in told
+        if work.nearest is not None
+    ]
+    return f"{'; '.join(words)}{_stored_words(works)}" if words else ""
+
+
+def _share_words(what: str, share: float) -> str:
+    of = "the memory's rate" if what == "memory" else f"the rate of {what}"
+    return f"{percent_words(share)} of {of}"
+
+
+def _stored_words(works: Sequence[Work]) -> str:
+    """Say how much is moved only since it is stored between kernels; empty if it is not known."""
+    parts, wholes = (
+        [work.num_bytes for work in works if work.is_whole is whole] for whole in (False, True)
+    )
+    if None in parts or not wholes or not (least := wholes[0]):
         return ""
-    what, share = longest.nearest
-    of_time = longest.time_us / sum(work.time_us for work in parts)
-    is_far = share < NEAR
+    moved = sum(number or 0 for number in parts)
+    if len(parts) < 2 or moved < MUCH * least:
+        return ""
     return (
-        f"The kernels of task {longest.words} take {percent_words(of_time)} of the kernels' time; "
-        f"nearest to them is {what}, at {percent_words(share)} of its rate"
-        + (": far from it, so they wait, or read again what they had" if is_far else "")
-        + "."
+        f". They move {bytes_words(moved)}, where {bytes_words(least)} would do if nothing were "
+        "stored between them"
     )
 
 
@@ -125,7 +177,7 @@ def works_table(works: Sequence[Work]) -> dict[str, Any] | None:
     unit = time_unit(work.time_us for work in works)
     columns = ["kernels", unit, "GB/s", "of memory rate", "TFLOPS", "of arithmetic rate"]
     return {
-        "head": ["task of the graph", *columns, "arithmetic in"],
+        "head": ["task of the graph", *columns, "rate of"],
         "numeric": columns,
         "rows": [
             [
@@ -178,9 +230,10 @@ def _by_tasks(
 ) -> Iterator[tuple[list[int], list[KernelTime]]]:
     """Return the kernels with the numbers of their tasks, from 0; none where they have no task.
 
-    Several tasks share kernels where nothing tells these apart, or one kernel does them all.
+    Several tasks share kernels where nothing tells these apart, or one kernel does them all. A
+    product with pointwise work at its end has the name of that as its epilogue's, and no own one.
     """
-    name = re.compile(rf"\bfused_{re.escape(op)}_rows(?:_(\d+))?_[a-z]")
+    name = re.compile(rf"^(?!.*_epilogue\b).*\bfused_{re.escape(op)}_rows(?:_(\d+))?_[a-z]")
     nests = [number for number, task in enumerate(tasks) if task.kind == "nest"]
 
     def task_of(kernel: KernelTime) -> int | None:
@@ -207,13 +260,21 @@ def _work(
     run_data: RunData, outline: Outline, numbers: Sequence[int], kernels: Sequence[KernelTime]
 ) -> Work:
     tasks = [outline.tasks[number] for number in numbers]
-    time_us = sum(kernel.duration_us for kernel in kernels)
+    time_us = busy_us(kernels)
     if not tasks:
         return _against(run_data, "of no task", len(kernels), time_us)
-    words = ", ".join(f"{n + 1}: {t.name}" for n, t in zip(numbers, tasks, strict=True))
+    ops = {step.name: step.text.partition("(")[0] for step in outline.steps}
+    words = ", ".join(
+        f"{n + 1}: {_ends_words([ops.get(name, name) for name in t.steps] or [t.name])}"
+        for n, t in zip(numbers, tasks, strict=True)
+    )
     flops = sum(task.flops for task in tasks) or None
     amounts = (len(kernels), time_us, _bytes_of(outline, tasks), flops)
     return _against(run_data, words, *amounts, _units_of(run_data, outline, tasks))
+
+
+def _ends_words(ops: Sequence[str]) -> str:
+    return ops[0] if len(ops) == 1 else f"{ops[0]} to {ops[-1]}"
 
 
 def _bytes_of(outline: Outline, tasks: Sequence[KernelTask]) -> int | None:
@@ -228,8 +289,10 @@ def _bytes_of(outline: Outline, tasks: Sequence[KernelTask]) -> int | None:
 
 def _units_of(run_data: RunData, outline: Outline, tasks: Sequence[KernelTask]) -> str:
     """Return the units whose rate bounds the tasks; empty where none of `UNITS` does."""
-    if any(task.kind != "nest" for task in tasks):
-        return _fastest(run_data)
+    calls = [task for task in tasks if task.kind != "nest" and task.flops]
+    if calls:
+        is_ours = any(run_data.makes(task) for task in calls)
+        return run_data.precision if is_ours else run_data.baseline_precision
     own = {name for task in tasks for name in task.steps}
     is_wide = any(step.dtype == "float64" for step in outline.steps if step.name in own)
     return "" if is_wide else _PLAIN

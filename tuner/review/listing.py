@@ -90,10 +90,12 @@ class Tally:
     least: Workload | None = None
     caveat: str = ""
     tone: Tone = "even"
+    has_config: bool = True
     rejection: str = ""  # why nothing that was put to the full check was accepted
     offset: int = 0  # of `trials.jsonl`: the end of the last whole line that was read
     inode: int = 0
     num_trials: int = 0
+    best_us: float = math.inf  # of the trials so far, and its speed over PyTorch just before
     best_ratio: float = 0.0
     problem: str = ""
     note: Note = field(default_factory=Note)
@@ -129,6 +131,8 @@ def shown(run: Run, tally: Tally) -> Shown:
     disagreement = f"its records disagree: {found[0]}" if found else ""
     if result is not None and not tally.num_trials:
         disagreement = "its trials are gone: trials.jsonl is missing or empty"
+    elif not tally.has_config and not tally.problem:
+        disagreement = "config.yaml is missing: it can be neither resumed nor exported again"
     op = environment.op or run.path.name
     return Shown(
         name=run.path.name,

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from tuner.at_work import AtWork
 from tuner.errors import InputError
 from tuner.review.charts import CHART_NAMES
-from tuner.review.formatting import ratio_words
+from tuner.review.formatting import count_words, ratio_words
 from tuner.review.parameters import importances
 from tuner.review.report import PARTS, chart_data, page_data, parts_of
 from tuner.review.run_data import RunData, correct_trials
@@ -158,8 +158,8 @@ def bands_of(at_work: Sequence[AtWork]) -> list[dict[str, Any]]:
     for one in at_work:
         if one.kind == "builders":
             where = f" of {one.name}" if one.name else ""
-            count = f"{one.num_slots} " if one.num_slots else ""
-            bands.append(_band(f"{count}builders{where}", [one]))
+            builders = count_words(one.num_slots, "builder") if one.num_slots else "builders"
+            bands.append(_band(f"{builders}{where}", [one]))
     return bands
 
 

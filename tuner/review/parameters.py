@@ -13,9 +13,15 @@ from tuner.review.run_data import correct_trials, latency_us_of
 from tuner.review.tables import grouped, ordered_values, parameter_names, value_words
 from tuner.trial import Trial
 
-__all__ = ["importance_figure", "importances", "parallel_figure", "parameter_figure"]
+__all__ = [
+    "MIN_CORRECT_FOR_IMPORTANCE",
+    "importance_figure",
+    "importances",
+    "parallel_figure",
+    "parameter_figure",
+]
 
-MIN_CORRECT_FOR_IMPORTANCE = 10  # Optuna compares the best tenth with the rest
+MIN_CORRECT_FOR_IMPORTANCE = 30  # Optuna compares the best tenth, so 3 trials, with the rest
 
 # Blue to orange through grey: told apart by the colour-blind, seen on white and on the dark page.
 _ORANGE = "#d55e00"
@@ -26,7 +32,7 @@ def importances(trials: Sequence[Trial]) -> dict[str, float]:
     """Return how much each parameter decides whether a trial is among the best tenth.
 
     Shares of 1, the largest first; over correct trials. A parameter that a template does not
-    have counts as one more value. Empty where fewer than 10 trials are correct.
+    have counts as one more value. Empty where fewer than 30 trials are correct.
 
     Source: Watanabe, Bansal, Hutter, "PED-ANOVA", IJCAI 2023, as Optuna computes it.
     """

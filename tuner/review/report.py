@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tuner.review.charts import charts_of, figure_data
 from tuner.review.formatting import (
@@ -232,8 +232,14 @@ def page_environment() -> Environment:
         "trial_words": trial_words,
         "outlook_words": outlook_words,
         "params_words": params_words,
+        "breakable": _breakable,
     }
     return environment
+
+
+def _breakable(text: str) -> Markup:
+    """Return a name that may break behind each underscore, as those of modules are long."""
+    return escape(text).replace("_", Markup("_<wbr>"))
 
 
 def _script_hash(text: str) -> Markup:

@@ -24,7 +24,7 @@ from tuner.trial import Trial
 
 __all__ = ["resource_figure", "roofline_figure", "roofs_of"]
 
-_DASHES = ("solid", "dash", "dashdot", "dot")
+_DASHES = ("solid", "dash", "dashdot", "dot", "longdash")
 _PANELS = (
     ("registers", "registers a thread"),
     ("smem_bytes", "static shared memory, bytes"),

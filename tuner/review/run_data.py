@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import yaml
 
-from tuner.capture.outline import MODULE_FILE
+from tuner.capture.half_products import PRODUCTS
+from tuner.capture.outline import MODULE_FILE, KernelTask
 from tuner.environment import Environment, SittingRecord
 from tuner.errors import StorageError
 from tuner.machine.ceilings import roofline_tflops
@@ -51,12 +52,14 @@ UNITS = {
     "tf32": "TF32 tensor cores",
     "fp16": "float16 tensor cores",
 }
+_SAME_RATE = {"fp16_int8x2": "fp16x2", "fp16_fp8x2": "fp16x2"}  # as hand-written templates say
 # What an accuracy class allows at best; any other class allows float16.
 _ALLOWED = {
     "float32": ("fp32", "fp16x3", "fp16x2"),
-    "pytorch": ("fp32", "fp16x3", "fp16x2", "tf32"),  # the last in convolutions alone
+    "pytorch": ("fp32", "fp16x3", "fp16x2"),
     "tf32": ("tf32", "fp16"),  # float16 keeps as many bits, at twice the rate
 }
+_IN_CONVOLUTIONS = ("tf32", "fp16")  # what `pytorch` allows there besides, as PyTorch itself does
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +217,45 @@ class RunData:
 
     @property
     def precision(self) -> str:
-        """The units that the best trial computes in, of `UNITS`; empty where nobody says."""
-        named = self.best.params.get("precision") if self.best is not None else None
-        return str(named) if named in UNITS else ""
+        """The units that the best trial computes in, of `UNITS`; empty where nobody says.
+
+        Of a captured module those of its products: ours where kernels of ours make any, else
+        PyTorch's; plain float32 where it has none.
+        """
+        if self.best is None:
+            return ""
+        named = str(self.best.params.get("precision", ""))
+        if named or self.module is None:
+            named = _SAME_RATE.get(named, named)
+            return named if named in UNITS else ""
+        tasks = self.module.outline.tasks
+        if any(self.makes(task) for task in tasks):
+            return PRODUCTS[self.best.template].precision
+        of_pytorch = self.baseline_precision
+        has_products = any(task.kind == "library" and task.flops for task in tasks)
+        return of_pytorch if has_products or not of_pytorch else "fp32"
+
+    @property
+    def baseline_precision(self) -> str:
+        """The units that PyTorch's own products are made in, of `UNITS`; empty of other dtypes."""
+        if self.module is not None:
+            dtypes = {given.dtype for given in self.module.outline.given}
+            if dtypes & {"float16", "bfloat16", "float64"}:
+                return ""
+        accuracy = self.environment.accuracy
+        is_tf32 = accuracy == "tf32" or (accuracy == "pytorch" and self.convolves)
+        return "tf32" if is_tf32 else "fp32"
+
+    @property
+    def convolves(self) -> bool:
+        """Whether it is of a captured module that has a convolution."""
+        steps = self.module.outline.steps if self.module is not None else ()
+        return any(step.text.startswith("conv") for step in steps)
+
+    def makes(self, task: KernelTask) -> bool:
+        """Whether kernels of the best trial make a task that is else a call of PyTorch's."""
+        maker = PRODUCTS.get(self.best.template) if self.best is not None else None
+        return task.kind == "library" and bool(maker and {*maker.parameters} & {*task.parameters})
 
     def bounds(self) -> list[Bound]:
         """Return the rooflines that the accuracy class allows; none where rates are not known."""
@@ -225,13 +264,34 @@ class RunData:
         if device is None or not flops:
             return []
         found = []
-        for name in _ALLOWED.get(self.environment.accuracy, ("fp16",)):
+        accuracy = self.environment.accuracy
+        names = _ALLOWED.get(accuracy, ("fp16",))
+        if accuracy == "pytorch" and self.convolves:
+            names = (*names, *_IN_CONVOLUTIONS)
+        for name in names:
             tflops = roofline_tflops(flops, num_bytes or 0.0, device, name)
             peak = roofline_tflops(flops, 0.0, device, name)
             if tflops and peak:
                 latency_us = flops / tflops / 1e6
                 found.append(Bound(name, UNITS[name], tflops, latency_us, tflops < peak))
         return found
+
+    def told_bounds(self) -> list[Bound]:
+        """Return `bounds`; of more than two those of the units used, and of the fastest."""
+        bounds = self.bounds()
+        if len(bounds) <= 2:
+            return bounds
+        least_us = min((bound.latency_us for bound in bounds), default=0.0)
+        fastest = next((b for b in bounds if b.latency_us == least_us), None)
+        return [b for b in bounds if b.precision == self.precision or b is fastest]
+
+    @property
+    def least_us(self) -> float | None:
+        """The least time of one call by the device's rates, in the fastest units allowed."""
+        of_module = self.module.gain.bound_us if self.module is not None else None
+        if not of_module:
+            return None
+        return max(of_module, min((bound.latency_us for bound in self.bounds()), default=0.0))
 
     def candidate(self, trial: Trial) -> Path | None:
         """Return the folder of a trial's source and log, if it was kept.

@@ -7,6 +7,7 @@ opens nothing that lies outside of its folder, whatever links a run holds.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import OrderedDict
@@ -21,7 +22,7 @@ from tuner.profiled import COUNTERS_NAME, PROFILE_NAME
 from tuner.review.formatting import rejection_words
 from tuner.review.listing import WRITTEN, Shown, Tally, put_in_words, shown
 from tuner.review.notes import NOTES_NAME, Note, note_of
-from tuner.review.run_data import RunData, is_all_rejected, rejected_of
+from tuner.review.run_data import RunData, is_all_rejected, latency_us_of, rejected_of
 from tuner.run import LOG_NAME, PROGRESS_NAME, Run, is_locked, parsed_trials
 from tuner.storage import storage_errors
 from tuner.trial import Trial
@@ -180,6 +181,7 @@ class RunIndex:
             tally.note = note_of(run.path) if has_note else Note()
             if stamps[0] == _ABSENT and (missing := _missing(run.path)):
                 raise InputError(missing)
+            tally.has_config = run.config_path.is_file()
             tally.environment = run.environment()
             tally.result = run.result()
             put_in_words(tally)
@@ -255,13 +257,14 @@ def _count(path: Path, tally: Tally) -> None:
     """Count the trials; of a run without a result, also find the best of them."""
     data, offset, inode = _newer(path, tally.offset, tally.inode)
     if data is None:
-        tally.num_trials, tally.best_ratio = 0, 0.0
+        tally.num_trials, tally.best_us, tally.best_ratio = 0, math.inf, 0.0
         data, offset, inode = _newer(path, 0, 0)
     data = data or b""
     if tally.result is None:
         baseline_us = tally.environment.baseline_us
         for trial in parsed_trials(path, data.split(b"\n")[:-1], tally.num_trials):
-            tally.best_ratio = max(tally.best_ratio, _ratio(trial, baseline_us))
+            if (ratio := _ratio(trial, baseline_us)) and latency_us_of(trial) < tally.best_us:
+                tally.best_us, tally.best_ratio = latency_us_of(trial), ratio
     tally.offset, tally.inode = offset, inode
     tally.num_trials += data.count(b"\n")
 

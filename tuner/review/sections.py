@@ -9,11 +9,26 @@ from typing import Any
 from tuner.capture.outline import Outline
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.datasheets import bandwidth_gbps
-from tuner.profiled import Launch
 from tuner.review.ablation import choices_brief, choices_of, choices_words, unvaried
-from tuner.review.counters import counter_words, counters_table
-from tuner.review.formatting import NONE, percent_words, three_digits, time_unit
-from tuner.review.kernel_work import NEAR, works_of, works_table, works_words
+from tuner.review.counters import counter_words, counters_brief, counters_table
+from tuner.review.formatting import (
+    NONE,
+    moment_words,
+    percent_words,
+    ratio_words,
+    three_digits,
+    time_unit,
+)
+from tuner.review.kernel_times import NUM_COLOURS, kernels_brief, kernels_view
+from tuner.review.kernel_work import (
+    NEAR,
+    Work,
+    is_cut_otherwise,
+    makers_words,
+    works_of,
+    works_table,
+    works_words,
+)
 from tuner.review.rows_figure import rows_table
 from tuner.review.run_data import UNITS, RunData
 from tuner.review.sources import highlighted, winner_source
@@ -25,7 +40,6 @@ from tuner.trial import Finalist, Status, Trial
 
 __all__ = ["PARTS", "shown"]
 
-NUM_COLOURS = 8  # of kernels, as the style sheet has them
 MOST_STEPS = 8  # of one piece of a module's picture
 LEAST_BAR = 0.4  # % of a figure's width: less could not be seen
 _STATUS_MEANING = {
@@ -52,8 +66,9 @@ def _shown_verdict(run_data: RunData, told: Summary) -> dict[str, Any]:
     times = [us for f in rows for us in (f.latency_us, f.baseline_us, screened.get(f.trial))]
     return {
         "intervals": _intervals(told.workloads),
-        "why": choices_brief(choices_of(run_data)) if told.kind == "faster" else "",
-        "bound": _limit_words(_limits(run_data, told)),
+        "why": choices_brief(choices_of(run_data), run_data) if told.kind == "faster" else "",
+        "kernels_brief": kernels_brief(run_data) if told.kind == "faster" else "",
+        "bound": _bound_words(run_data, told),
         "by_rows": _by_rows(run_data),
         "finalists": finalists,
         "exported": exported,
@@ -109,18 +124,19 @@ def _intervals(workloads: Sequence[Workload]) -> list[dict[str, Any]]:
 def _shown_why(run_data: RunData, told: Summary) -> dict[str, Any]:
     choices, works = choices_of(run_data), works_of(run_data)
     counters, limits = run_data.counters, _limits(run_data, told)
+    op = run_data.environment.op
     return {
         "choices": choices,
         "choices_words": choices_words(choices),
         "unvaried": unvaried(run_data, choices),
         "most": max((choice.gain for choice in choices), default=1.0),
         "limits": limits,
-        "limit_words": _limit_words(limits),
-        "kernels": _kernels(run_data),
+        "limit_words": _limit_words(limits, has_parts=_has_parts(works)),
+        "kernels": kernels_view(run_data),
         "works": works_table(works),
-        "works_words": works_words(works),
-        "counters": counters_table(counters) if counters else None,
-        "counter_words": counter_words(counters) if counters else [],
+        "works_words": works_words(works) if _has_parts(works) else "",
+        "counters": counters_table(counters, op) if counters else None,
+        "counter_words": counter_words(counters, op) if counters else [],
     }
 
 
@@ -149,72 +165,46 @@ def _limits(run_data: RunData, told: Summary) -> list[dict[str, Any]]:
     ]
 
 
-def _limit_words(limits: Sequence[Mapping[str, Any]]) -> str:
-    """Return which rate one call is nearest to, and what that means; empty where none is known."""
+def _limit_words(limits: Sequence[Mapping[str, Any]], *, has_parts: bool = False) -> str:
+    """Return which rate one call is nearest to, and what that means; empty where none is known.
+
+    Args:
+        limits: as `_limits` gives them.
+        has_parts: the kernels of each task have a table of their own.
+    """
     if not limits:
         return ""
     nearest = max(limits, key=lambda limit: float(limit["share"]))
     words = f"nearest is {nearest['what']}, at {percent_words(nearest['share'])} of the rate"
+    if nearest["share"] >= 1:
+        return f"{words}: nothing is left without less work, or cheaper work"
     if nearest["share"] >= NEAR:
-        return f"{words}: little is left without less work, or cheaper work"
+        left = ratio_words(1 / nearest["share"])
+        return f"{words}: at most {left} is left without less work, or cheaper work"
+    if has_parts:
+        return (
+            f"{words} of the whole call, each operand counted once; above is how near each task is"
+        )
     return (
         f"{words}: far from it, so time goes elsewhere, such as data read again, small grids, "
         "launches or waiting"
     )
 
 
-def _kernels(run_data: RunData) -> dict[str, Any] | None:
-    """Return both calls as bars on one axis of time, and each kernel's time in both."""
-    profiles = run_data.profiles
-    if profiles is None:
-        return None
-    calls = [("PyTorch", profiles.baseline), ("exported file", profiles.winner)]
-    longest_us = max(call.call_us for _, call in calls) or 1.0
-    names = list(dict.fromkeys(k.name for _, call in calls[::-1] for k in call.kernels))
-    colours = {name: number % NUM_COLOURS for number, name in enumerate(names)}
-    rows = []
-    for name in names:
-        mine = [[k.duration_us for k in call.kernels if k.name == name] for _, call in calls]
-        launches = [k.launch for k in profiles.winner.kernels if k.name == name and k.launch]
-        row = {
-            "name": name,
-            "launch": _launch_words(launches[0]) if launches else "",
-            "colour": colours[name],
-            "counts": list(map(len, mine)),
-            "times": [sum(times) if times else None for times in mine],
-        }
-        rows.append(row)
-    between = [max(0.0, c.call_us - sum(k.duration_us for k in c.kernels)) for _, c in calls]
-    return {
-        "is_gpu": profiles.is_gpu,
-        "bars": [
-            {
-                "name": name,
-                "call_us": call.call_us,
-                "spans": [
-                    {
-                        "name": k.name,
-                        "us": k.duration_us,
-                        "left": round(100 * k.start_us / longest_us, 3),
-                        "width": max(LEAST_BAR, round(100 * k.duration_us / longest_us, 3)),
-                        "colour": colours[k.name],
-                    }
-                    for k in call.kernels
-                ],
-            }
-            for name, call in calls
-        ],
-        "rows": rows,
-        "between": between,
-        "unit": time_unit([call.call_us for _, call in calls]),
-    }
+def _has_parts(works: Sequence[Work]) -> bool:
+    return sum(not work.is_whole for work in works) > 1
 
 
-def _launch_words(launch: Launch) -> str:
-    words = f"{launch.num_blocks:,} x {launch.threads} threads, {launch.registers} registers, "
-    words += f"{launch.smem_bytes:,} bytes of shared memory"
-    share = launch.occupancy
-    return words if share is None else f"{words}, occupancy {percent_words(share)}"
+def _bound_words(run_data: RunData, told: Summary) -> str:
+    """Return what bounds it, for the verdict: by the kernels where they are known, else by calls.
+
+    What a GPU's counters say of the longest kernel is added.
+    """
+    works, counters = works_of(run_data), run_data.counters
+    by_task = works_words(works) if _has_parts(works) else ""
+    words = by_task or _limit_words(_limits(run_data, told))
+    counted = counters_brief(counters, run_data.environment.op) if counters else ""
+    return ". ".join(part for part in (words, counted) if part)
 
 
 def _shown_module(run_data: RunData, told: Summary) -> dict[str, Any]:
@@ -226,7 +216,7 @@ def _shown_module(run_data: RunData, told: Summary) -> dict[str, Any]:
     times = [
         ("PyTorch", told.baseline_us),
         ("what was found: nothing faster" if is_fallback else "what was found", told.latency_us),
-        ("the device's bound", module.gain.bound_us),
+        ("the least by the device's rates", run_data.least_us),
         ("a copy of as many bytes", module.gain.copy_us),
     ]
     known = [(what, time_us) for what, time_us in times if time_us]
@@ -237,11 +227,12 @@ def _shown_module(run_data: RunData, told: Summary) -> dict[str, Any]:
         "times": known,
         "longest_us": longest_us,
         "unit": unit,
-        "pieces": _pieces(module.outline),
+        "pieces": _pieces(module.outline, makers_words(run_data)),
+        "is_cut_otherwise": is_cut_otherwise(run_data),
     }
 
 
-def _pieces(outline: Outline) -> list[dict[str, Any]]:
+def _pieces(outline: Outline, makers: Sequence[str]) -> list[dict[str, Any]]:
     """Return the graph's steps in order, cut where another kernel's begin; of long ones the ends.
 
     A step of several tasks, which compute it again each, is shown in the first of them.
@@ -256,7 +247,9 @@ def _pieces(outline: Outline) -> list[dict[str, Any]]:
         if not pieces or pieces[-1]["number"] != place:
             found = None if place is None else outline.tasks[place]
             is_new = all(piece["number"] != place for piece in pieces)
-            pieces.append({"number": place, "task": found, "is_new": is_new, "steps": []})
+            maker = "" if place is None else makers[place]
+            new: dict[str, Any] = {"number": place, "task": found, "maker": maker}
+            pieces.append({**new, "is_new": is_new, "steps": []})
         pieces[-1]["steps"].append(step)
     for piece in pieces:
         steps = piece["steps"]
@@ -307,7 +300,7 @@ def _shown_how(run_data: RunData, _: Summary) -> dict[str, Any]:
 
 # What each part shows beside the summary.
 _SHOWN: dict[str, Callable[[RunData, Summary], dict[str, Any]]] = {
-    "head": lambda run_data, _: {"started_at": run_data.environment.started_at},
+    "head": lambda run_data, _: {"started_at": moment_words(run_data.environment.started_at)},
     "verdict": _shown_verdict,
     "module": _shown_module,
     "why": _shown_why,

@@ -316,14 +316,16 @@ def _roofline_words(run_data: RunData, latency_us: float | None) -> str:
 
 def _bound_words(run_data: RunData, latency_us: float | None, baseline_us: float | None) -> str:
     """Return how far a derived operator is from the device's bound; empty if not known."""
-    bound_us = run_data.module.gain.bound_us if run_data.module else None
+    bound_us = run_data.least_us
     if not bound_us:
         return ""
     is_fallback = run_data.result is not None and run_data.result.is_fallback
     ours_us = None if is_fallback else latency_us
     times = {"PyTorch": baseline_us, "what was found": ours_us}
     parts = [f"{who} takes {us / bound_us:.2f} times that" for who, us in times.items() if us]
-    return "; ".join([f"{us_words(bound_us)} by the device's rates", *parts])
+    is_arithmetic = run_data.module is not None and bound_us != run_data.module.gain.bound_us
+    units = ", in the fastest units allowed" if is_arithmetic else ""
+    return "; ".join([f"{us_words(bound_us)} by the device's rates{units}", *parts])
 
 
 # ---- the terminal ---------------------------------------------------------------------------

@@ -13,6 +13,12 @@
     made.className = name;
     return made;
   }
+  // Names of modules are long: a line may break behind each underscore.
+  function breakable(made) {
+    const parts = made.textContent.split(/(?<=_)/);
+    made.replaceChildren(...parts.flatMap((part, i) => i ? [document.createElement("wbr"), part] : [part]));
+    return made;
+  }
   const ageOf = (run) => run.age_s + (performance.now() - run.since) / 1000;
   const valueOf = (run) => by === "age_s" ? ageOf(run) : run[by];
 
@@ -38,11 +44,11 @@
       if (pick.checked) chosen.add(run.name); else chosen.delete(run.name);
       updateCompare();
     });
-    const link = make("a", run.title);
+    const link = breakable(make("a", run.title));
     link.href = `/runs/${encodeURIComponent(run.name)}`;
     const cells = [make("td"), make("td"), make("td"), make("td", run.device), make("td", "–", "number"),
       make("td", run.num_trials.toLocaleString("en-US"), "number"), make("td", site.age(ageOf(run)), "number age"),
-      make("td", run.name, "name")];
+      breakable(make("td", run.name, "name"))];
     cells[0].append(pick);
     cells[1].append(make("span", run.state, `state ${run.state}`));
     cells[2].append(link, ...(run.sizes ? [make("span", run.sizes, "sizes")] : []),
