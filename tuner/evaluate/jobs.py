@@ -63,6 +63,7 @@ from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.producing import Producer
 from tuner.evaluate.screening import Screening
 from tuner.evaluate.timed import WEIGHT_SEED, spoilt_by_cuda_errors
+from tuner.export.several import take_kernel
 from tuner.machine.device import describe
 from tuner.machine.doctor import environment
 from tuner.machine.limits import limits_of
@@ -210,22 +211,25 @@ class _Child:
         device: str,
         accuracy: str,
         mode: TuneMode,
+        tuned: Sequence[int] = (),
+        kernels: dict[Way, list[int]] | None = None,
         **_: Any,
     ) -> Answer:
         """Time one of our own exported files beside the reference, at many numbers of rows.
 
-        `failures` says why a way was not timed: "" where nothing has gradients.
+        `kernels` are those that a file has by way, if several, each of which is timed. `failures`
+        says why a way was not timed: "" where nothing has gradients.
         """
         problem = load_problem(Path(reference), sizes, mode)
         free_build_lock(Path(file))
-        kind = imported(Path(file)).ModelNew
+        module = imported(Path(file))
         init_inputs = problem.init_inputs(WEIGHT_SEED)
         times = BatchTimes(
-            problem, lambda: constructed(kind, init_inputs, device), device,
-            Accuracy.parse(accuracy),
+            problem, lambda: constructed(module.ModelNew, init_inputs, device), device,
+            Accuracy.parse(accuracy), lambda kernel: take_kernel(vars(module), kernel), kernels,
         )  # fmt: skip
         with spoilt_by_cuda_errors(device):
-            found = times.measured(ways, most_s)
+            found = times.measured(ways, most_s, tuned)
         measured = [json.loads(to_json(at)) for at in found]
         told = {"failures": times.failures, "tuned_rows": problem.num_rows()}
         return {"measured": measured, **told}, ()
