@@ -159,7 +159,7 @@ class _Child:
                 inputs = problem.stand_ins(batch)
                 screening.append(fit.sizes(module, model, inputs))
         fit.rehearse(module, model)
-        return {"sizes": found, "screening": screening}, ()
+        return {"sizes": found, "screening": screening, "num_rows": problem.num_rows()}, ()
 
     def capture(self, path: str, mode: TuneMode) -> Answer:
         """Record a module's forward in a mode, and a step of training.

@@ -40,7 +40,7 @@ from tuner.problem.overrides import Overrides
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Options", "Problem", "arguments_of_constructor", "load_problem"]
+__all__ = ["ROWS", "Options", "Problem", "arguments_of_constructor", "load_problem"]
 
 ROWS = "batch"  # among sizes: the rows (dim 0) of inputs, where a file does not set that name
 Options = Literal["", "numbers", "zeros", "flags", "sizes", "all"]
