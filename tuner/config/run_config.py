@@ -250,9 +250,9 @@ def _listed(document: Document, size: Value | None) -> Listed | None:
     """Take the size that has several values, of which one is left in its place."""
     problem = document.data.get("problem") if isinstance(document.data, dict) else None
     sizes = problem.get("sizes") if isinstance(problem, dict) else None
-    lists = (
-        {n: v for n, v in sizes.items() if isinstance(v, list)} if isinstance(sizes, dict) else {}
-    )
+    if not isinstance(sizes, dict):
+        return None
+    lists = {name: values for name, values in sizes.items() if isinstance(values, list)}
     if len(lists) > 1:
         document.report(
             "problem.sizes",

@@ -37,7 +37,7 @@ class Contender:
     """Something to be verified: a built candidate, or a file that holds a ModelNew.
 
     `env` are the variables of its process: where what was built for it is found. What
-    `is_ours` is raced without being judged. At `further_rows` it is asked beside the problem's own.
+    `is_ours` is raced without being judged. `further_rows` are asked beside the problem's own.
     """
 
     name: str

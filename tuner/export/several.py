@@ -62,17 +62,13 @@ def dispatch_text(plans: Sequence[Plan], namespaces: Sequence[str], dispatch: Di
     parts.append(_KERNEL_FOR)
     for name in ("op", *plans[0].extra):
         calls = [plan if name == "op" else plan.extra.get(name) for plan in plans]
-        offered = [place for place, call in enumerate(calls) if call is not None]
+        offered = {place: call for place, call in enumerate(calls) if call is not None}
         if not offered:
             parts.append(f"fused_{name} = None")
             continue
-        operators = []
-        for place in range(len(calls)):
-            taken = min(offered, key=lambda at: abs(at - place))
-            call = calls[taken]
-            assert call is not None
-            operators.append(f"torch.ops.{namespaces[taken]}.{call.function}")
-        parts.append(_operator(name, call, operators, dispatch))
+        taken = [min(offered, key=lambda at: abs(at - place)) for place in range(len(calls))]
+        operators = [f"torch.ops.{namespaces[at]}.{offered[at].function}" for at in taken]
+        parts.append(_operator(name, offered[taken[0]], operators, dispatch))
     return "\n\n\n".join(parts)
 
 
@@ -155,7 +151,7 @@ def _places(
             start = lines[node.lineno - 1]
             yield node.lineno, start.index(node.name.encode(), node.col_offset + 3), node.name
         inner = names if isinstance(node, ast.ClassDef) else names - _local(node)
-        outside = [*node.decorator_list]
+        outside: list[ast.AST] = [*node.decorator_list]
         if not isinstance(node, ast.ClassDef):
             outside += [*node.args.defaults, *(d for d in node.args.kw_defaults if d)]
             every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
