@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tuner.by_batch import ANY_ROWS, MOST, AtBatch, ByBatch, Way, rows_taken
+from tuner.by_batch import ANY_ROWS, MOST, NO_ROWS, AtBatch, ByBatch, Way, rows_taken
 
 __all__ = ["Kernels", "chosen_at", "decided", "nearest", "ranges_of"]
 
@@ -23,10 +23,14 @@ class Kernels:
 
     `tuned` has each tuned number of rows, few first, and the kernel for it, None where every
     kernel was slower than PyTorch there; `offers` which kernels there are in each way to call it.
+    `apart` are the ways in which kernels have operators of their own: in others they are called
+    as in calls. `faster` are the rows at which a race in fresh processes found a kernel faster.
     """
 
     tuned: tuple[tuple[int, int | None], ...]
     offers: Mapping[Way, tuple[int, ...]]
+    apart: frozenset[Way] = frozenset({"call"})
+    faster: frozenset[int] = frozenset()
 
     @property
     def num_kernels(self) -> int:
@@ -67,8 +71,9 @@ def chosen_at(rows: int, ranges: Sequence[tuple[int, int]]) -> int:
 def decided(found: ByBatch, kernels: Kernels) -> ByBatch:
     """Return which kernel a file takes at which rows, and where it takes none.
 
-    At a tuned size it is the kernel that was tuned for it: the races in fresh processes decide
-    there. Else it is the fastest; of those that hardly differ, the one tuned for the nearest size.
+    At a tuned size it is the kernel that was tuned for it, unless no race found that faster than
+    PyTorch and it is slower here. Else it is the fastest; of those that hardly differ, the one
+    that was tuned for the nearest size.
 
     Args:
         found: what was measured, of all kernels.
@@ -76,17 +81,22 @@ def decided(found: ByBatch, kernels: Kernels) -> ByBatch:
     """
     ranges: dict[Way, tuple[tuple[int, int], ...]] = {}
     taken: list[AtBatch] = []
-    for way, offered in kernels.offers.items():
+    for way in sorted(kernels.offers):  # calls before steps
+        offered = kernels.offers[way]
         mine = [at for at in found.measured if at.way == way and at.kernel in offered]
         points = {rows: _fastest(mine, rows, kernels, way) for rows in {a.num_rows for a in mine}}
         points |= {n: k for n, k in kernels.tuned if k is not None and k in offered}
-        ranges[way] = ranges_of(points)
+        ranges[way] = ranges_of(points) if way in kernels.apart else ranges["call"]
         taken += [at for at in mine if chosen_at(at.num_rows, ranges[way]) == at.kernel]
     others = tuple(at for at in found.measured if at not in taken)
-    anchors = [rows for rows, kernel in kernels.tuned if kernel is not None]
     ways = tuple(kernels.offers)
-    rows = rows_taken(taken, anchors[0], ways, anchors[-1])
-    gaps = {way: lost for way in ways if (lost := _gaps(taken, anchors, way))}
+    lost = {at.num_rows for at in taken if at.way == "call" and at.is_lost} - kernels.faster
+    anchors = [n for n, kernel in kernels.tuned if kernel is not None and n not in lost]
+    rows: dict[Way, tuple[int, int]] = {"call": NO_ROWS, "step": NO_ROWS}
+    gaps: dict[Way, tuple[tuple[int, int], ...]] = {}
+    if anchors:
+        rows = rows_taken(taken, anchors[0], ways, anchors[-1])
+        gaps = {way: some for way in ways if (some := _gaps(taken, anchors, way))}
     rows = rows or dict.fromkeys(ways if gaps else (), ANY_ROWS)
     return replace(
         found, measured=tuple(taken), others=others, kernels=ranges, rows=rows, gaps=gaps,
@@ -95,13 +105,13 @@ def decided(found: ByBatch, kernels: Kernels) -> ByBatch:
 
 
 def _fastest(measured: Sequence[AtBatch], rows: int, kernels: Kernels, way: Way) -> int:
-    speedups: dict[int, float] = {}
-    for at in measured:
-        if at.num_rows == rows:  # of several ways to time it the worse one counts
-            speedups[at.kernel] = min(at.speedup, speedups.get(at.kernel, math.inf))
-    usual = nearest(rows, kernels, way)
-    best = max(speedups, key=lambda kernel: speedups[kernel])
-    return best if speedups[best] > CLEARLY * speedups.get(usual, 0.0) else usual
+    worst: dict[int, AtBatch] = {}  # of several ways to time it the worse one counts
+    for at in sorted((at for at in measured if at.num_rows == rows), key=lambda at: -at.speedup):
+        worst[at.kernel] = at
+    usual = worst[nearest(rows, kernels, way)]
+    best = max(worst.values(), key=lambda at: at.speedup)
+    is_clear = best.speedup > CLEARLY * usual.speedup and best.low > usual.speedup
+    return best.kernel if is_clear and not best.is_disturbed else usual.kernel
 
 
 def _gaps(

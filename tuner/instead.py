@@ -7,7 +7,7 @@ its own are slower, and one file of several tuned sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.evaluate.job_spec import JobSpec
 from tuner.exporting import ExportFile, fallback_of, without_steps_of
@@ -15,7 +15,7 @@ from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer
 from tuner.planning import Planned
 from tuner.run import Run
-from tuner.together import Tuned, file_of, together_without_steps
+from tuner.together import Tuned, can_leave_steps, file_of
 from tuner.trial import Finalist, Trial
 
 __all__ = ["Instead"]
@@ -70,35 +70,39 @@ class Instead:
         return exported, [f"{what}; it takes PyTorch's own"]
 
     def together(self, tuned: Sequence[Tuned]) -> tuple[Finalist | None, list[str]]:
-        """Export one file of several sizes; None where none has a kernel, or it is rejected."""
-        if not any(one.trial for one in tuned):
-            return None, []
+        """Export one file of several sizes; None where none has a kernel, or it is rejected.
+
+        Sizes at which the file is slower than PyTorch in the race are PyTorch's in the next one,
+        and so are steps of training.
+        """
         path, run_path = self.run.export_path, self.run.path
-        file = file_of(tuned, self.toolchain, path, run_path)
-        assert file.kernels is not None
-        num = file.kernels.num_kernels
-        what = f"one file of {len(tuned)} sizes, with {num} kernel{'s' if num > 1 else ''}"
-        self.observer.on_stage(f"{what}: exporting it")
         specs = {one.words: one.planned.spec for one in tuned}
-        exported = self.export(file, specs)
-        if not exported.check.is_accepted:
-            return None, [f"{what}, is rejected: {exported.check.reason}"]
-        steps = [race.step for race in exported.at_sizes.values() if race.step is not None]
-        slower = [step for step in steps if step.verdict == "slower"]
-        notes = [f"{what}: {_speeds(exported)}"]
-        if slower and exported.by_batch is not None:
-            again = together_without_steps(
-                tuned, self.toolchain, path, run_path, exported.by_batch
-            )
-            why = f"its steps of training were slower than PyTorch's at {len(slower)} of the sizes"
-            if again is not None:
-                self.observer.on_stage(f"{why}: exporting it with PyTorch's own")
-                other = self.export(again, specs)
-                if other.check.is_accepted:
-                    exported, notes = other, [f"{what}: {_speeds(other)}", why]
-                else:
-                    notes.append(f"{why}; with PyTorch's own it is rejected")
-        return exported, notes
+        has_steps, notes = True, list[str]()
+        while any(one.trial for one in tuned):
+            file = file_of(tuned, self.toolchain, path, run_path, has_steps=has_steps)
+            assert file.kernels is not None
+            num = file.kernels.num_kernels
+            what = f"one file of {len(tuned)} sizes, with {num} kernel{'s' if num > 1 else ''}"
+            self.observer.on_stage(f"{what}: exporting it")
+            exported = self.export(file, specs)
+            if not exported.check.is_accepted:
+                return None, [*notes, f"{what}, is rejected: {exported.check.reason}"]
+            races = exported.at_sizes.items()
+            slower = {words for words, race in races if race.verdict == "slower"}
+            lost = [one.words for one in tuned if one.words in slower and one.trial]
+            steps = [words for words, race in races if race.step and race.step.verdict == "slower"]
+            takes_steps = has_steps and "step" in file.ways
+            if lost:
+                why = f"slower than PyTorch at {', '.join(lost)}, which are PyTorch's then"
+                tuned = [replace(o, trial=None) if o.words in lost else o for o in tuned]
+            elif steps and takes_steps and can_leave_steps(tuned):
+                why = f"steps of training are slower at {', '.join(steps)}, all are PyTorch's then"
+                has_steps = False
+            else:
+                return exported, [*notes, f"{what}: {_speeds(exported)}"]
+            self.observer.on_stage(why)
+            notes.append(why)
+        return None, notes
 
 
 def _speeds(exported: Finalist) -> str:

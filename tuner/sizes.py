@@ -76,12 +76,11 @@ def suggested(planned: Planned, beside: Sequence[Tuned], earlier: Earlier) -> Ea
 def tuned_of(run: Run, planned: Planned) -> Tuned:
     """Return what a run of one size found."""
     result = run.result()
-    trial = None
-    if result is not None and not result.is_fallback:
-        exported = result.exported
-        if exported is not None and exported.check.is_accepted:
-            trial = next((t for t in run.trials() if t.number == result.winner), None)
-    return Tuned(planned, trial, run.path.name)
+    exported = None if result is None or result.is_fallback else result.exported
+    if result is None or exported is None or not exported.check.is_accepted:
+        return Tuned(planned, None, run.path.name)
+    trial = next((trial for trial in run.trials() if trial.number == result.winner), None)
+    return Tuned(planned, trial, run.path.name, exported.verdict == "faster")
 
 
 def beside_of(names: Sequence[str], plans: Sequence[Planned], runs_dir: Path) -> list[Tuned]:

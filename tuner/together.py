@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tuner.by_batch import ByBatch, Way, without_steps_in
+from tuner.by_batch import ByBatch, Way
 from tuner.capture.rows_text import has_rows, with_rows
 from tuner.capture.step_text import without_steps
 from tuner.choosing import Kernels
@@ -16,14 +16,14 @@ from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
 from tuner.export.module import export_text
-from tuner.export.several import Dispatch
+from tuner.export.several import Dispatch, way_of
 from tuner.exporting import ExportFile, provenance, rewrites_of, ways_of
 from tuner.kernel.toolchain import Toolchain
 from tuner.planning import Planned
 from tuner.schedule import Schedule
 from tuner.trial import Candidate, Check, Finalist, Trial, content_key
 
-__all__ = ["Tuned", "file_of", "raced_at", "require_rows", "rows_size", "together_without_steps"]
+__all__ = ["Tuned", "can_leave_steps", "file_of", "raced_at", "require_rows", "rows_size"]
 
 NAME = "several_sizes"  # of the file until it is accepted
 
@@ -32,12 +32,13 @@ NAME = "several_sizes"  # of the file until it is accepted
 class Tuned:
     """What a search of one size found; `trial` is None where no kernel was faster than PyTorch.
 
-    `run` is the name of its run directory.
+    `run` is the name of its run directory; `is_faster` says that its race was won.
     """
 
     planned: Planned
     trial: Trial | None
     run: str = ""
+    is_faster: bool = False
 
     @property
     def rows(self) -> int:
@@ -137,6 +138,8 @@ def file_of(
             for each, candidate in zip(tuned, found, strict=True)
         ),
         ways,
+        frozenset(map(way_of, ("op", *candidates[0].plan.extra))),
+        frozenset(one.rows for one in tuned if one.is_faster),
     )
     ranges = by_batch.kernels if by_batch else {way: kernels.by_nearest(way) for way in ways}
     size, each = rows_size([one.planned for one in tuned]) or ("", 1)
@@ -156,7 +159,8 @@ def file_of(
             flags=flags[0],
             provenance=[
                 *_sizes_words(tuned, kernels, entry),
-                *provenance(planned, toolchain, first.number, entry, run_path),
+                *provenance(planned, toolchain, first.number, entry, run_path)[:-1],
+                f"  to reproduce: tune --resume {run_path}",
                 *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
                 *(f"  less than asked for: {remark}" for remark in remarks),
             ],
@@ -179,15 +183,10 @@ def file_of(
     )  # fmt: skip
 
 
-def together_without_steps(
-    tuned: Sequence[Tuned], toolchain: Toolchain, path: Path, run_path: Path, by_batch: ByBatch
-) -> ExportFile | None:
-    """Return the same file with steps of training that are the reference's; None if they are."""
+def can_leave_steps(tuned: Sequence[Tuned]) -> bool:
+    """Whether there is a file of these sizes that leaves steps of training to the reference."""
     model_new = tuned[-1].planned.family.model_new
-    if without_steps(model_new) == model_new:
-        return None
-    known = without_steps_in(by_batch)
-    return file_of(tuned, toolchain, path, run_path, known, has_steps=False)
+    return without_steps(model_new) != model_new
 
 
 def raced_at(

@@ -107,7 +107,8 @@ class Verification:
         together = None
         if self.beside:
             fastest = None if is_fallback else by_number[winner]
-            own = Tuned(self.planned, fastest, self.run.path.name)
+            is_faster = exported.verdict == "faster"
+            own = Tuned(self.planned, fastest, self.run.path.name, is_faster)
             together, more = self.instead.together([*self.beside, own])
             notes += more
         if together is not None:
@@ -178,6 +179,9 @@ class Verification:
             self._raced([file.trial], entries)
             entry, self.files[file.trial] = entries[file.trial], before
         for words, spec in at.items() if entry.check.is_accepted and not entry.at_sizes else ():
+            if spec.sizes == self.planned.spec.sizes:
+                races[words] = replace(entry, check=Check(True, "", "", ()), by_batch=None)
+                continue
             self.observer.on_stage(f"racing {file.unverified_path.name} at {words}")
             races[words] = raced_at(file, spec, self.schedule, self.deadline_s)
         if races:
