@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -23,6 +23,7 @@ from tuner.config.document import (
     require_keys,
     validated,
 )
+from tuner.config.quantities import parse_rows
 from tuner.config.schema import (
     Effort,
     File,
@@ -227,7 +228,9 @@ def _override(document: Document, overrides: Mapping[str, Value | None]) -> None
         if name in ("trials", "seed") and isinstance(value, str):
             value = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else value
         if name == "batch":
-            value = _numbers(value)
+            with suppress(ValueError):  # told where it is read
+                rows = parse_rows(value)
+                value = rows if len(rows) > 1 else rows[0]  # type: ignore[assignment]
         *sections, key = OVERRIDES[name].split(".")
         holder = document.data
         for section in sections:
@@ -235,15 +238,6 @@ def _override(document: Document, overrides: Mapping[str, Value | None]) -> None
         if isinstance(holder, dict):
             holder[key] = value
             document.places.set_by(f"--{name}", OVERRIDES[name])
-
-
-def _numbers(value: Value) -> Any:
-    """Return `64,1024` as a list of whole numbers; a single one, or what is none, as it is."""
-    words = str(value).split(",")
-    if not all(re.fullmatch(r" *[0-9]{1,18} *", word) for word in words):
-        return value
-    numbers = [int(word) for word in words]
-    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _listed(document: Document, size: Value | None) -> Listed | None:

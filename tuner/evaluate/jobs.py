@@ -70,7 +70,7 @@ from tuner.machine.limits import limits_of
 from tuner.plans import Argument, Tensor
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
-from tuner.problem.reference import load_problem
+from tuner.problem.reference import ROWS, load_problem
 from tuner.trial import from_json, to_json
 
 __all__ = ["handle"]
@@ -161,13 +161,14 @@ class _Child:
         fit.rehearse(module, model)
         return {"sizes": found, "screening": screening, "num_rows": problem.num_rows()}, ()
 
-    def capture(self, path: str, mode: TuneMode) -> Answer:
+    def capture(self, path: str, mode: TuneMode, batch: int | None = None) -> Answer:
         """Record a module's forward in a mode, and a step of training.
 
+        `batch` is how many rows inputs have, where it is not as many as the file gives.
         `forwards` are as given and, where forward takes one, with another batch.
         `has_modes` says that it computes something else in the other mode, or draws numbers there.
         """
-        problem = load_problem(Path(path), mode=mode)
+        problem = load_problem(Path(path), {} if batch is None else {ROWS: batch}, mode)
         graph = capture(problem, with_sizes=False)
         try:
             other = capture(
