@@ -40,6 +40,7 @@ from tuner.schedule import COMPILE_S, START_S, Costs, scheduled
 from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.search.t4 import to_t4
+from tuner.search.transfer import Source as WarmStart
 from tuner.storage import storage_errors, write_whole
 from tuner.together import Tuned
 from tuner.trial import Build, Candidate, Outcome, Params, Status, Trial, Value
@@ -58,7 +59,8 @@ class Session:
     """One sitting on a run: from the first trial of it to the report.
 
     `started_s` is when the user began to wait, by `time.monotonic`; `overrides` are new totals
-    that hold from this sitting on. `beside` are further sizes that the exported file is for.
+    that hold from this sitting on. `beside` are further sizes that the exported file is for,
+    `sources` other runs that the search's model starts from.
     """
 
     def __init__(
@@ -75,8 +77,9 @@ class Session:
         source: Source | None = None,
         overrides: Mapping[str, Value] | None = None,
         beside: Sequence[Tuned] = (),
+        sources: Sequence[WarmStart] = (),
     ) -> None:
-        self.beside = beside
+        self.beside, self._sources = beside, sources
         self.planned = planned
         self.toolchain = toolchain
         self.run = run
@@ -298,7 +301,7 @@ class Session:
                     self.observer.on_remaining(remaining.improvement, remaining.within)
 
             earlier = sources_from(planned, self._earlier.runs, self.run.path.parent)
-            sources = warm_starts(config, planned.family) + earlier
+            sources = [*warm_starts(config, planned.family), *earlier, *self._sources]
             budget = SearchBudget(most, self._search_s(), config.search.stop, planned.least_trials)
             self.observer.on_budget(most, budget.timeout_s)
             with storage_errors(self.run.journal_path):  # Optuna's own file

@@ -6,21 +6,26 @@ file of all.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from tuner.config.run_config import RunConfig
 from tuner.earlier import Earlier, Suggestion
 from tuner.errors import StorageError
 from tuner.planning import Planned
 from tuner.run import Run, open_run
-from tuner.search.transfer import MIN_SHARED
+from tuner.search.transfer import MIN_SHARED, Source
+from tuner.space.search_space import SearchSpace
 from tuner.together import Tuned, require_rows
 
 __all__ = [
-    "begun_from", "beside_of", "followed", "planned_sizes", "suggested", "tuned_of", "with_share",
+    "beside_of", "followed", "planned_sizes", "sources_beside", "suggested", "tuned_of",
+    "with_share",
 ]  # fmt: skip
 
 SHARE_OF_LAST = 1.5  # of the time of a run: the file of all sizes is checked and raced as well
@@ -54,12 +59,13 @@ def with_share(planned: Planned, deadline_s: float | None, num_left: int) -> Pla
     return replace(planned, config=planned.config.model_copy(update={"time_s": share_s}))
 
 
-def begun_from(planned: Planned, beside: Sequence[Tuned], runs_dir: Path) -> Planned:
-    """Return a plan whose search also starts from the runs of other sizes that tell enough."""
-    search = planned.config.search
-    paths = [path for one in beside if one.run and _tells(path := runs_dir / one.run)]
-    search = search.model_copy(update={"warm_start": (*search.warm_start, *paths)})
-    return replace(planned, config=planned.config.model_copy(update={"search": search}))
+def sources_beside(planned: Planned, beside: Sequence[Tuned], runs_dir: Path) -> list[Source]:
+    """Return what the runs of other sizes tell a search's model, as far as they tell enough."""
+    return [
+        source
+        for one in beside
+        if (source := _source(planned.space, open_run(runs_dir / one.run))) is not None
+    ]
 
 
 def suggested(planned: Planned, beside: Sequence[Tuned], earlier: Earlier) -> Earlier:
@@ -70,7 +76,8 @@ def suggested(planned: Planned, beside: Sequence[Tuned], earlier: Earlier) -> Ea
         is_known = any(known.params == params for known in first)
         if params is not None and not is_known and planned.space.index(params) is not None:
             first.append(Suggestion(params, f"the best at {one.words}, of run {one.run}", False))
-    return replace(earlier, first=(*first, *earlier.first))
+    others = (each for each in earlier.first if all(each.params != own.params for own in first))
+    return replace(earlier, first=(*first, *others))
 
 
 def tuned_of(run: Run, planned: Planned) -> Tuned:
@@ -112,7 +119,21 @@ def followed(run: Run) -> str:
     return ""
 
 
-def _tells(path: Path) -> bool:
-    """Whether a run tried enough for another search to start from it."""
-    timed = [trial for trial in open_run(path).trials() if trial.outcome.latency_us is not None]
-    return len({str(sorted(trial.params.items())) for trial in timed}) >= MIN_SHARED
+def _source(space: SearchSpace, run: Run) -> Source | None:
+    """Return all that a run tried of the same space, None where that is too little."""
+    known: dict[int, tuple[float, bool]] = {}
+    for trial in run.trials():
+        config_id = space.index(trial.params)
+        measurement, latency_us = trial.outcome.measurement, trial.outcome.latency_us
+        if config_id is not None:
+            is_bound = measurement is not None and measurement.is_censored
+            known.setdefault(config_id, (latency_us or math.nan, is_bound))
+    is_timed = any(not math.isnan(us) and not is_bound for us, is_bound in known.values())
+    if len(known) < MIN_SHARED or not is_timed:
+        return None
+    rows = space.rows(np.array(list(known)))
+    own = SearchSpace.listed(space.parameters, rows)
+    order = own.config_ids(rows)  # its own: of declaration
+    times, bounds = np.empty(len(rows)), np.empty(len(rows), dtype=bool)
+    times[order], bounds[order] = zip(*known.values(), strict=True)
+    return Source(run.path.name, own, times, bounds)

@@ -38,10 +38,10 @@ from tuner.run import Run, create_run, is_locked, open_run
 from tuner.search.task_index import known_runs, versions_of
 from tuner.session import Session
 from tuner.sizes import (
-    begun_from,
     beside_of,
     followed,
     planned_sizes,
+    sources_beside,
     suggested,
     tuned_of,
     with_share,
@@ -155,6 +155,7 @@ class _Sittings:
                 started_s = monotonic()
                 size = f"size {len(found) + 1} of {len(found) + num_left}"
                 self.observer.on_stage(f"{size}: {Tuned(planned, None).words}")
+            self.observer.on_plan(planned)
             run = self._one(planned, found, started_s, is_last=num_left == 1)
             if num_left == 1 or self.should_stop():
                 return run
@@ -185,9 +186,10 @@ class _Sittings:
         if module is not None:
             write_whole(run.path / MODULE_FILE, to_json(module))
         session = Session(
-            begun_from(planned, beside, self.runs_dir), toolchain, run, self.observer,
-            self.should_stop, verifies=self.verifies, started_s=started_s, earlier=earlier,
-            source=self.source, beside=beside if is_last else (),
+            planned, toolchain, run, self.observer, self.should_stop, verifies=self.verifies,
+            started_s=started_s, earlier=earlier, source=self.source,
+            beside=beside if is_last else (),
+            sources=sources_beside(planned, beside, self.runs_dir),
         )  # fmt: skip
         try:
             session.work()
@@ -214,9 +216,7 @@ def _planned(config: RunConfig, observer: Observer) -> Planned:
     for env in (QUIET, {}):
         new_worker("", env=env).get_ready()
     observer.on_stage(f"{config.path}: asking for the device and the sizes")
-    planned = plan(config)
-    observer.on_plan(planned)
-    return planned
+    return plan(config)
 
 
 def _environment(
@@ -311,6 +311,7 @@ def resume(
         listed = config.listed
         place = 0 if listed is None else listed.values.index(config.problem.sizes[listed.name])
         planned = plans[place]
+        observer.on_plan(planned)
         toolchain = planned.find_toolchain()
         moved = [
             f"{what}: {then} then, {now} now"
@@ -327,14 +328,14 @@ def resume(
                 + "\n  next: `--any-machine` to mix their times, or start a new run"
             )
         beside = beside_of(environment.beside, plans, path.parent)
-        further, now_s = plans[place + 1 :], started_s
-        one = begun_from(planned, beside, path.parent)
+        further, one, now_s = plans[place + 1 :], planned, started_s
         if further and config.time_s is not None:
             one, now_s = with_share(one, started_s + config.time_s, 1 + len(further)), monotonic()
         session = Session(
             one, toolchain, run, observer, should_stop, verifies=verifies, started_s=now_s,
             earlier=from_json(Earlier, json.dumps(environment.earlier)), source=source,
             overrides=given, beside=() if further else beside,
+            sources=sources_beside(planned, beside, path.parent),
         )  # fmt: skip
         session.work()
         if not further or should_stop():
