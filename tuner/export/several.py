@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.by_batch import MOST, Way
-from tuner.errors import TemplateError
 from tuner.plans import Plan
 
 __all__ = ["KERNELS_NAME", "Dispatch", "apart", "dispatch_text", "take_kernel", "way_of"]
@@ -21,6 +20,9 @@ KERNELS_NAME = "_FUSED_KERNELS"  # of the line that says which kernel is for how
 _WAYS: dict[str, Way] = {
     "eval": "eval", "kept": "step", "gradients": "step", "weight_gradients": "step",
 }  # of extra operators  # fmt: skip
+
+
+_Place = tuple[int, int, str]  # line, byte of it, name
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +103,13 @@ def apart(text: str, ending: str) -> str:
     """Return a Python text in which all that it names at its top level ends in `ending`.
 
     What it imports keeps its name, and so does what a function names itself, such as a parameter.
-
-    Raises:
-        TemplateError: a name stands where it cannot be replaced, as in a nested f-string.
     """
     tree = ast.parse(text)
     names = _given(tree.body)
     lines = [line.encode() for line in text.split("\n")]
     for line, column, name in sorted(_places(tree, names, lines), reverse=True):
         at, end = lines[line - 1], column + len(name.encode())
-        if at[column:end] != name.encode():
-            raise TemplateError(f"{name} cannot be renamed in this line: {at.decode().strip()}")
+        assert at[column:end] == name.encode(), (name, at)
         lines[line - 1] = at[:end] + ending.encode() + at[end:]
     return b"\n".join(lines).decode()
 
@@ -133,10 +131,8 @@ def _given(body: Sequence[ast.stmt]) -> set[str]:
     return found
 
 
-def _places(
-    node: ast.AST, names: set[str], lines: Sequence[bytes]
-) -> Iterator[tuple[int, int, str]]:
-    """Yield where a text means one of these names: line, byte of it, name."""
+def _places(node: ast.AST, names: set[str], lines: Sequence[bytes]) -> Iterator[_Place]:
+    """Yield where a text means one of these names."""
     if isinstance(node, ast.Name):
         if node.id in names:
             yield node.lineno, node.col_offset, node.id
@@ -146,28 +142,53 @@ def _places(
         for name in names & {*node.names}:
             yield node.lineno, start.index(name.encode(), node.col_offset + len("global")), name
         return
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        if node.name in names:
-            start = lines[node.lineno - 1]
-            yield node.lineno, start.index(node.name.encode(), node.col_offset + 3), node.name
-        inner = names if isinstance(node, ast.ClassDef) else names - _local(node)
-        outside: list[ast.AST] = [*node.decorator_list]
-        if not isinstance(node, ast.ClassDef):
-            outside += [*node.args.defaults, *(d for d in node.args.kw_defaults if d)]
-            every = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-            outside += [a.annotation for a in every if a.annotation]
-            outside += [node.returns] if node.returns else []
-        else:
-            outside += [*node.bases, *(keyword.value for keyword in node.keywords)]
-        for each in outside:
-            yield from _places(each, names, lines)
+    if isinstance(node, ast.ClassDef):
+        yield from _name_of(node, names, lines)
+        for outside in (*node.decorator_list, *node.bases, *(k.value for k in node.keywords)):
+            yield from _places(outside, names, lines)
+        own = names - _given(node.body)  # which its methods do not see
         for each in node.body:
-            yield from _places(each, inner, lines)
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from _in_function(each, own, names, lines)
+            else:
+                yield from _places(each, own, lines)
+        return
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield from _in_function(node, names, names, lines)
         return
     if isinstance(node, ast.Lambda):
         names = names - {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
     for child in ast.iter_child_nodes(node):
         yield from _places(child, names, lines)
+
+
+def _in_function(
+    node: ast.FunctionDef | ast.AsyncFunctionDef,
+    outside: set[str],
+    inside: set[str],
+    lines: Sequence[bytes],
+) -> Iterator[_Place]:
+    """Yield places of a function; `outside` are the names around it, `inside` those in it."""
+    yield from _name_of(node, outside, lines)
+    arguments = node.args
+    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    around = [*node.decorator_list, *arguments.defaults, *arguments.kw_defaults]
+    for each in (*around, *(a.annotation for a in every), node.returns):
+        if each is not None:
+            yield from _places(each, outside, lines)
+    for statement in node.body:
+        yield from _places(statement, inside - _local(node), lines)
+
+
+def _name_of(
+    node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef,
+    names: set[str],
+    lines: Sequence[bytes],
+) -> Iterator[_Place]:
+    if node.name in names:
+        start = lines[node.lineno - 1].index(b" ", node.col_offset + len("def"))
+        at = lines[node.lineno - 1].index(node.name.encode(), start)
+        yield node.lineno, at, node.name
 
 
 def _local(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
