@@ -21,10 +21,12 @@ import math
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+
 from benchmarks.in_use import LEAST_ROUNDS, ROUNDS, SLOW_S, cold_timer, made
 from tuner import tuning
 from tuner.capture.rows_text import ROWS_NAME
@@ -33,6 +35,7 @@ from tuner.config.run_config import RunConfig, config_of
 from tuner.evaluate.exposed import ExposedTimer
 from tuner.evaluate.measure import interleave
 from tuner.evaluate.modules import imported
+from tuner.evaluate.timers import Call
 from tuner.exporting import export_of
 from tuner.planning import Planned, plan
 from tuner.problem.accuracy import math_mode
@@ -47,7 +50,7 @@ MORE_ROUNDS = 3  # times those of `in_use`: a few per cent are looked for
 
 def dispatched(file: Path, reference: Path, rows: list[int], device: str) -> list[dict[str, Any]]:
     """Return what the choice of a kernel takes at each number of rows, in us."""
-    module = imported(file)
+    module: Any = imported(file)
     problem = load_problem(reference)
     model = made(module, problem.init_inputs(SEED), device)
     setattr(module, ROWS_NAME, None)  # kernels at any number of rows
@@ -57,12 +60,12 @@ def dispatched(file: Path, reference: Path, rows: list[int], device: str) -> lis
         kernel = module.kernel_for(number, "call")
         plain = _as_in_a_file_of_one(module._OP_BY_KERNEL[kernel])
 
-        def call(operator: Callable[..., Any], inputs: list[Any] = inputs) -> None:
+        def call(operator: Callable[..., Any], _: int, inputs: list[Any] = inputs) -> None:
             module.fused_op = operator
             model(*inputs)
 
         timer = ExposedTimer(device, CALLS)
-        calls = [lambda _, call=call: call(chosen), lambda _, call=call, plain=plain: call(plain)]
+        calls = [partial(call, chosen), partial(call, plain)]
         with torch.no_grad():
             with_it, without = interleave(calls, timer, TURNS)
         choice_us = [a - b for a, b in zip(with_it, without, strict=True)]
@@ -120,7 +123,7 @@ def regret_at(planned: Planned, run: Run, file: Path) -> dict[str, Any]:
         model.train(models[0].training)
     inputs = problem.make_inputs(SEED, device=device)
     timer = cold_timer(device)
-    calls = [lambda _, model=model: model(*inputs) for model in models]
+    calls: list[Call] = [partial(_called, model, inputs) for model in models]
     with torch.no_grad(), math_mode(planned.config.accuracy):
         for call in calls:
             call(0)
@@ -138,17 +141,22 @@ def regret_at(planned: Planned, run: Run, file: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _called(model: Any, inputs: list[Any], _: int) -> None:
+    model(*inputs)
+
+
 def unseen(path: Path, rows: list[int], limits: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the regret at each number of rows."""
     run = open_run(path)
     config = config_of(run)
-    if config.listed is None:
+    listed = config.listed
+    if listed is None:
         raise SystemExit(f"error: {path}: tuned for one size; expected the last run of several")
     search = config.search.model_copy(update=limits)
     config = config.model_copy(update={"search": search, "time_s": None})
     folder = path.parent / f"{path.name}-unseen"
     found = []
-    for number in rows or unseen_rows(config.listed.values):
+    for number in rows or unseen_rows(listed.values):
         record = regret_at(*searched(config, number, folder), run.export_path)
         found.append(record)
         print(

@@ -265,7 +265,7 @@ class Verification:
         if known:
             verdict = "accepted" if known[-1].check.is_accepted else "rejected"
             self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier sitting")
-            if known[-1].check.is_accepted and known[-1].interval is None:
+            if known[-1].check.is_accepted:  # in place of one that was compiled ahead
                 self.batching.kept(file).write()
             self.observer.on_finalist(known[-1])
             return known[-1]
