@@ -17,7 +17,7 @@ from test_cheats import task_of
 import tuner
 from tuner.by_batch import MOST, NO_ROWS, AtBatch, ByBatch, Way, least_of
 from tuner.choosing import Kernels, chosen_at, decided, ranges_of
-from tuner.config.run_config import Listed, RunConfig, parse_config
+from tuner.config.run_config import Listed, RunConfig, config_of as config_of_run, parse_config
 from tuner.deriving import derive_config
 from tuner.errors import ConfigError, InputError
 from tuner.evaluate.contender import Contender
@@ -585,8 +585,7 @@ def test_a_run_of_each_size_ends_with_one_file_of_all(runs):
 @pytest.mark.timeout(3600)
 def test_a_search_starts_from_what_was_best_at_other_sizes(runs):
     first, last = runs
-    config = tuner.load_config(last.config_path, {"size": 300}, base=first.path.parent.parent)
-    planned = plan(config)
+    planned = plan(config_of_run(last))
     found = tuned_of(first, planned)
     if found.trial is not None:
         told = suggested(planned, [found], tuner.earlier.Earlier())

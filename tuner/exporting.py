@@ -103,6 +103,7 @@ class ExportFile:
             self.planned.device.torch_name,
             versions,
             tuner_version(),
+            *([self.kernels.tuned] if self.kernels is not None else []),
         )
 
     def write(self) -> None:
