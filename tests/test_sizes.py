@@ -239,11 +239,14 @@ PARAMS = {
     "layer_norm": ({"template": "cpu", "stream_output": True},
                    {"template": "cpu", "stream_output": False}),
     "gate": ({"template": "nest", "unroll": 1}, {"template": "nest", "unroll": 4}),
+    "gemm_scale_batchnorm": ({"template": "cpu", "stats": "two_pass"},
+                             {"template": "cpu", "stats": "gram"}),
 }  # fmt: skip
 ON_GPU = {
     "layer_norm": ({"template": "cuda"}, {"template": "triton", "num_warps": 2}),
     "gate": ({"template": "nest_triton", "num_warps": 1},
              {"template": "nest_triton", "num_warps": 4}),
+    "gemm_scale_batchnorm": ({"template": "simt"}, {"template": "triton"}),
 }  # fmt: skip
 
 
@@ -254,7 +257,8 @@ def planned_of(folder: Path, op: str, device: str) -> list[Planned]:
         (folder / "gate.py").write_text(GATE)
         problem = f"{{module: gate.py, sizes: {{batch: {[*SIZES]}}}}}"
     else:
-        problem = f"{{op: {op}, sizes: {{batch: {[*SIZES]}, cols: 24}}}}"
+        further = "cols: 24" if op == "layer_norm" else "in_features: 24, out_features: 40"
+        problem = f"{{op: {op}, sizes: {{batch: {[*SIZES]}, {further}}}}}"
     path.write_text(f"problem: {problem}\ndevice: {device}\n")
     config = tuner.load_config(derive_config(path))
     return planned_sizes(config, lambda config: plan(config, may_assume=True))
@@ -335,12 +339,18 @@ def taken(files, monkeypatch) -> list[int]:
 KERNEL_AT = {1: 0, 4: 0, 11: 0, 12: 1, 32: 1, 80: 1, 81: 0, 200: 0, 500: 0}
 
 
+def assert_close(mine: Any, own: Any, atol: float = 1e-4) -> None:
+    torch.testing.assert_close(mine, own, rtol=1e-4, atol=atol)
+
+
 def test_each_number_of_rows_takes_the_kernel_of_the_nearest_size(files, taken):
     assert files.file.kernels.num_kernels == 2 and len(files.module._OP_BY_KERNEL) == 2
     for rows, kernel in KERNEL_AT.items():
+        if rows == 1 and hasattr(files.own, "bn"):  # a batch of one has no variance
+            continue
         inputs = files.inputs(rows)
         with torch.no_grad():
-            torch.testing.assert_close(files.mine(*inputs), files.own(*inputs))
+            assert_close(files.mine(*inputs), files.own(*inputs))
         assert taken == [kernel], rows
         taken.clear()
 
@@ -353,7 +363,8 @@ def test_gradients_are_those_of_each_kernel(files):
             model(*leaves).square().sum().backward()
             found.append([*(x.grad for x in leaves), *(p.grad for p in model.parameters())])
             model.zero_grad()
-        torch.testing.assert_close(*found)
+        # The gradient of a bias before BatchNorm is rounding noise.
+        assert_close(*found, atol=1e-2 if hasattr(files.own, "bn") else 1e-4)
 
 
 def test_eval_mode_and_a_live_modules_parameters_work_at_every_size(files):
@@ -363,7 +374,7 @@ def test_eval_mode_and_a_live_modules_parameters_work_at_every_size(files):
         inputs = files.inputs(rows)
         with torch.no_grad():
             expected = files.own.eval()(*inputs)
-            torch.testing.assert_close(live.eval()(*inputs), expected)
+            assert_close(live.eval()(*inputs), expected)
     for model in (live, files.own):
         model.train()
 
@@ -375,7 +386,7 @@ def test_the_choice_is_compiled_in_one_graph_with_the_module(files):
         for rows in (6, 20, 150):
             inputs = files.inputs(rows)
             with torch.no_grad():
-                torch.testing.assert_close(whole(*inputs), files.own(*inputs))
+                assert_close(whole(*inputs), files.own(*inputs))
 
 
 def test_one_kernel_can_be_taken_at_any_number_of_rows(files, taken, monkeypatch):
@@ -423,7 +434,7 @@ def test_gaps_and_borders_are_obeyed_by_the_module(tmp_path):
     for number, kernel in {3: None, 4: 1, 19: 1, 20: None, 30: None, 31: 1, 61: 0}.items():
         inputs = files.inputs(number)
         with torch.no_grad():
-            torch.testing.assert_close(files.mine(*inputs), files.own(*inputs))
+            assert_close(files.mine(*inputs), files.own(*inputs))
         assert calls == ([] if kernel is None else [kernel]), number
         calls.clear()
 
