@@ -15,6 +15,7 @@ from cpu_machine import GPP
 from test_cheats import task_of
 
 import tuner
+from benchmarks import several_sizes
 from tuner.by_batch import MOST, NO_ROWS, AtBatch, ByBatch, Way, least_of
 from tuner.choosing import Kernels, chosen_at, decided, ranges_of
 from tuner.config.run_config import Listed, RunConfig, config_of as config_of_run, parse_config
@@ -456,6 +457,21 @@ def test_kernels_of_several_languages_stand_in_one_text(tmp_path):
     )
 
 
+@needs_gpp
+def test_the_benchmark_times_the_choice_and_names_twelve_sizes(tmp_path, monkeypatch):
+    monkeypatch.setattr(several_sizes, "TURNS", 4)
+    monkeypatch.setattr(several_sizes, "CALLS", 2)
+    files = Files(tmp_path, "gate", "cpu")
+    reference = Path(files.plans[-1].spec.reference)
+    found = several_sizes.dispatched(files.file.unverified_path, reference, [2, 12], "cpu")
+    assert [(each["num_rows"], each["kernel"]) for each in found] == [(2, 1), (12, 2)]
+    assert all(each["call_us"] > 0 for each in found)
+    rows = several_sizes.unseen_rows((32, 512, 8192))
+    assert len(rows) == 12 and rows[0] == 16 and rows[-1] == 16384
+    assert not {*rows} & {32, 512, 8192} and rows == sorted(rows)
+    assert len({*several_sizes.unseen_rows((1, 2))}) == 12
+
+
 # ---- what is checked ------------------------------------------------------------------------
 
 
@@ -604,6 +620,16 @@ def test_a_search_starts_from_what_was_best_at_other_sizes(runs):
         assert told.first[0].words.endswith(f"of run {first.path.name}")
         assert last.trials()[0].params == found.trial.params
     assert sources_beside(planned, [found], first.path.parent) == []  # two trials tell too little
+
+
+@needs_gpp
+@pytest.mark.timeout(3600)
+def test_the_benchmark_finds_the_regret_at_a_size_never_tuned(runs, monkeypatch, capsys):
+    monkeypatch.setattr(several_sizes, "ROUNDS", {"cpu": 1})
+    (found,) = several_sizes.unseen(runs[-1].path, [20], {"trials": 1, "timeout_s": 10.0})
+    assert found["num_rows"] == 20 and found["best_us"] > 0 and found["regret"] > -1.0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("      20 rows: PyTorch ") and said[1].startswith("worst ")
 
 
 @needs_gpp
