@@ -593,8 +593,9 @@ def test_a_run_of_each_size_ends_with_one_file_of_all(runs):
     assert sizes == [8, 300]
     result = last.result()
     exported = result.exported
-    if result.is_fallback:  # a busy machine may find that no kernel is faster
-        assert exported.at_sizes == {}
+    if not exported.at_sizes:  # a busy machine may find that no kernel is faster
+        told = " ".join(result.notes)
+        assert result.is_fallback or "slower than PyTorch at" in told or "is rejected" in told
         return
     assert [*exported.at_sizes] == ["batch = 8", "batch = 300"]
     assert exported.check.is_accepted and exported.by_batch.tuned == (8, 300)
