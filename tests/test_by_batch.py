@@ -386,7 +386,7 @@ def file_of(task, **more) -> FakeFile:
     config = SimpleNamespace(effort="quick")
     planned = SimpleNamespace(spec=task, config=config, sizes={"batch": 16})
     path = Path("trial_0.unverified.py")
-    made = {"key": "k", "ways": ("call", "step"), "written": [], **more}
+    made = {"key": "k", "ways": ("call", "step"), "written": [], "kernels": None, **more}
     file = FakeFile(planned=planned, unverified_path=path, **made)
     file.with_batches = lambda found: FakeFile(key="limited", with_batches=None, by_batch=found)
     return file

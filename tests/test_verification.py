@@ -354,7 +354,7 @@ def test_finalists_that_are_checked_side_by_side_get_a_verdict_each(verification
 def test_in_place_of_a_slower_winner_pytorchs_own_modules_are_verified(verification):
     check = Check(True, "float32", "", (), is_thorough=True)
     slower = Finalist(7, check, Interval(0.9, 0.88, 0.92, 0.95, 5), 11.0, 10.0)
-    exported, notes = verification._fallen_back(slower)
+    exported, notes = verification.instead.pytorch(slower)
     # Not the verdict: on a busy machine two clocks may contradict each other, a rejection.
     assert len(exported.check.probes) > 20
     assert all(probe.is_accepted for probe in exported.check.probes)

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from tuner.by_batch import ANY_ROWS, AtBatch, ByBatch, Way, rows_taken
+from tuner.by_batch import ANY_ROWS, AtBatch, ByBatch, rows_taken
 from tuner.capture.rows_text import has_rows
+from tuner.choosing import decided
 from tuner.errors import TunerError
 from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.job_spec import asked, new_worker
@@ -76,7 +77,12 @@ class Batching:
         task, effort = file.planned.spec, file.planned.config.effort
         ways = file.ways
         loads = {**task.payload(), "file": str(file.unverified_path), "ways": ways}
-        asks = {"ways": ways, "most_s": MEASURED_S[effort]}
+        asks: dict[str, object] = {"ways": ways, "most_s": MEASURED_S[effort]}
+        if file.kernels is not None:
+            asks["tuned"] = file.kernels.rows
+            if (num_kernels := file.kernels.num_kernels) > 1:
+                loads["kernels"] = file.kernels.offers
+                asks["most_s"] = MEASURED_S[effort] * (1 + num_kernels) / 2  # PyTorch's too
         measured: tuple[AtBatch, ...] = ()
         failures: dict[str, str] = {}
         tuned_rows = file.planned.sizes.get("batch", 1)
@@ -89,14 +95,18 @@ class Batching:
             failures = data["failures"]
         except TunerError as error:  # the check will say more of the file
             failures = {way: one_line(str(error), 200) for way in ways}
-        return _decided(ByBatch(tuned_rows, measured, key=file.key), ways, failures)
+        return _decided(ByBatch(tuned_rows, measured, key=file.key), file, failures)
 
 
-def _decided(found: ByBatch, ways: tuple[Way, ...], failures: dict[str, str]) -> ByBatch:
-    rows = rows_taken(found.measured, found.tuned_rows, ways)
+def _decided(found: ByBatch, file: ExportFile, failures: dict[str, str]) -> ByBatch:
+    if file.kernels is not None:
+        found = decided(found, file.kernels)
+        rows = dict(found.rows)
+    else:
+        rows = rows_taken(found.measured, found.tuned_rows, file.ways)
     if failures.get("step") == "" and rows:  # nothing has gradients
         rows["step"] = ANY_ROWS
-    if all(each == ANY_ROWS for each in rows.values()):
+    if all(each == ANY_ROWS for each in rows.values()) and not found.gaps:
         rows = {}
     note = "; ".join(f"{way}: {why}" for way, why in failures.items() if why)
     return replace(found, rows=rows, note=note)

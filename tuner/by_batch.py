@@ -38,7 +38,8 @@ class AtBatch:
     `speedup` is the median of PyTorch's time over the kernels', in turns; that median lies from
     `low` to `high` with 95 %. With `is_idle` the device is idle before each call, else calls
     follow each other; on a CPU there is no difference. `is_disturbed`: other programs took the
-    processor again and again, so that it decides nothing.
+    processor again and again, so that it decides nothing. `kernel` is which one, in a file that
+    has several.
     """
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
@@ -52,6 +53,7 @@ class AtBatch:
     baseline_us: float
     latency_us: float
     is_disturbed: bool = False
+    kernel: int = 0
 
     @property
     def is_won(self) -> bool:
@@ -76,6 +78,11 @@ class ByBatch:
     `rows` are the fewest and the most at which it takes kernels, of calls and of steps of
     training; elsewhere the module's own forward runs. It is empty where that is nowhere. `note`
     says why nothing was measured. `key` is equal for the same kernels on the same terms.
+
+    A file of several kernels has been tuned for the rows of `tuned`, of which `tuned_rows` is the
+    largest. `kernels` has by way, few rows first, the most rows of each range and the kernel for
+    them; `measured` is then of that kernel, and `others` of those that are not taken there.
+    `gaps` are ranges within `rows` that are PyTorch's all the same.
     """
 
     tuned_rows: int
@@ -83,6 +90,17 @@ class ByBatch:
     rows: dict[Way, tuple[int, int]] = field(default_factory=dict)
     note: str = ""
     key: str = ""
+    tuned: tuple[int, ...] = ()
+    kernels: dict[Way, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    gaps: dict[Way, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    others: tuple[AtBatch, ...] = ()
+
+    @property
+    def stated(self) -> dict[Way, tuple[int | tuple[int, int], ...]] | None:
+        """What the file says of its rows: fewest, most, and gaps; None where it takes any."""
+        if not self.rows:
+            return None
+        return {way: (*rows, *self.gaps.get(way, ())) for way, rows in self.rows.items()}
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -94,9 +112,14 @@ class ByBatch:
                 lines.append(f"{what}: PyTorch's own at any number of rows")
                 continue
             where = [f"below {fewest} rows"] if fewest > 1 else []
+            where += [f"at {low} to {high} rows" for low, high in self.gaps.get(way, ())]
             where += [f"above {most} rows"] if most < MOST else []
             if where:
                 lines.append(f"{what}: the module's own forward {' and '.join(where)}")
+        for way, ranges in self.kernels.items():
+            words = [f"kernel {kernel + 1} up to {most} rows" for most, kernel in ranges[:-1]]
+            words.append(f"kernel {ranges[-1][1] + 1} {'above' if words else 'at any number'}")
+            lines.append(f"{WAYS[way]}: {', '.join(words)}")
         return tuple(lines)
 
     @property
@@ -111,6 +134,7 @@ class ByBatch:
                 where = f"from {fewest} rows on" if fewest > 1 else "at any number of rows"
             else:
                 where = f"at {fewest} to {most} rows"
+            where += ", with gaps," if way in self.gaps else ""
             if way in self.rows:
                 parts.append(f"{where} in {'eval mode' if way == 'eval' else f'{way}s'}")
         return f"kernels run {', '.join(parts)}" if parts else ""
@@ -134,16 +158,18 @@ def least_of(measured: Sequence[AtBatch], way: Way) -> list[AtBatch]:
     return [found[rows] for rows in sorted(found)]
 
 
-def batches_of(tuned_rows: int) -> list[int]:
-    """Return the numbers of rows that are measured: powers of two, and the tuned size."""
+def batches_of(tuned_rows: int, also: Sequence[int] = ()) -> list[int]:
+    """Return the numbers of rows that are measured: powers of two, and the tuned sizes."""
     powers = (2**n for n in range((ABOVE * tuned_rows).bit_length()))
-    return sorted({tuned_rows, *(rows for rows in powers if rows <= ABOVE * tuned_rows)})
+    below = (rows for rows in powers if rows <= ABOVE * tuned_rows)
+    return sorted({tuned_rows, *also, *below})
 
 
 def rows_taken(
     measured: Sequence[AtBatch],
     tuned_rows: int,
     ways: Sequence[Way] = ("call", "step"),
+    largest: int | None = None,
 ) -> dict[Way, tuple[int, int]]:
     """Return the fewest and the most rows at which a file takes its kernels.
 
@@ -155,17 +181,20 @@ def rows_taken(
         measured: one or two for each number of rows and way; the worse one counts.
         tuned_rows: the size that was tuned.
         ways: in which the file has kernels; it takes none in other calls and steps.
+        largest: of several tuned sizes, of which `tuned_rows` is the smallest; what lies between
+            is not looked at.
     """
+    largest = tuned_rows if largest is None else largest
     found: dict[Way, tuple[int, int]] = {"call": NO_ROWS, "step": NO_ROWS}
     for way in ways:
         mine = [at for at in measured if at.way == way]
         by_rows = {rows: [at for at in mine if at.num_rows == rows] for rows in _rows_of(mine)}
-        fewest, most, last = tuned_rows, MOST, tuned_rows
+        fewest, most, last = tuned_rows, MOST, largest
         for rows in sorted((rows for rows in by_rows if rows < tuned_rows), reverse=True):
             if not all(at.is_won for at in by_rows[rows]):
                 break
             fewest = rows
-        for rows in sorted(rows for rows in by_rows if rows > tuned_rows):
+        for rows in sorted(rows for rows in by_rows if rows > largest):
             if any(at.is_lost for at in by_rows[rows]):
                 most = last
                 break

@@ -62,6 +62,7 @@ def tune(
     mode: options.ModeOption = None,
     rewrites: options.RewritesOption = None,
     match: options.MatchOption = None,
+    batch: options.BatchOption = None,
     resume: options.ResumeOption = None,
     time: options.TimeOption = None,
     effort: options.EffortOption = None,
@@ -88,7 +89,7 @@ def tune(
         raise InputError("expected one of FILE.py, --config X.yaml, --resume RUN; see --help")
     if devices is not None and cluster is not None:
         raise InputError("expected --devices of this host, or --cluster, not both")
-    chosen = {"rewrites": rewrites, "match": match}
+    chosen = {"rewrites": rewrites, "match": match, "batch": batch}
     option = "dry-run" if dry_run else next(filter(chosen.get, chosen), "")
     if resume is not None and option:
         raise InputError(f"--{option} goes with --config, not with --resume\n  next: tune --help")
@@ -97,7 +98,7 @@ def tune(
 
     overrides = {
         "time": time, "effort": effort, "trials": trials, "timeout": timeout, "seed": seed,
-        "device": device, "mode": mode, "accuracy": accuracy, "sampler": sampler,
+        "device": device, "mode": mode, "accuracy": accuracy, "sampler": sampler, "batch": batch,
     }  # fmt: skip
     given: dict[str, str | bool] = {k: v for k, v in overrides.items() if v is not None}
     with watching(is_json=json) as view:

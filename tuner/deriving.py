@@ -17,8 +17,9 @@ from tuner.capture.derive import Derived, derived, space_of_templates
 from tuner.capture.index_space import NothingToGenerate, NotOneNest
 from tuner.capture.joint import Captured
 from tuner.capture.rewriting import rewritten
+from tuner.capture.rows_text import has_rows
 from tuner.config.document import read_document
-from tuner.config.quantities import parse_choice, parse_mode
+from tuner.config.quantities import parse_choice, parse_mode, parse_rows
 from tuner.errors import InputError, NothingToGainError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import explained, new_worker
@@ -29,11 +30,13 @@ from tuner.machine.platforms import SOURCE_NAMES
 from tuner.matched import family_of, space_of_family
 from tuner.observing import Observer
 from tuner.planning import Planned
+from tuner.problem.reference import ROWS
 from tuner.storage import storage_errors, write_whole
 from tuner.trial import from_json
 
 __all__ = ["derive_config", "derive_operator", "start_by_hand", "write_sources"]
 
+MODEL = "model_new.py"  # of an operator's folder
 CAPTURE_S = 300.0  # importing PyTorch and the file, and recording its forward
 
 
@@ -44,6 +47,7 @@ def derive_operator(
     mode: str | None = None,
     rewrites: str | None = None,
     match: str | None = None,
+    batch: object = None,
 ) -> Derived:
     """Capture the forward of a KernelBench-format file; write an operator that computes it.
 
@@ -55,10 +59,12 @@ def derive_operator(
         rewrites: of its graph, "exact" or "none"; None is exact.
         match: "any": where the forward is a family's reference, the operator is that family's;
             "none": it is not looked at. None: that is reported, and the operator is generated.
+        batch: how many rows (dim 0) inputs have, where it is not as many as the file gives: a
+            whole number, or several as a list or as text (`64,1024`), of which the largest counts.
 
     Raises:
         InputError: the file cannot be used, its forward cannot be captured, or no kernel is
-            generated for what it computes yet.
+            generated for what it computes yet, or none for other numbers of rows.
         NothingToGainError: the forward is PyTorch's own operations alone.
         StorageError: the cache cannot be written.
     """
@@ -71,6 +77,8 @@ def derive_operator(
         is_exact = parse_choice(rewrites or "exact", "exact", "none") == "exact"
         option = "match"
         matches = None if match is None else parse_choice(match, "any", "none")
+        option = "batch"
+        most_rows = None if batch is None else max(parse_rows(batch))
     except ValueError as error:
         raise InputError(f"{path}: {option}: {error}") from error
     observer = observer or Observer()
@@ -78,7 +86,7 @@ def derive_operator(
     observer.on_stage(f"capturing the forward of {path}")
     with new_worker("", name="capture", env=QUIET, is_ours=True) as worker:
         try:
-            asked = {"path": str(path.resolve()), "mode": chosen}
+            asked = {"path": str(path.resolve()), "mode": chosen, "batch": most_rows}
             found = worker.call("capture", asked, timeout_s=CAPTURE_S).data
         except JobFailed as failure:
             raise explained(failure) from failure
@@ -96,10 +104,16 @@ def derive_operator(
 
     def written(captured: Captured, *others: Captured) -> Derived:
         with storage_errors(folder):
-            return derived(
+            made = derived(
                 captured, path.read_text(), path.stem, found["settings"], found["has_modes"],
                 folder, *others,
             )  # fmt: skip
+            if batch is not None and not has_rows((made.folder / made.name / MODEL).read_text()):
+                raise InputError(
+                    f"{path}: batch: its forward is generated for one number of rows alone\n"
+                    "  next: leave batch out, or give the rows in get_inputs()"
+                )
+        return made
 
     try:
         if is_exact:
@@ -123,12 +137,13 @@ def derive_config(
     mode: str | None = None,
     rewrites: str | None = None,
     match: str | None = None,
+    batch: str | None = None,
 ) -> Path:
     """Return a config that names an operator in place of `problem: {module: FILE.py, mode: eval}`.
 
-    `mode`, `rewrites` and `match` stand in for the file's. All else that the file says holds: the
-    space's values stand in for those that were derived. A config that names an operator itself is
-    returned as it is, and so is one that cannot be read.
+    `mode`, `rewrites`, `match` and `batch` stand in for the file's. All else that the file says
+    holds: the space's values stand in for those that were derived. A config that names an operator
+    itself is returned as it is, and so is one that cannot be read.
 
     Raises:
         InputError, StorageError: as for `derive_operator`; or the problem says more.
@@ -147,12 +162,18 @@ def derive_config(
                     "  next: leave the option out: an operator is neither rewritten nor matched"
                 )
         return path
-    more = sorted(map(str, problem.keys() - {"module", "mode", "rewrites", "match"}))
+    more = sorted(map(str, problem.keys() - {"module", "mode", "rewrites", "match", "sizes"}))
     if more or not isinstance(problem["module"], str):
         raise InputError(
-            f"{path}: problem: expected a module, mode, rewrites and match; "
+            f"{path}: problem: expected a module, mode, rewrites, match and sizes; "
             f"got {more or problem}\n"
-            "  next: sizes are those of get_inputs(), templates are generated"
+            "  next: templates are generated"
+        )
+    sizes = problem.get("sizes") or {}
+    if not isinstance(sizes, dict) or sizes.keys() - {ROWS}:
+        raise InputError(
+            f"{path}: problem.sizes: expected {ROWS} alone, got {sizes}\n"
+            f"  next: {ROWS} is how many rows inputs have; all else is as get_inputs() gives it"
         )
     module = path.parent / problem["module"]
     made = derive_operator(
@@ -161,6 +182,7 @@ def derive_config(
         mode=mode or problem.get("mode"),
         rewrites=rewrites or problem.get("rewrites"),
         match=match or problem.get("match"),
+        batch=batch or sizes.get(ROWS),
     )
     own = json.loads(made.config.read_text())
     space = given.get("space")
@@ -168,7 +190,7 @@ def derive_config(
         given["space"], rules = _space(made, own["space"], space or {})
         if rules:
             given.setdefault("constraints", rules)
-    given["problem"] = own["problem"]
+    given["problem"] = {**own["problem"], **({"sizes": sizes} if sizes else {})}
     given.setdefault("accuracy", own["accuracy"])
     search = given.get("search")
     if isinstance(search, dict) and isinstance(search.get("warm_start"), list):

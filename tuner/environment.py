@@ -42,8 +42,10 @@ class Environment:
 
     `device` and `earlier` are the JSON of a `Device` and an `Earlier`, `facts` what expressions
     may ask of the device, `machine` the versions that a time depends on. `flops` and `bytes` are
-    of one call. `in_flight` is how many candidates a search asks for at once. `started_at` is in
-    ISO 8601. `other`: keys of the file that are not known, or whose values are of another type.
+    of one call. `beside` are the names of the runs, in the same folder, of smaller sizes that are
+    tuned for the same file. `in_flight` is how many candidates a search asks for at once.
+    `started_at` is in ISO 8601. `other`: keys of the file that are not known, or whose values are
+    of another type.
     """
 
     __pydantic_config__ = ConfigDict(strict=True)
@@ -69,6 +71,7 @@ class Environment:
     command: str = ""
     started_at: str = ""
     earlier: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
     in_flight: int | None = None
     baseline_us: Number | None = None
     baseline_noise: Number | None = None

@@ -20,6 +20,7 @@ from pathlib import Path
 from tuner.by_batch import ByBatch, Way, without_steps_in
 from tuner.capture.rows_text import has_rows, ways_in, with_rows
 from tuner.capture.step_text import without_steps
+from tuner.choosing import Kernels
 from tuner.errors import StorageError, TunerError
 from tuner.evaluate.contender import QUIET, Contender
 from tuner.evaluate.job_spec import asked, new_worker
@@ -34,7 +35,10 @@ from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors, write_whole
 from tuner.trial import Candidate, Finalist, Trial, content_key
 
-__all__ = ["ExportCompiler", "ExportFile", "export_of", "fallback_of", "without_steps_of"]
+__all__ = [
+    "ExportCompiler", "ExportFile", "export_of", "fallback_of", "provenance", "rewrites_of",
+    "ways_of", "without_steps_of",
+]  # fmt: skip
 
 COMPILE_TIMEOUT_S = 600.0
 EFFORTS = {
@@ -53,6 +57,7 @@ class ExportFile:
     `path` is where it goes once it is accepted, `name` what it is called until then.
     `with_batches` gives the file that takes its kernels where that was measured to be worth it,
     None where it does already or its sizes are fixed; `ways` are those in which it has kernels.
+    `kernels` are those of a file that has several.
     """
 
     planned: Planned
@@ -67,6 +72,7 @@ class ExportFile:
     ways: tuple[Way, ...] = ()
     by_batch: ByBatch | None = None
     compiled_as: str = ""  # equal for files of the same kernels, at whichever rows they take them
+    kernels: Kernels | None = None
 
     @property
     def unverified_path(self) -> Path:
@@ -97,6 +103,7 @@ class ExportFile:
             self.planned.device.torch_name,
             versions,
             tuner_version(),
+            *([self.kernels.tuned] if self.kernels is not None else []),
         )
 
     def write(self) -> None:
@@ -113,7 +120,8 @@ class ExportFile:
     def contender(self) -> Contender:
         """The file as a contender: imported in processes of its own, never here."""
         found = Contender.of_file(self.unverified_path, self.is_deterministic)
-        return replace(found, name=self.name.replace("_", " "))
+        further = () if self.kernels is None else self.kernels.rows
+        return replace(found, name=self.name.replace("_", " "), further_rows=further)
 
     def accept(self, entry: Finalist, samples_s: float, remarks: Sequence[str] = ()) -> None:
         """Put it under its name, with what was found in its header, and certify it.
@@ -230,12 +238,10 @@ def export_of(
     """
     candidate = candidate or planned.family.render(trial.params, planned.facts)
     model_new = planned.family.model_new
-    rows = None if by_batch is None else dict(by_batch.rows) or None
+    rows = None if by_batch is None else by_batch.stated
     family = replace(planned.family, model_new=with_rows(model_new, rows))
     again = partial(export_of, planned, toolchain, trial, path, run_path, candidate=candidate)
-    ways = ways_in(model_new)
-    if candidate.plan.extra.get("gradients", True) is None:  # this template has none
-        ways = tuple(way for way in ways if way != "step")
+    ways = ways_of(model_new, candidate)
     reference = planned.reference.read_text(encoding="utf-8")
 
     def text_of(standing: str, entry: Finalist | None, remarks: Sequence[str]) -> str:
@@ -246,7 +252,7 @@ def export_of(
             sizes=planned.config.problem.sizes,
             flags=toolchain.flags(candidate.language),
             provenance=[
-                *_provenance(planned, toolchain, trial.number, entry, run_path),
+                *provenance(planned, toolchain, trial.number, entry, run_path),
                 *(f"  {line}" for line in (by_batch.lines if by_batch else ())),
                 *(f"  less than asked for: {remark}" for remark in remarks),
             ],
@@ -256,12 +262,20 @@ def export_of(
     name = f"trial_{trial.number}"
     return ExportFile(
         planned, run_path, name, trial.number, path, candidate.is_deterministic, text_of,
-        _rewrites(planned),
+        rewrites_of(planned),
         with_batches=again if by_batch is None and has_rows(model_new) else None,
         ways=ways,
         by_batch=by_batch,
         compiled_as=content_key(candidate.key, with_rows(model_new, None)),
     )  # fmt: skip
+
+
+def ways_of(model_new: str, candidate: Candidate) -> tuple[Way, ...]:
+    """Return the ways to call a module in which a candidate has kernels."""
+    ways = ways_in(model_new)
+    if candidate.plan.extra.get("gradients", True) is None:  # this template has none
+        ways = tuple(way for way in ways if way != "step")
+    return ways
 
 
 def without_steps_of(
@@ -311,7 +325,7 @@ def fallback_of(planned: Planned, slower: Finalist, path: Path, run_path: Path) 
     return ExportFile(planned, run_path, "pytorch", slower.trial, path, False, text_of)
 
 
-def _rewrites(planned: Planned) -> tuple[str, ...]:
+def rewrites_of(planned: Planned) -> tuple[str, ...]:
     """Return the exact steps by which a module's graph was rewritten, in words."""
     return tuple(step.words for step in planned.outline.rewrites) if planned.outline else ()
 
@@ -322,9 +336,10 @@ def _in_mode(planned: Planned) -> str:
     return words and f"; in {words}"
 
 
-def _provenance(
+def provenance(
     planned: Planned, toolchain: Toolchain, number: int, raced: Finalist | None, run_path: Path
 ) -> list[str]:
+    """Return lines for a header: where a trial's file comes from, and what its race found."""
     sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
     machine: Mapping[str, str] = planned.environment
     versions = ", ".join(
@@ -338,7 +353,7 @@ def _provenance(
         f"  compiler: {toolchain.label}",
         f"  tuned for: {sizes}; accuracy class {planned.config.accuracy.label}{_in_mode(planned)}",
         EFFORTS[planned.config.effort],
-        *(f"  exact rewrite: {words}" for words in _rewrites(planned)),
+        *(f"  exact rewrite: {words}" for words in rewrites_of(planned)),
     ]
     if raced is not None and raced.interval is not None:
         i = raced.interval

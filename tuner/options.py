@@ -10,6 +10,7 @@ import typer
 __all__ = [
     "AccuracyOption",
     "AnyMachineOption",
+    "BatchOption",
     "CertificateOption",
     "ClusterOption",
     "ConfigOption",
@@ -87,6 +88,12 @@ FolderOption = Annotated[
 ModeOption = Annotated[
     str | None,
     typer.Option("--mode", help="train or eval; as the constructor leaves the module if none."),
+]
+BatchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--batch", help="Rows of the inputs; several, as 64,1024, are tuned for one file."
+    ),
 ]
 MatchOption = Annotated[
     str | None,

@@ -37,6 +37,7 @@ from tuner.machine.ceilings import impossible_us
 from tuner.machine.datasheets import known_device
 from tuner.machine.device import Device
 from tuner.machine.platforms import is_gpu
+from tuner.problem.reference import ROWS
 from tuner.search.samplers import SAMPLERS
 from tuner.space.search_space import SearchSpace
 from tuner.trial import (
@@ -77,6 +78,7 @@ class Planned:
     screening_sizes: Sequence[Mapping[str, int]]  # of all that candidates are screened with
     warnings: Sequence[str] = ()  # what is likely not meant, and stops nothing
     outline: Outline | None = None  # of an operator that was derived from a module
+    num_rows: int | None = None  # of the problem's inputs
 
     @property
     def is_small(self) -> bool:
@@ -148,7 +150,8 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     names = _template_names(config, family)
     varied = {p.name: p.values for p in config.space if p.name != "template"}
     reference = config.problem.reference or family.reference
-    device, is_assumed, machine, screening = _describe(config, family, reference, may_assume)
+    described = _describe(config, family, reference, may_assume)
+    device, is_assumed, machine, screening, num_rows = described
     _require_kernels(family, names, device)
     sizes = screening[0]
     facts: dict[str, Value] = dict(device.facts())
@@ -173,7 +176,7 @@ def plan(config: RunConfig, *, may_assume: bool = False) -> Planned:
     warnings += _checked_texts(defaults, family, facts)
     return Planned(
         config, family, device, is_assumed, sizes, facts, machine, space, defaults, reference,
-        screening, warnings, _outline(config, family),
+        screening, warnings, _outline(config, family), num_rows,
     )  # fmt: skip
 
 
@@ -199,14 +202,18 @@ def _require_kernels(family: Family, names: Sequence[str], device: Device) -> No
 def _outline(config: RunConfig, family: Family) -> Outline | None:
     """Return the graph in short that a derived operator's folder holds, if it is of these sizes.
 
+    It is of the batch for which it was derived, and has no size but that.
+
     Raises:
         TemplateError: the file there is no graph.
     """
     path = family.model_file.parent / GRAPH_FILE
-    if config.problem.sizes or config.problem.reference or not path.is_file():
+    if config.problem.reference or not path.is_file():
         return None
     try:
-        return outline_of(from_json(Graph, path.read_text()))
+        graph = from_json(Graph, path.read_text())
+        is_own = config.problem.sizes in ({}, {ROWS: graph.batch})
+        return outline_of(graph) if is_own else None
     except ValueError as error:
         raise TemplateError(
             f"{path}: not a graph as `tune my_module.py` writes it: {error}\n"
@@ -283,10 +290,11 @@ def _template_names(config: RunConfig, family: Family) -> list[str]:
 
 def _describe(
     config: RunConfig, family: Family, reference: Path, may_assume: bool
-) -> tuple[Device, bool, dict[str, str], list[dict[str, int]]]:
+) -> tuple[Device, bool, dict[str, str], list[dict[str, int]], int | None]:
     """Ask a child process for the device and the sizes; the parent imports no PyTorch.
 
-    The sizes are the problem's own and then those of other batches that screening asks for.
+    The sizes are the problem's own and then those of other batches that screening asks for; then
+    there is how many rows its inputs have.
     """
     is_assumed = False
     with new_worker("cpu", name="describe", env=QUIET, is_ours=True) as worker:
@@ -303,7 +311,7 @@ def _describe(
             family, reference, problem.sizes, device.torch_name, config.accuracy, mode=problem.mode
         )
         try:
-            sizes = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data["screening"]
+            told = worker.call("sizes", task.payload(), timeout_s=DESCRIBE_S).data
         except JobFailed as failure:
             raise explained(failure) from failure
-    return device, is_assumed, found["environment"], sizes
+    return device, is_assumed, found["environment"], told["screening"], told["num_rows"]

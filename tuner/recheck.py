@@ -11,7 +11,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.errors import InputError, WorkerError
@@ -135,6 +135,8 @@ def repeat(
         mode=certificate.mode,
     )  # its sizes replace the reference's own  # fmt: skip
     contender = Contender.of_file(file, certificate.is_deterministic)
+    if certificate.by_batch is not None:
+        contender = replace(contender, further_rows=certificate.by_batch.tuned)
     racer = Racer(spec)
     racer.get_ready([contender])
 

@@ -30,6 +30,12 @@ def recomputed(entry: Finalist) -> tuple[Finalist, str]:
     run, say, whose figures nobody can compute again; what is shown of it says so. Where samples
     give no figures, interval and latencies are None.
     """
+    if entry.at_sizes:
+        main, *said = recomputed(replace(entry, at_sizes={}))
+        each = {size: recomputed(race) for size, race in entry.at_sizes.items()}
+        said += [f"at {size}, {words}" for size, (_, words) in each.items() if words]
+        at_sizes = {size: race for size, (race, _) in each.items()}
+        return replace(main, at_sizes=at_sizes), "; ".join(filter(None, said))
     if not entry.samples_us:
         return entry, ""
     who = f"trial {entry.trial}"

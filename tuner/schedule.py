@@ -46,6 +46,7 @@ class Costs:
     call_s: float = 0.01
     start_s: float = START_S["cpu"]
     batches_s: float = 0.0
+    num_sizes: int = 0  # at which a file of several is raced, once it is compiled and checked
 
     def set_s(self, num_finalists: int, samples_s: float) -> float:
         """Return the seconds of one set of processes of a race, the baseline's among them."""
@@ -87,7 +88,11 @@ class Schedule:
     def verification_s(self) -> float:
         """Seconds from the search's end to the verified file."""
         each_s = self.costs.batches_s + self.costs.check_s
-        return self.compile_s + self.num_finalists * each_s + self.race_s
+        found_s = self.compile_s + self.num_finalists * each_s + self.race_s
+        if not self.costs.num_sizes:
+            return found_s
+        one_s = self.num_processes * self.costs.set_s(1, self.samples_s)
+        return found_s + self.costs.compile_s + each_s + (1 + self.costs.num_sizes) * one_s
 
     @property
     def words(self) -> str:

@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -40,7 +40,9 @@ from tuner.schedule import COMPILE_S, START_S, Costs, scheduled
 from tuner.search.study import SearchBudget, search
 from tuner.search.surrogate import Remaining
 from tuner.search.t4 import to_t4
+from tuner.search.transfer import Source as WarmStart
 from tuner.storage import storage_errors, write_whole
+from tuner.together import Tuned
 from tuner.trial import Build, Candidate, Outcome, Params, Status, Trial, Value
 from tuner.verification import Verification
 
@@ -57,7 +59,8 @@ class Session:
     """One sitting on a run: from the first trial of it to the report.
 
     `started_s` is when the user began to wait, by `time.monotonic`; `overrides` are new totals
-    that hold from this sitting on.
+    that hold from this sitting on. `beside` are further sizes that the exported file is for,
+    `sources` other runs that the search's model starts from.
     """
 
     def __init__(
@@ -73,7 +76,10 @@ class Session:
         earlier: Earlier | None = None,
         source: Source | None = None,
         overrides: Mapping[str, Value] | None = None,
+        beside: Sequence[Tuned] = (),
+        sources: Sequence[WarmStart] = (),
     ) -> None:
+        self.beside, self._sources = beside, sources
         self.planned = planned
         self.toolchain = toolchain
         self.run = run
@@ -98,6 +104,7 @@ class Session:
             num_cores=planned.num_workers,
             start_s=START_S[planned.device.kind],
             batches_s=seconds_of(planned),
+            num_sizes=1 + len(beside) if beside else 0,
         )
         self.asked = self.schedule = scheduled(planned.config, costs)
 
@@ -161,7 +168,7 @@ class Session:
             stack.callback(checks_ahead.shutdown, wait=False, cancel_futures=True)
         verification = Verification(
             planned, self.toolchain, self.run, writer, verifier, seed, compiler, self.observer,
-            self.schedule, self._deadline_s, checks_ahead=checks_ahead,
+            self.schedule, self._deadline_s, checks_ahead=checks_ahead, beside=self.beside,
         )  # fmt: skip
         if self._is_known:  # the best until now is likely to stay the best
             getting_ready = ThreadPoolExecutor(1)
@@ -294,7 +301,7 @@ class Session:
                     self.observer.on_remaining(remaining.improvement, remaining.within)
 
             earlier = sources_from(planned, self._earlier.runs, self.run.path.parent)
-            sources = warm_starts(config, planned.family) + earlier
+            sources = [*warm_starts(config, planned.family), *earlier, *self._sources]
             budget = SearchBudget(most, self._search_s(), config.search.stop, planned.least_trials)
             self.observer.on_budget(most, budget.timeout_s)
             with storage_errors(self.run.journal_path):  # Optuna's own file

@@ -289,7 +289,8 @@ class Finalist:
     were in one race, and `seed` is that of the probes: a later sitting need not check or race
     again.
     `falls_back` says that a timed call ran the reference's own operations, `by_batch` how fast the
-    kernels are at other numbers of rows, and at which of them the file takes them.
+    kernels are at other numbers of rows, and at which of them the file takes them. `at_sizes` are
+    races at each of several tuned sizes, as "batch = 64", with empty checks; the rest is of one.
     """
 
     __pydantic_config__ = _NUMBERS
@@ -313,6 +314,7 @@ class Finalist:
     seed: int = 0
     falls_back: bool = False
     by_batch: ByBatch | None = None
+    at_sizes: dict[str, Finalist] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Literal["faster", "slower", "no difference"] | None:

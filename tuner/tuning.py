@@ -13,20 +13,21 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from time import monotonic
 
 from tuner.capture.outline import MODULE_FILE
 from tuner.config.run_config import RunConfig, config_of
 from tuner.deriving import derive_config, derive_operator, start_by_hand, write_sources
 from tuner.earlier import Earlier, earlier_of
 from tuner.environment import Environment
-from tuner.errors import InputError, StorageError
+from tuner.errors import InputError, NothingCorrectError, StorageError
 from tuner.evaluate.contender import QUIET
 from tuner.evaluate.job_spec import new_worker
-from tuner.fleets import source_of
+from tuner.fleets import Source, source_of
 from tuner.gaining import measured, worth_searching
 from tuner.kernel.toolchain import Toolchain
 from tuner.machine.doctor import tuner_version
@@ -36,7 +37,17 @@ from tuner.review.gain import Gain
 from tuner.run import Run, create_run, is_locked, open_run
 from tuner.search.task_index import known_runs, versions_of
 from tuner.session import Session
+from tuner.sizes import (
+    beside_of,
+    followed,
+    planned_sizes,
+    sources_beside,
+    suggested,
+    tuned_of,
+    with_share,
+)
 from tuner.storage import write_whole
+from tuner.together import Tuned
 from tuner.trial import Value, from_json, to_json
 from tuner.verifying import export_trial, verify, verify_certificate
 
@@ -76,6 +87,8 @@ def tune(
 ) -> Run:
     """Tune: search, verify the finalists' files, write the report.
 
+    A config with several values of a size has a run of each, and the last one has the file of all.
+
     Args:
         config: as `load_config` gives it.
         runs_dir: where the run directory is made.
@@ -92,35 +105,99 @@ def tune(
         certificate: the tuner's of that cluster; where `tune cluster start` writes it if None.
 
     Returns:
-        The run; `run.result()` says what was found, None where nothing was to be verified.
+        The run, of several the last; `run.result()` says what was found, None where nothing was
+        to be verified.
 
     Raises:
         InputError, MachineError: as `errors` says; what was found until then is in the run.
         NothingCorrectError: no candidate was correct.
         NothingToGainError: nothing was searched, since nothing could be gained.
     """
-    started_s = time.monotonic()
+    started_s = monotonic()
     observer = observer or Observer()
     with source_of(config.device, devices, cluster, certificate) as (source, device):
-        planned = _planned(config.model_copy(update={"device": device}), observer)
+        config = config.model_copy(update={"device": device})
+        plans = planned_sizes(config, lambda each: _planned(each, observer))
+        sittings = _Sittings(
+            observer, should_stop, runs_dir, source, command, overrides or {}, verifies, force
+        )
+        return sittings.each(plans, [], started_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sittings:
+    """The sittings of one command: one, or one for each of several sizes."""
+
+    observer: Observer
+    should_stop: Callable[[], bool]
+    runs_dir: Path
+    source: Source
+    command: str
+    overrides: Mapping[str, Value]
+    verifies: bool
+    force: bool
+
+    def each(self, plans: Sequence[Planned], beside: Sequence[Tuned], started_s: float) -> Run:
+        """Tune one size after the other, the smallest first; return the last run.
+
+        Args:
+            plans: of the sizes to go.
+            beside: those that were tuned before.
+            started_s: when the user began to wait, by `time.monotonic`.
+        """
+        time_s = plans[0].config.time_s
+        deadline_s = None if time_s is None else started_s + time_s
+        found = [*beside]
+        for place, planned in enumerate(plans):
+            num_left = len(plans) - place
+            if planned.config.listed is not None:
+                planned = with_share(planned, deadline_s, num_left)
+                started_s = monotonic()
+                size = f"size {len(found) + 1} of {len(found) + num_left}"
+                self.observer.on_stage(f"{size}: {Tuned(planned, None).words}")
+            self.observer.on_plan(planned)
+            run = self._one(planned, found, started_s, is_last=num_left == 1)
+            if num_left == 1 or self.should_stop():
+                return run
+            found.append(tuned_of(run, planned))
+        raise AssertionError("there is a plan, and the last one returns")
+
+    def _one(
+        self, planned: Planned, beside: Sequence[Tuned], started_s: float, *, is_last: bool
+    ) -> Run:
         toolchain = planned.find_toolchain()
-        module = worth_searching(planned, observer, force=force or not verifies)
+        listed = planned.config.listed
+        force = self.force or not self.verifies or listed is not None
+        module = worth_searching(planned, self.observer, force=force)
         earlier = Earlier()
-        if planned.outline is not None or config.effort == "quick":
+        if planned.outline is not None or planned.config.effort == "quick":
             versions = versions_of(planned.environment, toolchain.label)
-            earlier = earlier_of(planned, versions, runs_dir)
-        environment = _environment(planned, toolchain, command, overrides or {}, earlier)
+            earlier = earlier_of(planned, versions, self.runs_dir)
+        overrides = dict(self.overrides)
+        if listed is not None:
+            overrides["size"] = planned.config.problem.sizes[listed.name]
+            earlier = suggested(planned, beside, earlier)
+        environment = _environment(planned, toolchain, self.command, overrides, earlier)
+        environment = replace(environment, beside=tuple(one.run for one in beside))
+        config = planned.config
         run = create_run(
-            runs_dir, planned.family.name, planned.device.name, config.text, environment
+            self.runs_dir, planned.family.name, planned.device.name, config.text, environment
         )
         if module is not None:
             write_whole(run.path / MODULE_FILE, to_json(module))
         session = Session(
-            planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
-            earlier=earlier, source=source,
+            planned, toolchain, run, self.observer, self.should_stop, verifies=self.verifies,
+            started_s=started_s, earlier=earlier, source=self.source,
+            beside=beside if is_last else (),
+            sources=sources_beside(planned, beside, self.runs_dir),
         )  # fmt: skip
-        session.work()
-        known_runs(runs_dir)  # what this run found is known before the next one starts
+        try:
+            session.work()
+        except NothingCorrectError as error:
+            if is_last:
+                raise
+            self.observer.on_stage(f"warning: no kernel for this size: {error}")
+        known_runs(self.runs_dir)  # what this run found is known before the next one starts
         return run
 
 
@@ -139,9 +216,7 @@ def _planned(config: RunConfig, observer: Observer) -> Planned:
     for env in (QUIET, {}):
         new_worker("", env=env).get_ready()
     observer.on_stage(f"{config.path}: asking for the device and the sizes")
-    planned = plan(config)
-    observer.on_plan(planned)
-    return planned
+    return plan(config)
 
 
 def _environment(
@@ -196,7 +271,7 @@ def resume(
     cluster: str | None = None,
     certificate: Path | None = None,
 ) -> Run:
-    """Go on with a run where it stopped.
+    """Go on with a run where it stopped, and with the sizes that were to come after it.
 
     Args:
         path: the run directory.
@@ -215,7 +290,7 @@ def resume(
         StorageError: not a run, or made on another device or with another toolchain.
         RunLockedError: another process works on it.
     """
-    started_s = time.monotonic()
+    started_s = monotonic()
     given = dict(overrides or {})
     if set(given) - MAY_CHANGE:
         raise InputError(
@@ -231,7 +306,12 @@ def resume(
     observer = observer or Observer()
     config = config_of(run, given)
     with source_of(config.device, devices, cluster, certificate) as (source, device):
-        planned = _planned(config.model_copy(update={"device": device}), observer)
+        config = config.model_copy(update={"device": device})
+        plans = planned_sizes(config, lambda each: _planned(each, observer))
+        listed = config.listed
+        place = 0 if listed is None else listed.values.index(config.problem.sizes[listed.name])
+        planned = plans[place]
+        observer.on_plan(planned)
         toolchain = planned.find_toolchain()
         moved = [
             f"{what}: {then} then, {now} now"
@@ -247,9 +327,25 @@ def resume(
                 + "\n  ".join(moved)
                 + "\n  next: `--any-machine` to mix their times, or start a new run"
             )
+        beside = beside_of(environment.beside, plans, path.parent)
+        further, one, now_s = plans[place + 1 :], planned, started_s
+        if further and config.time_s is not None:
+            one, now_s = with_share(one, started_s + config.time_s, 1 + len(further)), monotonic()
         session = Session(
-            planned, toolchain, run, observer, should_stop, verifies=verifies, started_s=started_s,
+            one, toolchain, run, observer, should_stop, verifies=verifies, started_s=now_s,
             earlier=from_json(Earlier, json.dumps(environment.earlier)), source=source,
-            overrides=given,
+            overrides=given, beside=() if further else beside,
+            sources=sources_beside(planned, beside, path.parent),
         )  # fmt: skip
-        return session.work()
+        session.work()
+        if not further or should_stop():
+            return run
+        if name := followed(run):
+            observer.on_stage(f"the next size was begun: tune --resume {path.parent / name}")
+            return run
+        overrides = {**environment.overrides, **given}
+        sittings = _Sittings(
+            observer, should_stop, path.parent, source, environment.command, overrides, verifies,
+            force=True,
+        )  # fmt: skip
+        return sittings.each(further, [*beside, tuned_of(run, planned)], started_s)

@@ -9,26 +9,22 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 
 from tuner.batching import Batching
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import Contender
+from tuner.evaluate.job_spec import JobSpec
 from tuner.evaluate.measure import tie_set
 from tuner.evaluate.profiling import profile_into
 from tuner.evaluate.race import Race, finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
-from tuner.exporting import (
-    ExportCompiler,
-    ExportFile,
-    export_of,
-    fallback_of,
-    without_steps_of,
-)  # fmt: skip
+from tuner.exporting import ExportCompiler, ExportFile, export_of
 from tuner.gaining import bound_of
+from tuner.instead import Instead
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
@@ -36,6 +32,7 @@ from tuner.ranking import blamed, ranked_trials, remarks_on, rounds_of, structur
 from tuner.rivals import beside_compiled
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
+from tuner.together import Tuned, raced_at
 from tuner.trial import Check, Finalist, Result, Trial, content_key
 
 __all__ = ["Verification"]
@@ -43,6 +40,7 @@ __all__ = ["Verification"]
 MAX_CHECKED = 3  # times the finalists wanted: how many trials are put to all probes
 NUM_SPARES = 2  # files that are compiled before one of those that are checked is rejected
 SEEN_SHARE = 0.2  # of a race, from which on its own speed tells what is left
+NOWHERE: Mapping[str, JobSpec] = {}
 HEARTBEAT_S = 2.0  # between two signs of life while a compiler works
 
 
@@ -72,10 +70,13 @@ class Verification:
     spares: list[ExportFile] = field(default_factory=list)  # to check where one is rejected
     shown: int = -1  # whose probes are reported
     files: dict[int, ExportFile] = field(default_factory=dict)  # by trial, as they are kept
+    beside: Sequence[Tuned] = ()  # sizes that were tuned for the same file, the smallest first
     batching: Batching = field(init=False)
+    instead: Instead = field(init=False)
 
     def __post_init__(self) -> None:
         """Read what earlier sittings measured."""
+        self.instead = Instead(self.planned, self.toolchain, self.run, self.observer, self.export)
         self.batching = Batching(self.run, self.writer, self.observer.on_stage)
 
     def result(self, trials: Sequence[Trial]) -> tuple[Result | None, list[Finalist]]:
@@ -103,17 +104,25 @@ class Verification:
         winner = ties[0]
         exported, notes = entries[winner], list(self.schedule.reductions)
         is_fallback = exported.interval is not None and exported.interval.verdict == "slower"
-        for number in believed:
-            file = self.batching.kept(self.files[number])
-            if number == winner and not is_fallback:
-                file = replace(file, path=self.run.export_path)
-            file.accept(entries[number], self.schedule.samples_s, self.schedule.reductions)
-        if is_fallback:
-            exported, more = self._fallen_back(exported)
+        together = None
+        if self.beside:
+            fastest = None if is_fallback else by_number[winner]
+            is_faster = exported.verdict == "faster"
+            own = Tuned(self.planned, fastest, self.run.path.name, is_faster)
+            together, more = self.instead.together([*self.beside, own])
+            notes += more
+        if together is not None:
+            self._accept(believed, entries)
+            exported, is_fallback = together, False
+            notes += remarks_on(exported)
+        elif is_fallback:
+            self._accept(believed, entries)
+            exported, more = self.instead.pytorch(exported)
             notes += more
         else:
+            self._accept(believed, entries, winner)
             if exported.step is not None and exported.step.verdict == "slower":
-                exported, more = self._without_steps(by_number[winner], exported)
+                exported, more = self.instead.without_steps(by_number[winner], exported)
                 notes += more
             notes += remarks_on(exported)
         compiled = None
@@ -137,6 +146,16 @@ class Verification:
         )
         return result, list(entries.values())
 
+    def _accept(
+        self, numbers: Iterable[int], entries: Mapping[int, Finalist], winner: int | None = None
+    ) -> None:
+        """Put files that were raced under their names, the winner under the usual one."""
+        for number in numbers:
+            file = self.batching.kept(self.files[number])
+            if number == winner:
+                file = replace(file, path=self.run.export_path)
+            file.accept(entries[number], self.schedule.samples_s, self.schedule.reductions)
+
     def profile(self, result: Result) -> None:
         """Record the kernels of one call, where there is time; nothing else depends on them."""
         is_late = self.deadline_s is not None and time.monotonic() > self.deadline_s
@@ -145,15 +164,29 @@ class Verification:
             if why := profile_into(self.run.path, self.planned.spec, result):
                 self.observer.on_stage(f"  not profiled: {why}")
 
-    def export(self, file: ExportFile) -> Finalist:
-        """Check and race one file alone, and put it under its name, or beside it as rejected."""
+    def export(self, file: ExportFile, at: Mapping[str, JobSpec] = NOWHERE) -> Finalist:
+        """Check and race one file alone, and put it under its name, or beside it as rejected.
+
+        It is raced `at` further problems as well, each with a name.
+        """
         Racer(self.planned.spec).get_ready([file.contender])
         entry = self._check(file)
         file = self.batching.known(file) or file
+        races: dict[str, Finalist] = {}
         if entry.check.is_accepted and entry.interval is None:
-            entries, self.files[file.trial] = {file.trial: entry}, file
+            entries, before = {file.trial: entry}, self.files.get(file.trial, file)
+            self.files[file.trial] = file
             self._raced([file.trial], entries)
-            entry = entries[file.trial]
+            entry, self.files[file.trial] = entries[file.trial], before
+        for words, spec in at.items() if entry.check.is_accepted and not entry.at_sizes else ():
+            if spec.sizes == self.planned.spec.sizes:
+                races[words] = replace(entry, check=Check(True, "", "", ()), by_batch=None)
+                continue
+            self.observer.on_stage(f"racing {file.unverified_path.name} at {words}")
+            races[words] = raced_at(file, spec, self.schedule, self.deadline_s)
+        if races:
+            entry = replace(entry, at_sizes=races)
+            self.writer.append_check(entry)
         if entry.check.is_accepted:
             file.accept(entry, self.schedule.samples_s, self.schedule.reductions)
         else:
@@ -232,7 +265,7 @@ class Verification:
         if known:
             verdict = "accepted" if known[-1].check.is_accepted else "rejected"
             self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier sitting")
-            if known[-1].check.is_accepted and known[-1].interval is None:
+            if known[-1].check.is_accepted:  # in place of one that was compiled ahead
                 self.batching.kept(file).write()
             self.observer.on_finalist(known[-1])
             return known[-1]
@@ -361,37 +394,3 @@ class Verification:
                 " processor meanwhile"
             )
         return race
-
-    def _fallen_back(self, slower: Finalist) -> tuple[Finalist, list[str]]:
-        """Export the reference's own modules in place of a winner that is slower; verify them.
-
-        The winner was the best of all raced, a template around PyTorch's own product included
-        where the space has one.
-        """
-        assert slower.interval is not None
-        self.observer.on_stage("slower than PyTorch: exporting PyTorch's own modules instead")
-        i = slower.interval
-        note = (
-            f"every kernel is slower than PyTorch, the best one at {i.speedup:.3f}x "
-            f"[{i.low:.3f}, {i.high:.3f}]; it is in trial_{slower.trial}.py"
-        )
-        file = fallback_of(self.planned, slower, self.run.export_path, self.run.path)
-        exported = self.export(file)
-        if not exported.check.is_accepted:  # the reference's calls differ from each other, say
-            note = f"{note}; PyTorch's own modules were rejected: {exported.check.reason}"
-        return exported, [note]
-
-    def _without_steps(self, trial: Trial, slower: Finalist) -> tuple[Finalist, list[str]]:
-        """Export the winner with steps of training that are the reference's, which are faster."""
-        path, run_path = self.run.export_path, self.run.path
-        file = without_steps_of(
-            self.planned, self.toolchain, trial, path, run_path, slower.by_batch
-        )
-        if file is None or slower.step is None:
-            return slower, []
-        what = f"its steps of training were slower than PyTorch's, {slower.step.speedup:.2f}x"
-        self.observer.on_stage(f"{what}: exporting it with PyTorch's own")
-        exported = self.export(file)
-        if not exported.check.is_accepted:
-            return slower, [f"{what}; with PyTorch's own it is rejected: {exported.check.reason}"]
-        return exported, [f"{what}; it takes PyTorch's own"]

@@ -27,12 +27,13 @@ def asks_rows(names: Sequence[str], batched: str) -> str:
     return _ASKS_ROWS.format(names=", ".join(names), batched=batched)
 
 
-def with_rows(model_new: str, rows: Mapping[Way, tuple[int, int]] | None) -> str:
+def with_rows(model_new: str, rows: Mapping[Way, tuple[int | tuple[int, int], ...]] | None) -> str:
     """Return a module's text that takes its kernels at these rows, and PyTorch elsewhere.
 
     Args:
         model_new: the text; one whose inputs have fixed sizes is returned as it is.
-        rows: the fewest and the most, by way; None takes any.
+        rows: by way the fewest and the most, and then ranges between that are PyTorch's all the
+            same; None takes any.
     """
     return _ROWS_LINE.sub(f"{ROWS_NAME} = {rows!r}  #", model_new, count=1)
 
@@ -78,18 +79,23 @@ _ASKS_ROWS = """\
 
 # Of a module whose inputs may have another number of rows.
 ROWS_TEXT = """\
-_FUSED_ROWS = None  # fewest and most, where PyTorch was measured to be faster elsewhere
-_LEAST_ROWS = min(fewest for fewest, _ in _FUSED_ROWS.values()) if _FUSED_ROWS else 0
+_FUSED_ROWS = None  # fewest, most, gaps, where PyTorch was measured to be faster elsewhere
+_LEAST_ROWS = min(rows[0] for rows in _FUSED_ROWS.values()) if _FUSED_ROWS else 0
+
+
+def is_within(rows, fewest, most, *gaps):
+    for low, high in gaps:
+        if low <= rows <= high:
+            return False
+    return not (rows < fewest or rows > most)  # a bool of its own, also for a compiler
 
 
 def takes_rows(rows, module, *inputs):
     # Whether kernels were measured to be as fast as PyTorch at so many rows.
-    fewest, most = _FUSED_ROWS["call"]
-    takes_call = not (rows < fewest or rows > most)  # a bool of its own, also for a compiler
+    takes_call = is_within(rows, *_FUSED_ROWS["call"])
     if not torch.is_grad_enabled():
         return takes_call
-    fewest, most = _FUSED_ROWS["step"]
-    takes_step = not (rows < fewest or rows > most)
+    takes_step = is_within(rows, *_FUSED_ROWS["step"])
     if takes_step == takes_call:
         return takes_call
     is_step = wants_gradients(inputs) or wants_gradients(module.parameters())

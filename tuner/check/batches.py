@@ -10,7 +10,9 @@ from typing import Any, Literal
 from tuner.check.probe import Modes, Probe
 from tuner.check.tells import TELLS
 
-__all__ = ["FEWEST", "FEW_ROWS", "MOST", "Extent", "batch_probes", "odd_batch"]
+__all__ = [
+    "FEWEST", "FEW_ROWS", "MOST", "Extent", "batch_probes", "further_probes", "odd_batch",
+]  # fmt: skip
 
 # Numbers that a call takes and makes, those in between as well. The judge holds some of them six
 # times, in float64; a CPU takes some 10 ns for each, and products count as what they take there.
@@ -168,6 +170,26 @@ def batch_probes(
             )
         )  # fmt: skip
     return [p for p in asked if p.name == "more rows" or p.is_tall or extent.holds(p.batch or 0)]
+
+
+def further_probes(
+    probe: Callable[..., Probe], modes: Modes, extent: Extent, rows: Sequence[int]
+) -> list[Probe]:
+    """Return what is asked at further numbers of rows, such as those that a file was tuned for.
+
+    With gradients as far as there is room for them, of one call where they are many, and not at
+    all where the device has no room.
+    """
+    asked = []
+    for number in dict.fromkeys(rows):
+        fields = {"is_reduced": False, "distribution": "normal", "tells": TELLS["tuned"]}
+        if extent.holds(number):
+            fields |= {"gradients": "all", **modes.in_turn}
+        elif number > extent.rows_within(MOST_ELEMENTS[extent.device]):
+            continue
+        if number != extent.num_rows:
+            asked.append(probe(f"kernels at {number} rows", batch=number, **fields))
+    return asked
 
 
 def _above_tiles(num_rows: int, secret: random.Random) -> list[Sequence[int]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from tuner.check.asker import Asker
-from tuner.check.batches import Extent, batch_probes, odd_batch
+from tuner.check.batches import Extent, batch_probes, further_probes, odd_batch
 from tuner.check.combined import combined_probes
 from tuner.check.crossing import Action, Dtype, Mode
 from tuner.check.handling import handling_probes
@@ -70,6 +70,7 @@ def thorough_probes(
     large_batch: int = 0,
     row_elements: float = 0.0,
     traits: Traits = EVERYTHING,
+    further_rows: Sequence[int] = (),
 ) -> list[Probe]:
     """Return everything that is asked of finalists, exports and strangers' files.
 
@@ -77,7 +78,7 @@ def thorough_probes(
     asked in the problem's own of `modes`.
     `is_deterministic` asks for the same bits from the same input. From `large_batch` rows on the
     module is known to take another way in eval mode. `row_elements` are as of `Extent`; what says
-    nothing with such `traits` is left out.
+    nothing with such `traits` is left out. `further_rows` are asked besides.
     """
     secret = random.Random(seed)
     seed_full, seed_reduced = secret.getrandbits(31), secret.getrandbits(31)
@@ -109,6 +110,7 @@ def thorough_probes(
     ]  # fmt: skip
     if num_rows is not None:
         probes += batch_probes(reduced, modes, extent, secret)
+        probes += further_probes(reduced, modes, extent, further_rows)
     probes += unusual_probes(reduced, modes, secret, has_cuda)
     probes += shortcut_probes(reduced, modes, secret)
     ask = Asker(reduced, modes, extent, traits, secret)

@@ -14,6 +14,7 @@ TELLS = {
     "poison": "a NaN or Inf of the input must reach what the reference lets it reach",
     "batch": "is it right only for the tested shape?",
     "rows": "are rows beyond those of the tested shape wrong?",
+    "tuned": "is the kernel for so many rows wrong, or the choice of it?",
     "large": "are large calls in eval mode computed in a way of their own?",
     "full": "memoised, or weights folded and kept, at the full size?",
     "eval": "eval mode must use the stored statistics, and change nothing",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tuner.config.run_config import RunConfig
 from tuner.errors import ConfigError, did_you_mean
+from tuner.problem.reference import ROWS
 from tuner.space.expression import unknown_name
 from tuner.trial import Value
 
@@ -63,7 +64,7 @@ def check_names(
         return f"unknown name {name!r}\n  hint: it is called {renamed[name]} now"
 
     for name in config.problem.sizes:
-        if name not in sizes:
+        if name not in (*sizes, ROWS):
             report(f"problem.sizes.{name}", unknown_name(name, sizes))
     declared = [parameter.name for parameter in config.space]
     for name in declared:

@@ -12,7 +12,7 @@ from tuner.problem.modes import TuneMode
 
 __all__ = [
     "parse_accuracy", "parse_choice", "parse_device", "parse_duration", "parse_fraction",
-    "parse_mode",
+    "parse_mode", "parse_rows",
 ]  # fmt: skip
 
 _UNITS_S = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
@@ -91,6 +91,21 @@ def parse_choice(value: object, *known: str) -> str:
     if isinstance(value, str) and value in known:
         return value
     raise ValueError(f"expected {' or '.join(known)}, got {shown(value)}")
+
+
+def parse_rows(value: object) -> list[int]:
+    """Read one or several numbers of rows: a whole number, a list of some, or `64,1024`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    given = value if isinstance(value, list) else str(value).split(",")
+    words = [str(each).strip() for each in given]
+    if not words or not all(re.fullmatch(r"[1-9][0-9]{0,17}", word) for word in words):
+        raise ValueError(
+            f"expected whole numbers above 0, such as 64 or 64,1024, got {', '.join(words)}"
+        )
+    return [int(word) for word in words]
 
 
 def parse_device(value: object) -> str:

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
 
-from tuner.config.document import Document, Places, read_document, require_keys, validated
+from tuner.config.document import (
+    Document,
+    Places,
+    read_document,
+    require_keys,
+    validated,
+)
+from tuner.config.quantities import parse_rows
 from tuner.config.schema import (
     Effort,
     File,
@@ -30,12 +39,13 @@ from tuner.run import Run
 from tuner.space.constraints import Constraint, Parameter
 from tuner.trial import Value
 
-__all__ = ["RunConfig", "config_of", "load_config", "parse_config"]
+__all__ = ["Listed", "RunConfig", "config_of", "load_config", "parse_config"]
 
 MAX_BYTES = 2**20  # of a config; the longest honest one is a few kilobytes
 OVERRIDES = {  # what the command line may set, and where it stands in the file
     "device": "device",
     "mode": "problem.mode",
+    "batch": "problem.sizes.batch",
     "accuracy": "accuracy",
     "time": "time",
     "effort": "effort",
@@ -45,6 +55,15 @@ OVERRIDES = {  # what the command line may set, and where it stands in the file
     "seed": "search.seed",
     "stop_slow": "measure.stop_slow",
 }
+MOST_SIZES = 8  # tuned for one file: each has a search of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A size with several values, each of which is tuned, the smallest first."""
+
+    name: str
+    values: tuple[int, ...]
 
 
 class RunConfig(Section):
@@ -55,6 +74,8 @@ class RunConfig(Section):
         text: the file as read.
         space: the declared parameters; `template` is among them where the file lists it.
         constraints: with `path:line` as their origin.
+        listed: the size of which several values are tuned, None where each has one. Of these
+            `problem` has the largest, unless another one was told.
         base: the folder that paths in the file are relative to.
         places: where each part of the file stands.
     """
@@ -63,6 +84,7 @@ class RunConfig(Section):
     text: str = Field(repr=False)
     base: Path = Field(repr=False)
     problem: ProblemSection
+    listed: Listed | None = None
     device: str
     accuracy: Accuracy
     space: tuple[Parameter, ...]
@@ -72,6 +94,13 @@ class RunConfig(Section):
     search: SearchSection
     measure: MeasureSection
     places: Places = Field(repr=False)
+
+    def at(self, size: int) -> RunConfig:
+        """Return the config for one value of the size that has several."""
+        assert self.listed is not None
+        sizes = {**self.problem.sizes, self.listed.name: size}
+        problem = self.problem.model_copy(update={"sizes": sizes})
+        return self.model_copy(update={"problem": problem})
 
     def problem_at(
         self, place: str, message: str, *, known: Sequence[str] = (), hint: str = ""
@@ -99,7 +128,8 @@ def load_config(
     Args:
         path: the YAML file.
         overrides: other values for the keys of `OVERRIDES`, such as device, time or trials,
-            as text of the command line or as numbers; None and absent mean the file's.
+            as text of the command line or as numbers; None and absent mean the file's. `size` is
+            the one to take of a size that has several.
         base: the folder that paths in the file are relative to; the file's own by default.
 
     Raises:
@@ -157,7 +187,10 @@ def parse_config(
     document = read_document(path, text)
     if not require_keys(document, File):
         raise document.error()
-    _override(document, overrides or {})
+    given = dict(overrides or {})
+    size = given.pop("size", None)
+    _override(document, given)
+    listed = _listed(document, size)
     file = validated(document, File)
     space = read_parameters(document)
     problem = _resolved(document, file.problem, base) if file is not None else None
@@ -173,6 +206,7 @@ def parse_config(
         text=text,
         base=base,
         problem=problem,
+        listed=listed,
         device=file.device,
         accuracy=file.accuracy,
         space=space,
@@ -193,6 +227,10 @@ def _override(document: Document, overrides: Mapping[str, Value | None]) -> None
             raise ValueError(f"{name} is not one of {', '.join(OVERRIDES)}")
         if name in ("trials", "seed") and isinstance(value, str):
             value = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value.strip()) else value
+        if name == "batch":
+            with suppress(ValueError):  # told where it is read
+                rows = parse_rows(value)
+                value = rows if len(rows) > 1 else rows[0]  # type: ignore[assignment]
         *sections, key = OVERRIDES[name].split(".")
         holder = document.data
         for section in sections:
@@ -200,6 +238,37 @@ def _override(document: Document, overrides: Mapping[str, Value | None]) -> None
         if isinstance(holder, dict):
             holder[key] = value
             document.places.set_by(f"--{name}", OVERRIDES[name])
+
+
+def _listed(document: Document, size: Value | None) -> Listed | None:
+    """Take the size that has several values, of which one is left in its place."""
+    problem = document.data.get("problem") if isinstance(document.data, dict) else None
+    sizes = problem.get("sizes") if isinstance(problem, dict) else None
+    if not isinstance(sizes, dict):
+        return None
+    lists = {name: values for name, values in sizes.items() if isinstance(values, list)}
+    if len(lists) > 1:
+        document.report(
+            "problem.sizes",
+            f"expected one size with several values, got {len(lists)}: {', '.join(lists)}\n"
+            "  hint: several are tuned of the number of rows alone",
+        )
+    found = None
+    for name, values in lists.items():
+        place, words = f"problem.sizes.{name}", f"[{', '.join(map(str, values))}]"
+        sizes[name] = 1  # where there is a problem, it is told once
+        if not values or not all(type(v) is int and 0 < v < 2**63 for v in values):
+            document.report(place, f"expected whole numbers above 0, got {words}")
+        elif len(set(values)) < len(values):
+            document.report(place, f"a value is there twice: {words}")
+        elif len(values) > MOST_SIZES:
+            document.report(place, f"expected at most {MOST_SIZES} values, got {len(values)}")
+        elif size is not None and size not in values:
+            document.report(place, f"expected one of {words}, got {size}")
+        else:
+            sizes[name] = max(values) if size is None else size
+            found = Listed(name, tuple(sorted(values))) if len(values) > 1 else None
+    return found
 
 
 def _resolved(document: Document, problem: ProblemSection, base: Path) -> ProblemSection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -43,9 +43,9 @@ SHARE_OF_MEMORY = 0.3
 
 
 class InTurns:
-    """Two calls, the reference's first, that take turns at one number of rows.
+    """Calls, the reference's first, then one of each kernel, that take turns at a number of rows.
 
-    Both should have been called before: what is loaded or compiled then is none of their time.
+    All should have been called before: what is loaded or compiled then is none of their time.
 
     Args:
         calls: of nothing; what they return is dropped.
@@ -53,6 +53,7 @@ class InTurns:
         num_rows: for the record.
         way: for the record.
         is_idle: whether the device is idle before each call.
+        kernels: which of a file's the further calls take, for the record.
     """
 
     def __init__(
@@ -63,50 +64,66 @@ class InTurns:
         num_rows: int,
         way: Way,
         is_idle: bool = False,
+        kernels: Sequence[int] = (0,),
     ) -> None:
         self._calls = [_numbered(call) for call in calls]
         self.num_rows, self._way, self._is_idle = num_rows, way, is_idle
+        self._kernels = kernels
         one = ExposedTimer(device, 1)  # the least: what disturbs a call makes it later
-        call_s = sum(min(one.samples(call, FEW_CALLS)) for call in self._calls) / 2e6
+        call_s = sum(min(one.samples(call, FEW_CALLS)) for call in self._calls)
+        call_s /= 1e6 * len(self._calls)
         most = MOST_IN_A_ROW[device.partition(":")[0]]
         num_calls = max(1, min(most, round(ROW_S / max(call_s, 1e-7))))
         self._num_calls = 1 if is_idle else num_calls
         self._timer = ExposedTimer(device, self._num_calls)
         self._is_gpu = is_gpu(device)  # whose own work no other program stretches
         self._is_disturbed, self._num_repeated = False, 0
-        self._pairs: list[tuple[float, float]] = []
+        self._rounds: list[tuple[float, ...]] = []  # of each, a time of every call
 
     def take(self, num_rounds: int) -> AtBatch:
-        """Take so many turns more, thrice as many of one call; return what all of them say."""
+        """Take so many turns more, thrice as many of one call; return what all of them say.
+
+        That is of the fastest kernel.
+        """
         num_rounds *= 3 if self._is_idle else 1
         while True:
             before, begun_s = num_preempted(), time.perf_counter()
             turns = interleave(self._calls, self._timer, num_rounds)
-            allowed = CALLS_PREEMPTED * 2 * num_rounds * self._num_calls
+            allowed = CALLS_PREEMPTED * len(self._calls) * num_rounds * self._num_calls
             allowed = max(allowed, MOST_PREEMPTED_PER_S * (time.perf_counter() - begun_s))
             self._is_disturbed = not self._is_gpu and num_preempted() - before > allowed
             if not self._is_disturbed or self._num_repeated == MOST_REPEATED:
                 break
             self._num_repeated += 1
-        self._pairs += list(zip(*turns, strict=True))
+        self._rounds += list(zip(*turns, strict=True))
         return self.found
 
     @property
     def found(self) -> AtBatch:
-        """What all turns say."""
-        interval = median_interval(self._pairs)
-        sides = zip(*self._pairs, strict=True)
-        baseline_us, latency_us = (statistics.median(side) for side in sides)
-        return AtBatch(
-            self.num_rows, self._way, self._is_idle, interval.speedup, interval.low,
-            interval.high, baseline_us, latency_us, self._is_disturbed,
-        )  # fmt: skip
+        """What all turns say of the fastest kernel."""
+        return max(self.all_found, key=lambda at: at.speedup)
+
+    @property
+    def all_found(self) -> list[AtBatch]:
+        """What all turns say of each kernel."""
+        baseline, *sides = zip(*self._rounds, strict=True)
+        baseline_us, records = statistics.median(baseline), []
+        for kernel, side in zip(self._kernels, sides, strict=True):
+            interval = median_interval(list(zip(baseline, side, strict=True)))
+            records.append(
+                AtBatch(
+                    self.num_rows, self._way, self._is_idle, interval.speedup, interval.low,
+                    interval.high, baseline_us, statistics.median(side), self._is_disturbed,
+                    kernel,
+                )
+            )  # fmt: skip
+        return records
 
     @property
     def may_learn(self) -> bool:
         """Whether more turns may change what is decided."""
         most = MOST_ROUNDS * (3 if self._is_idle else 1)
-        return not self.found.is_clear and len(self._pairs) < most
+        return not self.found.is_clear and len(self._rounds) < most
 
 
 def _deciding(known: Sequence[InTurns]) -> InTurns | None:
@@ -135,6 +152,8 @@ class BatchTimes:
         made: returns the file's module, with weights of its own.
         device: as PyTorch names it.
         accuracy: whose arithmetic the reference is run in.
+        take: lets the file take one of its kernels at any number of rows, where it has several.
+        kernels: which there are, by way to call it.
     """
 
     def __init__(
@@ -143,8 +162,11 @@ class BatchTimes:
         made: Callable[[], torch.nn.Module],
         device: str,
         accuracy: Accuracy,
+        take: Callable[[int], None] = lambda _: None,
+        kernels: Mapping[Way, Sequence[int]] | None = None,
     ) -> None:
         self.device = device
+        self._take, self._kernels = take, kernels or {}
         self._problem, self._accuracy = problem, accuracy
         self._reference = problem.make_model(WEIGHT_SEED, device, is_quick=True)
         self._file = put_into(made().to(device), problem.mode)
@@ -163,7 +185,9 @@ class BatchTimes:
                 self.calls(rows, way)
         return rows
 
-    def measured(self, ways: Sequence[Way], most_s: float) -> list[AtBatch]:
+    def measured(
+        self, ways: Sequence[Way], most_s: float, tuned: Sequence[int] = ()
+    ) -> list[AtBatch]:
         """Time one number of rows after the other, few first, while there is time.
 
         What is left of the time goes to those that decide from where on kernels are taken. What
@@ -172,6 +196,7 @@ class BatchTimes:
         Args:
             ways: what is timed.
             most_s: seconds for all; what is compiled at first calls does not count.
+            tuned: numbers of rows that are timed beside powers of two.
         """
         tuned_rows = self._problem.num_rows()
         assert tuned_rows is not None
@@ -179,11 +204,12 @@ class BatchTimes:
         unspent_s = most_s
         for num_ways in range(len(ways), 0, -1):
             way = ways[-num_ways]
+            num_kernels = len(self._kernels.get(way, (0,)))
             known: list[InTurns] = []  # of fewer rows than the tuned size
             left_s, last_s = unspent_s / num_ways, 0.0  # and what a turn of one row took
             unspent_s -= left_s
-            for rows in batches_of(tuned_rows):
-                if 2 * LEAST_ROUNDS * last_s * rows > left_s:
+            for rows in batches_of(tuned_rows, tuned):
+                if (1 + num_kernels) * LEAST_ROUNDS * last_s * rows > left_s:
                     break
                 if rows > tuned_rows and not self._has_room(rows / tuned_rows):
                     break
@@ -200,14 +226,14 @@ class BatchTimes:
                 if rows < tuned_rows:
                     known += new
                 else:
-                    found += [turns.found for turns in new]
+                    found += [at for turns in new for at in turns.all_found]
                 left_s -= time.perf_counter() - begun_s
                 last_s = sum(turns.found.baseline_us for turns in new) / 1e6 / rows
             until_s = time.perf_counter() + left_s
             with self.arithmetic(way):
                 while (turns := _deciding(known)) and time.perf_counter() < until_s:
                     turns.take(FEW_ROUNDS)
-            found += [turns.found for turns in known]
+            found += [at for turns in known for at in turns.all_found]
             unspent_s += max(0.0, until_s - time.perf_counter())
         return found
 
@@ -219,7 +245,7 @@ class BatchTimes:
     def calls(
         self, rows: int, way: Way, distribution: Distribution = "as_given"
     ) -> list[Callable[[], object]]:
-        """Return the reference's call and the file's, which were made once; see `arithmetic`.
+        """Return the reference's call and each kernel's, which were made once; see `arithmetic`.
 
         Raises:
             ProblemError: there are no such inputs.
@@ -229,16 +255,31 @@ class BatchTimes:
         inputs = self._problem.make_inputs(
             WEIGHT_SEED, distribution=distribution, batch=rows, device=self.device
         )
-        functions = [
+        theirs, mine = (
             step_of(model) if way == "step" else _call_of(model)
             for model in (self._reference, self._file)
-        ]
+        )
+        kernels = self._kernels.get(way, (0,))
+        functions = [theirs, *(self._by(kernel, mine) for kernel in kernels)]
         calls: list[Callable[[], object]]
         calls = [functools.partial(function, inputs) for function in functions]
         with self.arithmetic(way):
             for call in calls:
                 call()
         return calls
+
+    def _by(
+        self, kernel: int, function: Callable[[Sequence[object]], object]
+    ) -> Callable[[Sequence[object]], object]:
+        """Return a call of the file that takes one of its kernels."""
+        if not self._kernels:
+            return function
+
+        def call(inputs: Sequence[object]) -> object:
+            self._take(kernel)
+            return function(inputs)
+
+        return call
 
     def _turns(
         self,
@@ -254,7 +295,10 @@ class BatchTimes:
         found = []
         with self.arithmetic(way):
             for is_idle in kinds:
-                turns = InTurns(calls, self.device, num_rows=rows, way=way, is_idle=is_idle)
+                turns = InTurns(
+                    calls, self.device, num_rows=rows, way=way, is_idle=is_idle,
+                    kernels=self._kernels.get(way, (0,)),
+                )  # fmt: skip
                 turns.take(LEAST_ROUNDS if is_slow else FEW_ROUNDS)
                 found.append(turns)
         return found

@@ -34,7 +34,7 @@ class Contender:
     """Something to be verified: a built candidate, or a file that holds a ModelNew.
 
     `env` are the variables of its process: where what was built for it is found. What
-    `is_ours` is raced without being judged.
+    `is_ours` is raced without being judged. `further_rows` are asked beside the problem's own.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Contender:
     is_deterministic: bool = True
     env: Mapping[str, str] = field(default_factory=dict)
     is_ours: bool = False
+    further_rows: tuple[int, ...] = ()
 
     @classmethod
     def of_file(cls, path: Path, is_deterministic: bool) -> Contender:

@@ -63,13 +63,14 @@ from tuner.evaluate.oracle import Oracle
 from tuner.evaluate.producing import Producer
 from tuner.evaluate.screening import Screening
 from tuner.evaluate.timed import WEIGHT_SEED, spoilt_by_cuda_errors
+from tuner.export.several import take_kernel
 from tuner.machine.device import describe
 from tuner.machine.doctor import environment
 from tuner.machine.limits import limits_of
 from tuner.plans import Argument, Tensor
 from tuner.problem.accuracy import Accuracy
 from tuner.problem.modes import TuneMode
-from tuner.problem.reference import load_problem
+from tuner.problem.reference import ROWS, load_problem
 from tuner.trial import from_json, to_json
 
 __all__ = ["handle"]
@@ -158,15 +159,16 @@ class _Child:
                 inputs = problem.stand_ins(batch)
                 screening.append(fit.sizes(module, model, inputs))
         fit.rehearse(module, model)
-        return {"sizes": found, "screening": screening}, ()
+        return {"sizes": found, "screening": screening, "num_rows": problem.num_rows()}, ()
 
-    def capture(self, path: str, mode: TuneMode) -> Answer:
+    def capture(self, path: str, mode: TuneMode, batch: int | None = None) -> Answer:
         """Record a module's forward in a mode, and a step of training.
 
+        `batch` is how many rows inputs have, where it is not as many as the file gives.
         `forwards` are as given and, where forward takes one, with another batch.
         `has_modes` says that it computes something else in the other mode, or draws numbers there.
         """
-        problem = load_problem(Path(path), mode=mode)
+        problem = load_problem(Path(path), {} if batch is None else {ROWS: batch}, mode)
         graph = capture(problem, with_sizes=False)
         try:
             other = capture(
@@ -209,29 +211,33 @@ class _Child:
         device: str,
         accuracy: str,
         mode: TuneMode,
+        kernels: dict[Way, list[int]] | None = None,
         **_: Any,
     ) -> Answer:
-        """Load one of our own exported files and the reference; compile what a call compiles."""
+        """Load one of our own exported files and the reference; compile what a call compiles.
+
+        `kernels` are those that a file has by way, if several, each of which is timed.
+        """
         problem = load_problem(Path(reference), sizes, mode)
         free_build_lock(Path(file))
-        kind = imported(Path(file)).ModelNew
+        module = imported(Path(file))
         init_inputs = problem.init_inputs(WEIGHT_SEED)
         times = BatchTimes(
-            problem, lambda: constructed(kind, init_inputs, device), device,
-            Accuracy.parse(accuracy),
+            problem, lambda: constructed(module.ModelNew, init_inputs, device), device,
+            Accuracy.parse(accuracy), lambda kernel: take_kernel(vars(module), kernel), kernels,
         )  # fmt: skip
         self.role = times
         with spoilt_by_cuda_errors(device):
             return {"num_rows": times.get_ready(ways)}, ()
 
-    def by_batch(self, ways: list[Way], most_s: float) -> Answer:
+    def by_batch(self, ways: list[Way], most_s: float, tuned: Sequence[int] = ()) -> Answer:
         """Time the file that was loaded beside the reference, at many numbers of rows.
 
         `failures` says why a way was not timed: "" where nothing has gradients.
         """
         assert isinstance(self.role, BatchTimes)
         with spoilt_by_cuda_errors(self.role.device):
-            found = self.role.measured(ways, most_s)
+            found = self.role.measured(ways, most_s, tuned)
         measured = [json.loads(to_json(at)) for at in found]
         return {"measured": measured, "failures": self.role.failures}, ()
 

@@ -15,6 +15,7 @@ from zlib import crc32
 from tuner.check.majority import by_majority, redrawn
 from tuner.check.probe import Probe
 from tuner.errors import TunerError
+from tuner.evaluate.again import Taken
 from tuner.evaluate.asking import Asking, JudgeEnded, lacks_memory
 from tuner.evaluate.contender import CALL_TIMEOUT_S
 from tuner.evaluate.giving import can_lend, hand_over
@@ -77,21 +78,24 @@ class Pair:
         self._producer.kill()
         self._judge.kill()
 
-    def rows_taken(self) -> dict[str, tuple[int, int]]:
-        """Return at which numbers of rows the contender says that it takes kernels, by way."""
+    def taken(self) -> Taken:
+        """Return at which numbers of rows the contender says that it takes which kernels."""
         found = self._told("rows_taken")
-        return {way: tuple(rows) for way, rows in found.get("rows", {}).items()}
+        return Taken(found.get("rows", {}), found.get("kernels", {}))
 
-    def takes_all_rows(self) -> bool:
-        """Let the contender take its kernels at any number of rows; False if a process ended."""
+    def takes_all_rows(self, kernel: int | None = None) -> bool:
+        """Let the contender take its kernels at any number of rows; False if a process ended.
+
+        `kernel` is which one of several.
+        """
         if not (self._judge.is_alive and self._producer.is_alive):
             return False
-        self._told("take_all_rows")
+        self._told("take_all_rows", kernel=kernel)
         return True
 
-    def _told(self, job: str) -> dict[str, Any]:
+    def _told(self, job: str, **payload: Any) -> dict[str, Any]:
         try:
-            return self._producer.call(job, {}, timeout_s=self._most_s).data
+            return self._producer.call(job, payload, timeout_s=self._most_s).data
         except (WorkerCrashed, WorkerTimeout, JobFailed):
             return {}  # the next question tells why
 

@@ -24,6 +24,7 @@ from tuner.evaluate.modules import (
     untagged,
 )
 from tuner.evaluate.timed import WEIGHT_SEED, Timed, spoilt_by_cuda_errors
+from tuner.export.several import KERNELS_NAME, take_kernel
 from tuner.kernel.binding import bind
 from tuner.problem.accuracy import Accuracy, math_mode
 from tuner.problem.reference import Problem, load_problem
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["Producer"]
+
+MOST_RANGES = 64  # of rows, that a file is believed to have
 
 
 class Producer:
@@ -99,14 +102,23 @@ class Producer:
         )
 
     def rows_taken(self) -> Answer:
-        """Return at which numbers of rows a file says that it takes kernels: [fewest, most]."""
-        said = self._file.get(ROWS_NAME)
-        rows = said if isinstance(said, dict) else {}
-        return {"rows": {way: each for way, each in rows.items() if _is_range(each)}}, ()
+        """Return at which numbers of rows a file says that it takes which of its kernels.
 
-    def take_all_rows(self) -> Answer:
-        """Let the file take its kernels at any number of rows, from now on."""
+        `rows` are [fewest, most, [low, high] that are left out ...] by way, `kernels` [most rows,
+        kernel] of each range.
+        """
+        said = [self._file.get(name) for name in (ROWS_NAME, KERNELS_NAME)]
+        rows, kernels = (each if isinstance(each, dict) else {} for each in said)
+        return {
+            "rows": {way: each for way, each in rows.items() if _is_range(each)},
+            "kernels": {way: each for way, each in kernels.items() if _are_pairs(each)},
+        }, ()
+
+    def take_all_rows(self, kernel: int | None = None) -> Answer:
+        """Let the file take its kernels at any number of rows from now on; of several one."""
         self._file[ROWS_NAME] = None
+        if kernel is not None:
+            take_kernel(self._file, kernel)
         return {}, ()
 
     def make_rooms(self, question: str) -> Answer:
@@ -195,8 +207,17 @@ class Producer:
 
 
 def _is_range(rows: Any) -> bool:
-    is_pair = isinstance(rows, tuple) and len(rows) == 2
-    return is_pair and all(type(number) is int for number in rows)
+    is_tuple = isinstance(rows, tuple) and len(rows) >= 2
+    is_range = is_tuple and all(type(number) is int for number in rows[:2])
+    return is_range and (len(rows) == 2 or _are_pairs(rows[2:]))
+
+
+def _are_pairs(ranges: Any) -> bool:
+    """Whether something is a tuple of some pairs of whole numbers."""
+    return isinstance(ranges, tuple) and 0 < len(ranges) <= MOST_RANGES and all(
+        isinstance(each, tuple) and len(each) == 2 and all(type(n) is int for n in each)
+        for each in ranges
+    )  # fmt: skip
 
 
 def _compiled(problem: Problem, device: str, mode: str) -> torch.nn.Module:

@@ -12,17 +12,18 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.check.probe import OWN_WORK, Modes, Probe
+from tuner.check.probe import Modes, Probe
 from tuner.check.probes import thorough_probes
 from tuner.check.traits import Traits
 from tuner.check.verdict import merge
 from tuner.errors import TunerError
+from tuner.evaluate.again import Again, Taken, plain_name
 from tuner.evaluate.asking import JudgeEnded, is_of_memory, lacks_memory, shrunk
 from tuner.evaluate.contender import CALL_TIMEOUT_S, QUIET, Contender, Unedited, loaded, started
 from tuner.evaluate.forecast import costs_of, remaining_s
@@ -41,7 +42,6 @@ PAIRS = 2  # of processes: most of a check is the host's work
 # Of each of the state what a pair of processes was seen to hold: weights of several probes and
 # gradients of several calls, in float64 as well.
 WIDE_BYTES, KEPT_BYTES, STATE_BYTES = 48, 8, 180
-BY_KERNELS = ", by kernels"  # at numbers of rows at which the file does not take them
 SHARE_OF_ONE = 1 / 5  # of a GPU's memory, beside which others have room
 FREE_SHARE = 1 / 2  # of it must be free beside other tuners for more than one pair
 FEW_ROWS = 8  # what most probes have; those of more are asked by one pair where rows are large
@@ -135,8 +135,8 @@ class Verifier:
 
         A crash, a hang or an exit of the contender is a rejection with its reason. The probes on
         few rows come first. A file that says at which numbers of rows it takes its kernels is
-        asked as it is, and at the other numbers once more by its kernels. `timeout_s` stands in
-        for the verifier's own.
+        asked as it is, and at the other numbers once more by its kernels; one of several kernels
+        also where one gives way to the next. `timeout_s` stands in for the verifier's own.
         """
         most_s = self._timeout_s if timeout_s is None else timeout_s
         notes: list[str] = []
@@ -145,9 +145,10 @@ class Verifier:
             pairs, refusal = self._pairs(stack, contender, most_s, notes)
             if refusal:
                 return Check(False, self._accuracy.label, refusal, (), is_thorough=True)
-            probes = self._probes(contender.is_deterministic)
+            taken = pairs[0].taken()
+            probes = self._probes(contender, taken)
             begun_s = time.monotonic()
-            results = self._both_ways(pairs, probes, on_probe)
+            results = self._all_ways(pairs, probes, taken, on_probe)
             if all(result.is_accepted for result in results):
                 self.seconds = time.monotonic() - begun_s
         edited = self._files.edited(contender)
@@ -159,26 +160,27 @@ class Verifier:
         )
         return replace(verdict, notes=(*notes, *verdict.notes, *unasked))
 
-    def _both_ways(
+    def _all_ways(
         self,
         pairs: Sequence[Pair],
         probes: Sequence[Probe],
+        taken: Taken,
         on_probe: Callable[[Answered], None],
     ) -> list[ProbeResult]:
-        """Return verdicts on the file as it is, then on its kernels where it takes none."""
-        rows = pairs[0].rows_taken()
-        again = [probe for probe in probes if self._is_left_out(probe, rows)]
-        costs = self._costs([*probes, *again])
+        """Return verdicts on the file as it is, then on kernels where it does not take them."""
+        again = taken.again(probes, self._about["num_rows"])
+        costs = self._costs([*probes, *(probe for each in again for probe in each.probes)])
         total, first_s = len(costs), 0.0  # when the first was answered
         found: list[ProbeResult] = []
-        for some in (probes, again):
-            if some is again:
-                alive = [pair for pair in pairs if again and pair.takes_all_rows()]
+        for each in (None, *again):
+            some = probes if each is None else each.probes
+            if each is not None:
+                alive = [pair for pair in pairs if pair.takes_all_rows(each.kernel)]
                 pairs = alive or pairs[:1]  # which says that it ended
             results: list[ProbeResult] = []
             with closing(self._answers(pairs, some)) as answers:
                 for number, answer in enumerate(answers, len(found) + 1):
-                    result = _by_kernels(answer) if some is again else answer
+                    result = answer if each is None else _by_kernels(answer, each)
                     results.append(result)
                     first_s = first_s or time.monotonic()
                     left_s = remaining_s(costs, number, time.monotonic() - first_s)
@@ -187,13 +189,6 @@ class Verifier:
             if not all(result.is_accepted for result in found):
                 break
         return found
-
-    def _is_left_out(self, probe: Probe, rows: Mapping[str, tuple[int, int]]) -> bool:
-        """Whether a file takes no kernels at so many rows, though it does at others."""
-        asked = self._about["num_rows"] if probe.batch is None else probe.batch
-        if asked is None or probe.name.startswith(OWN_WORK):
-            return False
-        return any(not low <= asked <= high for low, high in rows.values() if low <= high)
 
     def _pairs(
         self, stack: ExitStack, contender: Contender, most_s: float, notes: list[str]
@@ -221,16 +216,17 @@ class Verifier:
         ]
         return pairs, ""
 
-    def _probes(self, is_deterministic: bool) -> list[Probe]:
+    def _probes(self, contender: Contender, taken: Taken) -> list[Probe]:
         probes = thorough_probes(
             self._seed,
             self._about["num_rows"],
             modes=from_json(Modes, json.dumps(self._about["modes"])),
-            is_deterministic=is_deterministic,
+            is_deterministic=contender.is_deterministic,
             has_cuda=self._is_gpu,
             large_batch=max(self._spec.extra.values(), default=0),
             row_elements=float(self._about["row_elements"]),
             traits=from_json(Traits, json.dumps(self._about["traits"])),
+            further_rows=[*contender.further_rows, *taken.borders],
         )
         # Most faults show on few rows, for a hundredth of the time.
         first, rest = probes[:1], probes[1:]
@@ -324,15 +320,14 @@ class Verifier:
 def _until_rejected(results: Sequence[ProbeResult], probes: Sequence[Probe]) -> list[ProbeResult]:
     """Return results in the order of the probes, as far as the first rejection."""
     places = {probe.name: place for place, probe in enumerate(probes)}
-    ordered = sorted(results, key=lambda result: places[result.probe.removesuffix(BY_KERNELS)])
+    ordered = sorted(results, key=lambda result: places[plain_name(result.probe)])
     rejected = (place for place, result in enumerate(ordered, 1) if not result.is_accepted)
     return ordered[: next(rejected, len(ordered))]
 
 
-def _by_kernels(result: ProbeResult) -> ProbeResult:
-    where = f"{result.reason}; so it is by the kernels, which the file takes at other rows alone"
-    reason = where if result.reason else ""
-    return replace(result, probe=f"{result.probe}{BY_KERNELS}", reason=reason)
+def _by_kernels(result: ProbeResult, again: Again) -> ProbeResult:
+    reason = f"{result.reason}; {again.words}" if result.reason else ""
+    return replace(result, probe=f"{result.probe}{again.ending}", reason=reason)
 
 
 def _unjudged(probes: Sequence[Probe]) -> list[str]:

@@ -75,7 +75,7 @@ class Certificate:
         """Return what fits into a header."""
         first, others = self.probes[:1], self.probes[1:]
         largest = sorted(others, key=lambda p: _ratio(p), reverse=True)[: NUM_SHOWN - 1]
-        by_batch = self.by_batch and replace(self.by_batch, measured=())
+        by_batch = self.by_batch and replace(self.by_batch, measured=(), others=())
         probes = (*first, *largest)
         return replace(self, probes=probes, reference="", samples_us=(), by_batch=by_batch)
 

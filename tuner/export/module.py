@@ -15,6 +15,7 @@ from tuner.capture.from_module import made_from
 from tuner.capture.rows_text import with_rows
 from tuner.errors import TemplateError
 from tuner.export.registration import cpp_binding, python_binding, schema
+from tuner.export.several import Dispatch, apart, dispatch_text
 from tuner.kernel.binding import CUDA_CODE
 from tuner.kernel.family import Family
 from tuner.kernel.python_calls import size_lines
@@ -38,6 +39,8 @@ def export_text(
     flags: Sequence[str],
     provenance: Sequence[str],
     standing: str = UNVERIFIED,
+    more: Sequence[tuple[Candidate, Sequence[str]]] = (),
+    dispatch: Dispatch | None = None,
 ) -> str:
     """Return the text of the standalone module.
 
@@ -51,23 +54,32 @@ def export_text(
             whatever they contain is escaped.
         standing: what the first line says of the file: `VERIFIED`, `UNVERIFIED`, or that it is
             rejected, and why. The code below the header is the same.
+        more: further kernels, each with its compiler's flags, where the file has several.
+        dispatch: which is for how many rows, then.
     """
     # The version of the file's own glue is part of the name: two exports never share a library.
     # At which rows it is taken is not: that is measured of what is compiled already.
-    key = content_key(candidate.key, with_rows(family.model_new, None), " ".join(flags))[:8]
-    namespace = f"tuner_{key}"
-    operator = (
-        _triton(candidate, namespace)
-        if candidate.language == "triton"
-        else _compiled(candidate, namespace, flags)
-    )
+    glue = with_rows(family.model_new, None)
+    kernels = [(candidate, flags), *more]
+    namespaces = [f"tuner_{content_key(each.key, glue, ' '.join(of))[:8]}" for each, of in kernels]
+    blocks = [_block(*each, name) for each, name in zip(kernels, namespaces, strict=True)]
+    endings = ["", *(f"_{number}" for number in range(2, len(blocks) + 1))]
+    if dispatch is None:
+        fused = _fused(candidate, namespaces[0])
+    else:
+        device = f'fused_device = "{platform_of(candidate.language).torch_type}"'
+        plans = [each.plan for each, _ in kernels]
+        fused = f"{device}\n\n\n{dispatch_text(plans, namespaces, dispatch)}"
     parts = [
-        _header(family, candidate, provenance, standing),
+        _header(family, [each for each, _ in kernels], provenance, standing),
         "import inspect\n\nimport torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n",
-        operator,
-        _fused(candidate, namespace),
+        *(apart(block, end) if end else block for block, end in zip(blocks, endings, strict=True)),
+        fused,
         family.model_new.strip() + "\n",
-        _autograd(candidate, namespace),
+        *(
+            _autograd(each, name, end)
+            for (each, _), name, end in zip(kernels, namespaces, endings, strict=True)
+        ),
         _inputs(reference, sizes),
     ]
     text = "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
@@ -118,17 +130,31 @@ class ModelNew(Model):
 """
 
 
-def _header(family: Family, candidate: Candidate, provenance: Sequence[str], standing: str) -> str:
-    params = ", ".join(f"{k}={v}" for k, v in sorted(candidate.params.items()))
+def _block(candidate: Candidate, flags: Sequence[str], namespace: str) -> str:
+    """Return the text that makes one kernel's operators."""
+    if candidate.language == "triton":
+        return _triton(candidate, namespace)
+    return _compiled(candidate, namespace, flags)
+
+
+def _header(
+    family: Family, candidates: Sequence[Candidate], provenance: Sequence[str], standing: str
+) -> str:
     lines = [
         f"{family.title}: ModelNew by tuner, {standing}",
         "",
         "Replaces: " + ", ".join(family.replaces),
-        f"Template: {candidate.template} ({params})",
-        "Optimisations:",
-        *(f"  - {line}" for line in candidate.optimisations),
-        f"Deterministic: {'yes' if candidate.is_deterministic else 'no (floating-point atomics)'}",
-        f"Needs: PyTorch {OLDEST_TORCH} or later and {_needs(candidate)}",
+    ]
+    for number, candidate in enumerate(candidates, 1):
+        params = ", ".join(f"{k}={v}" for k, v in sorted(candidate.params.items()))
+        which = f"Kernel {number}, template" if len(candidates) > 1 else "Template"
+        lines += [f"{which}: {candidate.template} ({params})", "Optimisations:"]
+        lines += [f"  - {line}" for line in candidate.optimisations]
+    is_deterministic = all(candidate.is_deterministic for candidate in candidates)
+    needs = " and ".join(dict.fromkeys(_needs(candidate) for candidate in candidates))
+    lines += [
+        f"Deterministic: {'yes' if is_deterministic else 'no (floating-point atomics)'}",
+        f"Needs: PyTorch {OLDEST_TORCH} or later and {needs}",
         "",
         *provenance,
     ]
@@ -245,12 +271,12 @@ def _fused(candidate: Candidate, namespace: str) -> str:
     return "\n\n\n".join(parts)
 
 
-def _autograd(candidate: Candidate, namespace: str) -> str:
+def _autograd(candidate: Candidate, namespace: str, ending: str = "") -> str:
     context = "setup_context"
     if len(candidate.plan.outputs) == 1:  # the family's formula is given a tuple here as well
         context = "lambda ctx, inputs, output: setup_context(ctx, inputs, (output,))"
     return f'''\
-if IS_FIRST_IMPORT:
+if IS_FIRST_IMPORT{ending}:
     torch.library.register_autograd(
         "{namespace}::{candidate.plan.function}",
         backward,

@@ -23,10 +23,16 @@ class Given:
 
     They are drawn where they are needed: on a CPU KernelBench's larger inputs take 10 s each time.
     Where `get_inputs` cannot do that, as with numbers of NumPy, they are drawn on the CPU.
+
+    Args:
+        path: of the file, for messages.
+        ask: `get_inputs`.
+        rows: how many a problem's inputs have, where it is not as many as `ask` gives.
     """
 
-    def __init__(self, path: Path, ask: Callable[[], list[Any]]) -> None:
-        self._path, self._ask = path, ask
+    def __init__(self, path: Path, ask: Callable[[], list[Any]], rows: int | None = None) -> None:
+        self._path = path
+        self._ask = ask if rows is None else lambda: self._resized(ask(), rows, lambda _: ask())
         self._is_drawn_on_cpu = False
         self._forms: list[Any] | None = None
         # The last draw is kept: the probes of one check share a few seeds.

@@ -40,14 +40,18 @@ from tuner.problem.overrides import Overrides
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Options", "Problem", "arguments_of_constructor", "load_problem"]
+__all__ = ["ROWS", "Options", "Problem", "arguments_of_constructor", "load_problem"]
 
+ROWS = "batch"  # among sizes: the rows (dim 0) of inputs, where a file does not set that name
 Options = Literal["", "numbers", "zeros", "flags", "sizes", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A loaded reference file; `sizes` are its module-level integers, as in force."""
+    """A loaded reference file; `sizes` are its module-level integers, as in force.
+
+    `rows` is how many its inputs have, where that is not left to `get_inputs`.
+    """
 
     path: Path
     text: str
@@ -55,10 +59,12 @@ class Problem:
     sizes: Mapping[str, int]
     module: ModuleType
     mode: TuneMode = "as_given"  # of every model that is made
+    rows: int | None = None
     _given: Given = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_given", Given(self.path, lambda: self._ask("get_inputs")))
+        given = Given(self.path, lambda: self._ask("get_inputs"), self.rows)
+        object.__setattr__(self, "_given", given)
 
     @property
     def source(self) -> Path:
@@ -289,8 +295,9 @@ def load_problem(
     """Import a KernelBench-format file: `class Model`, `get_inputs`, `get_init_inputs`.
 
     `sizes` replace module-level numbers of the same name. The file is executed with them in
-    force, so what it computes from them (`scale_shape = (out_features,)`) follows. `mode` is that
-    of the models that are made: as the file leaves them, or another one.
+    force, so what it computes from them (`scale_shape = (out_features,)`) follows. `batch`, where
+    the file has no such number, is how many rows inputs have. `mode` is that of the models that
+    are made: as the file leaves them, or another one.
 
     Raises:
         ProblemError: the file cannot be read, parsed or executed, lacks one of the names, or
@@ -313,11 +320,12 @@ def load_problem(
     wanted = dict(sizes or {})
     overrides = Overrides(wanted)
     tree = ast.fix_missing_locations(overrides.visit(tree))
+    rows = None if ROWS in overrides.assigned else wanted.pop(ROWS, None)
     module = _execute(path, tree)
     _require_names(path, module)
     known = _sizes_of(module, overrides.assigned)
     _require_known(path, wanted, overrides.assigned, known)
-    return Problem(path, text, hashlib.sha256(raw).hexdigest(), known, module, mode)
+    return Problem(path, text, hashlib.sha256(raw).hexdigest(), known, module, mode, rows)
 
 
 _module_numbers = itertools.count()

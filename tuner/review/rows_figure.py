@@ -16,7 +16,8 @@ MARKS = {"call": (ACCENT, "circle"), "step": TEMPLATE_MARKS[1], "eval": TEMPLATE
 def is_taken(found: ByBatch, way: Way, num_rows: int) -> bool:
     """Whether the file takes its kernels there."""
     fewest, most = found.rows.get(way, ANY_ROWS)
-    return fewest <= num_rows <= most
+    is_gap = any(low <= num_rows <= high for low, high in found.gaps.get(way, ()))
+    return fewest <= num_rows <= most and not is_gap
 
 
 def rows_caption(found: ByBatch) -> str:
@@ -89,7 +90,8 @@ def rows_table(found: ByBatch) -> tuple[list[str], list[list[str]]]:
                 line += ["", ""]
                 continue
             ends = f"{ratio_words(at.low)} to {ratio_words(at.high)}"
-            who = "kernels" if is_taken(found, way, rows) else "PyTorch"
+            which = f"kernel {at.kernel + 1}" if way in found.kernels else "kernels"
+            who = which if is_taken(found, way, rows) else "PyTorch"
             line += [f"{ratio_words(at.speedup)} ({ends})", who]
         table.append(line)
     return head, table

@@ -31,11 +31,12 @@ from tuner.review.workloads import (
     Tone,
     Workload,
     caveat_of,
+    headline_of,
     tone_of,
     trust_of,
     untimed_of,
     workloads_of,
-)
+)  # fmt: skip
 from tuner.run import Outlook, Run
 from tuner.trial import Compiled, Interval, ProbeResult, Status, Trial
 from tuner.wording import percent
@@ -64,9 +65,8 @@ class Summary:
     the errors against float64 beside the baseline's own. `workloads` are all that was timed of
     the file, `caveat` what is materially less than the headline, `tone` the colour of both,
     `trust` what stands behind them, in one line, `untimed` on what the speed was not verified.
-    `num_rejected` trials were correct at screening, and are not. `rewrites` are the exact steps by
-    which a module's graph was rewritten, in words, and `rows` say at which numbers of rows its
-    kernels run. Paths are relative to `path`.
+    `num_rejected` trials were correct at screening, and are not. `rewrites` are those of a
+    module's graph and `rows` where its kernels run, in words. Paths are relative to `path`.
     """
 
     path: str
@@ -125,7 +125,9 @@ def summary_of(run_data: RunData) -> Summary:
     result, finalist, best = run_data.result, run_data.finalist, run_data.best
     interval = finalist.interval if finalist else None
     latency_us, noise, baseline_us, measured = _figures_of(run_data)
-    kind, verdict = _verdict(run_data, interval, latency_us, baseline_us)
+    headline, of_size = headline_of(finalist) if finalist else (None, "")
+    kind, verdict = _verdict(run_data, headline, latency_us, baseline_us)
+    verdict += of_size if kind != "rejected" else ""
     check = finalist.check if finalist else best.outcome.check if best else None
     if run_data.is_rejected:
         check = run_data.rejected[0].check
@@ -143,7 +145,7 @@ def summary_of(run_data: RunData) -> Summary:
         mode=MODE_WORDS.get(environment.mode, ""),
         sizes=sizes_words(environment.sizes),
         verdict=verdict,
-        certainty=_interval_words(interval) if interval and kind != "rejected" else "",
+        certainty=_interval_words(headline) if headline and kind != "rejected" else "",
         caveat=caveat_of(workloads),
         trust=trust_of(result),
         untimed=untimed_of(result),
@@ -211,7 +213,7 @@ def _verdict(
     if interval is not None and run_data.result is not None and run_data.result.is_fallback:
         said = "No faster kernel found: the exported file holds PyTorch's own modules"
         return interval.verdict, said
-    if interval is not None and finalist is not None and finalist.verdict != interval.verdict:
+    if interval and finalist and finalist.falls_back and interval.verdict == "faster":
         ratio = ratio_words(interval.speedup)
         said = f"No difference from PyTorch: the file runs its own operations ({ratio} timed)"
         return "no difference", said

@@ -21,6 +21,7 @@ __all__ = [
     "Workload",
     "caveat_of",
     "finalist_of",
+    "headline_of",
     "least_of",
     "tone_of",
     "trust_of",
@@ -69,9 +70,26 @@ def workloads_of(result: Result | None) -> tuple[Workload, ...]:
         found.append(Workload(f"on {finalist.elsewhere_on}", finalist.elsewhere))
     if finalist.step is not None:
         found.append(Workload("in a step of training", finalist.step))
+    for size, race in finalist.at_sizes.items():
+        if race.interval is not None and race.interval != finalist.interval:
+            found.append(Workload(f"at {size}", race.interval))
+        if race.step is not None and race.step != finalist.step:
+            found.append(Workload(f"in a step of training at {size}", race.step))
     if result.compiled is not None and result.compiled.interval is not None:
         found.append(Workload("torch.compile", result.compiled.interval, is_ours=False))
     return tuple(found)
+
+
+def headline_of(finalist: Finalist) -> tuple[Interval | None, str]:
+    """Return the interval that is told first, and of which size it is.
+
+    Of several tuned sizes it is that with the least speed-up; else there are no words.
+    """
+    races = {size: race.interval for size, race in finalist.at_sizes.items() if race.interval}
+    if not races:
+        return finalist.interval, ""
+    size = min(races, key=lambda size: races[size].speedup)
+    return races[size], f" at {size}, the least of {len(finalist.at_sizes)} tuned sizes"
 
 
 def caveat_of(workloads: Sequence[Workload]) -> str:

@@ -1,0 +1,112 @@
+"""What is exported in place of the winner's own file, each verified like any.
+
+PyTorch's own modules where the winner is slower, the winner with PyTorch's steps of training where
+its own are slower, and one file of several tuned sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tuner.evaluate.job_spec import JobSpec
+from tuner.exporting import ExportFile, fallback_of, without_steps_of
+from tuner.kernel.toolchain import Toolchain
+from tuner.observing import Observer
+from tuner.planning import Planned
+from tuner.run import Run
+from tuner.together import Tuned, can_leave_steps, file_of
+from tuner.trial import Finalist, Trial
+
+__all__ = ["Instead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """Exports something else than the winner's own file.
+
+    `export` verifies a file and puts it under its name, or beside it; with problems by name it
+    races the file at these as well.
+    """
+
+    planned: Planned
+    toolchain: Toolchain
+    run: Run
+    observer: Observer
+    export: Callable[[ExportFile, dict[str, JobSpec]], Finalist]
+
+    def pytorch(self, slower: Finalist) -> tuple[Finalist, list[str]]:
+        """Export the reference's own modules in place of a winner that is slower.
+
+        The winner was the best of all raced, a template around PyTorch's own product included
+        where the space has one.
+        """
+        assert slower.interval is not None
+        self.observer.on_stage("slower than PyTorch: exporting PyTorch's own modules instead")
+        i = slower.interval
+        note = (
+            f"every kernel is slower than PyTorch, the best one at {i.speedup:.3f}x "
+            f"[{i.low:.3f}, {i.high:.3f}]; it is in trial_{slower.trial}.py"
+        )
+        file = fallback_of(self.planned, slower, self.run.export_path, self.run.path)
+        exported = self.export(file, {})
+        if not exported.check.is_accepted:  # the reference's calls differ from each other, say
+            note = f"{note}; PyTorch's own modules were rejected: {exported.check.reason}"
+        return exported, [note]
+
+    def without_steps(self, trial: Trial, slower: Finalist) -> tuple[Finalist, list[str]]:
+        """Export the winner with steps of training that are the reference's, which are faster."""
+        path, run_path = self.run.export_path, self.run.path
+        file = without_steps_of(
+            self.planned, self.toolchain, trial, path, run_path, slower.by_batch
+        )
+        if file is None or slower.step is None:
+            return slower, []
+        what = f"its steps of training were slower than PyTorch's, {slower.step.speedup:.2f}x"
+        self.observer.on_stage(f"{what}: exporting it with PyTorch's own")
+        exported = self.export(file, {})
+        if not exported.check.is_accepted:
+            return slower, [f"{what}; with PyTorch's own it is rejected: {exported.check.reason}"]
+        return exported, [f"{what}; it takes PyTorch's own"]
+
+    def together(self, tuned: Sequence[Tuned]) -> tuple[Finalist | None, list[str]]:
+        """Export one file of several sizes; None where none has a kernel, or it is rejected.
+
+        Sizes at which the file is slower than PyTorch in the race are PyTorch's in the next one,
+        and so are steps of training.
+        """
+        path, run_path = self.run.export_path, self.run.path
+        specs = {one.words: one.planned.spec for one in tuned}
+        has_steps, notes = True, list[str]()
+        while any(one.trial for one in tuned):
+            file = file_of(tuned, self.toolchain, path, run_path, has_steps=has_steps)
+            assert file.kernels is not None
+            num = file.kernels.num_kernels
+            what = f"one file of {len(tuned)} sizes, with {num} kernel{'s' if num > 1 else ''}"
+            self.observer.on_stage(f"{what}: exporting it")
+            exported = self.export(file, specs)
+            if not exported.check.is_accepted:
+                return None, [*notes, f"{what}, is rejected: {exported.check.reason}"]
+            races = exported.at_sizes.items()
+            slower = {words for words, race in races if race.verdict == "slower"}
+            lost = [one.words for one in tuned if one.words in slower and one.trial]
+            steps = [words for words, race in races if race.step and race.step.verdict == "slower"]
+            takes_steps = has_steps and "step" in file.ways
+            if lost:
+                why = f"slower than PyTorch at {', '.join(lost)}, which are PyTorch's then"
+                tuned = [replace(o, trial=None) if o.words in lost else o for o in tuned]
+            elif steps and takes_steps and can_leave_steps(tuned):
+                why = f"steps of training are slower at {', '.join(steps)}, all are PyTorch's then"
+                has_steps = False
+            else:
+                return exported, [*notes, f"{what}: {_speeds(exported)}"]
+            self.observer.on_stage(why)
+            notes.append(why)
+        return None, notes
+
+
+def _speeds(exported: Finalist) -> str:
+    races = exported.at_sizes.items()
+    return ", ".join(
+        f"{race.interval.speedup:.2f}x at {words}" for words, race in races if race.interval
+    )
