@@ -101,9 +101,8 @@ class Build:
     `artefact` is the path of the shared object (for Triton: of the Python module), None when
     it failed; then `error` says why in one line and `log` is the path of the whole log.
     `binary_key` is equal for two builds with the same machine code. `started_at` and `ended_at`
-    (UTC, ISO 8601) include the pauses of a builder, `seconds` does not; `builder` numbers it, and
-    `host` names the builders of another host that made it. `note` says why kernels are compiled
-    where they are timed, which takes the device's time.
+    (UTC, ISO 8601) include the pauses of a builder, `seconds` does not; `builder` numbers it,
+    `host` names another host's, and `note` says why kernels are compiled where they are timed.
     """
 
     key: str
