@@ -105,7 +105,7 @@ def test_others_do_not_and_it_is_said_why(name, tmp_path):
     module, reason = OTHERS[name]
     path = tmp_path / "rows.py"
     path.write_text(text_of(module))
-    stages = stages_of(capture(load_problem(path), with_sizes=False))
+    stages = stages_of(capture(load_problem(path)))
     assert reason in refusal_of_clusters(stages)
     _, _, family = made_of(module)
     assert CLUSTER_TEMPLATE not in family.templates

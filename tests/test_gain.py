@@ -65,7 +65,7 @@ COSTS = {
 def outline_from(folder: Path, forward: str) -> Outline:
     path = folder / "module.py"
     path.write_text(TEXT.replace("FORWARD", forward))
-    return outline_of(capture(load_problem(path), with_sizes=False))
+    return outline_of(capture(load_problem(path)))
 
 
 @pytest.mark.parametrize("name", COSTS)

@@ -38,7 +38,7 @@ def derive_with_steps(folder: Path, name: str, text: str) -> tuple[Problem, Fami
     path = folder / f"{name}.py"
     path.write_text(text)
     problem = load_problem(path)
-    graph = capture(problem, with_sizes=False)
+    graph = capture(problem)
     other = with_another_batch(problem, graph)
     forwards = [Captured(g, joint_of(problem, g)) for g in (graph, other) if g]
     settings = settings_of(problem.make_model(0), False)
@@ -385,7 +385,7 @@ def test_results_that_depend_on_different_weights_leave_steps_to_the_reference(t
     path = tmp_path / "pooled.py"
     path.write_text(text_of("pooled_batch_norm"))
     problem = load_problem(path)
-    joint = joint_of(problem, capture(problem, with_sizes=False))
+    joint = joint_of(problem, capture(problem))
     assert joint is not None and planned(joint) is None
 
 
@@ -453,7 +453,7 @@ def test_what_has_no_kernels_for_gradients_has_no_record_of_a_step(name, tmp_pat
     path = tmp_path / "none.py"
     path.write_text(text_of(name))
     problem = load_problem(path)
-    assert joint_of(problem, capture(problem, with_sizes=False)) is None
+    assert joint_of(problem, capture(problem)) is None
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------

@@ -155,11 +155,7 @@ class Graph:
 
     `arguments` are forward's, all of them; `inputs` those that are tensors, and numbers that are
     not fixed. `buffer_updates` gives for each buffer that the call writes the value that it has
-    afterwards. `tied` gives for each further name of a parameter or buffer the name that the
-    graph knows it by. `sizes` says for each axis of an input that may be of another size which
-    axis gives the size, as an expression: `{"x.0": "x.0", "y.0": "x.0", "z.1": "2*x.0"}`. An axis
-    that is absent is fixed; None: it was not found out. `notes` are sentences for the user.
-    `rewrites` are the steps that led here from what was captured.
+    afterwards. `rewrites` are the steps that led here from what was captured.
     """
 
     arguments: tuple[Argument, ...]
@@ -171,9 +167,6 @@ class Graph:
     outputs: tuple[str, ...]
     buffer_updates: dict[str, str] = field(default_factory=dict)
     is_training: bool = True
-    tied: dict[str, str] = field(default_factory=dict)
-    sizes: dict[str, str] | None = None
-    notes: tuple[str, ...] = ()
     rewrites: tuple[Rewrite, ...] = ()
 
     @property
@@ -219,9 +212,8 @@ class Graph:
     def key(self) -> str:
         """Content key: equal for graphs that compute the same in the same way, whatever names.
 
-        Neither names, lines, notes, `rewrites` and `sizes` count, nor the order of independent
-        nodes. Inputs differ by their order in the call, parameters, buffers and constants by their
-        first use.
+        Neither names, lines and `rewrites` count, nor the order of independent nodes. Inputs
+        differ by their order in the call, parameters, buffers and constants by their first use.
         """
         return content_key(json.dumps(list(self._canonical())))
 
