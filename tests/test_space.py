@@ -395,28 +395,6 @@ def test_configurations_are_counted_by_value_with_a_list_and_without(monkeypatch
     assert chain(15, "p0 < p1").count_by("p1")[10] == 9 * 10**13
 
 
-def test_points_are_scaled_logarithms_and_words_have_none():
-    built = SearchSpace.build(
-        [
-            Parameter("block", (16, 32, 64, 256)),
-            Parameter("word", ("a", "b")),
-            Parameter("flag", (True, False)),
-            Parameter("offset", (0, 1, 3), Expression.parse("word == 'a'")),
-            Parameter("one", (8,)),
-            Parameter("signed", (-1, 0, 1)),
-        ],
-        [],
-        {},
-    )
-    assert built.is_ordered.tolist() == [True, False, False, True, True, True]
-    rows = np.array([[0, 0, 0, 1, 0, 0], [2, 1, 1, 3, 0, 1], [3, 0, 0, 2, 0, 2]])
-    assert built.points(rows).tolist() == [
-        [0.0, 0.0, 0.0, 0.5, 0.5, 0.0],
-        [0.5, 0.0, 0.0, 0.5, 0.5, 0.5],
-        [1.0, 0.0, 0.0, 1.0, 0.5, 1.0],
-    ]
-
-
 def test_a_listed_space_holds_exactly_what_was_listed():
     parameters = [Parameter("a", (4, 2)), Parameter("b", (1, 2), Expression.parse("a == 4"))]
     built = SearchSpace.listed(parameters, np.array([[1, 2], [0, 1]]))

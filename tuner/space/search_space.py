@@ -48,14 +48,11 @@ class SearchSpace:
     parameter varies slowest); above, in an order of their own.
 
     Attributes:
-        facts: the named values that are not tuned: problem sizes and device facts.
         rejections: for each constraint, how many combinations of values it was the first to
             reject; its sum with `num_feasible` is `num_cartesian` where nothing is conditional.
     """
 
     parameters: tuple[Parameter, ...]
-    constraints: tuple[Constraint, ...]
-    facts: Mapping[str, Value]
     rejections: Mapping[str, int]
     _set: Diagram | Listed = field(repr=False)
 
@@ -86,7 +83,7 @@ class SearchSpace:
         if diagram.num_feasible <= MAX_LISTED:
             bases = [base_of(parameter) for parameter in parameters]
             found = Listed(diagram.all_rows(), bases)
-        return cls(tuple(parameters), tuple(constraints), dict(facts), rejections, found)
+        return cls(tuple(parameters), rejections, found)
 
     @classmethod
     def listed(cls, parameters: Sequence[Parameter], rows: Ints) -> SearchSpace:
@@ -98,7 +95,7 @@ class SearchSpace:
         """
         bases = [base_of(parameter) for parameter in parameters]
         held = Listed(rows.astype(index_type(bases)), bases)
-        return cls(tuple(parameters), (), {}, {}, held)
+        return cls(tuple(parameters), {}, held)
 
     @property
     def num_cartesian(self) -> int:
@@ -205,35 +202,6 @@ class SearchSpace:
         name = self.parameters[column].name
         return any(p.when is not None and name in p.when.names for p in self.parameters)
 
-    @property
-    def is_ordered(self) -> Bools:
-        """By parameter, bool (d,): whether its values are numbers, which have an order."""
-        return np.array(
-            [
-                not any(isinstance(value, str | bool) for value in parameter.values)
-                for parameter in self.parameters
-            ]
-        )
-
-    def points(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Return rows of value indices as points of the unit cube, float64 (n, d).
-
-        A number becomes its logarithm, scaled so that the parameter's values span 0 to 1
-        (`sign(x) * log2(1 + |x| / s)` where some are 0 or negative, s the smallest magnitude).
-        Words and booleans have no order: they are all 0, and differ in their value indices. A
-        parameter that is absent, or has one value, is at 0.5.
-        """
-        points = np.empty(rows.shape, dtype=np.float64)
-        for column, (parameter, is_ordered) in enumerate(
-            zip(self.parameters, self.is_ordered, strict=True)
-        ):
-            scale = np.zeros(len(parameter.values) + 1)
-            if is_ordered:
-                scale[:-1] = _scaled(parameter.values)
-            scale[-1] = 0.5
-            points[:, column] = scale[rows[:, column]]
-        return points
-
     def count_by(self, name: str) -> dict[Value, int]:
         """Return how many feasible configurations have each value of a parameter, if any."""
         column = [parameter.name for parameter in self.parameters].index(name)
@@ -330,16 +298,3 @@ class _Feasible(Sequence[Params]):
             rows = self._space.rows(np.arange(start, min(start + chunk, num)))
             for value_indices in rows.tolist():
                 yield self._space.params_of(value_indices)
-
-
-def _scaled(values: Sequence[Value]) -> NDArray[np.float64]:
-    numbers = np.array([float(value) for value in values])
-    if len(numbers) == 1:
-        return np.array([0.5])
-    if (numbers > 0).all():
-        logarithms = np.log2(numbers)
-    else:
-        smallest = min((abs(number) for number in numbers if number), default=1.0)
-        logarithms = np.sign(numbers) * np.log2(1 + np.abs(numbers) / smallest)
-    low, high = logarithms.min(), logarithms.max()
-    return (logarithms - low) / (high - low) if high > low else np.full(len(numbers), 0.5)
