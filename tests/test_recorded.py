@@ -72,7 +72,6 @@ def test_a_kernel_tuner_cache_becomes_a_space_with_its_times(tmp_path, name):
     ]
     np.testing.assert_allclose(recording.latency_us, [math.nan, 500, 2000, 1000, math.nan])
     assert recording.statuses == ("compile", "correct", "correct", "correct", "runtime")
-    np.testing.assert_allclose(recording.evaluation_s, 1.0)
 
 
 def test_a_cache_that_was_left_open_or_half_written_is_read_to_its_last_whole_line(tmp_path):
@@ -192,7 +191,6 @@ def test_a_run_becomes_a_recording_with_its_conditional_parameters(tmp_path):
     )
     assert recording.space.feasible[4] == {"template": "plain", "width": 8}
     assert recording.latency_us[0] == 10.0 and recording.latency_us[5] == 11.0
-    assert recording.evaluation_s.tolist() == [3.0, 1.5, 1.5, 1.5, 1.5, 3.0]
     assert recording.is_bound.tolist() == [False] * 5 + [True]  # plain, 16 was stopped early
     assert recording.known_us[0] == 10.0 and np.isnan(recording.known_us[5])
 
@@ -227,7 +225,6 @@ def test_t4_results_hold_the_whole_run(tmp_path):
     assert back.keys == recording.keys and back.statuses == recording.statuses
     assert list(back.space.feasible) == list(recording.space.feasible)
     np.testing.assert_allclose(back.latency_us, recording.latency_us, rtol=1e-12)
-    np.testing.assert_allclose(back.evaluation_s, recording.evaluation_s)
     assert back.is_bound.tolist() == recording.is_bound.tolist()
 
 
@@ -267,4 +264,3 @@ def test_kernel_tuners_own_t4_file_is_read(tmp_path):
     )
     assert recording.keys == ("32,a", "64,a") and recording.statuses == ("compile", "correct")
     np.testing.assert_allclose(recording.latency_us, [math.nan, 2000.0])
-    assert recording.evaluation_s.tolist() == [2.0, 2.0]
