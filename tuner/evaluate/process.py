@@ -32,6 +32,7 @@ import psutil
 from tuner.errors import WorkerError
 from tuner.evaluate.channel import Channel
 from tuner.machine.forkserver import MARKER, Process, start_process
+from tuner.machine.host import cgroup_folders
 
 __all__ = [
     "KILL_WAIT_S",
@@ -179,7 +180,7 @@ class Child:
 def available_bytes() -> int:
     """Return what a process can still allocate without swapping, in this machine or container."""
     left = psutil.virtual_memory().available
-    for limit, used, statistics in _control_groups():
+    for limit, used, statistics in _memory_groups():
         with contextlib.suppress(OSError, ValueError):  # "max", or a file that is not there
             bound = int(limit.read_text())
             cached = re.search(r"^(?:total_)?inactive_file (\d+)$", statistics.read_text(), re.M)
@@ -188,26 +189,18 @@ def available_bytes() -> int:
 
 
 @functools.cache
-def _control_groups() -> tuple[tuple[Path, Path, Path], ...]:
+def _memory_groups() -> tuple[tuple[Path, Path, Path], ...]:
     """Return limit, use and statistics of each memory group around us that sets a limit."""
-    found = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
-            is_old = "memory" in controllers.split(",")
-            if controllers and not is_old:
-                continue
-            root = Path("/sys/fs/cgroup/memory" if is_old else "/sys/fs/cgroup")
-            files = (
-                ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
-                if is_old
-                else ("memory.max", "memory.current", "memory.stat")
-            )
-            here = root / name.lstrip("/")
-            for folder in (here, *here.parents):
-                if folder.is_relative_to(root) and (folder / files[0]).is_file():
-                    found.append((folder / files[0], folder / files[1], folder / files[2]))
-    return tuple(found)
+    names = (
+        ("memory.max", "memory.current"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    )
+    return tuple(
+        (folder / limit, folder / used, folder / "memory.stat")
+        for folder in cgroup_folders("memory")
+        for limit, used in names
+        if (folder / limit).is_file()
+    )
 
 
 def _resident_bytes(pid: int) -> int:

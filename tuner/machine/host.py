@@ -23,6 +23,7 @@ __all__ = [
     "ask_program",
     "busy_words",
     "cache_folder",
+    "cgroup_folders",
     "cpu_cache_bytes",
     "cpu_name",
     "driver_version",
@@ -131,7 +132,7 @@ def cpu_cache_bytes() -> dict[int, int]:
     return result
 
 
-def _cgroup_folders(controller: str) -> list[Path]:
+def cgroup_folders(controller: str) -> list[Path]:
     """Return this process's control groups, innermost first, for cgroup v2 and for v1."""
     result = []
     for line in _read("/proc/self/cgroup").splitlines():
@@ -153,7 +154,7 @@ def usable_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    for folder in _cgroup_folders("cpu"):
+    for folder in cgroup_folders("cpu"):
         quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
         if not quota:
             quota = _read(folder / "cpu.cfs_quota_us").strip()
@@ -194,7 +195,7 @@ def busy_words(load: float, noise: float) -> str:
 def usable_memory_bytes() -> int:
     """Return the memory that this process may use: all there is, cut by the cgroup's limit."""
     memory = int(psutil.virtual_memory().total)
-    for folder in _cgroup_folders("memory"):
+    for folder in cgroup_folders("memory"):
         limit = (_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")).strip()
         if limit.isdigit():
             memory = min(memory, int(limit))
