@@ -249,7 +249,7 @@ class _Step(Operators):
         if not needed:
             return None
         saved = [Tensor(n, by_name[n].shape, by_name[n].dtype) for n in kept]
-        graph = replace(self.graph, sizes=None, notes=(), constants=())
+        graph = replace(self.graph, constants=())
         ends = dict.fromkeys(name for name in gradient_of.values() if name in by_name)
         return Joint(
             replace(
