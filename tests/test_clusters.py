@@ -383,7 +383,7 @@ def test_it_is_compiled_ahead_of_a_gpu(tmp_path):
     toolchain = Toolchain("cuda", None, capability=90, triton="installed")
     _, _, family = made_of(MODULES["softmax"])
     candidate = candidate_of(family)
-    sizes = [dict(family.sizes)]
+    sizes = [dict(family.op.sizes)]
     with Builder(toolchain, tmp_path / "cache", num_workers=1, triton_sizes=sizes) as builder:
         build = builder.submit(candidate).result(240)
     assert build.status is Status.CORRECT, build

@@ -131,7 +131,7 @@ def matched(folder: Path, text: str, name: str) -> Matched | None:
     graph = capture(problem)
     family = load_family(name)
     return match_of(
-        family.reference, list(family.sizes), graph, with_another_batch(problem, graph)
+        family.reference, list(family.op.sizes), graph, with_another_batch(problem, graph)
     )
 
 

@@ -37,7 +37,7 @@ def search_space(
     varied = {p.name: p.values for p in config.space}
     names = [str(name) for name in varied.pop("template")]
     device = known_device("NVIDIA H200").facts() if device is None else device
-    facts = {**device, **family.sizes, **config.problem.sizes}
+    facts = {**device, **family.op.sizes, **config.problem.sizes}
     whens = {p.name: p.when for p in config.space if p.when}
     rules = [*family.constraints(names, varied), *config.constraints]
     return names, SearchSpace.build(family.parameters(names, varied, whens), rules, facts)
@@ -119,7 +119,9 @@ def test_a_config_that_lists_no_widths_gets_the_machines_own(op, cpu):
     template = family.template("cpu")
     # Neither is anything else listed: all defaults together are a configuration that is allowed.
     space = SearchSpace.build(
-        family.parameters(["cpu"], {}), family.constraints(["cpu"], {}), {**facts, **family.sizes}
+        family.parameters(["cpu"], {}),
+        family.constraints(["cpu"], {}),
+        {**facts, **family.op.sizes},
     )
     assert space.num_feasible == 1
     assert template.filled({}, facts)["width"] == max(widths)

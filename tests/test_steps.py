@@ -128,7 +128,7 @@ def test_gradients_are_as_exact_as_pytorchs_at_any_batch(name, tmp_path):
     assert {*on_gpus.plan.extra} == {*here.plan.extra} and None not in on_gpus.plan.extra.values()
     # Triton compiles ahead of time at the sizes that all calls have.
     shapes = [a.shape or () for call in taken.family.extra.values() for a in call.arguments]
-    known = {*taken.family.sizes, *taken.family.extra_sizes}
+    known = {*taken.family.op.sizes, *taken.family.op.extra_sizes}
     assert {size for shape in shapes for size in shape} <= known
 
 
@@ -519,7 +519,7 @@ def test_triton_compiles_all_calls_ahead_without_a_gpu(name, template, tmp_path)
     source, plan = tmp_path / "source.py", tmp_path / "plan.json"
     source.write_text(candidate.source)
     plan.write_text(to_json(candidate.plan))
-    sizes = json.dumps({**family.extra_sizes, **family.sizes})
+    sizes = json.dumps({**family.op.extra_sizes, **family.op.sizes})
     ran = subprocess.run(
         [sys.executable, "-m", "tuner.kernel.triton_build", str(source), str(plan),
          str(tmp_path), "--arch", "90", "--sizes", sizes],

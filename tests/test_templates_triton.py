@@ -97,7 +97,7 @@ def test_text_is_python_that_a_static_checker_accepts(op: str, params: Params) -
 def test_plan_names_only_what_the_call_has(op: str, params: Params) -> None:
     family = built_in(op)
     plan = rendered(op, params).plan
-    sizes = dict(family.sizes)
+    sizes = dict(family.op.sizes)
     tensors = {t.name for t in (*plan.arguments, *plan.outputs, *plan.workspace)}
     for tensor in plan.workspace:
         assert all(int(Expression.parse(d).evaluate(sizes)) > 0 for d in tensor.shape)

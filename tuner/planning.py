@@ -114,7 +114,7 @@ class Planned:
         sizes = {**self.facts, **self.sizes}
         flops = float(self.family.flops.evaluate(sizes))
         num_bytes = float(self.family.bytes.evaluate(sizes))
-        precision = self.family.arithmetic.get(self.config.accuracy.kind, FASTEST_ARITHMETIC)
+        precision = self.family.op.arithmetic.get(self.config.accuracy.kind, FASTEST_ARITHMETIC)
         return JobSpec.of(
             self.family,
             self.reference,

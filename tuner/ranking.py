@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,13 +12,8 @@ from tuner.trial import Finalist, Trial
 from tuner.wording import one_line
 
 __all__ = [
-    "blamed", "ranked_trials", "remarks_on", "rounds_of", "structure", "why_nothing_correct",
+    "blamed", "ranked_trials", "remarks_on", "structure", "why_nothing_correct",
 ]  # fmt: skip
-
-
-def rounds_of(entry: Finalist) -> list[list[float]]:
-    """Return what counts of a race, [process][round] in us."""
-    return [[statistics.median(burst) for burst in rounds] for rounds in entry.samples_us]
 
 
 def remarks_on(exported: Finalist) -> list[str]:

@@ -17,11 +17,11 @@ from pathlib import Path
 from tuner.errors import InputError, WorkerError
 from tuner.evaluate.contender import Contender
 from tuner.evaluate.job_spec import JobSpec
-from tuner.evaluate.measure import ratio_interval
 from tuner.evaluate.race import finalist
 from tuner.evaluate.racing import Racer
 from tuner.evaluate.verifier import Answered, Verifier
 from tuner.export.certificate import Certificate, code_sha256
+from tuner.intervals import are_same, speedup_of
 from tuner.kernel.family import known_reference
 from tuner.machine.host import has_many_cores
 from tuner.machine.platforms import is_gpu
@@ -36,7 +36,6 @@ ERROR_SLACK = 1.25  # times the certified error: other hardware adds in another 
 MAX_CLAIMED_WIDTH = 4.0  # high / low of a claim; a wider one says nothing that could be checked
 MAX_TELLING_WIDTH = 2.0  # high / low of today's race, above which it cannot confirm a claim
 MIN_PROCESSES = 3  # that race today: the interval of two is hopelessly wide
-SAME_NUMBER = 1e-6  # relative difference of a number computed twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,21 +207,11 @@ def _own_samples(certificate: Certificate, claimed: Interval) -> Point:
         return Point(what, None, detail, is_claim=False)
     try:
         baseline, own = certificate.samples_us
-        pairs = [list(zip(b, o, strict=True)) for b, o in zip(baseline, own, strict=True)]
-        found = ratio_interval(pairs, claimed.confidence)
+        found = speedup_of(baseline, own, claimed.confidence)
     except (ValueError, OverflowError) as error:
         return Point(what, False, f"they give none: {error}")
-    numbers = ("speedup", "low", "high", "num_processes")
-    is_same = all(_is_same(getattr(claimed, n), getattr(found, n)) for n in numbers)
-    return Point(what, is_same, f"claimed {_words(claimed)}, they give {_words(found)}")
-
-
-def _is_same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=SAME_NUMBER)
-
-
-def _words(interval: Interval) -> str:
-    return f"{interval.speedup:.3f}x [{interval.low:.3f}, {interval.high:.3f}]"
+    said = f"claimed {claimed.words}, they give {found.words}"
+    return Point(what, are_same(claimed, found), said)
 
 
 def _speed(certificate: Certificate, racer: Racer, contender: Contender, check: Check) -> Point:
@@ -235,10 +224,10 @@ def _speed(certificate: Certificate, racer: Racer, contender: Contender, check: 
             seconds=min(certificate.seconds, 60.0),
         )
     except WorkerError as error:
-        return Point("the speed-up", False, f"{_words(then)} then; in the race now: {error}")
+        return Point("the speed-up", False, f"{then.words} then; in the race now: {error}")
     entry: Finalist = finalist(0, check, race, 1)
     if entry.interval is None:
-        return Point("the speed-up", False, f"{_words(then)} then; now: {entry.error}")
+        return Point("the speed-up", False, f"{then.words} then; now: {entry.error}")
     if entry.falls_back:
         return of_fallback(then)
     return compared(then, entry.interval)
@@ -250,7 +239,7 @@ def of_fallback(then: Interval) -> Point:
     Where no kernel was faster, the exported file is PyTorch's own modules, and says so.
     """
     is_none = then.low <= 1.0 <= then.high and then.speedup <= 1.0 + SAME_SPEED
-    detail = f"{_words(then)} then; now: it runs the reference's own operations, "
+    detail = f"{then.words} then; now: it runs the reference's own operations, "
     end = "as fast as they are" if is_none else "which is no speed-up"
     return Point("the speed-up", is_none, detail + end)
 
@@ -263,7 +252,7 @@ def compared(then: Interval, now: Interval) -> Point:
     Where today's interval is too wide to confirm anything, a claim that is twice what was seen,
     or half of it, does not hold; of another it cannot be determined.
     """
-    detail = f"{_words(then)} then, {_words(now)} now"
+    detail = f"{then.words} then, {now.words} now"
 
     def point(holds: bool | None, why: str = "") -> Point:
         return Point("the speed-up", holds, f"{detail}{why and f': {why}'}")

@@ -107,7 +107,7 @@ class Session:
             writer = stack.enter_context(self.run.locked())
             self.trials = list(self.run.trials())  # after a half-written line was dropped
             self._name_set_aside()
-            further = self.planned.family.extra_sizes
+            further = self.planned.family.op.extra_sizes
             elsewhere = self._source.builders(
                 self.run.path.name, self.toolchain, self.planned.languages, self._tell_of
             )

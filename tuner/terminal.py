@@ -88,7 +88,7 @@ def print_plan(
         print_json(
             {
                 **{name: value for name, value in of_module.items() if value},
-                "title": planned.family.title,
+                "title": planned.family.op.title,
                 "sizes": dict(planned.sizes),
                 "device": planned.device.name,
                 "is_assumed": planned.is_assumed,
@@ -108,7 +108,7 @@ def print_plan(
     for warning in planned.warnings:
         out.print(f"warning: {warning}", markup=False)
     sizes = ", ".join(f"{name} = {size}" for name, size in planned.sizes.items())
-    out.print(f"problem: {planned.family.title}; {sizes}", markup=False)
+    out.print(f"problem: {planned.family.op.title}; {sizes}", markup=False)
     words = MODE_WORDS[planned.config.problem.mode]
     out.print(
         f"device: {planned.device.name}; accuracy: {planned.config.accuracy.label}"

@@ -223,6 +223,11 @@ class Interval:
             return "faster"
         return "slower" if self.high < 1.0 else "no difference"
 
+    @property
+    def words(self) -> str:
+        """The ratio and where it lies, as `1.234x [1.200, 1.268]`."""
+        return f"{self.speedup:.3f}x [{self.low:.3f}, {self.high:.3f}]"
+
     def overlaps(self, other: Interval) -> bool:
         """Return whether some ratio lies in both."""
         return self.low <= other.high and other.low <= self.high

@@ -163,7 +163,7 @@ def _environment(
         machine=dict(planned.environment),
         toolchain=toolchain.label,
         op=family.name,
-        title=family.title,
+        title=family.op.title,
         sizes=dict(planned.sizes),
         accuracy=config.accuracy.label,
         mode=config.problem.mode,

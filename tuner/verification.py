@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from tuner.batching import Batching
 from tuner.errors import WorkerError
 from tuner.evaluate.contender import Contender
-from tuner.evaluate.measure import tie_set
 from tuner.evaluate.profiling import profile_into
 from tuner.evaluate.race import Race, finalist
 from tuner.evaluate.racing import Racer
@@ -29,10 +28,11 @@ from tuner.exporting import (
     without_steps_of,
 )  # fmt: skip
 from tuner.gaining import bound_of
+from tuner.intervals import rounds_of, tie_set
 from tuner.kernel.toolchain import Toolchain
 from tuner.observing import Observer, Progress
 from tuner.planning import Planned
-from tuner.ranking import blamed, ranked_trials, remarks_on, rounds_of, structure
+from tuner.ranking import blamed, ranked_trials, remarks_on, structure
 from tuner.rivals import beside_compiled
 from tuner.run import Run, RunWriter
 from tuner.schedule import MIN_PROCESSES, Schedule
@@ -95,7 +95,9 @@ class Verification:
                 return None, list(entries.values())
             self._raced(chosen, entries)
             believed = {
-                n: rounds_of(entries[n]) for n in chosen if entries[n].interval is not None
+                n: rounds_of(entries[n].samples_us)
+                for n in chosen
+                if entries[n].interval is not None
             }
         # Who has fewer sets of processes was clearly behind: no tie.
         most = max(len(rounds) for rounds in believed.values())
@@ -372,8 +374,8 @@ class Verification:
         self.observer.on_stage("slower than PyTorch: exporting PyTorch's own modules instead")
         i = slower.interval
         note = (
-            f"every kernel is slower than PyTorch, the best one at {i.speedup:.3f}x "
-            f"[{i.low:.3f}, {i.high:.3f}]; it is in trial_{slower.trial}.py"
+            f"every kernel is slower than PyTorch, the best one at {i.words}; "
+            f"it is in trial_{slower.trial}.py"
         )
         file = fallback_of(self.planned, slower, self.run.export_path, self.run.path)
         exported = self.export(file)

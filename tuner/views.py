@@ -51,7 +51,7 @@ class Plain:
         space = planned.space
         mode = MODE_WORDS[planned.config.problem.mode]
         self.line(
-            f"{planned.family.title} on {planned.device.name}, accuracy"
+            f"{planned.family.op.title} on {planned.device.name}, accuracy"
             f" {planned.config.accuracy.label}{mode and f', {mode}'}:"
             f" {space.num_feasible} feasible configurations of {space.num_cartesian} combinations"
         )
@@ -266,6 +266,4 @@ def _finalist_line(entry: Finalist) -> str:
             "accepted on every probe" if entry.check.is_accepted else f"rejected: {entry.error}"
         )
     i = entry.interval
-    return head + (
-        f"{_us(entry.latency_us)}, {i.speedup:.3f}x [{i.low:.3f}, {i.high:.3f}]: {entry.verdict}"
-    )
+    return head + (f"{_us(entry.latency_us)}, {i.words}: {entry.verdict}")

@@ -100,7 +100,7 @@ def fallback_text(
         standing: as for `export_text`.
         has_from_module: whether ModelNew has that method, as operators derived from a module do.
     """
-    title = f"{family.title}: PyTorch's own modules, since no kernel was faster"
+    title = f"{family.op.title}: PyTorch's own modules, since no kernel was faster"
     lines = [f"{title}; {standing}", "", *provenance]
     head = "\n".join(f"# {escape(line)}".rstrip() for line in lines)
     body = ast.unparse(ast.fix_missing_locations(Overrides(sizes).visit(ast.parse(reference))))
@@ -122,9 +122,9 @@ class ModelNew(Model):
 def _header(family: Family, candidate: Candidate, provenance: Sequence[str], standing: str) -> str:
     params = ", ".join(f"{k}={v}" for k, v in sorted(candidate.params.items()))
     lines = [
-        f"{family.title}: ModelNew by tuner, {standing}",
+        f"{family.op.title}: ModelNew by tuner, {standing}",
         "",
-        "Replaces: " + ", ".join(family.replaces),
+        "Replaces: " + ", ".join(family.op.replaces),
         f"Template: {candidate.template} ({params})",
         "Optimisations:",
         *(f"  - {line}" for line in candidate.optimisations),

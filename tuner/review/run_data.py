@@ -16,6 +16,7 @@ import yaml
 from tuner.capture.outline import MODULE_FILE
 from tuner.environment import Environment, SittingRecord
 from tuner.errors import StorageError
+from tuner.intervals import relative_noise
 from tuner.machine.ceilings import roofline_tflops
 from tuner.machine.device import Device
 from tuner.profiled import COUNTERS_NAME, PROFILE_NAME, CountedCalls, Profiles
@@ -185,7 +186,7 @@ class RunData:
                 for burst in process
                 if burst
             ]
-            return Baseline(finalist.baseline_us, _noise_of(rounds))
+            return Baseline(finalist.baseline_us, relative_noise(rounds) if rounds else None)
         own = self.sitting(best.number if best else len(self.trials))
         measurement = best.outcome.measurement if best else None
         if measurement is not None and measurement.anchor_us:  # timed again shortly before
@@ -280,15 +281,6 @@ def rejected_of(checks: Sequence[Finalist]) -> list[Finalist]:
 def is_all_rejected(checks: Sequence[Finalist]) -> bool:
     """Whether something was put to the full check, and nothing of it was accepted."""
     return bool(checks) and len(rejected_of(checks)) == len({entry.trial for entry in checks})
-
-
-def _noise_of(rounds: Sequence[float]) -> float | None:
-    """Return a robust relative dispersion, as of a finalist's own rounds."""
-    if not rounds:
-        return None
-    middle = statistics.median(rounds)
-    spread = statistics.median(abs(value - middle) for value in rounds)
-    return 1.4826 * spread / middle if middle else None
 
 
 def text_of(path: Path, max_chars: int) -> str:
