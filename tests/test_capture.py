@@ -365,7 +365,7 @@ def test_the_key_ignores_names_and_sees_what_is_computed(tmp_path):
 def test_users_and_values_by_name(tmp_path):
     graph = capture(problem_of(tmp_path, model_text("pass", "return x * x + x", X)))
     square, total = graph.nodes
-    assert graph.users()["x"] == (square, total)
+    assert graph.users["x"] == (square, total)
     assert graph.value("x") == graph.inputs[0]
     assert graph.value(total.name) is total
     with pytest.raises(KeyError):

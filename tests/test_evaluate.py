@@ -652,7 +652,8 @@ def test_an_operator_says_how_fast_a_class_of_its_kernels_may_be_at_most(planned
     flagship = load_family("gemm_scale_batchnorm")
     assert flagship.op.arithmetic == {"float32": "fp16x2"}  # a product and corrections of 8 bits
     h200 = replace(planned, device=known_device("H200"))
-    slower = replace(h200, family=replace(planned.family, arithmetic={"float32": "fp32x9"}))
+    other = planned.family.op.model_copy(update={"arithmetic": {"float32": "fp32x9"}})
+    slower = replace(h200, family=replace(planned.family, op=other))
     assert slower.spec.impossible_us > h200.spec.impossible_us
 
 

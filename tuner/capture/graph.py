@@ -188,12 +188,9 @@ class Graph:
         everything: tuple[Tensor | Node, ...] = (*self.given, *self.nodes)
         return {value.name: value for value in reversed(everything)}  # the first of a name holds
 
-    def users(self) -> Mapping[str, tuple[Node, ...]]:
-        """Return for each value, by name, the nodes that use it, in order."""
-        return self._users
-
     @cached_property
-    def _users(self) -> Mapping[str, tuple[Node, ...]]:
+    def users(self) -> Mapping[str, tuple[Node, ...]]:
+        """For each value, by name, the nodes that use it, in order."""
         names = [*(t.name for t in self.given), *(node.name for node in self.nodes)]
         found: dict[str, list[Node]] = {name: [] for name in names}
         for node in self.nodes:
