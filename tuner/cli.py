@@ -27,6 +27,7 @@ from tuner.terminal import (
     go_on,
     interruptible,
     out,
+    print_either,
     print_findings,
     print_json,
     print_nothing,
@@ -223,10 +224,7 @@ def verify(
                 file, reference=reference, device=checked_device, timeout_s=timeout_s,
                 observer=view,
             )  # fmt: skip
-        if json:
-            print_json(repeated)
-        else:
-            print_points(repeated)
+        print_either(repeated, print_points, is_json=json)
         raise typer.Exit(0 if repeated.holds else 1)
     if reference is None:
         raise InputError(
@@ -239,10 +237,7 @@ def verify(
             mode=chosen_mode, observer=view,
         )  # fmt: skip
     check = check.strictly() if strict else check
-    if json:
-        print_json(check)
-    else:
-        print_verdict(check)
+    print_either(check, print_verdict, is_json=json)
     if not check.is_accepted:
         raise typer.Exit(1)
 
@@ -261,10 +256,7 @@ def new(
 
     with watching(is_json=json) as view:
         made = tuning.start_by_hand(file, task, output, view, mode=mode, rewrites=rewrites)
-    if json:
-        print_json(made)
-    else:
-        print_start(made)
+    print_either(made, print_start, is_json=json)
 
 
 app.add_typer(many.cluster, name="cluster")
@@ -304,10 +296,7 @@ def doctor(json: options.JsonOption = False) -> None:
     from tuner.machine.doctor import doctor as findings
 
     found = findings()
-    if json:
-        print_json(found)
-    else:
-        print_findings(found)
+    print_either(found, print_findings, is_json=json)
     needed = [f for f in found if f.name in ("Python headers", "C++ compiler")]
     raise typer.Exit(0 if all(finding.is_ok for finding in needed) else 3)
 

@@ -43,6 +43,7 @@ __all__ = [
     "go_on",
     "interruptible",
     "out",
+    "print_either",
     "print_findings",
     "print_json",
     "print_nothing",
@@ -220,7 +221,7 @@ def print_points(repeated: Repeated) -> None:
     out.print(f"the certificate, accuracy class {repeated.accuracy}: {end}", markup=False)
 
 
-def print_runs(folder: Path, runs: Sequence[Shown]) -> None:
+def print_runs(runs: Sequence[Shown], folder: Path) -> None:
     """Print a list of runs at 80 columns; a speed-up after ~ was not verified."""
     if not runs:
         out.print(f"no runs in {folder}\n  next: tune --config X.yaml", markup=False)
@@ -247,6 +248,13 @@ def print_json(record: object) -> None:
 
     sys.stdout.write(to_json(record) + "\n")
     sys.stdout.flush()
+
+
+def print_either(
+    record: object, in_words: Callable[..., None], *more: object, is_json: bool
+) -> None:
+    """Print a record as JSON; or else in words, with what these need more."""
+    print_json(record) if is_json else in_words(record, *more)
 
 
 def print_nothing(error: NothingToGainError, *, is_json: bool = False) -> None:

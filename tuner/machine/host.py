@@ -150,10 +150,7 @@ def cgroup_folders(controller: str) -> list[Path]:
 
 def usable_cores() -> int:
     """Count the cores this process may use: its affinity mask, cut by the cgroup's quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     for folder in cgroup_folders("cpu"):
         quota, _, period = _read(folder / "cpu.max").strip().partition(" ")
         if not quota:
