@@ -28,7 +28,7 @@ CONFIGURATIONS = 6
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recording in two sittings of the same run."""
+    """A recording in two sessions of the same run."""
 
     run: Run
     said: tuple[Said, Said]
@@ -53,7 +53,7 @@ def test_a_recording_ends_with_its_search_and_is_gone_on_with(recorded):
     assert len(recorded.run.trials()) == CONFIGURATIONS
 
 
-def test_a_recording_cuts_no_time_short_in_any_sitting(recorded):
+def test_a_recording_cuts_no_time_short_in_any_session(recorded):
     assert not config_of(recorded.run).measure.stop_slow  # what a resumed run goes by
     found = read_recording(recorded.run.path)
     assert (found.known_us > 0).sum() == 4 and not found.is_bound.any()
@@ -63,7 +63,7 @@ def test_runs_become_one_small_file_that_says_the_same(recorded, tmp_path):
     later = create_run(tmp_path, "later", "cpu", "x", recorded.run.environment())
     with later.locked() as writer:
         for trial in recorded.run.trials():
-            writer.append(replace(trial, outcome=Outcome(Status.RUNTIME, "another sitting")))
+            writer.append(replace(trial, outcome=Outcome(Status.RUNTIME, "another session")))
     document = merged([recorded.run.path, later.path])
     write(document, tmp_path / "recording.json.gz")
     write(document, tmp_path / "again.json.gz")

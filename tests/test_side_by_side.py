@@ -72,7 +72,7 @@ def test_kernel_tuners_half_knows_nothing_of_ours():
     assert imported <= {"json", "random", "sys", "datetime", "importlib", "typing", "numpy"}
 
 
-def test_what_kernel_tuner_says_when_it_fails_is_told(planned):
+def test_what_kernel_tuner_says_when_it_fails_is_reported(planned):
     job = {**side_by_side.job(planned, 60, 0), "sizes": {}}
     with pytest.raises(RuntimeError, match=r"ModuleNotFoundError|KeyError"):
         side_by_side.theirs(sys.executable, None, job)

@@ -111,8 +111,8 @@ def test_suggestions_for_trials_in_flight_differ_and_are_spread():
     flying = [ask(study, space) for _ in range(12)]
     config_ids = {space.index(params) for _, params in flying}
     assert len(config_ids) == 12
-    told = {space.index(params_of(t, space)) for t in study.trials[:20]}
-    assert not config_ids & told
+    reported = {space.index(params_of(t, space)) for t in study.trials[:20]}
+    assert not config_ids & reported
 
 
 def test_a_second_worker_goes_on_from_the_first_ones_trials():
@@ -382,7 +382,7 @@ def test_a_bound_in_a_source_is_no_time():
     encoding = Encoding(
         [p.values for p in space.parameters], [p.when is not None for p in space.parameters]
     )
-    told = {True: [], False: []}
+    reported = {True: [], False: []}
     for seed in range(4):
         rng = np.random.default_rng(seed)
         some = np.sort(rng.choice(space.num_feasible, 600, replace=False)).astype(np.int64)
@@ -396,8 +396,8 @@ def test_a_bound_in_a_source_is_no_time():
             source = Source("other", part, us, bounds)
             expectation = Expectation(space, encoding, [source])
             expected = expectation.features(encoding.codes(space.rows()))[0]
-            told[is_told].append(stats.spearmanr(expected, right).statistic)
-    assert np.mean(told[True]) > 0.2 > np.mean(told[False]), told
+            reported[is_told].append(stats.spearmanr(expected, right).statistic)
+    assert np.mean(reported[True]) > 0.2 > np.mean(reported[False]), reported
 
 
 def test_a_source_of_bounds_alone_tells_nothing():

@@ -129,7 +129,7 @@ def test_defaults_can_work_with_every_precision_and_an_unknown_one_is_infeasible
     assert feasible_precisions(facts, *map(str, known), "bf16") == set(known)
 
 
-def test_without_triton_nothing_is_feasible_and_the_reason_is_told() -> None:
+def test_without_triton_nothing_is_feasible_and_the_reason_is_reported() -> None:
     facts = {**known_device("H200").facts(), "device.has_triton": False}
     with pytest.raises(InputError, match="Triton is installed"):
         feasible_precisions(facts, "fp16x3")

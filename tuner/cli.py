@@ -220,12 +220,12 @@ def verify(
         if mode is not None:
             raise InputError("--mode: the certificate names its own mode")
         with watching(is_json=json) as view:
-            repeated = tuning.verify_certificate(
+            rechecked = tuning.verify_certificate(
                 file, reference=reference, device=checked_device, timeout_s=timeout_s,
                 observer=view,
             )  # fmt: skip
-        print_either(repeated, print_points, is_json=json)
-        raise typer.Exit(0 if repeated.holds else 1)
+        print_either(rechecked, print_points, is_json=json)
+        raise typer.Exit(0 if rechecked.holds else 1)
     if reference is None:
         raise InputError(
             "Missing option '--reference': a KernelBench-format file\n"

@@ -194,13 +194,13 @@ def campaign(
         chosen = chosen_devices(devices, parse_device(device or "auto"), {}) if devices else None
     except ValueError as error:
         raise InputError(str(error)) from error
-    told = err if json else out
+    console = err if json else out
     work = Campaign(
         problems_of(problems),
         runs_dir.resolve(),
         given,
         chosen,
-        lambda words: told.print(words, markup=False, soft_wrap=True),
+        lambda words: console.print(words, markup=False, soft_wrap=True),
     )
     try:
         states = work.work()

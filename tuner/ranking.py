@@ -32,8 +32,8 @@ def remarks_on(exported: Finalist) -> list[str]:
             f"a step of training, forward and gradients, is {step.speedup:.2f}x "
             f"[{step.low:.2f}, {step.high:.2f}]"
         )
-    if exported.by_batch is not None and (told := exported.by_batch.brief):
-        remarks.append(f"{told}; elsewhere the module's own forward runs")
+    if exported.by_batch is not None and (said := exported.by_batch.brief):
+        remarks.append(f"{said}; elsewhere the module's own forward runs")
     if exported.step_failure:
         remarks.append(f"a step of training was not timed: {exported.step_failure}")
     return remarks

@@ -30,7 +30,7 @@ from tuner.problem.modes import MODE_WORDS
 from tuner.storage import sha256_of, storage_errors
 from tuner.trial import SAME_SPEED, Check, Finalist, Interval
 
-__all__ = ["Point", "Repeated", "reference_for", "repeat"]
+__all__ = ["Point", "Rechecked", "recheck", "reference_for"]
 
 ERROR_SLACK = 1.25  # times the certified error: other hardware adds in another order
 MAX_CLAIMED_WIDTH = 4.0  # high / low of a claim; a wider one says nothing that could be checked
@@ -52,7 +52,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
+class Rechecked:
     """What became of a certificate's claims, all of them in its accuracy class."""
 
     points: tuple[Point, ...]
@@ -83,7 +83,7 @@ def reference_for(certificate: Certificate, given: Path | None) -> Path:
     return found
 
 
-def repeat(
+def recheck(
     file: Path,
     certificate: Certificate,
     reference: Path,
@@ -93,7 +93,7 @@ def repeat(
     timeout_s: float,
     on_probe: Callable[[Answered], None] = lambda _: None,
     on_stage: Callable[[str], None] = lambda _: None,
-) -> Repeated:
+) -> Rechecked:
     """Put a certificate's claims to the test, here and now.
 
     Args:
@@ -103,8 +103,8 @@ def repeat(
         device: as PyTorch names it.
         versions: of this machine, named as in the certificate.
         timeout_s: for each call of the file.
-        on_probe: is told of every answer.
-        on_stage: is told what begins.
+        on_probe: every answer is reported to it.
+        on_stage: what begins is reported to it.
 
     Raises:
         InputError: the certificate names what cannot be, or the reference does not work.
@@ -161,7 +161,7 @@ def repeat(
         if then != now:
             detail = f"{then} then, {now} now"
             points.append(Point(f"another {name}", None, detail, is_claim=False))
-    return Repeated(tuple(points), accuracy.label)
+    return Rechecked(tuple(points), accuracy.label)
 
 
 def _same(what: str, then: str, now: str) -> Point:

@@ -45,8 +45,8 @@ __all__ = [
 R = TypeVar("R")
 
 PROGRESS_NAME = "progress.json"  # see `underway`
-LOG_NAME = "log.txt"  # what each sitting was at, a line each
-FAILURE_NAME = "failure.txt"  # of the last sitting, where the machine or the tuner failed
+LOG_NAME = "log.txt"  # what each session was at, a line each
+FAILURE_NAME = "failure.txt"  # of the last session, where the machine or the tuner failed
 
 
 @dataclass(frozen=True, slots=True)

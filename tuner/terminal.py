@@ -28,7 +28,7 @@ from tuner.wording import one_line, percent
 if TYPE_CHECKING:
     from tuner.capture.by_hand import ByHand
     from tuner.machine.doctor import Finding
-    from tuner.recheck import Repeated
+    from tuner.recheck import Rechecked
     from tuner.review.gain import Gain
     from tuner.review.listing import Shown
     from tuner.review.summary import Summary
@@ -205,20 +205,20 @@ def print_verdict(check: Check) -> None:
         out.print(f"note: {note}", markup=False)
 
 
-def print_points(repeated: Repeated) -> None:
+def print_points(rechecked: Rechecked) -> None:
     """Print point by point what of a certificate holds."""
     words = {True: "holds", False: "no longer holds", None: "cannot tell"}
-    for point in repeated.points:
+    for point in rechecked.points:
         word = words[point.holds] if point.is_claim else "note"
         out.print(f"{word:<16} {point.what}: {point.detail}", markup=False)
-    claims = [point.holds for point in repeated.points if point.is_claim]
+    claims = [point.holds for point in rechecked.points if point.is_claim]
     num_broken, num_open = claims.count(False), claims.count(None)
     end = f"{num_broken} of its points no longer" if num_broken else "all of its points still"
     if num_open and not num_broken:
         end = f"not shown to hold, {num_open} of its points cannot be checked here"
     else:
         end += " hold here" + (f", {num_open} cannot be checked" if num_open else "")
-    out.print(f"the certificate, accuracy class {repeated.accuracy}: {end}", markup=False)
+    out.print(f"the certificate, accuracy class {rechecked.accuracy}: {end}", markup=False)
 
 
 def print_runs(runs: Sequence[Shown], folder: Path) -> None:
@@ -232,7 +232,7 @@ def print_runs(runs: Sequence[Shown], folder: Path) -> None:
 
     for run in runs:
         speed = ratio_words(run.speedup) if run.speedup else NONE
-        speed = speed if run.is_proved or not run.speedup else f"~{speed}"
+        speed = speed if run.is_verified or not run.speedup else f"~{speed}"
         head = f"{run.state:<10} {speed:>8} {run.num_trials:>6} {age_words(run.age_s):>7}  "
         fits = len(head) + len(run.name) <= COLUMNS
         out.print(f"{head}{run.name}" if fits else f"{head.rstrip()}\n  {run.name}", markup=False)

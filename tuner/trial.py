@@ -7,6 +7,7 @@ Records are frozen; nothing here does work.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -42,7 +43,7 @@ __all__ = [
     "to_json",
 ]
 
-SAME_SPEED = 0.05  # relative difference of speed-ups that nobody need be told of
+SAME_SPEED = 0.05  # relative difference of speed-ups that nobody need know of
 Value = bool | int | float | str
 Params = dict[str, Value]
 Language = Literal["cuda", "cpp", "triton", "hip"]
@@ -258,9 +259,9 @@ class Outcome:
 class Trial:
     """One line of `trials.jsonl`.
 
-    Trials are numbered in the order in which the search was told of them. With several devices
-    that need not be the order of asking: `asked` is then the number of the question, where it is
-    another one.
+    Trials are numbered in the order in which they were reported to the search. With several
+    devices that need not be the order of asking: `asked` is then the number of the question,
+    where it is another one.
     """
 
     number: int
@@ -285,11 +286,11 @@ class Finalist:
     `latency_us` and `baseline_us` are medians over all rounds of all processes. Every sample is
     kept, as [process][round][sample] in us, its own and the baseline's of the same rounds;
     `num_throttled` more were dropped in that race, since the device was throttled. All of this is
-    told of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
+    reported of the reference's weights as it is constructed and of its inputs; `elsewhere` is the
     speed-up on the values that `elsewhere_on` names, and `step` that of a step of training
     (forward, and gradients of inputs and weights), where they were asked for, or `step_failure`
     is why it was not timed. `key` is equal for equal code on equal terms, `race_key` for all that
-    were in one race, and `seed` is that of the probes: a later sitting need not check or race
+    were in one race, and `seed` is that of the probes: a later session need not check or race
     again.
     `falls_back` says that a timed call ran the reference's own operations, `by_batch` how fast the
     kernels are at other numbers of rows, and at which of them the file takes them.
@@ -376,13 +377,7 @@ class Result:
 
 R = TypeVar("R")
 
-_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # building one takes milliseconds
-
-
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
+_adapter: Any = functools.cache(TypeAdapter)  # to build one takes milliseconds
 
 
 def to_json(record: Any) -> str:

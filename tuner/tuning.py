@@ -79,7 +79,7 @@ def tune(
     Args:
         config: as `load_config` gives it.
         runs_dir: where the run directory is made.
-        observer: is told what happens.
+        observer: what happens is reported to it.
         should_stop: asked between trials; True ends the search, and the rest follows.
         command: how to repeat it, for the record.
         overrides: what `config` changes in its file, so that `resume` changes it too.
@@ -201,8 +201,8 @@ def resume(
     Args:
         path: the run directory.
         overrides: new totals of `trials` or `timeout`, another `effort`, and the `time` of this
-            sitting; nothing else may change.
-        observer: is told what happens.
+            session; nothing else may change.
+        observer: what happens is reported to it.
         should_stop: as for `tune`.
         may_move: go on although the device or the toolchain is another one.
         verifies: as for `tune`.

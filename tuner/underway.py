@@ -34,7 +34,7 @@ class Underway:
 
     `done` of `total` are counted in `unit`; `total` is None where nobody knows, `done` are then
     seconds. `left_s` is what was left of the stage at `at`. `plan` says how the time is shared.
-    `finalists` are the trials whose files had their verdict in this sitting, and `wanted` is how
+    `finalists` are the trials whose files had their verdict in this session, and `wanted` is how
     many are to be accepted. `at_work` are devices and builders of a search, and `per_minute` is
     how many outcomes they had in the last minute.
     """

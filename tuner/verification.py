@@ -1,7 +1,7 @@
 """From ranked trials to a verified file: compile, check, race, and put the winner under its name.
 
 What is checked and raced is each finalist's exported file itself. Every verdict is on disk before
-the next question, in `checks.jsonl`: a later sitting repeats none of them.
+the next question, in `checks.jsonl`: a later session repeats none of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HEARTBEAT_S = 2.0  # between two signs of life while a compiler works
 
 @dataclass(slots=True)
 class Verification:
-    """The verification of one sitting.
+    """The verification of one session.
 
     `deadline_s` is when it should be over, by `time.monotonic`; None: it takes its time.
     `is_hurried` says whether the user wants no more than what was begun (Ctrl-C).
@@ -75,7 +75,7 @@ class Verification:
     batching: Batching = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read what earlier sittings measured."""
+        """Read what earlier sessions measured."""
         self.batching = Batching(self.run, self.writer, self.observer.on_stage)
 
     def result(self, trials: Sequence[Trial]) -> tuple[Result | None, list[Finalist]]:
@@ -229,11 +229,11 @@ class Verification:
         return check
 
     def _check(self, file: ExportFile) -> Finalist:
-        """Return the verdict on a file: that of an earlier sitting where there is one."""
+        """Return the verdict on a file: that of an earlier session where there is one."""
         known = self._known(file)
         if known:
             verdict = "accepted" if known[-1].check.is_accepted else "rejected"
-            self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier sitting")
+            self.observer.on_stage(f"{file.name}: {verdict} on every probe by an earlier session")
             if known[-1].check.is_accepted and known[-1].interval is None:
                 self.batching.kept(file).write()
             self.observer.on_finalist(known[-1])
@@ -300,7 +300,7 @@ class Verification:
         wanted = self.schedule.num_processes
         is_enough = any(len(entries[n].samples_us) >= wanted for n in chosen)
         if len(keys) == 1 and "" not in keys and is_enough:
-            self.observer.on_stage("raced by an earlier sitting")
+            self.observer.on_stage("raced by an earlier session")
             return
         files = self.files
         while chosen:

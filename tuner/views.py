@@ -205,13 +205,13 @@ class Screen(Plain):
             *self._left(),
             *(text for text in (self.remaining, self.stage, self.waiting) if text),
         ]
-        told = self._told()
-        num_shown = max(1, min(SHOWN_TRIALS, LINES - len(told) - len(below)))
+        said = self._said()
+        num_shown = max(1, min(SHOWN_TRIALS, LINES - len(said) - len(below)))
         rows = [_trial_line(trial) for trial in self.trials[-num_shown:]]
-        lines = [Text(line[:COLUMNS], no_wrap=True) for line in (*told, *rows, *below)]
+        lines = [Text(line[:COLUMNS], no_wrap=True) for line in (*said, *rows, *below)]
         self.live.update(Group(*lines))
 
-    def _told(self) -> list[str]:
+    def _said(self) -> list[str]:
         """Return what the summary says of the trials until now, but for its warnings."""
         from tuner.review.summary import format_summary, summary_of
 

@@ -193,8 +193,8 @@ class _Text:
         yield "}"
         yield ""
         yield f'extern "C" const char* {self.function}({parameters}, void* stream) {{'
-        told = ", ".join([*passed, "rows"])
-        yield f"  return cluster_rows::start({self.function}_kernel, rows, stream, {told});"
+        taken = ", ".join([*passed, "rows"])
+        yield f"  return cluster_rows::start({self.function}_kernel, rows, stream, {taken});"
         yield "}"
 
     def _row(self) -> Iterator[str]:

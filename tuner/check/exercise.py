@@ -227,11 +227,11 @@ def asked_through(model: torch.nn.Module, script: Script, call: int) -> Callable
 
 def _with_attributes(model: Any, names: Sequence[str], *arguments: Any) -> tuple[Any, ...]:
     outputs = outputs_of(model(*arguments))
-    told = []
+    said = []
     for name in names:
         place, _, attribute = name.rpartition(".")
-        told.append(getattr(model.get_submodule(place), attribute).detach().clone())
-    return (*outputs, *told)
+        said.append(getattr(model.get_submodule(place), attribute).detach().clone())
+    return (*outputs, *said)
 
 
 @contextlib.contextmanager

@@ -225,8 +225,8 @@ class _Child:
         with spoilt_by_cuda_errors(device):
             found = times.measured(ways, most_s)
         measured = [json.loads(to_json(at)) for at in found]
-        told = {"failures": times.failures, "tuned_rows": problem.num_rows()}
-        return {"measured": measured, **told}, ()
+        reported = {"failures": times.failures, "tuned_rows": problem.num_rows()}
+        return {"measured": measured, **reported}, ()
 
     def prepare(
         self,

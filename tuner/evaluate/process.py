@@ -61,7 +61,7 @@ class Child:
         self.was_killed = False  # we killed it; its death is no crash
         self.kill_reason = "killed on request"  # why, if we did
         self._tail = bytearray()
-        self._is_buried = False  # the pid and the descriptor may be somebody else's by now
+        self._is_reaped = False  # the pid and the descriptor may be somebody else's by now
         self._reap_lock = threading.Lock()
         sock, theirs = socket.socketpair()
         self._output, output = os.pipe()
@@ -132,7 +132,7 @@ class Child:
         """Whether it is dead; only the thread that may reap it may also wait."""
         if wait_s == 0:
             with self._reap_lock:
-                return self._is_buried or self._process.has_exited()
+                return self._is_reaped or self._process.has_exited()
         return self._process.has_exited(wait_s)
 
     @property
@@ -151,14 +151,14 @@ class Child:
     def kill(self) -> None:
         """Kill it and all that it started, from any thread; `reap` must follow."""
         with self._reap_lock:
-            if not self._is_buried:
+            if not self._is_reaped:
                 self.was_killed = True
                 kill_tree(self.pid, self.marker)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to it and to all that it started in its process group."""
         with self._reap_lock, contextlib.suppress(ProcessLookupError, PermissionError):
-            if not self._is_buried:
+            if not self._is_reaped:
                 os.killpg(self.pid, number)
 
     def reap(self) -> int:
@@ -168,7 +168,7 @@ class Child:
             raise WorkerError(f"process {self.pid} cannot be killed; is the driver stuck?")
         self._thread.join()
         with self._reap_lock:
-            self._is_buried = True
+            self._is_reaped = True
             code = self._process.reap()
             self.channel.sock.close()
         return code

@@ -162,11 +162,11 @@ class Racer:
         turns = self._rounds(racers, seconds, on_round=on_turn)
         for lane, rounds in zip((0, *lanes), turns, strict=True):
             race.bursts[lane].append(rounds)
-        told = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
+        reported = [statistics.median(race[lane][-1]) for lane in (0, *lanes)]
         for place, contender in enumerate(active, 1):
-            refusal = too_fast(told[place], self._spec.impossible_us)
+            refusal = too_fast(reported[place], self._spec.impossible_us)
             if not refusal and asked_now[place - 1] and not contender.is_ours:
-                refusal = self._cross_check(racers, told, place, "file" not in contender.load)
+                refusal = self._cross_check(racers, reported, place, "file" not in contender.load)
             if refusal:
                 raise WorkerError(f"{contender.name}: {refusal}")
         self._judge_kept(racers, active)
@@ -293,7 +293,7 @@ class Racer:
                 raise WorkerError(f"{contender.name}: {refusal}")
 
     def _cross_check(
-        self, racers: Sequence[Worker], told: Sequence[float], lane: int, is_bound_here: bool
+        self, racers: Sequence[Worker], reported: Sequence[float], lane: int, is_bound_here: bool
     ) -> str:
         """Return why the times that a contender reported cannot be true, or its output is wrong.
 
@@ -302,7 +302,7 @@ class Racer:
 
         Args:
             racers: all processes of this set, the baseline's first.
-            told: the median in us that each of them reported in the race.
+            reported: the median in us that each of them reported in the race.
             lane: which of them is the contender's.
             is_bound_here: whether its launches are our own binding's, in Python.
         """
@@ -310,11 +310,11 @@ class Racer:
         allowed_us, refusal = host_us if self._is_gpu else CLOCK_US, ""
         for attempt in range(CROSS_CHECKS):
             time.sleep(attempt * CROSS_CHECK_S)  # what else runs is over at some time
-            slowdown = self._wall_us(racers[0], told[0]) / told[0]
+            slowdown = self._wall_us(racers[0], reported[0]) / reported[0]
             before = statistics.median(self._burst(racers[lane], MIN_BURST))
-            wall_us = self._wall_us(racers[lane], told[lane])
+            wall_us = self._wall_us(racers[lane], reported[lane])
             after = statistics.median(self._burst(racers[lane], MIN_BURST))
-            slowest = max(told[lane], before, after)
+            slowest = max(reported[lane], before, after)
             refusal = contradicted(slowest, wall_us, slowdown=slowdown, allowed_us=allowed_us)
             if not refusal:
                 break

@@ -32,7 +32,7 @@ __all__ = ["dask_fleet", "serve_agent", "serve_scheduler"]
 
 BUILDERS = "tuner-builders"  # a resource of Dask's workers: those that lend builders have it
 LOOK_EVERY_S = 0.2  # whether a fleet was closed, while a file is fetched
-LEAVE_S = 2.0  # for agents that are told that the work is over
+LEAVE_S = 2.0  # for agents to hear that the work is over
 LOCAL = "127.0.0.1:0"  # of the HTTP servers that Dask insists on; nothing is served there
 NUM_EVENTS_KEPT = 100  # of each topic on the scheduler: they were sent when they came
 

@@ -73,8 +73,8 @@ class Compiling:
             raise WorkerError(f"nothing can be built: {error}") from error
         is_final = load(self._builder.cache_dir / build.key) is not None
         artefact = Path(build.artefact).name if build.artefact is not None else None
-        told = replace(build, artefact=artefact, log=Path(build.log).name)
-        return {"build": json.loads(to_json(told)), "is_final": is_final, "files": digests}
+        reported = replace(build, artefact=artefact, log=Path(build.log).name)
+        return {"build": json.loads(to_json(reported)), "is_final": is_final, "files": digests}
 
     def close(self) -> None:
         """End the compilers."""

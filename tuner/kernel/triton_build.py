@@ -291,9 +291,9 @@ def _last_line(error: BaseException) -> str:
     """Return the line that says most: ptxas's own error, else the last."""
     # Triton points at a place with a last line of nothing but a caret.
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" \t^~")]
-    told = [line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\b", line)]
-    told = told or [line for line in lines[:1] if line.startswith("`ptxas`")]
-    return f"{type(error).__name__}: {(told or lines[-1:])[0]}" if lines else type(error).__name__
+    said = [line for line in lines if re.match(r"ptxas\b.*\b(error|fatal)\b", line)]
+    said = said or [line for line in lines[:1] if line.startswith("`ptxas`")]
+    return f"{type(error).__name__}: {(said or lines[-1:])[0]}" if lines else type(error).__name__
 
 
 def _digest(parts: list[str]) -> str:

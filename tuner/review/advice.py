@@ -40,8 +40,8 @@ def advice_of(run_data: RunData, interval: Interval | None, noise: float | None)
     if (limit := run_data.max_noise) < (noise or 0.0):
         whose = "the winner's" if run_data.result is not None else "the best trial's"
         found.append(_noise_advice(whose, noise or 0.0, limit))
-    sitting = run_data.sitting(run_data.best.number if run_data.best else len(run_data.trials))
-    if limit < (baseline_noise := run_data.baseline.noise or sitting.noise or 0.0):
+    session = run_data.session(run_data.best.number if run_data.best else len(run_data.trials))
+    if limit < (baseline_noise := run_data.baseline.noise or session.noise or 0.0):
         found.append(_noise_advice("the baseline's", baseline_noise, limit))
     return [*found, *_advice_on_machine(run_data), *_notes(run_data)]
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import yaml
 
 from tuner.capture.outline import MODULE_FILE
-from tuner.environment import Environment, SittingRecord
+from tuner.environment import Environment, SessionRecord
 from tuner.errors import StorageError
 from tuner.intervals import relative_noise
 from tuner.machine.ceilings import roofline_tflops
@@ -177,7 +177,7 @@ class RunData:
 
     @property
     def baseline(self) -> Baseline:
-        """The baseline as it was timed beside what is reported: in its race, else its sitting."""
+        """The baseline as it was timed beside what is reported: in its race, else its session."""
         finalist, best = self.finalist, self.best
         if finalist is not None and finalist.baseline_us:
             rounds = [
@@ -187,18 +187,18 @@ class RunData:
                 if burst
             ]
             return Baseline(finalist.baseline_us, relative_noise(rounds) if rounds else None)
-        own = self.sitting(best.number if best else len(self.trials))
+        own = self.session(best.number if best else len(self.trials))
         measurement = best.outcome.measurement if best else None
         if measurement is not None and measurement.anchor_us:  # timed again shortly before
             return Baseline(measurement.anchor_us * (measurement.to_lead or 1.0), own.noise)
         return own
 
-    def sitting(self, number: int) -> Baseline:
-        """Return the baseline as it was timed when the sitting of a trial began."""
-        found: Environment | SittingRecord = self.environment
-        for sitting in self.environment.sittings:
-            if sitting.from_trial <= number:
-                found = sitting
+    def session(self, number: int) -> Baseline:
+        """Return the baseline as it was timed when the session of a trial began."""
+        found: Environment | SessionRecord = self.environment
+        for session in self.environment.sessions:
+            if session.from_trial <= number:
+                found = session
         return Baseline(found.baseline_us, found.baseline_noise)
 
     @property

@@ -36,7 +36,7 @@ class FeasibleSampler(BaseSampler):  # type: ignore[misc]  # optuna is not follo
     Trials of every state count as tried, running ones too.
 
     Raises (when asked for a trial):
-        SpaceExhausted: nothing is left; the trial that was asked for is told as failed.
+        SpaceExhausted: nothing is left; the trial that was asked for is reported as failed.
     """
 
     def __init__(self, space: SearchSpace, proposer: Proposer) -> None:
